@@ -1,0 +1,1 @@
+"""The self-describing model file, and other families' formats."""

@@ -1,0 +1,1 @@
+"""From labelled pictures to batches: sources, one evaluation pipeline, augmentation, loading."""

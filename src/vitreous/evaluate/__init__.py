@@ -1,0 +1,1 @@
+"""Pure functions on logits, labels and features."""

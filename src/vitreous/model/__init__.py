@@ -1,0 +1,1 @@
+"""The model alone: torch and nothing of training, files or the web."""

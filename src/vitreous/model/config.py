@@ -1,0 +1,178 @@
+"""The configuration of a Vision Transformer: plain data, no torch, so that help texts and recipes load in an instant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from vitreous.errors import ConfigError
+
+__all__ = ["Size2d", "ViTConfig", "pair"]
+
+Size2d = int | tuple[int, int]
+
+
+def pair(size: Size2d) -> tuple[int, int]:
+    """Return ``(height, width)``; one number means a square."""
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """Everything that shapes a :class:`~vitreous.model.vit.VisionTransformer`.
+
+    The defaults are ViT-B/16 of arXiv 2010.11929 (Table 1). "Section" and "equation" mean that paper.
+
+    Args:
+        image_size: Height and width in pixels that the position embeddings are laid out for. Other sizes work at
+            forward time.
+        patch_size: Height and width of a patch in pixels (P in section 3.1).
+        in_channels: Channels of the image: 3 for colour, 1 for grey (C).
+        num_classes: Outputs of the head (K). 0 leaves the head away; ``vitreous train`` takes it from the data.
+        width: Hidden size of every token (D).
+        depth: Number of encoder blocks (L).
+        heads: Attention heads per block (k in appendix A). Must divide the width.
+        mlp_dim: Hidden size of the MLP in each block.
+        stem: How pixels become tokens. `patch`: strided convolution (equation 1). `linear`: flatten the patch, then
+            one matrix; the same map and the same weights. `conv`: 3x3 convolutions with GELU and batch norm, each
+            halving the picture, then a 1x1 (after arXiv 2106.14881, "Early convolutions help transformers see better").
+        patch_activation: Applied to the patch tokens before positions are added. The paper has none; the public
+            notebook tutorials use `relu`.
+        position: `learned`: one vector per token (equation 1). `learned-2d`: a row half and a column half, `relative`:
+            a bias in attention from the query and the raster offset (both appendix D.4). `sincos-2d`: fixed
+            (arXiv 2205.01580). `rope-2d`: rotary, half of each head's channels by row and half by column
+            (arXiv 2403.13298). `none`.
+        pool: What the head reads. `cls`: the class token (equation 4). `mean`: the mean of the patch tokens
+            (appendix D.3). `map`: one learned query attends to all tokens (arXiv 2106.04560). `seq`: a learned
+            weighted mean (arXiv 2104.05704).
+        class_token: Whether there is a [CLS] token; None means only where `pool` reads it.
+        registers: Extra learned tokens that nothing reads (arXiv 2309.16588).
+        head: `linear`, or `mlp`: the paper's head with one hidden layer (section 3.1, equation 4).
+        head_hidden: Hidden size of the `mlp` head; None means `width`.
+        head_activation: Activation of the `mlp` head; the paper's code uses tanh.
+        zero_head: Start the last layer of the head at zero (section 3.2).
+        final_norm: Where the last LayerNorm stands. `tokens`: before pooling (equation 4). `pooled`: after it
+            (timm's `fc_norm`). `none`.
+        activation: The MLP's. `gelu-tanh` is the approximation that JAX calls gelu.
+        qkv_bias: Biases on the query, key and value projections.
+        qk_norm: LayerNorm on queries and keys of each head (arXiv 2302.05442).
+        layer_scale: Initial value of a learned factor per channel on each residual branch (arXiv 2103.17239); None
+            leaves it away.
+        dropout: After every dense layer except qkv, and after positions are added (appendix B.1). In [0, 1).
+        attention_dropout: On attention weights. In [0, 1).
+        drop_path: Stochastic depth: chance to drop a residual branch, growing linearly to this value at the last
+            block (arXiv 1603.09382). In [0, 1).
+        patch_dropout: Share of patch tokens left out of each training image (arXiv 2208.07220). In [0, 1).
+        norm_eps: Epsilon of every LayerNorm.
+        init: `jax`: as the paper's code. `timm`: truncated normal 0.02. `torchvision`: as its vision_transformer.
+            `torch`: PyTorch's layer defaults with tokens and positions from N(0, 1), as the tutorials do.
+        resample: Whose function resizes position embeddings for another resolution.
+        checkpoint_blocks: Recompute each block's activations in the backward pass: less memory, about a third more
+            time.
+    """
+
+    image_size: Size2d = 224
+    patch_size: Size2d = 16
+    in_channels: int = 3
+    num_classes: int = 1000
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    mlp_dim: int = 3072
+    stem: Literal["patch", "linear", "conv"] = "patch"
+    patch_activation: Literal["none", "relu"] = "none"
+    position: Literal["learned", "learned-2d", "relative", "sincos-2d", "rope-2d", "none"] = "learned"
+    pool: Literal["cls", "mean", "map", "seq"] = "cls"
+    class_token: bool | None = None
+    registers: int = 0
+    head: Literal["linear", "mlp"] = "linear"
+    head_hidden: int | None = None
+    head_activation: Literal["tanh", "relu", "gelu"] = "tanh"
+    zero_head: bool = False
+    final_norm: Literal["tokens", "pooled", "none"] = "tokens"
+    activation: Literal["gelu", "gelu-tanh", "relu"] = "gelu"
+    qkv_bias: bool = True
+    qk_norm: bool = False
+    layer_scale: float | None = None
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    drop_path: float = 0.0
+    patch_dropout: float = 0.0
+    norm_eps: float = 1e-6
+    init: Literal["jax", "timm", "torchvision", "torch"] = "jax"
+    resample: Literal["google", "timm", "huggingface", "torchvision", "dinov2"] = "timm"
+    checkpoint_blocks: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every relation between fields; all problems come in one error."""
+        for name in ("image_size", "patch_size"):
+            value = getattr(self, name)
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+        problems = list(_problems(self))
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+    @property
+    def has_class_token(self) -> bool:
+        """Whether a [CLS] token leads the sequence."""
+        return self.pool == "cls" if self.class_token is None else self.class_token
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens before the patches: [CLS] and registers."""
+        return int(self.has_class_token) + self.registers
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches down and across at ``image_size``."""
+        (height, width), (ph, pw) = pair(self.image_size), pair(self.patch_size)
+        return height // ph, width // pw
+
+    @property
+    def tokens(self) -> int:
+        """Length of the sequence at ``image_size`` (N + 1 in equation 1 with a [CLS] token)."""
+        rows, columns = self.grid
+        return rows * columns + self.prefix_tokens
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one attention head (D_h)."""
+        return self.width // self.heads
+
+
+def _problems(c: ViTConfig) -> Iterator[str]:
+    """Yield one sentence per contradiction in a configuration."""
+    for name in ("width", "depth", "heads", "mlp_dim", "in_channels"):
+        if getattr(c, name) < 1:
+            yield f"{name} is {getattr(c, name)}, it must be at least 1"
+            return
+    (height, width), (ph, pw) = pair(c.image_size), pair(c.patch_size)
+    if min(height, width, ph, pw) < 1:
+        yield f"image_size {c.image_size} and patch_size {c.patch_size} must be at least 1 pixel"
+        return
+    for side, length, patch in (("height", height, ph), ("width", width, pw)):
+        if length % patch:
+            near = sorted({max(patch, length // patch * patch), -(-length // patch) * patch})
+            divisors = [p for p in range(2, length + 1) if length % p == 0]
+            closest = sorted(divisors, key=lambda p: (abs(p - patch), p))[:2]
+            yield (
+                f"image {side} {length} is not a multiple of patch {side} {patch}: use an image size of "
+                f"{' or '.join(map(str, near))}, or a patch size of {' or '.join(map(str, sorted(closest)))}"
+            )
+    if c.width % c.heads:
+        yield f"width {c.width} is not a multiple of heads {c.heads}"
+    elif c.position == "rope-2d" and c.head_dim % 4:
+        yield f"position rope-2d needs width / heads to be a multiple of 4, it is {c.head_dim}"
+    if c.position in ("sincos-2d", "learned-2d") and c.width % 4:
+        yield f"position {c.position} needs a width that is a multiple of 4, it is {c.width}"
+    if c.pool == "cls" and c.class_token is False:
+        yield "pool cls reads the class token, but class_token is off: use pool mean, map or seq"
+    if c.stem == "conv" and (ph != pw or ph & (ph - 1) or ph < 2):
+        yield f"stem conv halves the picture until one patch is one pixel: patch_size must be 2, 4, 8, 16 or 32, it is {c.patch_size}"
+    for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
+        if not 0 <= getattr(c, name) < 1:
+            yield f"{name} is {getattr(c, name)}, it must be in [0, 1)"
+    if c.registers < 0 or c.num_classes < 0:
+        yield f"registers ({c.registers}) and num_classes ({c.num_classes}) cannot be negative"

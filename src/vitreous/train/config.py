@@ -1,0 +1,153 @@
+"""The configuration of a whole run: what `vitreous train` resolves, saves as recipe.yaml and can run again."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
+from vitreous.errors import ConfigError
+from vitreous.model.config import ViTConfig
+
+__all__ = ["OptimConfig", "RunConfig", "parse_duration"]
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of a duration such as ``90s``, ``25m``, ``1h30m`` or ``2.5h``; a bare number is minutes.
+
+    Raises:
+        ConfigError: If the text is no duration or not above zero.
+    """
+    parts = re.fullmatch(r"(?:(\d+\.?\d*)h)?(?:(\d+\.?\d*)m)?(?:(\d+\.?\d*)s)?", text.strip().lower())
+    if re.fullmatch(r"\d+\.?\d*", text.strip()):
+        seconds = float(text) * 60
+    elif parts and any(parts.groups()):
+        hours, minutes, secs = (float(p or 0) for p in parts.groups())
+        seconds = hours * 3600 + minutes * 60 + secs
+    else:
+        raise ConfigError(f"'{text}' is no duration: write it like 90s, 25m, 1h30m")
+    if seconds <= 0:
+        raise ConfigError(f"duration '{text}' must be above zero")
+    return seconds
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """The optimiser and the learning rate's course (:mod:`vitreous.train.optim`).
+
+    Args:
+        name: `adamw`, `adam`, `sgd` (momentum, the paper's fine-tuning), or `muon`: Muon on the blocks' matrices and
+            AdamW on the rest (Keller Jordan, 2024; torch.optim.Muon).
+        lr: Peak learning rate; with muon, of the AdamW part.
+        muon_lr: Peak learning rate of the Muon part.
+        weight_decay: Decoupled, on matrices only: never on biases, norms, embeddings or tokens.
+        betas: AdamW's averaging factors.
+        momentum: Of sgd and muon.
+        schedule: Course after the warm-up. `cosine` and `linear` end at `final_lr`; `one-cycle` is PyTorch's
+            OneCycleLR with cosine (rise over `warmup`, then down to nothing); `constant`.
+        warmup: Linear warm-up, as a share of the run in [0, 1).
+        final_lr: Last learning rate as a share of the peak.
+        clip: Largest gradient norm; None is off.
+    """
+
+    name: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
+    lr: float = 1e-3
+    muon_lr: float = 0.02
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: float = 0.95
+    schedule: Literal["cosine", "linear", "one-cycle", "constant"] = "cosine"
+    warmup: float = 0.1
+    final_lr: float = 0.0
+    clip: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        """Check ranges, all problems in one error."""
+        object.__setattr__(self, "betas", tuple(self.betas))
+        problems = [
+            f"{n} is {getattr(self, n)}, it must be above 0"
+            for n in ("lr", "muon_lr")
+            if getattr(self, n) <= 0
+        ]
+        if not 0 <= self.warmup < 1:
+            problems.append(f"warmup is {self.warmup}, it is a share of the run and must be in [0, 1)")
+        if self.weight_decay < 0:
+            problems.append(f"weight_decay is {self.weight_decay}, it cannot be negative")
+        if self.clip is not None and self.clip <= 0:
+            problems.append(f"clip is {self.clip}, it must be above 0, or null for none")
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training run, from data to model file.
+
+    Args:
+        recipe: Name of the recipe this came from.
+        data: Where images come from and how they are split.
+        model: The Vision Transformer.
+        preprocess: The evaluation pipeline.
+        augment: How training batches vary.
+        optim: Optimiser and schedule.
+        batch_size: Images per optimiser step.
+        accumulate: Split each step into this many parts, to save memory; the step itself stays the same.
+        epochs: Passes over the training images.
+        steps: Optimiser steps in all, instead of epochs (the paper's fine-tuning counts steps).
+        budget: Wall-clock time for the whole command, such as `25m`, instead of epochs; the schedule ends on time.
+        label_smoothing: Share of the target spread over all classes, in [0, 1).
+        ema: Decay per step of an average of the weights, which is then what is evaluated and saved; None is off.
+        patience: Stop after this many epochs without a better validation score; None is off.
+        select: Validation metric that picks the saved weights: `top1`, `macro_f1`, `log_loss`, or `last`.
+        precision: `bf16` where the machine computes it, `float32` else; `auto` chooses and says so.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        compile: Compile the model with torch.compile.
+        loggers: Besides metrics.csv, which is always written: any of `tensorboard`, `wandb`, `mlflow`.
+        seed: Of every random draw. Two CPU runs with the same seed end in the same bits.
+        out: The run's folder; None makes runs/NAME-1, -2 and so on.
+    """
+
+    recipe: str = "folder"
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ViTConfig = field(default_factory=ViTConfig)
+    preprocess: PreprocessConfig = field(default_factory=PreprocessConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    batch_size: int = 128
+    accumulate: int = 1
+    epochs: int = 40
+    steps: int | None = None
+    budget: str | None = None
+    label_smoothing: float = 0.0
+    ema: float | None = None
+    patience: int | None = None
+    select: Literal["top1", "macro_f1", "log_loss", "last"] = "top1"
+    precision: Literal["auto", "bf16", "float32"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    compile: bool = False
+    loggers: tuple[str, ...] = ()
+    seed: int = 0
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check ranges, all problems in one error."""
+        object.__setattr__(self, "loggers", tuple(self.loggers))
+        problems = [
+            f"{name} is {getattr(self, name)}, it must be at least 1"
+            for name in ("batch_size", "accumulate", "epochs", "steps", "patience")
+            if getattr(self, name) is not None and getattr(self, name) < 1
+        ]
+        if self.accumulate > 0 and self.batch_size % self.accumulate:
+            problems.append(f"batch_size {self.batch_size} is not a multiple of accumulate {self.accumulate}")
+        if not 0 <= self.label_smoothing < 1:
+            problems.append(f"label_smoothing is {self.label_smoothing}, it must be in [0, 1)")
+        if self.ema is not None and not 0 < self.ema < 1:
+            problems.append(f"ema is {self.ema}, it must be between 0 and 1, or null for none")
+        unknown = sorted(set(self.loggers) - {"tensorboard", "wandb", "mlflow"})
+        if unknown:
+            problems.append(f"unknown loggers {', '.join(unknown)}: tensorboard, wandb and mlflow are known")
+        if self.budget is not None:
+            parse_duration(self.budget)
+        if problems:
+            raise ConfigError("; ".join(problems))
