@@ -1,4 +1,4 @@
-"""The exception tree. Every error a user can meet is one of these; the command line turns it into one line and an exit code.
+"""The exception tree. Every error a user can meet is one of these; the command line makes it one line and an exit code.
 
 VitreousError (exit 1)
 ├── UsageError (exit 2)         the command, an option or a value is wrong: change what you typed

@@ -1,4 +1,4 @@
-"""The configuration of a Vision Transformer: plain data, no torch, so that help texts and recipes load in an instant."""
+"""The configuration of a Vision Transformer: plain data, no torch, so that help texts and recipes load at once."""
 
 from __future__ import annotations
 
@@ -144,23 +144,15 @@ class ViTConfig:
 
 def _problems(c: ViTConfig) -> Iterator[str]:
     """Yield one sentence per contradiction in a configuration."""
-    for name in ("width", "depth", "heads", "mlp_dim", "in_channels"):
-        if getattr(c, name) < 1:
-            yield f"{name} is {getattr(c, name)}, it must be at least 1"
-            return
     (height, width), (ph, pw) = pair(c.image_size), pair(c.patch_size)
-    if min(height, width, ph, pw) < 1:
-        yield f"image_size {c.image_size} and patch_size {c.patch_size} must be at least 1 pixel"
+    counts = {name: getattr(c, name) for name in ("width", "depth", "heads", "mlp_dim", "in_channels")}
+    counts |= {"image_size": min(height, width), "patch_size": min(ph, pw)}
+    below = [f"{name} is {value}, it must be at least 1" for name, value in counts.items() if value < 1]
+    if below:
+        yield from below
         return
-    for side, length, patch in (("height", height, ph), ("width", width, pw)):
-        if length % patch:
-            near = sorted({max(patch, length // patch * patch), -(-length // patch) * patch})
-            divisors = [p for p in range(2, length + 1) if length % p == 0]
-            closest = sorted(divisors, key=lambda p: (abs(p - patch), p))[:2]
-            yield (
-                f"image {side} {length} is not a multiple of patch {side} {patch}: use an image size of "
-                f"{' or '.join(map(str, near))}, or a patch size of {' or '.join(map(str, sorted(closest)))}"
-            )
+    yield from _misfits(height, ph, "height")
+    yield from _misfits(width, pw, "width")
     if c.width % c.heads:
         yield f"width {c.width} is not a multiple of heads {c.heads}"
     elif c.position == "rope-2d" and c.head_dim % 4:
@@ -170,9 +162,21 @@ def _problems(c: ViTConfig) -> Iterator[str]:
     if c.pool == "cls" and c.class_token is False:
         yield "pool cls reads the class token, but class_token is off: use pool mean, map or seq"
     if c.stem == "conv" and (ph != pw or ph & (ph - 1) or ph < 2):
-        yield f"stem conv halves the picture until one patch is one pixel: patch_size must be 2, 4, 8, 16 or 32, it is {c.patch_size}"
+        yield f"stem conv halves the picture per layer: patch_size must be 2, 4, 8, 16 or 32, it is {c.patch_size}"
     for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
         if not 0 <= getattr(c, name) < 1:
             yield f"{name} is {getattr(c, name)}, it must be in [0, 1)"
     if c.registers < 0 or c.num_classes < 0:
         yield f"registers ({c.registers}) and num_classes ({c.num_classes}) cannot be negative"
+
+
+def _misfits(length: int, patch: int, side: str) -> Iterator[str]:
+    """Yield the sentence for an image side that patches do not tile, with the nearest sizes that they do."""
+    if length % patch == 0:
+        return
+    sizes = sorted({max(patch, length // patch * patch), -(-length // patch) * patch})
+    divisors = sorted((p for p in range(2, length + 1) if length % p == 0), key=lambda p: (abs(p - patch), p))[:2]
+    yield (
+        f"image {side} {length} is not a multiple of patch {side} {patch}: use an image size of "
+        f"{' or '.join(map(str, sizes))}, or a patch size of {' or '.join(map(str, sorted(divisors)))}"
+    )

@@ -66,9 +66,7 @@ class OptimConfig:
         """Check ranges, all problems in one error."""
         object.__setattr__(self, "betas", tuple(self.betas))
         problems = [
-            f"{n} is {getattr(self, n)}, it must be above 0"
-            for n in ("lr", "muon_lr")
-            if getattr(self, n) <= 0
+            f"{n} is {getattr(self, n)}, it must be above 0" for n in ("lr", "muon_lr") if getattr(self, n) <= 0
         ]
         if not 0 <= self.warmup < 1:
             problems.append(f"warmup is {self.warmup}, it is a share of the run and must be in [0, 1)")
