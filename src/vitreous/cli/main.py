@@ -1,0 +1,156 @@
+"""The `vitreous` command: finds the verb, and turns every error into one line and an exit code.
+
+Static on purpose: help and version import nothing, and a verb's module is imported when it is called. Only this
+module catches errors; the verbs raise them.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TextIO
+
+from vitreous import __version__
+from vitreous.errors import UsageError, VitreousError, did_you_mean
+
+__all__ = ["HELP", "VERBS", "main"]
+
+VERBS = {
+    "train": "vitreous.cli.train",
+    "evaluate": "vitreous.cli.evaluate",
+    "predict": "vitreous.cli.predict",
+    "embed": "vitreous.cli.embed",
+    "models": "vitreous.cli.models",
+}
+"""Each verb and the module whose ``run(argv) -> exit code`` it calls."""
+
+HELP = """\
+vitreous: Vision Transformers you can see through.
+From labelled images to a trained, evaluated, usable classifier in one command.
+
+usage: vitreous VERB ... [--help] [--traceback]
+
+Make a model
+  train      a classifier, from a folder of images, a known set or a recipe
+
+Use a model
+  predict    what is on these images: labels and probabilities
+  evaluate   how good a model is on labelled images: scores, per class and overall
+  embed      images as feature vectors, for search, clustering or another classifier
+
+Look up
+  models     the sizes there are: parameters, FLOPs and memory of each
+
+Start here
+  vitreous train digits                                real handwritten digits, works offline, about a minute
+  vitreous train photos/                               your own: one folder per class, named as the class
+  vitreous predict runs/photos-1/model.safetensors some-picture.jpg
+  vitreous evaluate runs/photos-1/model.safetensors more-photos/
+
+  -h, --help     this text; `vitreous VERB --help` lists what a verb takes, with examples
+  --version      the version
+  --traceback    where an error came from, in full: for reporting a bug
+"""
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+_PIPE_CLOSED = 141  # 128 + SIGPIPE: the reader of our output, such as `head`, went away
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: The words after `vitreous`; None takes them from the process.
+
+    Returns:
+        The exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 output closed by its reader.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    end = words.index("--") if "--" in words else len(words)
+    show_traceback = "--traceback" in words[:end]
+    words = [word for word in words[:end] if word != "--traceback"] + words[end:]
+    for stream in (sys.stdout, sys.stderr):
+        _accept_any_name(stream)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()  # here, so that a full disk or a closed pipe is met where it is handled
+    except BrokenPipeError:
+        _discard_output()
+        return _PIPE_CLOSED
+    except KeyboardInterrupt:
+        print("vitreous: interrupted", file=sys.stderr)  # noqa: T201
+        return _INTERRUPTED
+    except Exception as error:
+        if show_traceback:
+            traceback.print_exc()
+        print(f"vitreous: {_one_line(error, show_traceback)}", file=sys.stderr)  # noqa: T201
+        if isinstance(error, OSError):
+            _discard_output()
+        return error.exit_code if isinstance(error, VitreousError) else 1
+    return code
+
+
+def _dispatch(words: list[str]) -> int:
+    """Call the verb's module, or print help or version."""
+    if words[:1] == ["help"] and len(words) > 1:
+        words = [words[1], "--help"]
+    verb, rest = (words[0], words[1:]) if words else ("--help", [])
+    if verb in ("-h", "--help", "help"):
+        sys.stdout.write(HELP)
+        return 0
+    if verb in ("-V", "--version", "version"):
+        sys.stdout.write(f"vitreous {__version__}\n")
+        return 0
+    if verb.startswith("-"):
+        raise UsageError(
+            f"unknown option '{verb}' before the verb. Write: vitreous VERB ..., verbs: {', '.join(VERBS)}"
+        )
+    if verb not in VERBS:
+        hint = did_you_mean(verb, VERBS) or f" The verbs are {', '.join(VERBS)}; `vitreous --help` explains them."
+        raise UsageError(f"unknown verb '{verb}'.{hint}")
+    code = importlib.import_module(VERBS[verb]).run(rest)
+    return int(code)
+
+
+def _one_line(error: Exception, traceback_shown: bool) -> str:
+    """Say in one line what went wrong, for an error of any kind."""
+    if isinstance(error, VitreousError):
+        text = str(error)
+    elif isinstance(error, OSError) and error.errno is not None:
+        where = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else ""
+        text = f"{error.strerror or error}{where}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text += ". Free some space, or write to another disk"
+        elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            text += ". Choose a place that you may write to, or change the permissions"
+    elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, without torch
+        text = "out of memory. Use a smaller batch size, image size or model"
+    else:
+        text = f"this is a bug in vitreous {__version__}: {type(error).__name__}: {error}"
+        if not traceback_shown:
+            text += ". Run the same command with --traceback, and report what it prints"
+    return " ".join(line.strip() for line in text.splitlines())
+
+
+def _accept_any_name(stream: TextIO) -> None:
+    """Let file names that are not valid text pass through unchanged instead of ending the command."""
+    reconfigure = getattr(stream, "reconfigure", None)  # absent where a test or a notebook replaced the stream
+    if reconfigure is not None:
+        utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
+        reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
+
+
+def _discard_output() -> None:
+    """Send what is still buffered nowhere, so that the interpreter's exit does not complain about it again."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # stdout is not a file here: nothing is buffered for one
+        return
+
+
+if __name__ == "__main__":
+    sys.exit(main())
