@@ -43,6 +43,8 @@ class ViTConfig:
             a bias in attention from the query and the raster offset (both appendix D.4). `sincos-2d`: fixed
             (arXiv 2205.01580). `rope-2d`: rotary, half of each head's channels by row and half by column
             (arXiv 2403.13298). `none`.
+        position_prefix: Which leading tokens have a learned 1-D position of their own: `cls`: the class token
+            (equation 1), `all`: registers too (timm), `none` (timm's no_embed_class).
         pool: What the head reads. `cls`: the class token (equation 4). `mean`: the mean of the patch tokens
             (appendix D.3). `map`: one learned query attends to all tokens (arXiv 2106.04560). `seq`: a learned
             weighted mean (arXiv 2104.05704).
@@ -51,7 +53,8 @@ class ViTConfig:
         head: `linear`, or `mlp`: the paper's head with one hidden layer (section 3.1, equation 4).
         head_hidden: Hidden size of the `mlp` head; None means `width`.
         head_activation: Activation of the `mlp` head; the paper's code uses tanh.
-        zero_head: Start the last layer of the head at zero (section 3.2).
+        zero_head: Start the last layer of the head at zero (section 3.2). None: as `init` does (jax and torchvision
+            start it at zero, timm and torch do not).
         final_norm: Where the last LayerNorm stands. `tokens`: before pooling (equation 4). `pooled`: after it
             (timm's `fc_norm`). `none`.
         activation: The MLP's. `gelu-tanh` is the approximation that JAX calls gelu.
@@ -83,13 +86,14 @@ class ViTConfig:
     stem: Literal["patch", "linear", "conv"] = "patch"
     patch_activation: Literal["none", "relu"] = "none"
     position: Literal["learned", "learned-2d", "relative", "sincos-2d", "rope-2d", "none"] = "learned"
+    position_prefix: Literal["cls", "all", "none"] = "cls"
     pool: Literal["cls", "mean", "map", "seq"] = "cls"
     class_token: bool | None = None
     registers: int = 0
     head: Literal["linear", "mlp"] = "linear"
     head_hidden: int | None = None
     head_activation: Literal["tanh", "relu", "gelu"] = "tanh"
-    zero_head: bool = False
+    zero_head: bool | None = None
     final_norm: Literal["tokens", "pooled", "none"] = "tokens"
     activation: Literal["gelu", "gelu-tanh", "relu"] = "gelu"
     qkv_bias: bool = True

@@ -1,0 +1,51 @@
+"""What the head reads: one vector from all tokens. The class token and the mean need no code beyond vit.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.model.attention import attend
+from vitreous.model.config import ViTConfig
+from vitreous.model.mlp import Mlp
+
+__all__ = ["AttentionPool", "SequencePool"]
+
+
+class AttentionPool(nn.Module):
+    """Multi-head attention pooling (MAP, arXiv 2106.04560): a learned query attends to all tokens, then an MLP.
+
+    Parameter names are those of timm's AttentionPoolLatent.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.heads, self.head_dim = config.heads, config.head_dim
+        self.latent = nn.Parameter(torch.zeros(1, 1, width))
+        self.q = nn.Linear(width, width)
+        self.kv = nn.Linear(width, 2 * width)
+        self.proj = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width, eps=config.norm_eps)
+        self.mlp = Mlp(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return B x D for tokens B x N x D."""
+        B, N, _ = x.shape
+        q = self.q(self.latent.expand(B, -1, -1)).view(B, 1, self.heads, self.head_dim).transpose(1, 2)  # B H 1 d
+        k, v = self.kv(x).view(B, N, 2, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)  # B H N d
+        x = self.proj(attend(q, k, v).transpose(1, 2).flatten(2))  # B 1 D
+        return (x + self.mlp(self.norm(x)))[:, 0]  # B D
+
+
+class SequencePool(nn.Module):
+    """A learned weighted mean of all tokens (SeqPool, arXiv 2104.05704, section 3.2)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.score = nn.Linear(config.width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return B x D for tokens B x N x D."""
+        weights = self.score(x).softmax(1)  # B N 1
+        return (weights.to(x.dtype).transpose(1, 2) @ x)[:, 0]  # B D

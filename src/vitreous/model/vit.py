@@ -1,0 +1,222 @@
+"""The Vision Transformer of arXiv 2010.11929, in the paper's order: equations 1 to 4.
+
+Shapes: B batch, C channels, H x W pixels, (h, w) patches down and across, N tokens, D width, K classes.
+Parameter names are timm's, so that the largest family of published weights fits unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitreous.model.attention import Attention, Raster
+from vitreous.model.config import ViTConfig
+from vitreous.model.embeddings import PatchEmbed, resample, rotary_table, sincos_table
+from vitreous.model.init import initialise
+from vitreous.model.mlp import ACTIVATIONS, Mlp
+from vitreous.model.pooling import AttentionPool, SequencePool
+
+__all__ = ["Block", "LayerScale", "PreLogits", "ViTConfig", "VisionTransformer"]
+
+
+class LayerScale(nn.Module):
+    """A learned factor per channel (arXiv 2103.17239)."""
+
+    def __init__(self, width: int, value: float) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((width,), value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale B x N x D."""
+        return x * self.gamma
+
+
+class Block(nn.Module):
+    """A pre-norm encoder block: z' = MSA(LN(z)) + z (equation 2), z = MLP(LN(z')) + z' (equation 3)."""
+
+    def __init__(self, config: ViTConfig, drop_path: float) -> None:
+        super().__init__()
+        width, scale = config.width, config.layer_scale
+        self.norm1 = nn.LayerNorm(width, eps=config.norm_eps)
+        self.attn = Attention(config)
+        self.ls1 = nn.Identity() if scale is None else LayerScale(width, scale)
+        self.norm2 = nn.LayerNorm(width, eps=config.norm_eps)
+        self.mlp = Mlp(config)
+        self.ls2 = nn.Identity() if scale is None else LayerScale(width, scale)
+        self.drop_path = drop_path
+
+    def forward(self, z: Tensor, rotary: Tensor | None = None, raster: Raster | None = None) -> Tensor:
+        """Map tokens B x N x D to B x N x D; see :class:`~vitreous.model.attention.Attention` for the rest."""
+        z = z + self._maybe_drop(self.ls1(self.attn(self.norm1(z), rotary, raster)))  # equation 2
+        return z + self._maybe_drop(self.ls2(self.mlp(self.norm2(z))))  # equation 3
+
+    def _maybe_drop(self, branch: Tensor) -> Tensor:
+        """Stochastic depth: drop the branch of a whole image with chance ``drop_path``, scale up what stays."""
+        if not self.training or self.drop_path == 0:
+            return branch
+        keep = 1 - self.drop_path
+        return branch * branch.new_empty(len(branch), 1, 1).bernoulli_(keep).div_(keep)
+
+
+class PreLogits(nn.Module):
+    """The hidden layer of the paper's MLP head (section 3.1); its output is the paper's "pre_logits"."""
+
+    def __init__(self, width: int, hidden: int, activation: str) -> None:
+        super().__init__()
+        self.fc = nn.Linear(width, hidden)
+        self.act = ACTIVATIONS[activation]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map B x D to B x hidden."""
+        return self.act(self.fc(x))
+
+
+class VisionTransformer(nn.Module):
+    """Images in, logits out.
+
+    Args:
+        config: Everything that shapes the model.
+
+    Raises:
+        ConfigError: From ``forward``, if the images' channels or size do not fit; any size that patches tile does.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        c, width = config, config.width
+        self.patch_embed = PatchEmbed(c)
+        if c.has_class_token:
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        if c.registers:
+            self.reg_token = nn.Parameter(torch.zeros(1, c.registers, width))
+        self.positioned_prefix = {"none": 0, "cls": int(c.has_class_token), "all": c.prefix_tokens}[c.position_prefix]
+        rows, columns = c.grid
+        if c.position == "learned":
+            self.pos_embed = nn.Parameter(torch.zeros(1, self.positioned_prefix + rows * columns, width))
+        elif c.position == "learned-2d":
+            self.pos_embed_row = nn.Parameter(torch.zeros(1, rows, width // 2))
+            self.pos_embed_column = nn.Parameter(torch.zeros(1, columns, width // 2))
+        self.pos_drop = nn.Dropout(c.dropout)
+        self.patch_dropout = c.patch_dropout  # an attribute of its own, so that a schedule can change it
+        self.blocks = nn.ModuleList(Block(c, c.drop_path * i / max(1, c.depth - 1)) for i in range(c.depth))
+        self.norm = nn.LayerNorm(width, eps=c.norm_eps) if c.final_norm == "tokens" else nn.Identity()
+        if c.pool == "map":
+            self.attn_pool = AttentionPool(c)
+        elif c.pool == "seq":
+            self.seq_pool = SequencePool(c)
+        self.fc_norm = nn.LayerNorm(width, eps=c.norm_eps) if c.final_norm == "pooled" else nn.Identity()
+        hidden = (c.head_hidden or width) if c.head == "mlp" else width
+        self.pre_logits = PreLogits(width, hidden, c.head_activation) if c.head == "mlp" else nn.Identity()
+        self.head = nn.Linear(hidden, c.num_classes) if c.num_classes else nn.Identity()
+        self._tables: dict[Any, Tensor] = {}  # position tables of resolutions met before
+        initialise(self, c)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits B x K for images B x C x H x W, normalised as the evaluation pipeline does."""
+        return self.forward_head(self.forward_features(images))
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Return all tokens after the encoder, B x N x D, [CLS] first, then registers, then patches in raster order."""
+        x, grid = self.patch_embed(images)  # B hw D
+        z, kept = self._embed(x, grid)  # B N D
+        rotary, raster = self._relations(grid, kept, z)
+        for block in self.blocks:
+            if self.config.checkpoint_blocks and self.training and torch.is_grad_enabled():
+                z = checkpoint(block, z, rotary, raster, use_reentrant=False)
+            else:
+                z = block(z, rotary, raster)
+        return self.norm(z)
+
+    def forward_head(self, z: Tensor, pre_logits: bool = False) -> Tensor:
+        """Pool tokens B x N x D and classify (equation 4).
+
+        With ``pre_logits`` return the features that the last linear layer reads, B x D (or B x head_hidden).
+        """
+        c = self.config
+        if c.pool == "cls":
+            y = z[:, 0]
+        elif c.pool == "mean":
+            y = z[:, c.prefix_tokens :].mean(1)
+        else:
+            y = self.attn_pool(z) if c.pool == "map" else self.seq_pool(z)
+        y = self.pre_logits(self.fc_norm(y))
+        return y if pre_logits else self.head(y)
+
+    def _embed(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
+        """Equation 1: add positions, drop patches in training, put the prefix in front; also return what was kept."""
+        positions = self._positions(grid)
+        prefix = [getattr(self, name) for name in ("cls_token", "reg_token") if hasattr(self, name)]
+        front = torch.cat(prefix, 1) if prefix else x.new_zeros(1, 0, x.shape[-1])  # 1 P D
+        if positions is not None:
+            own = positions.shape[1] - x.shape[1]  # prefix tokens that have a position
+            front = torch.cat((front[:, :own] + positions[:, :own], front[:, own:]), 1)
+            x = x + positions[:, own:]
+        kept = self._kept_patches(x)
+        if kept is not None:
+            x = x.gather(1, kept[..., None].expand(-1, -1, x.shape[-1]))
+        # Under autocast x may be bfloat16: the residual stream keeps the precision of the weights.
+        z = torch.cat((front.expand(len(x), -1, -1), x.to(front.dtype)), 1) if prefix else x  # B N D
+        return self.pos_drop(z.to(self.patch_embed.proj.weight.dtype)), kept
+
+    def _kept_patches(self, x: Tensor) -> Tensor | None:
+        """Draw which patches stay under patch dropout, B x n in raster order, or None for all."""
+        if not self.training or self.patch_dropout == 0:
+            return None
+        count = max(1, round(x.shape[1] * (1 - self.patch_dropout)))
+        return torch.rand(x.shape[:2], device=x.device).argsort(1)[:, :count].sort(1).values
+
+    def _positions(self, grid: tuple[int, int]) -> Tensor | None:
+        """Return what is added to the tokens for a grid: 1 x (own prefix + hw) x D, or None where nothing is."""
+        c = self.config
+        if c.position == "learned":
+            if grid == c.grid:
+                return self.pos_embed
+            return self._cached(grid, self._resampled, self.pos_embed)
+        if c.position == "learned-2d":
+            return self._cached(grid, self._rows_and_columns, self.pos_embed_row, self.pos_embed_column)
+        if c.position == "sincos-2d":
+            return self._cached(grid, lambda g: sincos_table(g, c.width))
+        return None
+
+    def _resampled(self, grid: tuple[int, int]) -> Tensor:
+        """Learned 1-D positions for another grid (section 3.2); those of prefix tokens stay as they are."""
+        own = self.positioned_prefix
+        patches = resample(self.pos_embed[:, own:], self.config.grid, grid, self.config.resample)
+        return torch.cat((self.pos_embed[:, :own], patches), 1)
+
+    def _rows_and_columns(self, grid: tuple[int, int]) -> Tensor:
+        """Appendix D.4's 2-D positions: a row half and a column half, side by side, 1 x hw x D."""
+        (rows, columns), (h, w) = self.config.grid, grid
+        row = resample(self.pos_embed_row, (rows, 1), (h, 1), self.config.resample)  # 1 h D/2
+        column = resample(self.pos_embed_column, (1, columns), (1, w), self.config.resample)  # 1 w D/2
+        halves = row[:, :, None].expand(-1, -1, w, -1), column[:, None].expand(-1, h, -1, -1)
+        return torch.cat(halves, -1).flatten(1, 2)
+
+    def _relations(self, grid: tuple[int, int], kept: Tensor | None, z: Tensor) -> tuple[Tensor | None, Raster | None]:
+        """Return what attention itself needs to know of places: rotary tables, or raster indices."""
+        patches = grid[0] * grid[1]
+        if self.config.position == "rope-2d":
+            table = self._cached(grid, lambda g: rotary_table(g, self.config.head_dim))
+            return table if kept is None else table[:, 0, 0][:, kept][:, :, None], None
+        if self.config.position == "relative":
+            place = torch.arange(patches, device=z.device)[None] if kept is None else kept
+            return None, (place, patches)
+        return None, None
+
+    def _cached(self, grid: tuple[int, int], make: Callable[[tuple[int, int]], Tensor], *sources: Tensor) -> Tensor:
+        """Return the table of a grid; made again only when the parameters it comes from change or need a gradient."""
+        if any(s.requires_grad for s in sources) and torch.is_grad_enabled():
+            return make(grid)
+        weight = self.patch_embed.proj.weight
+        key = (grid, weight.device, weight.dtype, *((s.data_ptr(), s._version) for s in sources))
+        if key not in self._tables:
+            while len(self._tables) >= 8:  # a server that meets every resolution must not keep them all
+                self._tables.pop(next(iter(self._tables)))
+            with torch.inference_mode(False), torch.no_grad():  # a later training step may use it
+                self._tables[key] = make(grid).to(weight)
+        return self._tables[key]
