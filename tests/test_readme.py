@@ -1,0 +1,142 @@
+"""What the documents tell people to type and click exists: commands, options, recipes, names, links, versions."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import vitreous
+from vitreous.cli.main import VERBS
+from vitreous.recipes import RECIPES
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced code blocks of a Markdown text in one language, in order."""
+    return re.findall(rf"^```{language}\s*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of each `vitreous ...` command in a text's sh blocks, without the word vitreous."""
+    lines = [line for block in blocks(text, "sh") for line in block.replace("\\\n", " ").splitlines()]
+    words = [shlex.split(part, comments=True) for line in lines for part in line.split("&&")]
+    return [command[1:] for command in words if command[:1] == ["vitreous"]]
+
+
+@cache
+def help_of(verb: str) -> str:
+    """What `vitreous VERB --help` prints."""
+    code = f"import sys; from vitreous.cli.main import main; sys.exit(main([{verb!r}, '--help']))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_the_two_commands_come_first():
+    """`.ci/run` runs the README's first two sh blocks; these are the two that must stay true."""
+    assert blocks(README, "sh")[:2] == [
+        "pip install . && vitreous train digits\n",
+        "pip install -e '.[dev]' && pytest\n",
+    ]
+
+
+def test_ci_reads_the_same_two_commands():
+    script = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    program = re.search(r"awk -v wanted=\"\$1\" '(.*?)' README\.md", script, flags=re.DOTALL)
+    assert program, ".ci/run does not read README.md any more"
+    for number, block in enumerate(blocks(README, "sh")[:2], start=1):
+        read = subprocess.run(
+            ["awk", "-v", f"wanted={number}", program[1], str(ROOT / "README.md")],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert read.stdout == block
+
+
+@pytest.mark.parametrize("command", commands(README), ids=" ".join)
+def test_commands_name_what_exists(command):
+    verb, *words = command
+    assert verb in VERBS
+    options = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
+    assert [
+        option for option in options if not re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", help_of(verb))
+    ] == []
+    if verb == "train" and words and re.fullmatch(r"[a-z0-9-]+", words[0]):
+        assert words[0] in RECIPES
+
+
+def test_every_verb_is_shown():
+    shown = {command[0] for command in commands(README)} | set(re.findall(r"`vitreous (\w+)`", README))
+    assert shown == set(VERBS)
+
+
+def test_the_table_of_recipes_is_the_list_of_recipes():
+    rows = re.search(r"\| recipe \| for \|\n(.*?)\n\n", README, flags=re.DOTALL)
+    assert rows
+    named = {name for row in rows[1].splitlines()[1:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    assert named == set(RECIPES)
+
+
+def test_the_table_of_extras_is_the_list_of_extras():
+    rows = re.search(r"\| extra \| brings \|\n(.*?)\n\n", README, flags=re.DOTALL)
+    assert rows
+    named = {name for row in rows[1].splitlines()[1:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    assert named == set(PYPROJECT["project"]["optional-dependencies"])
+
+
+@pytest.mark.parametrize("code", blocks(README, "python"))
+def test_python_examples_use_public_names(code):
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "vitreous"
+    }
+    assert used
+    assert used <= set(vitreous.__all__)
+
+
+def test_the_example_of_a_model_runs():
+    (code,) = [block for block in blocks(README, "python") if "vitreous.create" in block]
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert type(names["model"]).__name__ == "VisionTransformer"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text)]
+    local = [target for target in targets if target and not re.match(r"[a-z]+:", target)]
+    assert [target for target in local if not (ROOT / document).parent.joinpath(target).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_named_files_exist(document):
+    text = re.sub(r"^```.*?^```", "", (ROOT / document).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    named = re.findall(r"`((?:src|tests|docs|benchmarks|\.ci|\.github)/[^`\s]+|[\w/]+\.(?:py|toml))`", text)
+    places = [ROOT, ROOT / "src/vitreous"]
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []
+
+
+def test_no_figure_is_left_to_measure():
+    assert "TODO" not in README
+
+
+def test_the_version_is_one():
+    version = PYPROJECT["project"]["version"]
+    assert vitreous.__version__ == version
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## \[(\d[^\]]*)\]", changelog, flags=re.MULTILINE)[0] == version
