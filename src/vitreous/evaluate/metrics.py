@@ -68,13 +68,13 @@ class Scores:
 
     Attributes:
         n: Number of images (N).
-        loss: Mean cross-entropy, that is, log loss, in nats.
+        log_loss: Mean cross-entropy of the softmax of the logits, in nats.
         top1: Share of images whose highest logit is the true class; the first of equals counts as the highest.
         top5: Share of images with the true class among the five highest logits. None with five classes or fewer,
             where it would be 1 for any model.
-        precision_macro: Mean precision over classes.
-        recall_macro: Mean recall over classes; equals balanced accuracy where every predicted class has images.
-        f1_macro: Mean over classes of F1.
+        macro_precision: Mean precision over classes.
+        macro_recall: Mean recall over classes; equals balanced accuracy where every predicted class has images.
+        macro_f1: Mean over classes of F1.
         precision: Overall precision, equal to `top1`.
         recall: Overall recall, equal to `top1`.
         f1: Overall F1, equal to `top1`.
@@ -83,17 +83,22 @@ class Scores:
     """
 
     n: int
-    loss: float
+    log_loss: float
     top1: float
     top5: float | None
-    precision_macro: float
-    recall_macro: float
-    f1_macro: float
+    macro_precision: float
+    macro_recall: float
+    macro_f1: float
     precision: float
     recall: float
     f1: float
     per_class: tuple[ClassScore, ...]
     confusion: npt.NDArray[np.int64]
+
+    def summary(self) -> dict[str, float]:
+        """Return the single numbers by field name, without `n`; `top5` only where there is one."""
+        names = ("log_loss", "top1", "top5", "macro_precision", "macro_recall", "macro_f1", "precision", "recall", "f1")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same fields as plain numbers, lists and dictionaries, ready for JSON."""
@@ -155,12 +160,12 @@ def evaluate(logits: Tensor, labels: Tensor) -> Scores:
     occurs = np.union1d(true_, predicted_)
     return Scores(
         n=n,
-        loss=float(torch.nn.functional.cross_entropy(logits, labels)),
+        log_loss=float(torch.nn.functional.cross_entropy(logits, labels)),
         top1=top1,
         top5=float((ranks < _TOP).double().mean()) if classes > _TOP else None,
-        precision_macro=float(precision[occurs].mean()),
-        recall_macro=float(recall[occurs].mean()),
-        f1_macro=float(f1[occurs].mean()),
+        macro_precision=float(precision[occurs].mean()),
+        macro_recall=float(recall[occurs].mean()),
+        macro_f1=float(f1[occurs].mean()),
         precision=top1,
         recall=top1,
         f1=top1,

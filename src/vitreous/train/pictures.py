@@ -1,0 +1,340 @@
+"""The pictures of a run: learning curves, confusion matrix, worst mistakes, calibration. Each function returns a PNG.
+
+They draw on Figure objects without pyplot, so that they need no display and leave no state behind. Colours are Okabe
+and Ito's, which colour-blind readers tell apart (https://jfly.uni-koeln.de/color/). K classes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from PIL import Image
+
+from vitreous.evaluate.calibration import Calibration, Reliability
+from vitreous.evaluate.metrics import most_confused
+from vitreous.train.lettering import Lettering
+
+__all__ = ["Mistake", "draw_calibration", "draw_confusion", "draw_curves", "draw_mistakes"]
+
+BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#6E6E6E"
+_STYLE: dict[str, Any] = {
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "savefig.transparent": False,
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": False,
+    "axes.unicode_minus": False,
+    "legend.frameon": False,
+    "lines.linewidth": 2.0,
+}
+_DPI = 110
+_NUMBERS_UP_TO, _NAMES_UP_TO = 20, 40  # classes: beyond, numbers and names in a confusion matrix are unreadable
+_PAIRS = 12
+_FEW = 10  # images in a bin of confidence, below which its accuracy is mostly chance
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One wrongly classified picture.
+
+    Attributes:
+        picture: PIL image, or uint8 array (H, W), (H, W, 1) or (H, W, 3); None where it cannot be read any more.
+        true: Name of the true class.
+        predicted: Name of the class that the model chose.
+        probability: The model's probability for its choice, in [0, 1].
+    """
+
+    picture: Image.Image | npt.NDArray[np.uint8] | None
+    true: str
+    predicted: str
+    probability: float
+
+
+def draw_curves(history: Sequence[Mapping[str, Any]], selected_epoch: int | None = None) -> bytes:
+    """Draw how a run learned: losses, validation scores and learning rate by epoch.
+
+    Args:
+        history: Rows of numbers, one or more an epoch, with the keys `epoch` (counted from 1), `train_loss`,
+            `val_log_loss`, `val_top1`, `val_macro_f1` and `lr`. A value that is absent, empty or not finite is left
+            out.
+        selected_epoch: The epoch whose weights were saved; None marks none.
+    """
+    with mpl.rc_context(Lettering([]).style(**_STYLE)):
+        figure = Figure(figsize=(12.5, 4.2), layout="constrained")
+        loss, score, rate = figure.subplots(1, 3, width_ratios=[1.2, 1.2, 0.9])
+        _line(loss, history, "train_loss", "train", color=ORANGE)
+        _line(loss, history, "val_log_loss", "validation", color=BLUE)
+        loss.set(title="Loss (lower is better)", ylabel="cross-entropy, nats")
+        _line(score, history, "val_top1", "top-1 accuracy", color=BLUE)
+        _line(score, history, "val_macro_f1", "macro F1", color=GREEN, linestyle="--")
+        score.set(title="Validation score (higher is better)")
+        score.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+        _line(rate, history, "lr", "learning rate", color=GREY)
+        rate.set(title="Learning rate")
+        rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+        rate.set_ylim(bottom=0)
+        for axes in (loss, score, rate):
+            axes.set_xlabel("epoch")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+            axes.grid(axis="y", color="#E3E3E3", linewidth=0.8)
+            if selected_epoch is not None:
+                axes.axvline(selected_epoch, color=RED, linestyle=":", linewidth=1.6, zorder=0, label="saved epoch")
+        for axes in (loss, score):
+            axes.legend(loc="best")
+        figure.suptitle(_curves_title(history, selected_epoch), x=0.01, ha="left", fontsize=14, weight="bold")
+        return _png(figure)
+
+
+def draw_confusion(confusion: npt.NDArray[np.int64], classes: Sequence[str], split: str = "validation") -> bytes:
+    """Draw which classes are taken for which, as a heat map beside the most frequent kinds of mistake.
+
+    Rows are scaled to the size of the true class. Counts are written up to 20 classes, names up to 40; beyond, the
+    list of mistakes names the classes.
+
+    Args:
+        confusion: (K, K) counts, row = true class, column = predicted class.
+        classes: The K class names.
+        split: Name of the images that were counted, for the title.
+    """
+    lettering = Lettering(classes)
+    k = len(classes)
+    wrong = int(confusion.sum() - np.trace(confusion))
+    with mpl.rc_context(lettering.style(**_STYLE)):
+        figure = Figure(figsize=(14, 7.2), layout="constrained")
+        heat, bars = figure.subplots(1, 2, width_ratios=[1.45, 1])
+        _heat_map(figure, heat, confusion, [lettering.label(c, 20 if k <= 20 else 14) for c in classes])
+        pairs = most_confused(confusion, classes, _PAIRS)
+        _pair_bars(
+            bars,
+            [(f"{lettering.label(p.true, 20)} → {lettering.label(p.predicted, 20)}", p.count, p.share) for p in pairs],
+        )
+        title = f"{int(confusion.sum()):,} {split} pictures, {k} classes: {wrong:,} wrong"
+        figure.suptitle(title, x=0.01, ha="left", fontsize=14, weight="bold")
+        return _png(figure)
+
+
+def draw_mistakes(mistakes: Sequence[Mistake], wrong: int, total: int, split: str = "validation") -> bytes:
+    """Draw a contact sheet of mistakes, five in a row, each with its true class and what the model said.
+
+    Args:
+        mistakes: What to show, the worst first; may be empty, and the sheet then says that there are none.
+        wrong: Number of mistakes in all.
+        total: Number of pictures in all.
+        split: Name of these pictures, for the title.
+    """
+    lettering = Lettering(name for m in mistakes for name in (m.true, m.predicted))
+    columns, rows = 5, max(1, math.ceil(len(mistakes) / 5))
+    with mpl.rc_context(lettering.style(**_STYLE)):
+        figure = Figure(figsize=(12.5, 2.95 * rows + 0.9 if mistakes else 2.5), layout="constrained")
+        if mistakes:
+            title = f"The {len(mistakes)} worst of {wrong:,} mistakes on {total:,} {split} pictures"
+            if len(mistakes) == wrong:
+                title = f"{'The only mistake' if wrong == 1 else f'All {wrong} mistakes'} on {total:,} {split} pictures"
+            cells = figure.subplots(rows, columns, squeeze=False).ravel()
+            for axes, mistake in zip(cells, mistakes, strict=False):
+                _mistake(axes, mistake, lettering)
+            for axes in cells[len(mistakes) :]:
+                axes.set_axis_off()
+        else:
+            title = f"No mistakes on {total:,} {split} pictures"
+            figure.text(0.01, 0.4, "Every one was classified right, so there is nothing to show here.", color=GREY)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=14, weight="bold")
+        return _png(figure)
+
+
+def draw_calibration(before: Reliability, after: Reliability, summary: Calibration, split: str = "validation") -> bytes:
+    """Draw reliability diagrams without and with the temperature, each above a histogram of the confidence.
+
+    Args:
+        before: Bins at temperature 1.
+        after: Bins at the fitted temperature.
+        summary: The figures that the titles quote.
+        split: Name of the images that were measured, for the title.
+    """
+    with mpl.rc_context(Lettering([]).style(**_STYLE)):
+        figure = Figure(figsize=(11.5, 7.4), layout="constrained")
+        grid = figure.subplots(2, 2, height_ratios=[3, 1], sharex=True, sharey="row")
+        heads = (
+            f"As trained: off by {100 * summary.ece_before:.1f} points on average (ECE)",
+            f"With temperature {summary.temperature:.2f}: off by {100 * summary.ece_after:.1f} points",
+        )
+        for column, (bins, head) in enumerate(zip((before, after), heads, strict=True)):
+            _reliability(grid[0, column], bins)
+            grid[0, column].set_title(head)
+            _histogram(grid[1, column], bins)
+        grid[0, 0].set_ylabel("how often it is right")
+        grid[1, 0].set_ylabel("pictures")
+        grid[0, 0].legend(loc="upper left")
+        title = f"When the model says 80 %, is it right 80 % of the time?   ({summary.n:,} {split} pictures)"
+        figure.suptitle(title, x=0.01, ha="left", fontsize=14, weight="bold")
+        return _png(figure)
+
+
+def _number(value: Any) -> float | None:
+    """Return a finite number, or None; rows may come from a CSV file."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _points(history: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+    """Return (epoch, value) of every row that has both."""
+    pairs = ((_number(row.get("epoch")), _number(row.get(key))) for row in history)
+    return [(epoch, value) for epoch, value in pairs if epoch is not None and value is not None]
+
+
+def _line(axes: Axes, history: Sequence[Mapping[str, Any]], key: str, label: str, **look: Any) -> None:
+    points = _points(history, key)
+    if not points:
+        return
+    marker = "o" if len(points) <= 25 else None
+    axes.plot(*zip(*points, strict=True), label=label, marker=marker, markersize=4, **look)
+
+
+def _curves_title(history: Sequence[Mapping[str, Any]], selected_epoch: int | None) -> str:
+    epochs = int(max((e for e, _ in _points(history, "epoch")), default=0))
+    title = f"{epochs} epoch{'' if epochs == 1 else 's'} of training"
+    if selected_epoch is None:
+        return title
+    scores = [
+        f"{name} {100 * dict(_points(history, key))[selected_epoch]:.1f} %"
+        for name, key in (("top-1", "val_top1"), ("macro F1", "val_macro_f1"))
+        if selected_epoch in dict(_points(history, key))
+    ]
+    return f"{title}; saved: epoch {selected_epoch}" + (f" with validation {', '.join(scores)}" if scores else "")
+
+
+def _heat_map(figure: Figure, axes: Axes, confusion: npt.NDArray[np.int64], names: Sequence[str]) -> None:
+    """Draw the matrix, rows scaled to sum to 1; a class without pictures stays grey."""
+    k = len(names)
+    support = confusion.sum(axis=1, keepdims=True)
+    shares = np.ma.masked_invalid(np.where(support > 0, confusion / np.maximum(support, 1), np.nan))
+    colours = mpl.colormaps["Blues"].with_extremes(bad="#D9D9D9")
+    # The square root of the share: rare mistakes stay visible beside a diagonal near 1.
+    image = axes.imshow(shares, cmap=colours, norm=PowerNorm(0.5, 0, 1), aspect="equal")
+    bar = figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02, ticks=[0, 0.01, 0.05, 0.1, 0.25, 0.5, 1])
+    bar.ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    bar.set_label("share of the true class")
+    bar.outline.set_visible(False)
+    axes.set(xlabel="predicted class", ylabel="true class")
+    axes.set_title("Which class is taken for which (the diagonal is right)")
+    axes.spines[:].set_visible(False)
+    if k <= _NAMES_UP_TO:
+        size = 10 if k <= 12 else 8 if k <= 20 else 6.5
+        axes.set_yticks(range(k), labels=names, fontsize=size)
+        slanted = max(map(len, names)) * k > 50
+        turn: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
+        axes.set_xticks(range(k), labels=names, fontsize=size, **turn)
+        axes.tick_params(length=0)
+    if k <= _NUMBERS_UP_TO:
+        for row, column in zip(*np.nonzero(confusion), strict=True):
+            ink = "white" if shares[row, column] > 0.35 else "#222222"
+            count = f"{confusion[row, column]:,}"
+            axes.text(
+                column,
+                row,
+                count,
+                ha="center",
+                va="center",
+                color=ink,
+                fontsize=12 if k <= 6 else 10 if k <= 12 else 7.5,
+            )
+
+
+def _pair_bars(axes: Axes, pairs: Sequence[tuple[str, int, float]]) -> None:
+    """Draw one bar per kind of mistake, the most frequent on top."""
+    axes.set_title("Most frequent mistakes: true → predicted")
+    axes.spines[:].set_visible(False)
+    axes.set_xticks([])
+    if not pairs:
+        axes.set_yticks([])
+        axes.text(0.02, 0.9, "No mistakes.", transform=axes.transAxes, color=GREY)
+        return
+    counts = [count for _, count, _ in pairs]
+    axes.barh(range(len(pairs)), counts, color=RED, height=0.62)
+    for place, (_, count, share) in enumerate(pairs):
+        axes.text(count, place, f"  {count:,} ({100 * share:.0f} %)", va="center", fontsize=10)
+    axes.set_yticks(range(len(pairs)), labels=[label for label, _, _ in pairs], fontsize=10)
+    axes.tick_params(length=0)
+    axes.set_xlim(0, max(counts) * 1.35)  # room for the numbers after the longest bar
+    axes.set_ylim(max(len(pairs), 6) - 0.4, -0.6)
+    axes.set_xlabel("pictures, and their share of the true class", loc="left", color=GREY, fontsize=10)
+
+
+def _mistake(axes: Axes, mistake: Mistake, lettering: Lettering) -> None:
+    """Draw one picture of the contact sheet with its two lines of text."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+    axes.set_anchor("S")
+    if mistake.picture is None:
+        axes.text(0.5, 0.5, "cannot be read\nany more", ha="center", va="center", color=GREY)
+        axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    else:
+        picture = mistake.picture
+        if not isinstance(picture, Image.Image):
+            picture = Image.fromarray(np.asarray(picture).squeeze())
+        picture = picture.convert("RGB")
+        picture.thumbnail((320, 320))  # more than the sheet resolves
+        axes.imshow(np.asarray(picture), interpolation="nearest" if max(picture.size) < 100 else "antialiased")
+    axes.set_title(f"true: {lettering.label(mistake.true, 24)}", loc="center", fontsize=10, pad=4)
+    said = f"said: {lettering.label(mistake.predicted, 20)}, {100 * mistake.probability:.0f} %"
+    axes.set_xlabel(said, color=RED, fontsize=10, labelpad=4)
+
+
+def _reliability(axes: Axes, bins: Reliability) -> None:
+    """Draw accuracy by confidence: bars, their distance to the diagonal, and bins of few pictures paler."""
+    width = np.diff(bins.edges)
+    sure = bins.counts >= _FEW
+    few = (bins.counts > 0) & ~sure
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1.4, label="what it should be")
+    for held, alpha, label in ((sure, 1.0, "what it is"), (few, 0.35, f"fewer than {_FEW} pictures")):
+        if held.any():
+            axes.bar(
+                bins.edges[:-1][held],
+                bins.accuracy[held],
+                width[held],
+                align="edge",
+                color=BLUE,
+                alpha=alpha,
+                edgecolor="white",
+                label=label,
+            )
+    gap = bins.confidence[sure] - bins.accuracy[sure]
+    middle = bins.edges[:-1][sure] + width[sure] / 2
+    if sure.any():
+        axes.vlines(
+            middle, bins.accuracy[sure], bins.accuracy[sure] + gap, color=RED, linewidth=3, label="the difference"
+        )
+    axes.set(xlim=(0, 1), ylim=(0, 1.02))
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+
+
+def _histogram(axes: Axes, bins: Reliability) -> None:
+    axes.bar(bins.edges[:-1], bins.counts, np.diff(bins.edges), align="edge", color=GREY, edgecolor="white")
+    axes.set_xlabel("how sure the model says it is")
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+
+
+def _png(figure: Figure) -> bytes:
+    memory = io.BytesIO()
+    figure.savefig(memory, format="png", dpi=_DPI)
+    return memory.getvalue()
