@@ -1,0 +1,96 @@
+"""The watch over the loss and the gradient norm: training stops at the first one that is not finite."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.errors import NonFiniteError
+
+__all__ = ["FiniteWatch", "NonFiniteStepError"]
+
+_CUDA_INTERVAL = 16  # steps between two looks on CUDA, where each look waits for the device
+
+
+@dataclass
+class _Step:
+    """What is remembered of a step until it has been looked at."""
+
+    batch: dict[str, Any]
+    epoch: int
+    step: int
+    lr: float
+    loss: Tensor
+    norm: Tensor
+
+
+class NonFiniteStepError(NonFiniteError):
+    """A :class:`~vitreous.errors.NonFiniteError` that carries what is needed to look into it.
+
+    Attributes:
+        batch: The images (uint8, B x C x H x W) and labels of the step, as loaded.
+        weights: The model's state dict before that step, every value of it finite.
+    """
+
+    def __init__(self, message: str, batch: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
+        super().__init__(message)
+        self.batch = batch
+        self.weights = weights
+
+
+class FiniteWatch:
+    """Looks at every step's loss and gradient norm, and raises at the first one that is NaN or infinite.
+
+    On the CPU it looks before each update, so the weights it reports are those of the step itself. On CUDA, looking
+    means waiting for the device: there it looks at several steps at once, and keeps a copy of the weights from the
+    last look at which all was finite.
+
+    Args:
+        model: The model in training.
+        interval: Steps between two looks; None is 1, and 16 on CUDA.
+    """
+
+    def __init__(self, model: nn.Module, interval: int | None = None) -> None:
+        on_cuda = next(model.parameters()).device.type == "cuda"
+        self.model = model
+        self.interval = interval or (_CUDA_INTERVAL if on_cuda else 1)
+        self._pending: list[_Step] = []
+        self._good = self._copy() if self.interval > 1 else None
+
+    def check(self, batch: dict[str, Any], *, epoch: int, step: int, lr: float, loss: Tensor, norm: Tensor) -> None:
+        """Register a step before its update, and look if it is time to.
+
+        Raises:
+            NonFiniteStepError: If the loss or the gradient norm of a registered step is not finite.
+        """
+        self._pending.append(_Step(batch, epoch, step, lr, loss.detach(), norm.detach()))
+        if len(self._pending) >= self.interval:
+            self.flush()
+
+    def flush(self) -> None:
+        """Look at all registered steps now."""
+        if not self._pending:
+            return
+        values = torch.stack([torch.stack([s.loss.float(), s.norm.float()]) for s in self._pending])
+        finite = values.isfinite().all(dim=1).tolist()
+        if not all(finite):
+            first = finite.index(False)
+            self._fail(self._pending[first], *values[first].tolist())
+        self._pending.clear()
+        if self._good is not None:
+            self._good = self._copy()
+
+    def _copy(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+
+    def _fail(self, bad: _Step, loss: float, norm: float) -> None:
+        what = f"the loss is {loss}" if not torch.tensor(loss).isfinite() else f"the gradient norm is {norm}"
+        weights = self._good if self._good is not None else self._copy()
+        raise NonFiniteStepError(
+            f"{what} in epoch {bad.epoch + 1}, step {bad.step}, at learning rate {bad.lr:.3g}",
+            batch={name: bad.batch[name].cpu() for name in ("images", "labels", "index") if name in bad.batch},
+            weights={name: value.cpu() for name, value in weights.items()},
+        )

@@ -1,0 +1,178 @@
+"""The optimiser of a model and the course of its learning rate, both as plain torch: no Trainer, no files.
+
+The learning rate is a pure function of the share of the run that is done (:func:`schedule`), so a run that counts
+steps and a run that has a wall-clock budget use the same one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from vitreous.train.config import OptimConfig
+
+__all__ = ["MuonWithAdamW", "build_optimizer", "parameter_groups", "schedule", "set_learning_rate"]
+
+# OneCycleLR's defaults: the first rate is the peak / 25, the last is the first / 10,000.
+_ONE_CYCLE_START = 1 / 25
+_ONE_CYCLE_END = _ONE_CYCLE_START / 1e4
+
+
+def schedule(config: OptimConfig, progress: float) -> float:
+    """The learning rate at a point of the run, as a factor of its peak.
+
+    Args:
+        config: Reads `schedule`, `warmup` and `final_lr`.
+        progress: Share of the run that is done, in [0, 1]; values outside are clipped.
+
+    Returns:
+        A factor in [0, 1]. `one-cycle` is ``torch.optim.lr_scheduler.OneCycleLR`` with cosine annealing,
+        ``pct_start=warmup`` and its default division factors (25 and 10,000); only the rate, not the momentum.
+    """
+    progress = min(max(progress, 0.0), 1.0)
+    if config.schedule == "one-cycle":
+        if progress < config.warmup:
+            return _cosine(_ONE_CYCLE_START, 1.0, progress / config.warmup)
+        return _cosine(1.0, _ONE_CYCLE_END, (progress - config.warmup) / (1 - config.warmup))
+    if progress < config.warmup:
+        return progress / config.warmup
+    rest = (progress - config.warmup) / (1 - config.warmup)
+    if config.schedule == "constant":
+        return 1.0
+    if config.schedule == "linear":
+        return 1.0 + (config.final_lr - 1.0) * rest
+    return _cosine(1.0, config.final_lr, rest)
+
+
+def _cosine(start: float, end: float, share: float) -> float:
+    """Go from start to end along half a cosine."""
+    return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
+
+
+def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
+    """Set every group's rate to its peak (`initial_lr`, as torch's schedulers name it) times a factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * factor
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Trainable parameters in two groups: the weights of linear and convolution layers decay, nothing else does.
+
+    So biases, norms, position embeddings, class and register tokens, latents and LayerScale factors never decay,
+    whatever their shape.
+
+    Returns:
+        Groups for a torch optimiser, with `params`, `names` (same order) and `weight_decay`; no empty group.
+    """
+    decaying = {
+        f"{path}.weight" if path else "weight"
+        for path, module in model.named_modules()
+        if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    }
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    groups = []
+    for decay in (True, False):
+        chosen = [(name, p) for name, p in named if (name in decaying) == decay]
+        if chosen:
+            groups.append(
+                {
+                    "params": [p for _, p in chosen],
+                    "names": [name for name, _ in chosen],
+                    "weight_decay": weight_decay if decay else 0.0,
+                }
+            )
+    return groups
+
+
+class MuonWithAdamW(Optimizer):
+    """Muon on hidden matrices and AdamW on everything else, as one optimiser with one state.
+
+    Muon (Keller Jordan, 2024) replaces each matrix's momentum by its nearest orthogonal matrix, found with five
+    Newton-Schulz iterations; it is for the matrices between hidden layers. torch's ``adjust_lr_fn="original"`` is used:
+    the step of a matrix of A rows and B columns has the rate ``lr * sqrt(max(1, A / B))``, as in the author's code, so
+    rates near 0.02 suit it (``"match_rms_adamw"`` would scale by ``0.2 * sqrt(max(A, B))``, to reuse AdamW's rates).
+
+    Both parts share this object's `param_groups` and `state`, so schedules, checkpoints and Lightning see one.
+
+    Args:
+        matrices: Groups of 2-D parameters for Muon.
+        rest: Groups for AdamW.
+        config: Reads `lr`, `muon_lr`, `betas` and `momentum`.
+    """
+
+    def __init__(self, matrices: list[dict[str, Any]], rest: list[dict[str, Any]], config: OptimConfig) -> None:
+        self._muon = torch.optim.Muon(matrices, lr=config.muon_lr, momentum=config.momentum, adjust_lr_fn="original")
+        self._adamw = torch.optim.AdamW(rest, lr=config.lr, betas=config.betas, fused=_fusable(rest))
+        super().__init__(self._muon.param_groups + self._adamw.param_groups, {})
+        self._share()
+
+    def _share(self) -> None:
+        """Let both parts use this optimiser's groups and state, which loading replaces."""
+        count = len(self._muon.param_groups)
+        self._muon.param_groups, self._adamw.param_groups = self.param_groups[:count], self.param_groups[count:]
+        self._muon.state = self._adamw.state = self.state
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update all parameters once; a closure is evaluated first and its loss returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._muon.step()
+        self._adamw.step()
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state that :meth:`state_dict` of the same class gave."""
+        super().load_state_dict(state_dict)
+        self._share()
+
+
+def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
+    """Build the optimiser; each group's `initial_lr` holds its peak rate for :func:`set_learning_rate`.
+
+    Weight decay is decoupled in `adamw` and `muon`; `adam` and `sgd` add it to the gradient, as torch's classes do.
+    """
+    groups = parameter_groups(model, config.weight_decay)
+    optimizer: Optimizer
+    if config.name == "muon":
+        matrices, rest = _split_matrices(groups)
+        optimizer = MuonWithAdamW(matrices, rest, config) if matrices else _adamw(rest, config)
+    elif config.name == "sgd":
+        optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+    elif config.name == "adam":
+        optimizer = torch.optim.Adam(groups, lr=config.lr, betas=config.betas, fused=_fusable(groups))
+    else:
+        optimizer = _adamw(groups, config)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return optimizer
+
+
+def _adamw(groups: list[dict[str, Any]], config: OptimConfig) -> Optimizer:
+    """AdamW with the weight decay of each group."""
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=_fusable(groups))
+
+
+def _fusable(groups: list[dict[str, Any]]) -> bool:
+    """Whether torch's one-kernel Adam runs where the parameters are."""
+    return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for g in groups for p in g["params"])
+
+
+def _split_matrices(groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Part the decaying matrices inside `blocks` (for Muon) from everything else (for AdamW)."""
+    matrices, rest = [], []
+    for group in groups:
+        pairs = list(zip(group["names"], group["params"], strict=True))
+        hidden = [(n, p) for n, p in pairs if "blocks." in n and n.endswith(".weight") and p.ndim == 2]
+        inside = {n for n, _ in hidden}
+        for target, chosen in ((matrices, hidden), (rest, [(n, p) for n, p in pairs if n not in inside])):
+            if chosen:
+                names, params = [n for n, _ in chosen], [p for _, p in chosen]
+                target.append({**group, "names": names, "params": params})
+    return matrices, rest
