@@ -1,0 +1,89 @@
+"""The outside of a .safetensors file: what kind of file this is, and its header, read without believing it.
+
+The format: 8 bytes, the header's length N as a little-endian integer; N bytes of JSON; the tensors' bytes.
+https://huggingface.co/docs/safetensors/index#format
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitreous.errors import CheckpointError
+
+__all__ = ["Header", "read_header"]
+
+_MAX_HEADER = 100_000_000  # bytes: the limit of the safetensors library itself
+
+_FOREIGN = (
+    (b"PK\x03\x04", "a zip archive, as torch.save writes it, with a pickle inside"),
+    (b"\x80", "a Python pickle"),
+    (b"\x89HDF", "an HDF5 file (Keras)"),
+    (b"version https://git-lfs", "a Git LFS pointer and not the file itself: run `git lfs pull`, then try again"),
+)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a .safetensors file says about itself.
+
+    Args:
+        metadata: Texts by name.
+        shapes: Shape of each tensor.
+        dtypes: Type of each tensor, in the format's own words such as ``F32``.
+    """
+
+    metadata: dict[str, str]
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+
+
+def read_header(file: Path) -> Header:
+    """Read the header of a .safetensors file; at most as many bytes as the file has.
+
+    Raises:
+        CheckpointError: If it cannot be read, or is no whole .safetensors file; the message says what it is instead.
+    """
+    try:
+        size = os.path.getsize(file)
+        with open(file, "rb") as stream:
+            start = stream.read(64)
+            _refuse_foreign(file, start, size)
+            length = int.from_bytes(start[:8], "little")
+            if length > min(size - 8, _MAX_HEADER):
+                raise CheckpointError(
+                    f"'{file}' is no whole safetensors file: it has {size:,} bytes, and its header claims {length:,}; "
+                    "it was cut off, or is of another kind"
+                )
+            stream.seek(8)
+            text = stream.read(length)
+    except OSError as error:
+        raise CheckpointError(f"cannot read '{file}': {error.strerror or error}") from error
+    try:
+        content = json.loads(text)
+        metadata = content.pop("__metadata__", {})
+        shapes = {str(name): tuple(int(n) for n in entry["shape"]) for name, entry in content.items()}
+        dtypes = {str(name): str(entry["dtype"]) for name, entry in content.items()}
+        end = max((int(entry["data_offsets"][1]) for entry in content.values()), default=0)
+        texts = {str(name): str(value) for name, value in metadata.items()}
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"'{file}' is no safetensors file, or a damaged one: its header is unreadable") from error
+    if 8 + length + end != size:
+        less = "it was cut off: copy or download it again" if 8 + length + end > size else "it has bytes too many"
+        raise CheckpointError(f"'{file}' is damaged: {size:,} bytes found, {8 + length + end:,} expected; {less}")
+    return Header(texts, shapes, dtypes)
+
+
+def _refuse_foreign(file: Path, start: bytes, size: int) -> None:
+    """Name files that people mistake for a model file."""
+    if size < 8:
+        raise CheckpointError(f"'{file}' is {'empty' if size == 0 else f'only {size} bytes long'}: no model file")
+    # A pickle begins with 0x80 and its protocol, 2 to 5. So may a length; but then JSON's "{" follows at byte 8.
+    for magic, kind in _FOREIGN:
+        if start.startswith(magic) and start[8:9] != b"{":
+            risk = (
+                "" if "LFS" in kind or "HDF5" in kind else " A pickle can run code when it is read, so it is refused."
+            )
+            raise CheckpointError(f"'{file}' is {kind}.{risk} Models are read from .safetensors files only")

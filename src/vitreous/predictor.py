@@ -1,0 +1,286 @@
+"""Image in, labels out: a loaded model with its pipeline and class names. What a file holds is `checkpoint.artifact`.
+
+Shapes: B batch, C channels, H x W pixels, K classes, F features that the head's last layer reads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitreous.checkpoint.artifact import ModelInfo, load_model
+from vitreous.data.pictures import read_picture
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.errors import CheckpointError, ConfigError, DataError
+from vitreous.model.vit import VisionTransformer
+
+__all__ = ["Classifier", "Embedding", "Failure", "Prediction", "load"]
+
+Picture = str | os.PathLike[str] | Image.Image | npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+
+_SHOWN = 5  # unreadable pictures that an error spells out
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a picture shows.
+
+    Args:
+        label: The most probable class.
+        probability: Its probability in [0, 1], calibrated by the model's temperature.
+        top: The most probable classes with their probabilities, most probable first.
+        name: The picture's path, or its position such as ``#0`` where it has none.
+    """
+
+    label: str
+    probability: float
+    top: tuple[tuple[str, float], ...]
+    name: str
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """A picture's features (F,), float32, and its name as in :class:`Prediction`."""
+
+    vector: Floats
+    name: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A picture that cannot be read: its name as in :class:`Prediction`, and why."""
+
+    name: str
+    reason: str
+
+
+class Classifier:
+    """A model that is ready for use. It computes in float32 on every device.
+
+    Args:
+        model: Its weights; it is moved to the device and set to evaluation mode.
+        info: Class names, pipeline and temperature.
+        device: ``auto`` (CUDA, else Apple's GPU, else CPU), or a torch device such as ``cpu`` or ``cuda:1``.
+
+    Raises:
+        ConfigError: If the device is not there.
+    """
+
+    def __init__(self, model: VisionTransformer, info: ModelInfo, device: str | torch.device = "auto") -> None:
+        self.device = _choose_device(device)
+        self.model = model.to(self.device).eval()
+        self.info = info
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names in the order of the logits."""
+        return self.info.classes
+
+    @property
+    def pipeline(self) -> EvalPipeline:
+        """How a picture becomes the model's input."""
+        return self.info.pipeline
+
+    def __repr__(self) -> str:
+        return f"Classifier({len(self.classes)} classes, {self.pipeline.size} pixels, on {self.device})"
+
+    @overload  # a str is an iterable of str for a type checker; the first match is the one that counts
+    def predict(  # type: ignore[overload-overlap]
+        self, x: Picture, top_k: int = 5, batch_size: int = 64
+    ) -> Prediction: ...
+    @overload
+    def predict(self, x: Iterable[Picture], top_k: int = 5, batch_size: int = 64) -> list[Prediction]: ...
+    def predict(
+        self, x: Picture | Iterable[Picture], top_k: int = 5, batch_size: int = 64
+    ) -> Prediction | list[Prediction]:
+        """Say what is on a picture, or on each of several.
+
+        Args:
+            x: A path, a PIL image or an array (H, W), (H, W, 3) or (H, W, 4) of uint8, or float in [0, 1]; or an
+                iterable of these.
+            top_k: Classes in ``Prediction.top``, at least 1; all of them where the model has fewer.
+            batch_size: Pictures per forward pass, at least 1.
+
+        Raises:
+            DataError: If pictures cannot be read: the first ones by name and reason, and how many. For a list that
+                may have some, see :meth:`predict_stream`.
+        """
+        return _one_or_all(x, lambda items: self.predict_stream(items, top_k, batch_size))
+
+    def predict_stream(
+        self, items: Iterable[Picture], top_k: int = 5, batch_size: int = 64
+    ) -> Iterator[Prediction | Failure]:
+        """Yield a :class:`Prediction`, or a :class:`Failure`, for each picture, in order, as they are computed.
+
+        ``items`` is read a few batches ahead, so it may be endless; threads decode meanwhile.
+        """
+        _check_positive(top_k=top_k)
+        for name, row in self._rows(items, batch_size, self._probabilities):
+            yield row if isinstance(row, Failure) else self._prediction(name, row, top_k)
+
+    def embed(self, x: Picture | Iterable[Picture], batch_size: int = 64) -> Floats:
+        """Return the features that the head's last layer reads: (F,) for one picture, (n, F) for several.
+
+        Arguments and errors as :meth:`predict`.
+        """
+        found = _one_or_all(x, lambda items: self.embed_stream(items, batch_size))
+        if isinstance(found, Embedding):
+            return found.vector
+        return np.stack([each.vector for each in found]) if found else np.zeros((0, self.features), np.float32)
+
+    def embed_stream(self, items: Iterable[Picture], batch_size: int = 64) -> Iterator[Embedding | Failure]:
+        """Yield an :class:`Embedding`, or a :class:`Failure`, for each picture, as :meth:`predict_stream`."""
+        for name, row in self._rows(items, batch_size, self._features):
+            yield row if isinstance(row, Failure) else Embedding(row, name)
+
+    def logits(self, x: Picture | Iterable[Picture], batch_size: int = 64) -> Floats:
+        """Return the outputs before temperature and softmax: (K,) for one picture, (n, K) for several.
+
+        Arguments and errors as :meth:`predict`.
+        """
+        rows = _one_or_all(x, lambda items: self.logits_stream(items, batch_size))
+        if isinstance(rows, np.ndarray):
+            return rows
+        return np.stack(rows) if rows else np.zeros((0, len(self.classes)), np.float32)
+
+    def logits_stream(self, items: Iterable[Picture], batch_size: int = 64) -> Iterator[Floats | Failure]:
+        """Yield the logits (K,), or a :class:`Failure`, for each picture, as :meth:`predict_stream`."""
+        for _, row in self._rows(items, batch_size, self._logits):
+            yield row
+
+    @property
+    def features(self) -> int:
+        """Length of an embedding (F)."""
+        config = self.model.config
+        return (config.head_hidden or config.width) if config.head == "mlp" else config.width
+
+    def _rows(
+        self, items: Iterable[Picture], batch_size: int, compute: Callable[[Tensor], Tensor]
+    ) -> Iterator[tuple[str, Floats | Failure]]:
+        """Yield each picture's name with its row of what ``compute`` makes of a batch, in order."""
+        _check_positive(batch_size=batch_size)
+        decoded = self._decoded(items, ahead=2 * batch_size)
+        while chunk := list(itertools.islice(decoded, batch_size)):
+            readable = [pixels for _, pixels in chunk if not isinstance(pixels, Failure)]
+            rows = iter(self._run(np.stack(readable), compute) if readable else ())
+            for name, pixels in chunk:
+                yield name, pixels if isinstance(pixels, Failure) else next(rows)
+
+    def _decoded(self, items: Iterable[Picture], ahead: int) -> Iterator[tuple[str, npt.NDArray[np.uint8] | Failure]]:
+        """Yield each picture's name and pixels (H, W, C), decoded in threads, at most ``ahead`` of what is asked."""
+        pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1), thread_name_prefix="vitreous-decode")
+        waiting: deque[tuple[str, Future[npt.NDArray[np.uint8] | Failure]]] = deque()
+        try:
+            for position, item in enumerate(items):
+                name = _name_of(item, position)
+                waiting.append((name, pool.submit(self._pixels, item, name)))
+                if len(waiting) >= ahead:
+                    name, pixels = waiting.popleft()
+                    yield name, pixels.result()
+            while waiting:
+                name, pixels = waiting.popleft()
+                yield name, pixels.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _pixels(self, item: Picture, name: str) -> npt.NDArray[np.uint8] | Failure:
+        """Decode one picture and fit it to the model's rectangle, or say why not."""
+        try:
+            return self.pipeline.pixels(read_picture(item))
+        except DataError as error:
+            return Failure(name, str(error).removeprefix(f"{name}: "))
+
+    @torch.inference_mode()
+    def _run(self, pixels: npt.NDArray[np.uint8], compute: Callable[[Tensor], Tensor]) -> Floats:
+        """Compute rows for pixels B x H x W x C."""
+        batch = torch.from_numpy(pixels).permute(0, 3, 1, 2).to(self.device)  # B C H W
+        rows: Floats = compute(self.pipeline.normalise(batch)).float().cpu().numpy()
+        if not np.isfinite(rows).all():
+            raise CheckpointError(
+                "the model's outputs are not finite: its weights are damaged, or its training diverged"
+            )
+        return rows
+
+    def _logits(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.model(images)
+        return logits  # B K
+
+    def _probabilities(self, images: Tensor) -> Tensor:
+        return (self._logits(images) / self.info.temperature).softmax(dim=1)  # B K
+
+    def _features(self, images: Tensor) -> Tensor:
+        return self.model.forward_head(self.model.forward_features(images), pre_logits=True)  # B F
+
+    def _prediction(self, name: str, probabilities: Floats, top_k: int) -> Prediction:
+        """Name the most probable classes; equal ones come in the order of the classes."""
+        order = np.argsort(-probabilities, kind="stable")[:top_k]
+        top = tuple((self.classes[i], float(probabilities[i])) for i in order)
+        return Prediction(label=top[0][0], probability=top[0][1], top=top, name=name)
+
+
+def load(path: str | os.PathLike[str], device: str | torch.device = "auto") -> Classifier:
+    """Load a classifier.
+
+    Args:
+        path: A ``model.safetensors``, or a folder that has one, as every run folder has.
+        device: As :class:`Classifier` takes it.
+
+    Raises:
+        CheckpointError: If the file cannot be used; see :func:`~vitreous.checkpoint.artifact.load_model`.
+        ConfigError: If the device is not there.
+    """
+    model, info = load_model(path)
+    return Classifier(model, info, device)
+
+
+def _one_or_all(x: Any, stream: Callable[[Iterable[Picture]], Iterator[Any]]) -> Any:
+    """Return what a stream gives for one picture, or a list for several; raise one error for all failures."""
+    single = isinstance(x, str | os.PathLike | Image.Image | np.ndarray)
+    if not single and not isinstance(x, Iterable):
+        raise DataError(f"a {type(x).__name__} is no picture: give a path, a PIL image, an array, or a list of these")
+    found = list(stream([x] if single else x))
+    failures = [each for each in found if isinstance(each, Failure)]
+    if failures:
+        named = "; ".join(f"{each.name}: {each.reason}" for each in failures[:_SHOWN])
+        rest = f"; and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
+        count = "" if single else f"{len(failures)} of {len(found)} pictures cannot be read: "
+        raise DataError(f"{count}{named}{rest}")
+    return found[0] if single else found
+
+
+def _name_of(item: Any, position: int) -> str:
+    """A picture's path, or its position where it has none."""
+    path = item if isinstance(item, str | os.PathLike) else getattr(item, "filename", "")
+    return os.fspath(path) or f"#{position}"
+
+
+def _choose_device(device: str | torch.device) -> torch.device:
+    """Return the device that was asked for, if it is there."""
+    if str(device) == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device(name)
+    try:
+        chosen = torch.device(device)
+        torch.zeros(1, device=chosen).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(f"device '{device}' is not there: use auto, cpu, cuda or mps") from error
+    return chosen
+
+
+def _check_positive(**values: int) -> None:
+    """Refuse counts below 1."""
+    for name, value in values.items():
+        if value < 1:
+            raise ConfigError(f"{name} is {value}, it must be at least 1")
