@@ -1,0 +1,140 @@
+"""What a folder or a manifest says before any picture is opened: which file has which label, and in which split.
+
+Also the list of pictures to leave out. Files are opened in :mod:`vitreous.data.scan`.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vitreous.errors import DataError
+
+__all__ = ["SPLIT_NAMES", "Entry", "Listing", "excluded", "first_ten", "ordered_classes", "plain_name"]
+
+SPLIT_NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+"""How people call their splits, in lower case, and what each is called here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One labelled file.
+
+    Args:
+        path: Where it is.
+        name: The path as the user would write it: relative to the data folder, or as in the manifest.
+        label: Class name.
+        split: `train`, `val` or `test`; None where the data does not say.
+    """
+
+    path: Path
+    name: str
+    label: str
+    split: str | None
+
+
+@dataclass
+class Listing:
+    """All labelled files of a source.
+
+    Args:
+        root: The data folder, that names are relative to.
+        entries: The files.
+        notes: Lines for the terminal: what was ignored.
+        classes: The classes in their official order; None orders them by name.
+        trusted: The files are known to be whole (verified archives): they are not opened before training.
+    """
+
+    root: Path
+    entries: list[Entry]
+    notes: list[str] = field(default_factory=list)
+    classes: tuple[str, ...] | None = None
+    trusted: bool = False
+
+
+def first_ten(items: Sequence[object], separator: str = ", ") -> str:
+    """The first ten of many, joined, and how many more there are."""
+    more = f" and {len(items) - 10:,} more" if len(items) > 10 else ""
+    return separator.join(str(item) for item in items[:10]) + more
+
+
+def plain_name(name: str) -> str:
+    """A class name in one Unicode form: macOS writes 'é' as two characters, others as one."""
+    return unicodedata.normalize("NFC", name)
+
+
+def ordered_classes(names: Collection[str]) -> tuple[str, ...]:
+    """Class names in order: by number where all are whole numbers, else by Unicode code point."""
+    unique = set(names)
+    if all(name.isdecimal() for name in unique):
+        return tuple(sorted(unique, key=lambda name: (int(name), name)))
+    return tuple(sorted(unique))
+
+
+def excluded(
+    list_file: str, names: Sequence[str], paths: Sequence[Path] | None = None, root: Path | None = None
+) -> tuple[set[int], list[str]]:
+    """Which pictures a list of exclusions names.
+
+    A line is a picture's name as this package prints it, a path relative to the data folder or to the current one, an
+    absolute path, or a bare file name that only one picture has. Lines that start with `#` are comments; what
+    follows a tab is ignored, so that a run's list of unreadable files can be used as it is.
+
+    Args:
+        list_file: Path of the text file, UTF-8.
+        names: Name of each picture.
+        paths: Path of each picture, if they are files.
+        root: The data folder, if there is one.
+
+    Returns:
+        Positions of the pictures to leave out, and notes on the lines that match none.
+
+    Raises:
+        DataError: If the list cannot be read.
+    """
+    try:
+        lines = Path(list_file).expanduser().read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"the list of pictures to exclude, {list_file}, cannot be read: {error}") from error
+    wanted = [line.split("\t")[0].strip() for line in lines]
+    wanted = [line for line in wanted if line and not line.startswith("#")]
+    known: dict[str, list[int]] = {}
+    for position, name in enumerate(names):
+        keys = {name, os.path.basename(name)}
+        if paths is not None:
+            keys.add(os.path.abspath(paths[position]))
+        for key in keys:
+            known.setdefault(key, []).append(position)
+    exact = set(names)
+    found: set[int] = set()
+    missed, vague = [], []
+    for line in wanted:
+        hits = next((known[key] for key in _meanings(line, root) if key in known), [])
+        if len(hits) == 1 or line in exact:
+            found.update(hits)
+        else:
+            (vague if hits else missed).append(line)
+    notes = [f"{len(found):,} pictures left out by {list_file}"]
+    if missed:
+        notes.append(f"{len(missed):,} lines of {list_file} match no picture: {first_ten(missed)}")
+    if vague:
+        notes.append(
+            f"{len(vague):,} lines of {list_file} fit several pictures, write the folder too: {first_ten(vague)}"
+        )
+    return found, notes
+
+
+def _meanings(line: str, root: Path | None) -> list[str]:
+    """The keys that a line may stand for, the most literal first."""
+    expanded = os.path.expanduser(line)
+    meanings = [line, os.path.normpath(line).replace(os.sep, "/")]
+    if root is not None:
+        meanings.append(os.path.abspath(os.path.join(root, expanded)))
+    return [*meanings, os.path.abspath(expanded)]
