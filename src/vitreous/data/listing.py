@@ -114,7 +114,8 @@ def excluded(
             known.setdefault(key, []).append(position)
     exact = set(names)
     found: set[int] = set()
-    missed, vague = [], []
+    missed: list[str] = []
+    vague: list[str] = []
     for line in wanted:
         hits = next((known[key] for key in _meanings(line, root) if key in known), [])
         if len(hits) == 1 or line in exact:

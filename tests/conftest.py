@@ -1,0 +1,64 @@
+"""What tests share: real pictures, and how many cores they may use."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+# Before torch is imported by any test module. With pytest-xdist each worker is one of many.
+os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
+
+
+def _shared(*parts: str) -> Path:
+    path = SHARED_DATA.joinpath(*parts)
+    if not path.exists():
+        pytest.skip(f"real pictures are not on this machine: {path} is missing")
+    return path
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data beside the repository; the test is skipped where it is absent."""
+    return _shared()
+
+
+@pytest.fixture(scope="session")
+def flowers() -> Path:
+    """3,670 photographs in {train,val}/<one of five classes>/*.jpg."""
+    return _shared("flowers")
+
+
+@pytest.fixture(scope="session")
+def photos() -> Path:
+    """Four photographs of various sizes: astronaut, chelsea, coffee (PNG) and rocket (JPEG)."""
+    return _shared("photos")
+
+
+@pytest.fixture(scope="session")
+def cifar10_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that torchvision.datasets.CIFAR10 accepts, restored once (about 10 s) and kept in pytest's cache.
+
+    The variable VITREOUS_TEST_CIFAR10 may name such a folder.
+    """
+    given = os.environ.get("VITREOUS_TEST_CIFAR10")
+    if given:
+        return Path(given)
+    script = _shared("restore_cifar10.py")
+    cache = getattr(request.config, "cache", None)
+    kept = Path(cache.mkdir("vitreous-data")) / "cifar10" if cache else tmp_path_factory.mktemp("data") / "cifar10"
+    if not kept.exists():
+        # Restored aside and renamed, so that workers of pytest-xdist never see half of it.
+        aside = kept.with_name(f"cifar10-{os.getpid()}")
+        subprocess.run([sys.executable, str(script), str(aside)], check=True, capture_output=True)
+        try:
+            aside.rename(kept)
+        except OSError:  # another worker was first
+            shutil.rmtree(aside)
+    return kept
