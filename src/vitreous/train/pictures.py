@@ -18,8 +18,8 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
-from PIL import Image
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from PIL import Image, ImageOps
 
 from vitreous.evaluate.calibration import Calibration, Reliability
 from vitreous.evaluate.metrics import most_confused
@@ -37,11 +37,11 @@ _STYLE: dict[str, Any] = {
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.grid": False,
     "axes.unicode_minus": False,
     "legend.frameon": False,
     "lines.linewidth": 2.0,
 }
+_PERCENT = FuncFormatter(lambda share, _: f"{round(100 * share, 2):g} %")
 _DPI = 110
 _NUMBERS_UP_TO, _NAMES_UP_TO = 20, 40  # classes: beyond, numbers and names in a confusion matrix are unreadable
 _PAIRS = 12
@@ -83,7 +83,7 @@ def draw_curves(history: Sequence[Mapping[str, Any]], selected_epoch: int | None
         _line(score, history, "val_top1", "top-1 accuracy", color=BLUE)
         _line(score, history, "val_macro_f1", "macro F1", color=GREEN, linestyle="--")
         score.set(title="Validation score (higher is better)")
-        score.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+        score.yaxis.set_major_formatter(_PERCENT)
         _line(rate, history, "lr", "learning rate", color=GREY)
         rate.set(title="Learning rate")
         rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
@@ -96,8 +96,7 @@ def draw_curves(history: Sequence[Mapping[str, Any]], selected_epoch: int | None
                 axes.axvline(selected_epoch, color=RED, linestyle=":", linewidth=1.6, zorder=0, label="saved epoch")
         for axes in (loss, score):
             axes.legend(loc="best")
-        figure.suptitle(_curves_title(history, selected_epoch), x=0.01, ha="left", fontsize=14, weight="bold")
-        return _png(figure)
+        return _png(figure, _curves_title(history, selected_epoch))
 
 
 def draw_confusion(confusion: npt.NDArray[np.int64], classes: Sequence[str], split: str = "validation") -> bytes:
@@ -117,15 +116,12 @@ def draw_confusion(confusion: npt.NDArray[np.int64], classes: Sequence[str], spl
     with mpl.rc_context(lettering.style(**_STYLE)):
         figure = Figure(figsize=(14, 7.2), layout="constrained")
         heat, bars = figure.subplots(1, 2, width_ratios=[1.45, 1])
-        _heat_map(figure, heat, confusion, [lettering.label(c, 20 if k <= 20 else 14) for c in classes])
+        _heat_map(figure, heat, confusion, [lettering.label(c, 24 if k <= 20 else 16) for c in classes])
         pairs = most_confused(confusion, classes, _PAIRS)
-        _pair_bars(
-            bars,
-            [(f"{lettering.label(p.true, 20)} → {lettering.label(p.predicted, 20)}", p.count, p.share) for p in pairs],
-        )
+        names = [" → ".join(lettering.label(name, 30) for name in (p.true, p.predicted)) for p in pairs]
+        _pair_bars(bars, [(name, p.count, p.share) for name, p in zip(names, pairs, strict=True)])
         title = f"{int(confusion.sum()):,} {split} pictures, {k} classes: {wrong:,} wrong"
-        figure.suptitle(title, x=0.01, ha="left", fontsize=14, weight="bold")
-        return _png(figure)
+        return _png(figure, title)
 
 
 def draw_mistakes(mistakes: Sequence[Mistake], wrong: int, total: int, split: str = "validation") -> bytes:
@@ -139,22 +135,22 @@ def draw_mistakes(mistakes: Sequence[Mistake], wrong: int, total: int, split: st
     """
     lettering = Lettering(name for m in mistakes for name in (m.true, m.predicted))
     columns, rows = 5, max(1, math.ceil(len(mistakes) / 5))
+    aspect = _common_aspect(mistakes)
     with mpl.rc_context(lettering.style(**_STYLE)):
-        figure = Figure(figsize=(12.5, 2.95 * rows + 0.9 if mistakes else 2.5), layout="constrained")
+        figure = Figure(figsize=(12.5, (2.4 / aspect + 0.55) * rows + 0.5 if mistakes else 1.6), layout="constrained")
         if mistakes:
             title = f"The {len(mistakes)} worst of {wrong:,} mistakes on {total:,} {split} pictures"
             if len(mistakes) == wrong:
                 title = f"{'The only mistake' if wrong == 1 else f'All {wrong} mistakes'} on {total:,} {split} pictures"
             cells = figure.subplots(rows, columns, squeeze=False).ravel()
             for axes, mistake in zip(cells, mistakes, strict=False):
-                _mistake(axes, mistake, lettering)
+                _mistake(axes, mistake, aspect, lettering)
             for axes in cells[len(mistakes) :]:
                 axes.set_axis_off()
         else:
             title = f"No mistakes on {total:,} {split} pictures"
-            figure.text(0.01, 0.4, "Every one was classified right, so there is nothing to show here.", color=GREY)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=14, weight="bold")
-        return _png(figure)
+            figure.text(0.012, 0.35, "Every one was classified right, so there is nothing to show here.", color=GREY)
+        return _png(figure, title)
 
 
 def draw_calibration(before: Reliability, after: Reliability, summary: Calibration, split: str = "validation") -> bytes:
@@ -179,10 +175,10 @@ def draw_calibration(before: Reliability, after: Reliability, summary: Calibrati
             _histogram(grid[1, column], bins)
         grid[0, 0].set_ylabel("how often it is right")
         grid[1, 0].set_ylabel("pictures")
-        grid[0, 0].legend(loc="upper left")
+        labelled = {name: art for axes in grid[0] for art, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+        figure.legend(list(labelled.values()), list(labelled), loc="outside lower center", ncols=len(labelled))
         title = f"When the model says 80 %, is it right 80 % of the time?   ({summary.n:,} {split} pictures)"
-        figure.suptitle(title, x=0.01, ha="left", fontsize=14, weight="bold")
-        return _png(figure)
+        return _png(figure, title)
 
 
 def _number(value: Any) -> float | None:
@@ -213,12 +209,11 @@ def _curves_title(history: Sequence[Mapping[str, Any]], selected_epoch: int | No
     title = f"{epochs} epoch{'' if epochs == 1 else 's'} of training"
     if selected_epoch is None:
         return title
-    scores = [
-        f"{name} {100 * dict(_points(history, key))[selected_epoch]:.1f} %"
-        for name, key in (("top-1", "val_top1"), ("macro F1", "val_macro_f1"))
-        if selected_epoch in dict(_points(history, key))
-    ]
-    return f"{title}; saved: epoch {selected_epoch}" + (f" with validation {', '.join(scores)}" if scores else "")
+    top1, macro_f1 = (dict(_points(history, key)).get(selected_epoch) for key in ("val_top1", "val_macro_f1"))
+    title += f"; saved: epoch {selected_epoch}"
+    if top1 is not None and macro_f1 is not None:
+        title += f" with validation top-1 {100 * top1:.1f} %, macro F1 {macro_f1:.2f}"
+    return title
 
 
 def _heat_map(figure: Figure, axes: Axes, confusion: npt.NDArray[np.int64], names: Sequence[str]) -> None:
@@ -230,10 +225,11 @@ def _heat_map(figure: Figure, axes: Axes, confusion: npt.NDArray[np.int64], name
     # The square root of the share: rare mistakes stay visible beside a diagonal near 1.
     image = axes.imshow(shares, cmap=colours, norm=PowerNorm(0.5, 0, 1), aspect="equal")
     bar = figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02, ticks=[0, 0.01, 0.05, 0.1, 0.25, 0.5, 1])
-    bar.ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    bar.ax.yaxis.set_major_formatter(_PERCENT)
     bar.set_label("share of the true class")
     bar.outline.set_visible(False)
-    axes.set(xlabel="predicted class", ylabel="true class")
+    unit = "" if k <= _NAMES_UP_TO else ", by its number"
+    axes.set(xlabel=f"predicted class{unit}", ylabel=f"true class{unit}")
     axes.set_title("Which class is taken for which (the diagonal is right)")
     axes.spines[:].set_visible(False)
     if k <= _NAMES_UP_TO:
@@ -263,40 +259,48 @@ def _pair_bars(axes: Axes, pairs: Sequence[tuple[str, int, float]]) -> None:
     axes.set_title("Most frequent mistakes: true → predicted")
     axes.spines[:].set_visible(False)
     axes.set_xticks([])
+    axes.set_yticks([])
     if not pairs:
-        axes.set_yticks([])
         axes.text(0.02, 0.9, "No mistakes.", transform=axes.transAxes, color=GREY)
         return
     counts = [count for _, count, _ in pairs]
-    axes.barh(range(len(pairs)), counts, color=RED, height=0.62)
-    for place, (_, count, share) in enumerate(pairs):
-        axes.text(count, place, f"  {count:,} ({100 * share:.0f} %)", va="center", fontsize=10)
-    axes.set_yticks(range(len(pairs)), labels=[label for label, _, _ in pairs], fontsize=10)
-    axes.tick_params(length=0)
-    axes.set_xlim(0, max(counts) * 1.35)  # room for the numbers after the longest bar
-    axes.set_ylim(max(len(pairs), 6) - 0.4, -0.6)
+    axes.barh(range(len(pairs)), counts, color=RED, height=0.3)
+    for place, (name, count, share) in enumerate(pairs):
+        axes.text(0, place - 0.24, name, va="bottom", fontsize=10)
+        axes.text(count, place, f" {count:,} ({100 * share:.0f} %)", va="center", fontsize=10, color=GREY)
+    axes.set_xlim(0, max(counts) * 1.25)  # room for the numbers after the longest bar
+    axes.set_ylim(max(len(pairs), _PAIRS) - 0.5, -0.7)
     axes.set_xlabel("pictures, and their share of the true class", loc="left", color=GREY, fontsize=10)
 
 
-def _mistake(axes: Axes, mistake: Mistake, lettering: Lettering) -> None:
-    """Draw one picture of the contact sheet with its two lines of text."""
+def _common_aspect(mistakes: Sequence[Mistake]) -> float:
+    """Return the width over the height that suits most pictures, within the bounds of a readable sheet."""
+    sizes = [_image(m.picture).size for m in mistakes if m.picture is not None]
+    return float(np.clip(np.median([w / h for w, h in sizes]), 0.75, 1.5)) if sizes else 1.0
+
+
+def _image(picture: Image.Image | npt.NDArray[np.uint8]) -> Image.Image:
+    return picture if isinstance(picture, Image.Image) else Image.fromarray(np.asarray(picture).squeeze())
+
+
+def _mistake(axes: Axes, mistake: Mistake, aspect: float, lettering: Lettering) -> None:
+    """Draw one picture of the contact sheet, on a cell of the common aspect, with its two lines of text."""
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
-    axes.set_anchor("S")
+    size = (320, round(320 / aspect))  # more than the sheet resolves
     if mistake.picture is None:
-        axes.text(0.5, 0.5, "cannot be read\nany more", ha="center", va="center", color=GREY)
-        axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+        cell = Image.new("RGB", size, "#F2F2F2")
+        axes.text(size[0] / 2, size[1] / 2, "cannot be read\nany more", ha="center", va="center", color=GREY)
     else:
-        picture = mistake.picture
-        if not isinstance(picture, Image.Image):
-            picture = Image.fromarray(np.asarray(picture).squeeze())
-        picture = picture.convert("RGB")
-        picture.thumbnail((320, 320))  # more than the sheet resolves
-        axes.imshow(np.asarray(picture), interpolation="nearest" if max(picture.size) < 100 else "antialiased")
-    axes.set_title(f"true: {lettering.label(mistake.true, 24)}", loc="center", fontsize=10, pad=4)
+        picture = _image(mistake.picture).convert("RGB")
+        small = max(picture.size) < 100  # show its pixels, as the model sees them
+        method = Image.Resampling.NEAREST if small else Image.Resampling.BICUBIC
+        cell = ImageOps.pad(picture, size, method, color="#F2F2F2")
+    axes.imshow(np.asarray(cell))
+    axes.set_title(f"true: {lettering.label(mistake.true, 24)}", y=-0.02, va="top", loc="center", fontsize=10, pad=0)
     said = f"said: {lettering.label(mistake.predicted, 20)}, {100 * mistake.probability:.0f} %"
-    axes.set_xlabel(said, color=RED, fontsize=10, labelpad=4)
+    axes.set_xlabel(said, color=RED, fontsize=10, labelpad=15)
 
 
 def _reliability(axes: Axes, bins: Reliability) -> None:
@@ -321,20 +325,26 @@ def _reliability(axes: Axes, bins: Reliability) -> None:
     middle = bins.edges[:-1][sure] + width[sure] / 2
     if sure.any():
         axes.vlines(
-            middle, bins.accuracy[sure], bins.accuracy[sure] + gap, color=RED, linewidth=3, label="the difference"
+            middle,
+            bins.accuracy[sure],
+            bins.accuracy[sure] + gap,
+            color=RED,
+            linewidth=3,
+            label="the difference: bars below the line mean too sure",
         )
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.yaxis.set_major_formatter(_PERCENT)
 
 
 def _histogram(axes: Axes, bins: Reliability) -> None:
     axes.bar(bins.edges[:-1], bins.counts, np.diff(bins.edges), align="edge", color=GREY, edgecolor="white")
     axes.set_xlabel("how sure the model says it is")
-    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.xaxis.set_major_formatter(_PERCENT)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
 
 
-def _png(figure: Figure) -> bytes:
+def _png(figure: Figure, title: str) -> bytes:
+    figure.suptitle(title, x=0.01, ha="left", fontsize=14, weight="bold")
     memory = io.BytesIO()
     figure.savefig(memory, format="png", dpi=_DPI)
     return memory.getvalue()

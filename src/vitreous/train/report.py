@@ -1,0 +1,258 @@
+"""The report of a finished run: report.json for programs, and pictures for people. It knows no Trainer and no model.
+
+report.json (format_version 1; a number that is not finite is null)::
+
+    format_version  1
+    recipe, seed, device, precision
+    data            what `facts.data` holds
+    model           {parameters, flops}: count, and operations per image
+    training        {epochs, selected_epoch, seconds: {phase: s}}
+    machine         {cpu, cores, memory_gib, gpu, bf16}
+    classes         K names, in the order of the model's outputs
+    scores          {val, test}; test is null without a test split. Each has the fields of
+                    :class:`~vitreous.evaluate.metrics.Scores`; an entry of per_class also has its `name`, and
+                    `confusion` is null above 100 classes
+    calibration     {fitted_on: "val", measured_on: "val" | "test"} and the fields of
+                    :class:`~vitreous.evaluate.calibration.Calibration`
+    most_confused   up to 20 of {true, predicted, count, share}, on val
+    worst_mistakes  up to 25 of {index, name, true, predicted, probability}, on val; name may be null
+    versions        {package: version}
+    pictures        names of the pictures beside this file
+
+N images, K classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitreous.checkpoint.atomic import replacing
+from vitreous.errors import DataError, OutputError, VitreousError
+from vitreous.evaluate.calibration import calibrate, fit_temperature, reliability
+from vitreous.evaluate.metrics import Scores, evaluate, most_confused, worst_mistakes
+from vitreous.train import pictures
+from vitreous.train.machine import Machine, describe_machine, versions
+
+__all__ = ["PICTURES", "Predictions", "RunFacts", "write_report"]
+
+PICTURES = ("curves.png", "confusion.png", "mistakes.png", "calibration.png")
+"""Names of the pictures that :func:`write_report` leaves in the run's folder."""
+
+_FORMAT_VERSION = 1
+_MATRIX_UP_TO = 100  # classes: a larger confusion matrix would make the file megabytes of zeros
+_PAIRS, _MISTAKES = 20, 25
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What the model said about one split.
+
+    Attributes:
+        logits: (N, K) outputs of the saved weights before softmax.
+        labels: (N,) true classes, integers in [0, K).
+        picture: Returns image `i` of the split as a PIL image or uint8 array, for the sheet of mistakes; one that
+            fails to load is shown as a grey field. None leaves all fields grey.
+        name: Returns the name of image `i`, such as its path, for the list of mistakes; None leaves the names away.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    picture: Callable[[int], Image.Image | npt.NDArray[np.uint8]] | None = None
+    name: Callable[[int], str] | None = None
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a report tells of a run besides its scores.
+
+    Attributes:
+        recipe: Name of the recipe.
+        seed: Of every random draw.
+        device: Where the run took place, such as `cpu`.
+        precision: What it computed in, `bf16` or `float32`.
+        epochs: Epochs that were trained.
+        selected_epoch: Epoch, counted from 1, whose weights were saved; None where that was not chosen by epoch.
+        parameters: Number of trained parameters.
+        flops: Floating-point operations of one image's forward pass.
+        data: About the data, such as source, fingerprint and number of images in each split; plain JSON values.
+        seconds: Wall-clock time by phase, such as {"train": 63.1, "evaluate": 0.8}.
+        machine: The hardware; measured here where it is not given.
+    """
+
+    recipe: str
+    seed: int
+    device: str
+    precision: str
+    epochs: int
+    selected_epoch: int | None
+    parameters: int
+    flops: int
+    data: Mapping[str, Any] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    machine: Machine | None = None
+
+
+def write_report(
+    folder: Path,
+    facts: RunFacts,
+    *,
+    history: Sequence[Mapping[str, Any]],
+    classes: Sequence[str],
+    val: Predictions,
+    test: Predictions | None = None,
+    temperature: float | None = None,
+) -> dict[str, Any]:
+    """Write `report.json` and the four pictures of :data:`PICTURES` into a run's folder.
+
+    Confusion and mistakes are shown on the validation split, so that studying them leaves the test split untouched.
+    Calibration is measured on the test split where there is one, since the temperature was fitted on the other.
+    What report.json holds is at the head of this module.
+
+    Args:
+        folder: The run's folder; made where it is missing.
+        facts: What to tell of the run besides its scores.
+        history: Rows as :func:`~vitreous.train.pictures.draw_curves` takes them.
+        classes: The K class names.
+        val: Predictions on the validation split.
+        test: Predictions on the test split, where there is one.
+        temperature: The temperature stored with the model; None fits it on `val`.
+
+    Returns:
+        What report.json holds.
+
+    Raises:
+        OutputError: If a file cannot be written; files that were there before stay whole.
+        DataError: If logits, labels and class names do not fit one another.
+        NonFiniteError: If a logit is NaN or infinite.
+    """
+    temperature = fit_temperature(val.logits, val.labels) if temperature is None else temperature
+    scores = evaluate(val.logits, val.labels)
+    named = {"val": _named(scores, classes), "test": None}
+    if test is not None:
+        named["test"] = _named(evaluate(test.logits, test.labels), classes)
+    mistakes = _mistakes(val, classes)
+    measured_on, measured = ("val", val) if test is None else ("test", test)
+    calibration = calibrate(measured.logits, measured.labels, temperature)
+    report = _finite(
+        {
+            **_told(facts),
+            "classes": classes,
+            "scores": named,
+            "calibration": {"fitted_on": "val", "measured_on": measured_on, **calibration.to_dict()},
+            "most_confused": [asdict(pair) for pair in most_confused(scores.confusion, classes, _PAIRS)],
+            "worst_mistakes": mistakes,
+            "versions": versions(),
+            "pictures": PICTURES,
+        }
+    )
+    before, after = (reliability(_softmax(measured.logits, t), measured.labels) for t in (1.0, temperature))
+    drawn = (
+        pictures.draw_curves(history, facts.selected_epoch),
+        pictures.draw_confusion(scores.confusion, classes),
+        pictures.draw_mistakes(
+            [_shown(val, mistake) for mistake in mistakes],
+            wrong=int(scores.confusion.sum() - np.trace(scores.confusion)),
+            total=scores.n,
+        ),
+        pictures.draw_calibration(before, after, calibration, "validation" if test is None else "test"),
+    )
+    files = dict(zip(PICTURES, drawn, strict=True))
+    _write(folder, files | {"report.json": _json(report)})  # in this order: where the report is, the pictures are
+    return report
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make the folder '{folder}': {error.strerror or error}") from error
+    for name, content in files.items():
+        with replacing(folder / name) as path:
+            path.write_bytes(content)
+
+
+def _told(facts: RunFacts) -> dict[str, Any]:
+    """Return the part of the report that the run's facts fill."""
+    machine = facts.machine or describe_machine(torch.device(facts.device))
+    return {
+        "format_version": _FORMAT_VERSION,
+        **{name: getattr(facts, name) for name in ("recipe", "seed", "device", "precision", "data")},
+        "model": {"parameters": facts.parameters, "flops": facts.flops},
+        "training": {name: getattr(facts, name) for name in ("epochs", "selected_epoch", "seconds")},
+        "machine": machine.to_dict(),
+    }
+
+
+def _softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    return torch.softmax(logits.detach().cpu().double() / temperature, dim=1)
+
+
+def _named(scores: Scores, classes: Sequence[str]) -> dict[str, Any]:
+    """Return scores with class names, and without a confusion matrix too large to read."""
+    if len(scores.per_class) != len(classes):
+        raise DataError(f"the model has {len(scores.per_class)} outputs, but there are {len(classes)} class names")
+    fields = scores.to_dict()
+    fields["per_class"] = [{"name": n, **row} for n, row in zip(classes, fields["per_class"], strict=True)]
+    if len(classes) > _MATRIX_UP_TO:
+        fields["confusion"] = None
+    return fields
+
+
+def _mistakes(split: Predictions, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the entries of `worst_mistakes`, the worst first."""
+    indices = worst_mistakes(split.logits, split.labels, _MISTAKES)
+    best, predicted = _softmax(split.logits[indices]).max(dim=1) if indices else ((), ())
+    return [
+        {
+            "index": index,
+            "name": split.name(index) if split.name else None,
+            "true": classes[int(split.labels[index])],
+            "predicted": classes[int(chosen)],
+            "probability": float(probability),
+        }
+        for index, probability, chosen in zip(indices, best, predicted, strict=True)
+    ]
+
+
+def _shown(split: Predictions, mistake: Mapping[str, Any]) -> pictures.Mistake:
+    """Return a mistake with its picture; one that vanished since the run began must not cost the report."""
+    picture = None
+    if split.picture:
+        with contextlib.suppress(VitreousError, OSError):
+            picture = split.picture(mistake["index"])
+    return pictures.Mistake(picture, mistake["true"], mistake["predicted"], mistake["probability"])
+
+
+def _finite(value: Any) -> Any:
+    """Return plain JSON values: lists for sequences, None for numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _json(report: dict[str, Any]) -> bytes:
+    """Return readable JSON: indented, with a row of numbers on one line."""
+    text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
+    # A line break never stands within a JSON string, so this cannot touch one.
+    text = re.sub(
+        r"\[\n[\d\s,.e+-]+\]", lambda row: re.sub(r"\s+", " ", row[0]).replace("[ ", "[").replace(" ]", "]"), text
+    )
+    # Undecodable bytes of file names are lone surrogates in Python; written like this they are valid JSON.
+    return text.encode("utf-8", "backslashreplace") + b"\n"
