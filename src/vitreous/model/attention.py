@@ -101,6 +101,6 @@ def rotate(x: Tensor, rotary: Tensor, prefix: int) -> Tensor:
     """Rotate consecutive channel pairs of the patch tokens of x (B x H x N x d) by their angles; prefix tokens stay."""
     cos, sin = rotary.to(x.dtype)
     head, patches = x[:, :, :prefix], x[:, :, prefix:]
-    even, odd = patches.reshape(*patches.shape[:-1], -1, 2).unbind(-1)
+    even, odd = patches.unflatten(-1, (x.shape[-1] // 2, 2)).unbind(-1)
     turned = torch.stack((-odd, even), -1).flatten(-2)
     return torch.cat((head, patches * cos + turned * sin), 2)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
-from vitreous.errors import ConfigError
+from vitreous.errors import ConfigError, did_you_mean
 
 __all__ = ["Size2d", "ViTConfig", "pair"]
 
@@ -37,6 +37,12 @@ class ViTConfig:
         stem: How pixels become tokens. `patch`: strided convolution (equation 1). `linear`: flatten the patch, then
             one matrix; the same map and the same weights. `conv`: 3x3 convolutions with GELU and batch norm, each
             halving the picture, then a 1x1 (after arXiv 2106.14881, "Early convolutions help transformers see better").
+            `resnet`: the paper's hybrid, patches of a ResNet's feature map (section 3.1); `patch_size` counts pixels
+            of the image all the same.
+        resnet_layers: Bottlenecks in each stage of the `resnet` stem. A stem without stages quarters the picture, and
+            each stage but the first halves it: (3, 4, 9) makes 16 pixels a cell.
+        resnet_width: Channels of the `resnet` stem's first convolution, a multiple of 32.
+        resnet_norm: Whose constants the `resnet` stem's standardisations have: `google` or `timm`.
         patch_activation: Applied to the patch tokens before positions are added. The paper has none; the public
             notebook tutorials use `relu`.
         position: `learned`: one vector per token (equation 1). `learned-2d`: a row half and a column half, `relative`:
@@ -48,6 +54,7 @@ class ViTConfig:
         pool: What the head reads. `cls`: the class token (equation 4). `mean`: the mean of the patch tokens
             (appendix D.3). `map`: one learned query attends to all tokens (arXiv 2106.04560). `seq`: a learned
             weighted mean (arXiv 2104.05704).
+        pool_prefix: Whether `mean`, `map` and `seq` pool over [CLS] and registers too. None: `map` and `seq` do.
         class_token: Whether there is a [CLS] token; None means only where `pool` reads it.
         registers: Extra learned tokens that nothing reads (arXiv 2309.16588).
         head: `linear`, or `mlp`: the paper's head with one hidden layer (section 3.1, equation 4).
@@ -83,11 +90,15 @@ class ViTConfig:
     depth: int = 12
     heads: int = 12
     mlp_dim: int = 3072
-    stem: Literal["patch", "linear", "conv"] = "patch"
+    stem: Literal["patch", "linear", "conv", "resnet"] = "patch"
+    resnet_layers: tuple[int, ...] = (3, 4, 9)
+    resnet_width: int = 64
+    resnet_norm: Literal["google", "timm"] = "google"
     patch_activation: Literal["none", "relu"] = "none"
     position: Literal["learned", "learned-2d", "relative", "sincos-2d", "rope-2d", "none"] = "learned"
     position_prefix: Literal["cls", "all", "none"] = "cls"
     pool: Literal["cls", "mean", "map", "seq"] = "cls"
+    pool_prefix: bool | None = None
     class_token: bool | None = None
     registers: int = 0
     head: Literal["linear", "mlp"] = "linear"
@@ -110,7 +121,7 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         """Check every relation between fields; all problems come in one error."""
-        for name in ("image_size", "patch_size"):
+        for name in ("image_size", "patch_size", "resnet_layers"):
             value = getattr(self, name)
             if isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
@@ -122,6 +133,11 @@ class ViTConfig:
     def has_class_token(self) -> bool:
         """Whether a [CLS] token leads the sequence."""
         return self.pool == "cls" if self.class_token is None else self.class_token
+
+    @property
+    def pools_prefix(self) -> bool:
+        """Whether `mean`, `map` and `seq` read the tokens before the patches too."""
+        return self.pool in ("map", "seq") if self.pool_prefix is None else self.pool_prefix
 
     @property
     def prefix_tokens(self) -> int:
@@ -148,6 +164,7 @@ class ViTConfig:
 
 def _problems(c: ViTConfig) -> Iterator[str]:
     """Yield one sentence per contradiction in a configuration."""
+    yield from _unknown_choices(c)
     (height, width), (ph, pw) = pair(c.image_size), pair(c.patch_size)
     counts = {name: getattr(c, name) for name in ("width", "depth", "heads", "mlp_dim", "in_channels")}
     counts |= {"image_size": min(height, width), "patch_size": min(ph, pw)}
@@ -158,7 +175,8 @@ def _problems(c: ViTConfig) -> Iterator[str]:
     yield from _misfits(height, ph, "height")
     yield from _misfits(width, pw, "width")
     if c.width % c.heads:
-        yield f"width {c.width} is not a multiple of heads {c.heads}"
+        fits = sorted((h for h in range(1, c.width + 1) if c.width % h == 0), key=lambda h: abs(h - c.heads))[:2]
+        yield f"width {c.width} is not a multiple of heads {c.heads}: use {' or '.join(map(str, sorted(fits)))} heads"
     elif c.position == "rope-2d" and c.head_dim % 4:
         yield f"position rope-2d needs width / heads to be a multiple of 4, it is {c.head_dim}"
     if c.position in ("sincos-2d", "learned-2d") and c.width % 4:
@@ -167,11 +185,37 @@ def _problems(c: ViTConfig) -> Iterator[str]:
         yield "pool cls reads the class token, but class_token is off: use pool mean, map or seq"
     if c.stem == "conv" and (ph != pw or ph & (ph - 1) or ph < 2):
         yield f"stem conv halves the picture per layer: patch_size must be 2, 4, 8, 16 or 32, it is {c.patch_size}"
+    if c.stem == "resnet":
+        yield from _stem_misfits(c, ph, pw)
     for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
         if not 0 <= getattr(c, name) < 1:
             yield f"{name} is {getattr(c, name)}, it must be in [0, 1)"
+    if c.head_hidden is not None and c.head_hidden < 1:
+        yield f"head_hidden is {c.head_hidden}, it must be at least 1, or null for the width"
+    if not c.norm_eps > 0:
+        yield f"norm_eps is {c.norm_eps}, it must be above 0"
     if c.registers < 0 or c.num_classes < 0:
         yield f"registers ({c.registers}) and num_classes ({c.num_classes}) cannot be negative"
+
+
+def _unknown_choices(c: ViTConfig) -> Iterator[str]:
+    """Yield one sentence per field whose value is none of those that it may have."""
+    for name, hint in get_type_hints(ViTConfig).items():
+        value = getattr(c, name)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            choices = get_args(hint)
+            yield f"{name} is '{value}', it can be {', '.join(choices)}.{did_you_mean(str(value), choices)}"
+
+
+def _stem_misfits(c: ViTConfig, ph: int, pw: int) -> Iterator[str]:
+    """Yield what does not fit between a `resnet` stem and the patches."""
+    cell = 4 << max(0, len(c.resnet_layers) - 1)
+    if ph % cell or pw % cell:
+        yield f"stem resnet with {len(c.resnet_layers)} stages needs a patch_size in multiples of {cell}, it is {ph, pw}"
+    if c.resnet_width % 32 or c.resnet_width < 32:
+        yield f"resnet_width is {c.resnet_width}, it must be a multiple of 32"
+    if min(c.resnet_layers, default=1) < 1:
+        yield f"resnet_layers is {c.resnet_layers}, every stage needs at least 1"
 
 
 def _misfits(length: int, patch: int, side: str) -> Iterator[str]:
@@ -179,7 +223,7 @@ def _misfits(length: int, patch: int, side: str) -> Iterator[str]:
     if length % patch == 0:
         return
     sizes = sorted({max(patch, length // patch * patch), -(-length // patch) * patch})
-    divisors = sorted((p for p in range(2, length + 1) if length % p == 0), key=lambda p: (abs(p - patch), p))[:2]
+    divisors = sorted((p for p in range(1, length + 1) if length % p == 0), key=lambda p: (abs(p - patch), p))[:2]
     yield (
         f"image {side} {length} is not a multiple of patch {side} {patch}: use an image size of "
         f"{' or '.join(map(str, sizes))}, or a patch size of {' or '.join(map(str, sorted(divisors)))}"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig, pair
+from vitreous.model.resnet import ResNetStem
 
 __all__ = ["PatchEmbed", "resample", "rotary_table", "sincos_table"]
 
@@ -23,7 +24,8 @@ class PatchEmbed(nn.Module):
 
     ``stem="patch"`` is a strided convolution; ``stem="linear"`` flattens each patch and multiplies by the same weights,
     so both share one state dict. ``stem="conv"`` puts log2(P) 3x3 convolutions of stride 2, each with batch norm and
-    GELU and twice the channels of the one before, in front of a 1x1 projection (arXiv 2106.14881).
+    GELU and twice the channels of the one before, in front of a 1x1 projection (arXiv 2106.14881). ``stem="resnet"``
+    cuts the patches out of a ResNet's feature map (section 3.1).
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -31,11 +33,16 @@ class PatchEmbed(nn.Module):
         self.patch, self.channels = pair(config.patch_size), config.in_channels
         self.linear = config.stem == "linear"
         self.activation = nn.ReLU() if config.patch_activation == "relu" else nn.Identity()
+        self.backbone: nn.Module
         if config.stem == "conv":
             layers = int(math.log2(self.patch[0]))
             widths = [config.in_channels] + [max(8, config.width >> (layers - 1 - i)) for i in range(layers)]
             self.backbone = nn.Sequential(*(_conv_norm_gelu(a, b) for a, b in itertools.pairwise(widths)))
             self.proj = nn.Conv2d(widths[-1], config.width, 1)
+        elif config.stem == "resnet":
+            self.backbone = resnet = ResNetStem(config)
+            kernel = (self.patch[0] // resnet.reduction, self.patch[1] // resnet.reduction)
+            self.proj = nn.Conv2d(resnet.channels, config.width, kernel, kernel)
         else:
             self.backbone = nn.Sequential()
             self.proj = nn.Conv2d(config.in_channels, config.width, self.patch, self.patch)
@@ -44,10 +51,12 @@ class PatchEmbed(nn.Module):
         """Return tokens B x N x D and the grid (h, w) for images B x C x H x W.
 
         Raises:
-            ConfigError: If the channels differ from the model's or patches do not tile the images.
+            ConfigError: If the channels differ from the model's, patches do not tile the images, or they are no floats.
         """
         if images.ndim != 4 or images.shape[1] != self.channels:
             raise ConfigError(f"images have shape {tuple(images.shape)}, expected (B, {self.channels}, H, W)")
+        if not images.is_floating_point():
+            raise ConfigError(f"images are {images.dtype}, expected floats, normalised as the evaluation pipeline does")
         (H, W), (ph, pw) = images.shape[2:], self.patch
         if H % ph or W % pw or not (H and W):
             raise ConfigError(f"images are {H} x {W} pixels, both sides must be multiples of the patch, {ph} x {pw}")
@@ -68,15 +77,15 @@ def _conv_norm_gelu(channels: int, width: int) -> nn.Sequential:
 
 
 def sincos_table(grid: tuple[int, int], width: int) -> Tensor:
-    """Return fixed 2-D sine-cosine positions, 1 x N x D (Simple ViT, arXiv 2205.01580; big_vision's sincos2d)."""
+    """Return fixed 2-D sine-cosine positions, 1 x N x D in float64 (arXiv 2205.01580; big_vision's sincos2d)."""
     rows, columns = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in grid), indexing="ij")
     omega = 10_000.0 ** -(torch.arange(width // 4, dtype=torch.float64) / max(1, width // 4 - 1))
     y, x = (place.flatten()[:, None] * omega for place in (rows, columns))  # N D/4
-    return torch.cat((x.sin(), x.cos(), y.sin(), y.cos()), 1).float()[None]
+    return torch.cat((x.sin(), x.cos(), y.sin(), y.cos()), 1)[None]
 
 
 def rotary_table(grid: tuple[int, int], head_dim: int, base: float = 100.0) -> Tensor:
-    """Return cosines and sines of axial 2-D rotary positions, 2 x 1 x 1 x N x d (RoPE-ViT, arXiv 2403.13298).
+    """Return cosines and sines of axial 2-D rotary positions in float64, 2 x 1 x 1 x N x d (arXiv 2403.13298).
 
     The first half of the channel pairs turns with the column, the second with the row, each at d / 4 frequencies
     base^(-4 i / d).
@@ -85,7 +94,7 @@ def rotary_table(grid: tuple[int, int], head_dim: int, base: float = 100.0) -> T
     omega = base ** -(torch.arange(head_dim // 4, dtype=torch.float64) * 4 / head_dim)
     angles = torch.cat([place.flatten()[:, None] * omega for place in (columns, rows)], 1)  # N d/2
     angles = angles.repeat_interleave(2, 1)  # N d
-    return torch.stack((angles.cos(), angles.sin())).float()[:, None, None]
+    return torch.stack((angles.cos(), angles.sin()))[:, None, None]
 
 
 def resample(table: Tensor, old: tuple[int, int], new: tuple[int, int], method: str) -> Tensor:
@@ -104,7 +113,8 @@ def resample(table: Tensor, old: tuple[int, int], new: tuple[int, int], method: 
     """
     if old == new:
         return table
-    picture = table.float().unflatten(1, old).permute(0, 3, 1, 2)  # 1 D h w
+    # In float32 at least: bfloat16 weights would round at every tap.
+    picture = table.to(torch.promote_types(table.dtype, torch.float32)).unflatten(1, old).permute(0, 3, 1, 2)  # 1 D h w
     if method == "google":
         picture = F.interpolate(picture, new, mode="bilinear", align_corners=True)
     elif method == "timm":

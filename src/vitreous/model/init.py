@@ -35,9 +35,8 @@ def _jax(model: VisionTransformer) -> None:
         if not isinstance(module, nn.Linear):
             continue
         if name.endswith(("attn.qkv", "attn_pool.kv")):
-            for matrix in module.weight.chunk(
-                len(module.weight) // module.in_features
-            ):  # query, key and value are drawn apart
+            # Query, key and value are drawn apart.
+            for matrix in module.weight.split(module.in_features):
                 nn.init.xavier_uniform_(matrix)
         elif name.startswith(("blocks.", "attn_pool.")):
             nn.init.xavier_uniform_(module.weight)
@@ -54,6 +53,8 @@ def _timm(model: VisionTransformer) -> None:
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     _tokens(model, cls=1e-6, position=0.02)
+    if model.config.pool == "map":
+        nn.init.trunc_normal_(model.attn_pool.latent, std=model.config.width**-0.5)
 
 
 def _torchvision(model: VisionTransformer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,13 +65,13 @@ def config_of(name: str, **overrides: Any) -> ViTConfig:
     Raises:
         UsageError: If there is no such size, or the patch is no number.
     """
-    size_name, _, patch = name.partition("/")
+    size_name, slash, patch = name.partition("/")
     size = SIZES.get(size_name)
     if size is None:
         alike = [known for known in SIZES if known.lower() == size_name.lower()]
         hint = f" Did you mean '{alike[0]}'?" if alike else did_you_mean(size_name, SIZES)
         raise UsageError(f"there is no model size '{size_name}'.{hint} Known: {', '.join(SIZES)}")
-    if patch and not (patch.isdecimal() and int(patch)):
+    if slash and not (patch.isdecimal() and int(patch)):
         raise UsageError(f"'{name}': the part after / is the patch size in pixels, such as {size_name}/16")
     fields = {
         "width": size.width,
@@ -84,9 +83,8 @@ def config_of(name: str, **overrides: Any) -> ViTConfig:
     }
     unknown = sorted(set(overrides) - set(ViTConfig.__dataclass_fields__))
     if unknown:
-        near = difflib.get_close_matches(unknown[0], ViTConfig.__dataclass_fields__, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise UsageError(f"a model has no option '{unknown[0]}'.{hint}")
+        known = ViTConfig.__dataclass_fields__
+        raise UsageError(" ".join(f"A model has no option '{name}'.{did_you_mean(name, known)}" for name in unknown))
     return ViTConfig(**(fields | overrides))
 
 
@@ -118,7 +116,7 @@ class Cost:
 
 
 def cost(config: ViTConfig, image_size: Size2d | None = None) -> Cost:
-    """Count exactly, by one forward pass without data (on torch's meta device).
+    """Count exactly, by forward passes without data (on torch's meta device).
 
     Args:
         config: The model.
@@ -127,13 +125,15 @@ def cost(config: ViTConfig, image_size: Size2d | None = None) -> Cost:
     if image_size is not None:
         config = replace(config, image_size=image_size)
     with torch.device("meta"):
-        model = VisionTransformer(config).train()
+        model = VisionTransformer(config)
         image = torch.empty(1, config.in_channels, *pair(config.image_size))
         saved: dict[int, Tensor] = {}
         # Tensors that share one storage are kept once; holding them keeps their ids apart.
         keep = saved_tensors_hooks(lambda t: saved.setdefault(t.untyped_storage()._cdata, t), lambda t: t)
-        with keep, FlopCounterMode(display=False) as counter:
-            model(image)
+        with FlopCounterMode(display=False) as counter:
+            model.eval()(image)
+        with keep:
+            model.train()(image)
     own = {p.untyped_storage()._cdata for p in model.parameters()}
     kept = sum(t.untyped_storage().nbytes() for key, t in saved.items() if key not in own)
     parameters = sum(p.numel() for p in model.parameters())

@@ -113,7 +113,8 @@ class VisionTransformer(nn.Module):
         hidden = (c.head_hidden or width) if c.head == "mlp" else width
         self.pre_logits = PreLogits(width, hidden, c.head_activation) if c.head == "mlp" else nn.Identity()
         self.head = nn.Linear(hidden, c.num_classes) if c.num_classes else nn.Identity()
-        self._tables: dict[Any, Tensor] = {}  # position tables of resolutions met before
+        # Position tables of resolutions met before, each with the parameters' values that it was made from.
+        self._tables: dict[Any, tuple[Tensor, tuple[Tensor, ...]]] = {}
         initialise(self, c)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -138,12 +139,13 @@ class VisionTransformer(nn.Module):
         With ``pre_logits`` return the features that the last linear layer reads, B x D (or B x head_hidden).
         """
         c = self.config
+        read = z if c.pools_prefix else z[:, c.prefix_tokens :]
         if c.pool == "cls":
             y = z[:, 0]
         elif c.pool == "mean":
-            y = z[:, c.prefix_tokens :].mean(1)
+            y = read.mean(1)
         else:
-            y = self.attn_pool(z) if c.pool == "map" else self.seq_pool(z)
+            y = self.attn_pool(read) if c.pool == "map" else self.seq_pool(read)
         y = self.pre_logits(self.fc_norm(y))
         return y if pre_logits else self.head(y)
 
@@ -178,6 +180,8 @@ class VisionTransformer(nn.Module):
                 return self.pos_embed
             return self._cached(grid, self._resampled, self.pos_embed)
         if c.position == "learned-2d":
+            if grid == c.grid:
+                return self._rows_and_columns(grid)
             return self._cached(grid, self._rows_and_columns, self.pos_embed_row, self.pos_embed_column)
         if c.position == "sincos-2d":
             return self._cached(grid, lambda g: sincos_table(g, c.width))
@@ -210,13 +214,21 @@ class VisionTransformer(nn.Module):
 
     def _cached(self, grid: tuple[int, int], make: Callable[[tuple[int, int]], Tensor], *sources: Tensor) -> Tensor:
         """Return the table of a grid; made again only when the parameters it comes from change or need a gradient."""
-        if any(s.requires_grad for s in sources) and torch.is_grad_enabled():
+        wanted = torch.is_grad_enabled() and any(s.requires_grad for s in sources)
+        if wanted or (sources and torch.compiler.is_compiling()):
             return make(grid)
         weight = self.patch_embed.proj.weight
-        key = (grid, weight.device, weight.dtype, *((s.data_ptr(), s._version) for s in sources))
-        if key not in self._tables:
-            while len(self._tables) >= 8:  # a server that meets every resolution must not keep them all
-                self._tables.pop(next(iter(self._tables)))
+        key = (grid, weight.device, weight.dtype)
+        table, seen = self._tables.get(key, (None, ()))
+        # Compared by value: version counters miss writes through .data, and a freed address is soon used again.
+        if table is None or not all(map(torch.equal, seen, sources)):
             with torch.inference_mode(False), torch.no_grad():  # a later training step may use it
-                self._tables[key] = make(grid).to(weight)
-        return self._tables[key]
+                table = make(grid).to(weight.dtype).to(weight.device)
+                self._tables[key] = table, tuple(s.clone() for s in sources)
+            for oldest in list(self._tables)[:-8]:  # a server that meets every resolution must not keep them all
+                self._tables.pop(oldest, None)
+        return table
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave cached tables out of copies and pickles."""
+        return self.__dict__ | {"_tables": {}}
