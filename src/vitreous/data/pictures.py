@@ -10,8 +10,6 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -37,7 +35,7 @@ _EXTENSIONS = (
     *(".avif", ".heic", ".heif", ".jp2", ".j2k", ".jpx", ".ppm", ".pgm", ".pbm", ".pnm", ".ico", ".qoi"),
 )
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"\0\0\0\x0cjP  ")
-_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC", b"msf1": "HEIC"}
+_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIF", b"heix": "HEIF", b"mif1": "HEIF"}
 
 # EXIF tag 0x0112: how to turn the stored pixels so that they stand upright.
 _UPRIGHT = {
@@ -87,7 +85,7 @@ def read_picture(source: PictureSource) -> Image.Image:
     try:
         if isinstance(source, np.ndarray):
             return _to_rgb(_from_array(source))
-        with _quiet_pillow():
+        with _QUIET_PILLOW:
             if isinstance(source, Image.Image):
                 return _to_rgb(_decode(source))
             return _to_rgb(_decode(_open(_content(source))))
@@ -101,7 +99,7 @@ def inspect_picture(content: bytes) -> PictureFacts:
     JPEGs are decoded at an eighth of the size, which reads the whole stream, so truncation shows, and is faster.
     """
     try:
-        with _quiet_pillow():
+        with _QUIET_PILLOW:
             image = _open(content)
             width, height = image.size
             if image.format in ("JPEG", "MPO"):
@@ -168,7 +166,7 @@ def _brand(start: bytes) -> str:
     return _BRANDS.get(start[8:12], "") if start[4:8] == b"ftyp" else ""
 
 
-class _Quiet:
+class _QuietPillow:
     """Silences Pillow's own warnings while any thread decodes: what matters in them becomes a reason here.
 
     ``warnings.catch_warnings`` swaps a list of the whole process, so the first thread in swaps and the last one out
@@ -180,8 +178,7 @@ class _Quiet:
         self.inside = 0
         self.caught = warnings.catch_warnings()
 
-    def enter(self) -> None:
-        """Silence, if no other thread already has."""
+    def __enter__(self) -> None:
         with self.lock:
             self.inside += 1
             if self.inside == 1:
@@ -190,24 +187,14 @@ class _Quiet:
                 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
                 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-    def leave(self) -> None:
-        """Undo it, if no other thread still decodes."""
+    def __exit__(self, *_: object) -> None:
         with self.lock:
             self.inside -= 1
             if self.inside == 0:
                 self.caught.__exit__(None, None, None)
 
 
-_QUIET = _Quiet()
-
-
-@contextmanager
-def _quiet_pillow() -> Iterator[None]:
-    _QUIET.enter()
-    try:
-        yield
-    finally:
-        _QUIET.leave()
+_QUIET_PILLOW = _QuietPillow()
 
 
 def _name_of(source: PictureSource) -> str:
@@ -255,14 +242,25 @@ def _open(content: bytes) -> Image.Image:
     try:
         return Image.open(io.BytesIO(content), formats=[name for name in _FORMATS if name in Image.OPEN])
     except UnidentifiedImageError as error:
-        if _brand(content[:16]):
-            raise _UnreadableError(f"{_brand(content[:16])} pictures cannot be read here, save it as JPEG") from error
-        is_known = content.startswith(_SIGNATURES)
+        brand = _brand(content[:16])
+        if brand and brand not in Image.OPEN:
+            raise _UnreadableError(f"{brand} pictures cannot be read here, save it as JPEG") from error
+        is_known = brand or content.startswith(_SIGNATURES)
         raise _UnreadableError("damaged or truncated" if is_known else "not a picture") from error
     except Image.DecompressionBombError as error:
         raise _UnreadableError(_too_many(int(re.findall(r"\d+", str(error))[0]))) from error
     except Exception as error:  # a decoder meets damaged bytes with any of a dozen built-in errors
-        raise _UnreadableError(f"cannot be decoded: {error}") from error
+        raise _UnreadableError(_why_not(error)) from error
+
+
+def _why_not(error: Exception) -> str:
+    """A decoder's error in the words used here."""
+    text = str(error)
+    if isinstance(error, EOFError) or re.search(r"truncated|not enough|unrecognized data", text, re.IGNORECASE):
+        return "truncated"
+    if re.search(r"broken|could not create decoder", text, re.IGNORECASE):
+        return "damaged or truncated"
+    return f"cannot be decoded: {text}"
 
 
 def _too_many(pixels: int) -> str:
@@ -278,8 +276,7 @@ def _decode(image: Image.Image) -> Image.Image:
         turn = _UPRIGHT.get(_orientation(image))
         return image if turn is None else image.transpose(turn)
     except Exception as error:  # as above: OSError, SyntaxError, EOFError, struct.error, zlib.error ...
-        is_cut = isinstance(error, EOFError) or re.search(r"truncated|not enough|unrecognized data", str(error))
-        raise _UnreadableError("truncated" if is_cut else f"cannot be decoded: {error}") from error
+        raise _UnreadableError(_why_not(error)) from error
 
 
 def _orientation(image: Image.Image) -> int:
