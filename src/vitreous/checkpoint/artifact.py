@@ -206,6 +206,9 @@ def _config(file: Path, document: dict[str, Any], header: Header) -> ViTConfig:
     blocks = len({name.split(".")[1] for name in header.shapes if name.startswith("blocks.")})
     if blocks != config.depth:  # before the model is built: a claimed depth would cost time and memory
         raise CheckpointError(f"'{file}' has weights of {blocks} blocks, expected depth {config.depth}")
+    if config.stem == "resnet" and sum(config.resnet_layers) > len(header.shapes):  # likewise
+        layers = sum(config.resnet_layers)
+        raise CheckpointError(f"'{file}' has {len(header.shapes)} weights, too few for its {layers} resnet layers")
     return config
 
 
@@ -267,8 +270,9 @@ def _fits(value: Any, kind: Any) -> bool:
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, part) for part in arguments)
     if origin is tuple:
-        same = isinstance(value, tuple) and len(value) == len(arguments)
-        return same and all(_fits(item, part) for item, part in zip(value, arguments, strict=True))
+        kinds = arguments[:1] * len(value) if Ellipsis in arguments and isinstance(value, tuple) else arguments
+        same = isinstance(value, tuple) and len(value) == len(kinds)
+        return same and all(_fits(item, part) for item, part in zip(value, kinds, strict=True))
     if kind is float:
         return type(value) in (int, float)
     return type(value) is kind  # exact: True is no number here

@@ -1,0 +1,59 @@
+"""Which pictures a command means: files, folders, globs and lists on standard input."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from vitreous.errors import DataError, UsageError
+
+__all__ = ["expand"]
+
+
+def expand(words: Iterable[str]) -> list[str]:
+    """Return the paths that words mean, in the order of the words; within a folder or a glob sorted.
+
+    Args:
+        words: Each a file; a folder, searched at any depth; a glob such as ``'photos/**/*.jpg'``, for shells that do
+            not expand it; or ``-`` for a list of paths on standard input, one a line. A file that does not exist is
+            kept, for it to be reported beside the others.
+
+    Raises:
+        DataError: If a folder, a glob or the list has no pictures.
+        UsageError: If ``-`` is given while standard input is a terminal.
+    """
+    return [path for word in words for path in _expand_one(word)]
+
+
+def _expand_one(word: str) -> Iterator[str]:
+    from vitreous.data.pictures import find_pictures  # here: a wrong option should be told before Pillow is loaded
+
+    if word == "-":
+        yield from _listed()
+    elif os.path.isdir(word):
+        pictures, others = find_pictures(word)
+        if not pictures:
+            files = f"only {len(others):,} other files" if others else "it is empty"
+            raise DataError(f"no pictures in the folder '{word}': {files}")
+        yield from map(os.fspath, pictures)
+    elif not os.path.lexists(word) and glob.has_magic(word):
+        found = sorted(path for path in glob.glob(word, recursive=True) if Path(path).is_file())
+        if not found:
+            raise DataError(f"no files match '{word}'")
+        yield from found
+    else:
+        yield word
+
+
+def _listed() -> Iterator[str]:
+    """Read paths from standard input, one a line, however their names are encoded."""
+    if sys.stdin.isatty():
+        raise UsageError("- means a list of paths on standard input: pipe one in, such as `find . -name '*.jpg' | ...`")
+    lines = [os.fsdecode(line.rstrip(b"\r\n")) for line in sys.stdin.buffer]
+    paths = [line for line in lines if line.strip()]
+    if not paths:
+        raise DataError("the list of paths on standard input is empty")
+    yield from paths

@@ -1,0 +1,74 @@
+"""`vitreous predict`: what is on these pictures, as a table, JSON lines or CSV."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Literal
+
+from jsonargparse.typing import PositiveInt
+
+from vitreous.cli.inputs import expand
+from vitreous.cli.parsing import Parser
+from vitreous.cli.terminal import narrate, progress
+
+__all__ = ["run"]
+
+_EXTENSIONS = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "predict",
+        "MODEL IMAGES... [options]",
+        "Say what is on pictures: the most probable classes of each, with calibrated probabilities. A picture that "
+        "cannot be read is reported, the others are still done, and the exit code is then 1.",
+        [
+            ("vitreous predict runs/photos-1 cat.jpg", "one picture; a run folder stands for its model.safetensors"),
+            ("vitreous predict model.safetensors photos/ --format csv -o labels.csv", "a folder, at any depth"),
+            ("find . -name '*.jpg' | vitreous predict model.safetensors - --format jsonl", "a list of paths"),
+        ],
+    )
+    parser.add_argument("model", type=str, metavar="MODEL", help="model.safetensors, or a run folder that has one")
+    parser.add_argument(
+        "images", type=str, nargs="+", metavar="IMAGES", help="files, folders, quoted globs, or - for a list on stdin"
+    )
+    parser.add_argument("--top-k", type=PositiveInt, default=5, help="classes to name for each picture")
+    parser.add_argument(
+        "--format",
+        type=Literal["table", "jsonl", "csv"] | None,
+        metavar="table|jsonl|csv",
+        help="jsonl: one JSON object a line; csv: columns path, label, probability, label_2, ..., error; not given: by "
+        "the extension of the output, else table",
+    )
+    parser.add_argument("-o", "--output", type=str, metavar="FILE", help="write there instead of to the terminal")
+    parser.add_argument("--batch-size", type=PositiveInt, default=64, help="pictures per forward pass")
+    parser.add_argument("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb; 1 if any picture could not be read."""
+    options = _parser().parse_args(argv)
+    from vitreous.cli.results import writer  # here: torch takes seconds, a wrong option should not
+    from vitreous.predictor import Failure, load
+
+    classifier = load(options.model, device=options.device)
+    paths = expand(options.images)
+    top_k = min(options.top_k, len(classifier.classes))
+    form = options.format or _EXTENSIONS.get(os.path.splitext(options.output or "")[1].lower(), "table")
+    to_terminal = options.output is None and form != "table" and sys.stdout.isatty()  # lines would meet the bar
+    failed = 0
+    with writer(form, options.output, top_k) as write, progress("predict", len(paths), not to_terminal) as step:
+        for result in classifier.predict_stream(paths, top_k, options.batch_size):
+            write(result)
+            step()
+            if isinstance(result, Failure):
+                failed += 1
+                narrate(f"vitreous: {result.name}: {result.reason}")
+    if options.output:
+        narrate(f"{len(paths) - failed:,} predictions in {options.output}")
+    if failed:
+        narrate(f"vitreous: {failed:,} of {len(paths):,} pictures could not be read")
+    return 1 if failed else 0

@@ -1,0 +1,106 @@
+"""How predictions are written: JSON lines and CSV for programs, a table for people."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from vitreous.checkpoint.atomic import replacing
+from vitreous.cli.terminal import print_table
+from vitreous.predictor import Failure, Prediction
+
+__all__ = ["writer"]
+
+Write = Callable[[Prediction | Failure], None]
+_ENCODING: dict[str, Any] = {
+    "encoding": "utf-8",
+    "errors": "surrogateescape",
+}  # names that are no text stay as they are
+
+
+@contextmanager
+def writer(form: str, output: str | None, top_k: int) -> Iterator[Write]:
+    """Give a function that writes one result; a file is written whole or not at all."""
+    formats = {"table": _write_table, "jsonl": _write_jsonl, "csv": _write_csv}
+    if output is None:
+        yield from formats[form](sys.stdout, top_k)
+        return
+    with replacing(output) as path, open(path, "w", newline="", **_ENCODING) as stream:
+        yield from formats[form](stream, top_k)
+
+
+def _write_jsonl(stream: TextIO, top_k: int) -> Iterator[Write]:
+    """One object a line: path, label, probability, top; or path, error."""
+
+    def write(result: Prediction | Failure) -> None:
+        record: dict[str, Any] = {"path": result.name}
+        if isinstance(result, Failure):
+            record["error"] = result.reason
+        else:
+            top = [{"label": label, "probability": _short(probability)} for label, probability in result.top]
+            record |= {"label": result.label, "probability": _short(result.probability), "top": top}
+        text = json.dumps(record, ensure_ascii=False)
+        # A name that is no text would make a line that is no JSON; escaped, Python and others read it back.
+        stream.write((text if text.isprintable() else json.dumps(record)) + "\n")
+
+    yield write
+
+
+def _write_csv(stream: TextIO, top_k: int) -> Iterator[Write]:
+    """A header, then a row each: path, label, probability, label_2, probability_2, ..., error."""
+    further = [f"{what}_{rank}" for rank in range(2, top_k + 1) for what in ("label", "probability")]
+    rows = csv.writer(stream, lineterminator="\n")
+    rows.writerow(["path", "label", "probability", *further, "error"])
+
+    def write(result: Prediction | Failure) -> None:
+        if isinstance(result, Failure):
+            rows.writerow([result.name, *[""] * (2 * top_k), result.reason])
+        else:
+            top = [field for label, probability in result.top for field in (label, _short(probability))]
+            rows.writerow([result.name, *top, ""])
+
+    yield write
+
+
+def _write_table(stream: TextIO, top_k: int) -> Iterator[Write]:
+    """For people: one picture with a bar per class, several with a row each; after an interrupt, what there is."""
+    results: list[Prediction | Failure] = []
+    try:
+        yield results.append
+    finally:
+        predictions = [result for result in results if isinstance(result, Prediction)]
+        if len(results) == 1 and predictions:
+            stream.write(f"{predictions[0].name}\n")
+            table = Table(box=None, show_header=False)
+            for label, probability in predictions[0].top:
+                bar = "\u2501" * round(30 * probability)
+                table.add_row(Text(label), f"{probability:7.2%}", bar)
+            print_table(table, stream)
+        elif results:
+            print_table(_rows_for_people(results), stream)
+
+
+def _rows_for_people(results: Sequence[Prediction | Failure]) -> Table:
+    """A table with a row per picture."""
+    table = Table("picture", "label", "probability", "next", box=SIMPLE_HEAD)
+    table.columns[2].justify = "right"
+    for result in results:
+        if isinstance(result, Failure):
+            table.add_row(Text(result.name), "", "", Text(result.reason, style="red"))
+        else:
+            rest = ", ".join(f"{label} {probability:.1%}" for label, probability in result.top[1:])
+            table.add_row(Text(result.name), Text(result.label), f"{result.probability:.1%}", Text(rest))
+    return table
+
+
+def _short(probability: float) -> float:
+    """Six significant digits: what float32 holds."""
+    return float(f"{probability:.6g}")
