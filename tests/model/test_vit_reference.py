@@ -1,0 +1,193 @@
+"""The model against a plain second implementation: values and the gradient of every parameter."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from vit_reference import reference, small_config, stir
+
+from vitreous.model.attention import attend
+from vitreous.model.config import ViTConfig
+from vitreous.model.vit import VisionTransformer
+
+POSITIONS = ["learned", "learned-2d", "relative", "sincos-2d", "rope-2d", "none"]
+POOLS = ["cls", "mean", "map", "seq"]
+ONE_BY_ONE = [
+    {},
+    {"patch_size": (4, 2), "image_size": (8, 6)},
+    {"in_channels": 1, "stem": "linear", "patch_size": (2, 4)},
+    {"stem": "conv"},
+    {"stem": "resnet", "resnet_layers": (), "resnet_width": 32},
+    {"stem": "resnet", "resnet_layers": (1, 2), "resnet_width": 32, "patch_size": (16, 8), "image_size": (32, 24)},
+    {"stem": "resnet", "resnet_layers": (2,), "resnet_width": 32, "resnet_norm": "timm", "image_size": (12, 8)},
+    {"patch_activation": "relu"},
+    {"head": "mlp"},
+    {"head": "mlp", "head_hidden": 7, "head_activation": "relu"},
+    {"head": "mlp", "head_hidden": 33, "head_activation": "gelu"},
+    {"num_classes": 0},
+    {"final_norm": "pooled"},
+    {"final_norm": "none"},
+    {"activation": "gelu-tanh"},
+    {"activation": "relu"},
+    {"qkv_bias": False},
+    {"qk_norm": True},
+    {"qk_norm": True, "position": "relative", "registers": 1},
+    {"qk_norm": True, "position": "rope-2d", "registers": 2, "norm_eps": 1e-3},
+    {"layer_scale": 0.1},
+    {"pool": "mean", "final_norm": "pooled", "class_token": True},
+    {"pool": "map", "final_norm": "pooled", "activation": "gelu-tanh"},
+    {"heads": 1, "depth": 1},
+    {"heads": 6},
+    {"checkpoint_blocks": True, "position": "relative"},
+]
+GRID = [dict(zip(("position", "pool"), both, strict=True)) for both in itertools.product(POSITIONS, POOLS)]
+PREFIX = [
+    {"position_prefix": which, "registers": registers, "pool": pool}
+    for which, registers, pool in itertools.product(("cls", "all", "none"), (0, 3), ("cls", "mean"))
+]
+POOL_PREFIX = [
+    {"pool": pool, "pool_prefix": prefix, "class_token": True, "registers": 1}
+    for pool, prefix in itertools.product(("mean", "map", "seq"), (False, True))
+]
+CASES = ONE_BY_ONE + GRID + PREFIX + POOL_PREFIX
+
+
+def name_of(case: dict[str, object]) -> str:
+    return ",".join(f"{key}={value}" for key, value in case.items()) or "paper"
+
+
+def pictures(config: ViTConfig, batch: int = 2) -> Tensor:
+    size = config.image_size
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(batch, config.in_channels, *size, generator=generator, dtype=torch.float64)  # type: ignore[misc]
+
+
+def with_gradients(config: ViTConfig) -> tuple[VisionTransformer, Tensor, Tensor, dict[str, Tensor]]:
+    """A float64 model, a batch, and the reference's logits and gradients of a fixed mixture of the logits."""
+    model = stir(VisionTransformer(config)).double().eval()
+    images = pictures(config)
+    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    leaves = {name: weights[name].requires_grad_() for name, _ in model.named_parameters()}
+    logits = reference(images, weights, config)
+    found = torch.autograd.grad(mixture(logits), list(leaves.values()), allow_unused=True)
+    gradients = {n: torch.zeros_like(leaves[n]) if g is None else g for n, g in zip(leaves, found, strict=True)}
+    return model, images, logits.detach(), gradients  # type: ignore[return-value]
+
+
+def mixture(logits: Tensor) -> Tensor:
+    return (logits * torch.arange(1, logits.numel() + 1, dtype=logits.dtype).view_as(logits).cos()).sum()
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Largest difference, in units of the largest expected value."""
+    scale = expected.abs().max().clamp(min=1e-30)
+    return float((found.double() - expected).abs().max() / scale)
+
+
+def worst(model: VisionTransformer, logits: Tensor, expected: Tensor, gradients: dict[str, Tensor]) -> float:
+    """The largest distance over the logits and, after backward, every parameter's gradient."""
+    mixture(logits.double()).backward()
+    far = {"logits": distance(logits.detach(), expected)}
+    largest = max(float(g.abs().max()) for g in gradients.values())
+    for name, parameter in model.named_parameters():
+        got = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        scale = float(gradients[name].abs().max())
+        if scale < 1e-9 * largest:  # zero in exact arithmetic, as of a bias on all keys: softmax does not see it
+            scale = largest
+        far[name] = float((got.double() - gradients[name]).abs().max()) / scale
+    return max(far.values())
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_float64_agrees_to_1e_9(case: dict[str, object]) -> None:
+    config = small_config(**case)
+    model, images, expected, gradients = with_gradients(config)
+    assert expected.abs().max() > 1e-2
+    assert worst(model, model(images), expected, gradients) < 1e-9
+
+
+@pytest.mark.parametrize("case", [{}, *GRID[::5], {"qk_norm": True}, {"stem": "conv"}], ids=name_of)
+def test_float32_agrees_to_1e_5(case: dict[str, object]) -> None:
+    model, images, expected, gradients = with_gradients(small_config(**case))
+    model = model.float()
+    assert worst(model, model(images.float()), expected, gradients) < 1e-5
+
+
+@pytest.mark.parametrize("how", ["autocast", "pure"])
+@pytest.mark.parametrize("case", [{}, *GRID[::5], {"qk_norm": True}, {"pool": "map"}], ids=name_of)
+def test_bfloat16_agrees_to_a_few_of_its_256_steps(case: dict[str, object], how: str) -> None:
+    # bfloat16 has 8 bits: one rounding is up to 1/256, and dozens lie between a pixel and a gradient.
+    model, images, expected, gradients = with_gradients(small_config(**case))
+    model = model.float() if how == "autocast" else model.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        logits = model(images.to(next(model.parameters()).dtype))
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        fused = model(images.to(next(model.parameters()).dtype))  # without gradients the other kernel computes
+    assert distance(logits.detach(), expected) < 3e-2
+    assert distance(fused, expected) < 3e-2
+    assert worst(model, logits, expected, gradients) < 5e-2
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    scores = torch.einsum("bhnd,bhmd->bhnm", q, k) / math.sqrt(q.shape[-1])
+    e = torch.exp(scores if bias is None else scores + bias)
+    return torch.einsum("bhnm,bhmd->bhnd", e / e.sum(-1, keepdim=True), v)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_both_kernels_of_attend(dtype: torch.dtype, bound: float, biased: bool, grad: bool) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 8, dtype=torch.float64).to(dtype).requires_grad_(grad) for n in (5, 9, 9))
+    bias = torch.randn(2, 3, 5, 9, dtype=torch.float64).to(dtype) if biased else None
+    exact = [t.detach().double().requires_grad_(grad) for t in (q, k, v)]
+    expected = written_out(*exact, None if bias is None else bias.double())
+    with torch.set_grad_enabled(grad):
+        found = attend(q, k, v, bias)
+    assert found.dtype == dtype
+    assert distance(found.detach(), expected.detach()) < bound
+    if grad:
+        mixture(found.double()).backward()
+        mixture(expected).backward()
+        assert all(distance(a.grad, b.grad) < 2 * bound for a, b in zip((q, k, v), exact, strict=True))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_dropout_zeroes_weights_and_keeps_the_expectation(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    q = torch.zeros(1, 1, 4000, 4, dtype=dtype)  # all weights are 1 / 4
+    k, v = torch.zeros(1, 1, 4, 4, dtype=dtype), torch.eye(4, dtype=dtype)[None, None]
+    weights = attend(q, k, v, dropout=0.25)[0, 0].float()  # v shows each weight in a channel of its own
+    assert set(weights.flatten().tolist()) <= {0.0, float(torch.tensor(1 / 3, dtype=dtype))}
+    assert abs(float((weights == 0).float().mean()) - 0.25) < 0.02  # 16,000 draws: sigma is 0.0034
+    assert torch.equal(attend(q, k, v), torch.full_like(q, 0.25))
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_linear_stem_is_the_strided_convolution(position: str) -> None:
+    case = {"position": position, "patch_size": (4, 2), "image_size": (8, 12)}
+    conv = stir(VisionTransformer(small_config(**case))).double()
+    flat = VisionTransformer(small_config(**case, stem="linear")).double()
+    flat.load_state_dict(conv.state_dict(), strict=True)
+    for size in ((8, 12), (12, 20)):
+        images = torch.randn(3, 3, *size, dtype=torch.float64)
+        with torch.no_grad():
+            assert distance(flat(images), conv(images)) < 1e-12
+            assert distance(flat.patch_embed(images)[0], conv.patch_embed(images)[0]) < 1e-13
+
+
+def test_features_and_head_are_the_two_halves_of_forward() -> None:
+    config = small_config(head="mlp", head_hidden=11, registers=2)
+    model = stir(VisionTransformer(config)).eval()
+    images = pictures(config).float()
+    tokens = model.forward_features(images)
+    assert tokens.shape == (2, 1 + 2 + 12, 24)
+    assert torch.equal(model.forward_head(tokens), model(images))
+    features = model.forward_head(tokens, pre_logits=True)
+    assert features.shape == (2, 11)
+    assert torch.equal(model.head(features), model(images))
