@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+from sklearn.metrics import precision_recall_fscore_support
 from torch import Tensor
 
 from vitreous.errors import DataError, NonFiniteError
@@ -173,7 +173,7 @@ def evaluate(logits: Tensor, labels: Tensor) -> Scores:
             ClassScore(float(p), float(r), float(f), int(s))
             for p, r, f, s in zip(precision, recall, f1, support, strict=True)
         ),
-        confusion=confusion_matrix(true_, predicted_, labels=range(classes)).astype(np.int64),
+        confusion=np.bincount(true_ * classes + predicted_, minlength=classes**2).reshape(classes, classes),
     )
 
 

@@ -94,8 +94,8 @@ def draw_curves(history: Sequence[Mapping[str, Any]], selected_epoch: int | None
             axes.grid(axis="y", color="#E3E3E3", linewidth=0.8)
             if selected_epoch is not None:
                 axes.axvline(selected_epoch, color=RED, linestyle=":", linewidth=1.6, zorder=0, label="saved epoch")
-        for axes in (loss, score):
-            axes.legend(loc="best")
+            if axes is not rate and axes.get_legend_handles_labels()[1]:
+                axes.legend(loc="best")
         return _png(figure, _curves_title(history, selected_epoch))
 
 
@@ -346,5 +346,5 @@ def _histogram(axes: Axes, bins: Reliability) -> None:
 def _png(figure: Figure, title: str) -> bytes:
     figure.suptitle(title, x=0.01, ha="left", fontsize=14, weight="bold")
     memory = io.BytesIO()
-    figure.savefig(memory, format="png", dpi=_DPI)
+    figure.savefig(memory, format="png", dpi=_DPI, bbox_inches="tight", pad_inches=0.15)
     return memory.getvalue()
