@@ -11,7 +11,7 @@ from jsonargparse.typing import PositiveInt
 
 from vitreous.cli.inputs import expand
 from vitreous.cli.parsing import Parser
-from vitreous.cli.terminal import narrate, progress
+from vitreous.cli.terminal import bar, narrate
 
 __all__ = ["run"]
 
@@ -60,10 +60,10 @@ def run(argv: Sequence[str]) -> int:
     form = options.format or _EXTENSIONS.get(os.path.splitext(options.output or "")[1].lower(), "table")
     to_terminal = options.output is None and form != "table" and sys.stdout.isatty()  # lines would meet the bar
     failed = 0
-    with writer(form, options.output, top_k) as write, progress("predict", len(paths), not to_terminal) as step:
-        for result in classifier.predict_stream(paths, top_k, options.batch_size):
+    with writer(form, options.output, top_k) as write, bar("predict", not to_terminal) as at:
+        for done, result in enumerate(classifier.predict_stream(paths, top_k, options.batch_size), start=1):
             write(result)
-            step()
+            at(done, len(paths))
             if isinstance(result, Failure):
                 failed += 1
                 narrate(f"vitreous: {result.name}: {result.reason}")

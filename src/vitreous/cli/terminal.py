@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-__all__ = ["narrate", "number", "print_table", "progress"]
+__all__ = ["bar", "narrate", "number", "print_table"]
 
 _UNLIMITED = 10_000  # columns: what goes into a file or another program is not wrapped
 
@@ -34,16 +34,16 @@ def narrate(text: str) -> None:
 
 
 @contextlib.contextmanager
-def progress(label: str, total: int, shown: bool = True) -> Iterator[Callable[[], None]]:
-    """Show a bar on standard error, where that is a terminal; calling what this gives moves it by one picture."""
+def bar(label: str, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """Give a function of (done, total) that moves a bar on standard error, where that is a terminal."""
     console = Console(stderr=True)
     if not (shown and console.is_terminal):
-        yield lambda: None
+        yield lambda done, total: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda: bar.advance(task)
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def number(value: float) -> str:

@@ -28,7 +28,7 @@ from vitreous.errors import DataError, UsageError, did_you_mean
 
 __all__ = ["ImageData", "Split", "open_source"]
 
-_ORDER = ("train", "val", "test")
+_ORDER = ("all", "train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class ImageData:
         return dict(zip(self.classes, np.asarray(total).tolist(), strict=True))
 
 
-def open_source(config: DataConfig, progress: Progress | None = None) -> ImageData:
+def open_source(config: DataConfig, progress: Progress | None = None, hold_out: bool = True) -> ImageData:
     """Open the source that a configuration names, and check every picture of it.
 
     Files are read once: hashed, decoded and measured, in threads. Those that cannot be decoded are left out of the
@@ -106,6 +106,8 @@ def open_source(config: DataConfig, progress: Progress | None = None) -> ImageDa
     Args:
         config: What to open, how to split it, and how strict to be.
         progress: Called with (done, total) while files are read.
+        hold_out: Split a val off train where the data has none, as training needs it. If not, data without any split
+            comes whole, as split `all`, and may be of one class: enough to evaluate a model on it.
 
     Raises:
         UsageError: If the source is the name of nothing.
@@ -115,7 +117,7 @@ def open_source(config: DataConfig, progress: Progress | None = None) -> ImageDa
     opened = _open_named(config)
     if isinstance(opened, PixelSet):
         return _from_pixels(config, opened)
-    return _from_files(config, opened, progress)
+    return _from_files(config, opened, progress, hold_out)
 
 
 def _open_named(config: DataConfig) -> PixelSet | Listing:
@@ -168,7 +170,7 @@ def _from_pixels(config: DataConfig, pixels: PixelSet) -> ImageData:
     return ImageData(config.source, pixels.classes, splits, int(images.shape[3]), size, size, fingerprint, notes=notes)
 
 
-def _from_files(config: DataConfig, listing: Listing, progress: Progress | None) -> ImageData:
+def _from_files(config: DataConfig, listing: Listing, progress: Progress | None, hold_out: bool) -> ImageData:
     """Read the files of a listing, leave out the unreadable ones, and split the rest."""
     entries, notes = listing.entries, list(listing.notes)
     if config.exclude:
@@ -185,15 +187,19 @@ def _from_files(config: DataConfig, listing: Listing, progress: Progress | None)
     good = [n for n, file in enumerate(scanned) if not file.facts.reason]
     labelled = {entry.label for entry in entries}
     entries, digests = [entries[n] for n in good], [scanned[n].digest for n in good]
-    classes = listing.classes or _classes_of(config.source, entries)
+    whole = not hold_out and all(entry.split is None for entry in entries)
+    if whole:
+        classes = listing.classes or ordered_classes({entry.label for entry in entries})
+    else:
+        classes = listing.classes or _classes_of(config.source, entries)
     lost = labelled - set(classes)
     if lost:
         notes.append(f"classes without a readable picture, left out: {first_ten(sorted(lost))}")
     at = {name: n for n, name in enumerate(classes)}
     names, labels = [entry.name for entry in entries], np.asarray([at[entry.label] for entry in entries], np.int64)
-    sides = np.asarray([entry.split or "train" for entry in entries])
+    sides = np.asarray([entry.split or ("all" if whole else "train") for entry in entries])
     notes += copies_across(names, digests, sides)
-    sides, split_notes = hold_out_val(config, digests, sides)
+    sides, split_notes = hold_out_val(config, digests, sides) if hold_out else (sides, [])
     notes += split_notes + absent_classes(classes, labels, sides)
     splits = {}
     for name in _ORDER:

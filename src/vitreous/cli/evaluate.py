@@ -1,0 +1,70 @@
+"""`vitreous evaluate`: how good a model is on labelled pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from jsonargparse.typing import PositiveInt
+
+from vitreous.cli.parsing import Parser
+from vitreous.cli.terminal import narrate, print_table
+
+__all__ = ["run"]
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "evaluate",
+        "MODEL DATA [options]",
+        "Score a model on labelled pictures: log loss, top-1, top-5, precision, recall and F1 per class and overall, "
+        "and how well its probabilities are calibrated. Classes are matched by name.\n"
+        "Which pictures: the data's test split; else its val split; a folder of classes without splits as a whole, "
+        "unless the model was trained on it, then the val split that training held out.",
+        [
+            ("vitreous evaluate runs/photos-1 more-photos/", "one folder per class, named as in training"),
+            ("vitreous evaluate runs/digits-1 digits --json scores.json", "a known set; all numbers to a file too"),
+        ],
+    )
+    parser.add_argument("model", type=str, metavar="MODEL", help="model.safetensors, or a run folder that has one")
+    parser.add_argument(
+        "data", type=str, metavar="DATA", help="a folder, a .csv or .parquet manifest, or a known set, as for training"
+    )
+    parser.add_argument(
+        "--split",
+        type=Literal["val", "test", "train", "all"] | None,
+        metavar="val|test|train|all",
+        help="which pictures, if not those said above",
+    )
+    parser.add_argument("--data-dir", type=str, metavar="DIR", help="where the known sets are [~/.cache/vitreous]")
+    parser.add_argument("--json", type=str, metavar="FILE", help="write every number there; - is standard output")
+    parser.add_argument("--batch-size", type=PositiveInt, default=64, help="pictures per forward pass")
+    parser.add_argument("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb."""
+    options = _parser().parse_args(argv)
+    from vitreous.cli import scoring  # here: torch takes seconds, a wrong option should not
+    from vitreous.evaluate.calibration import calibrate
+    from vitreous.evaluate.metrics import evaluate
+    from vitreous.predictor import load
+
+    classifier = load(options.model, device=options.device)
+    data = scoring.open_data(classifier.info, options.data, options.data_dir, options.split)
+    name, split = scoring.choose_split(data, options.split)
+    labels = scoring.labels_by_name(classifier.classes, data, split)
+    for note in scoring.remarks(classifier.info, data, name):
+        narrate(note)
+    logits = scoring.logits_of(classifier, split, options.batch_size)
+    scores = evaluate(logits / classifier.info.temperature, labels)
+    calibration = calibrate(logits, labels, classifier.info.temperature)
+    if options.json != "-":
+        title = f"{data.name}, {'all pictures' if name == 'all' else name + ' split'}: {scores.n:,} pictures"
+        for table in scoring.tables(title, scores, calibration, classifier.classes):
+            print_table(table)
+    if options.json:
+        facts = {"model": options.model, "data": data, "split": name, "classes": classifier.classes}
+        scoring.write_json(options.json, scores, calibration, **facts)
+    return 0

@@ -1,0 +1,214 @@
+"""What `vitreous evaluate` does between reading its words and the end: which pictures, their logits, the tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from vitreous.checkpoint.artifact import ModelInfo
+from vitreous.checkpoint.atomic import replacing
+from vitreous.cli.terminal import bar
+from vitreous.data.config import DataConfig
+from vitreous.data.sources import ImageData, Split, open_source
+from vitreous.errors import DataError, did_you_mean
+from vitreous.evaluate.calibration import Calibration
+from vitreous.evaluate.metrics import Scores, most_confused
+from vitreous.predictor import Classifier, Failure
+
+__all__ = ["choose_split", "labels_by_name", "logits_of", "open_data", "remarks", "tables", "write_json"]
+
+_MANY = 40  # classes beyond which the table shows only the worst
+_SHOWN = 10
+
+
+def open_data(info: ModelInfo, source: str, folder: str | None, split: str | None) -> ImageData:
+    """Open labelled pictures as the model's training did, where they are what it was trained on.
+
+    Data without splits is taken whole, unless a split of it is asked for, or the model was trained on it: then the
+    held-out part is what it may be judged by, and the split is by content, the same as in training.
+    """
+    trained = _trained_on(info)
+    same_place = _same_source(source, str(trained.get("source", "")))
+    settings: dict[str, Any] = {name: trained[name] for name in ("val_fraction", "exclude") if name in trained}
+    if folder is None and same_place and "dir" in trained:
+        folder = str(trained["dir"])
+    config = DataConfig(source=source, dir=folder or DataConfig.dir)
+    as_trained = DataConfig(source=source, dir=folder or DataConfig.dir, **settings)
+    if split != "all" and same_place:
+        return _open(as_trained, hold_out=True)
+    if split in ("train", "val"):
+        return _open(config, hold_out=True)
+    data = _open(config, hold_out=False)
+    if split is None and "all" in data.splits and data.fingerprint == _fingerprint(info):
+        return _open(as_trained, hold_out=True)  # the folder was moved since
+    return data
+
+
+def choose_split(data: ImageData, asked: str | None) -> tuple[str, Split]:
+    """Return the pictures to score, and what their split is called."""
+    names = list(data.splits)
+    if asked == "all":
+        return "all", _joined([data.splits[name] for name in names])
+    name = asked or next(name for name in ("all", "test", "val", "train") if name in names)
+    if name not in names:
+        raise DataError(f"{data.name} has no {name} split: it has {', '.join(names)}")
+    return name, data.splits[name]
+
+
+def remarks(info: ModelInfo, data: ImageData, split: str) -> Iterator[str]:
+    """Yield what a reader of the scores should know."""
+    if data.unreadable:
+        path, reason = data.unreadable[0]
+        yield f"{len(data.unreadable):,} files cannot be read and are left out (first: {path}: {reason})"
+    if data.fingerprint == _fingerprint(info):
+        if split in ("train", "all"):
+            yield "the model was trained on pictures among these: the scores say little about others"
+        elif split == "val":
+            yield "the val split that training held out; it also chose the weights, so the scores are a little high"
+    absent = [name for name in info.classes if name not in data.classes]
+    if absent:
+        yield f"{len(absent):,} of the model's {len(info.classes):,} classes are not in the data: {_first(absent)}"
+
+
+def labels_by_name(classes: Sequence[str], data: ImageData, split: Split) -> Tensor:
+    """Return the labels (n,) as positions in the model's classes, matched by name."""
+    unknown = [name for name in data.classes if name not in classes]
+    if unknown:
+        hint = did_you_mean(unknown[0], classes)
+        raise DataError(
+            f"{len(unknown):,} of the {len(data.classes):,} classes in {data.name} are unknown to the model: "
+            f"{_first(unknown)}. It knows {_first(classes)}.{hint}"
+        )
+    position = np.asarray([classes.index(name) for name in data.classes], np.int64)
+    return torch.from_numpy(position[split.labels])
+
+
+def logits_of(classifier: Classifier, split: Split, batch_size: int) -> Tensor:
+    """Compute the logits (n, K) of a split's pictures, with a bar."""
+    pictures = list(split.arrays) if split.arrays is not None else split.paths or []
+    rows = []
+    with bar("evaluate") as at:
+        for position, row in enumerate(classifier.logits_stream(pictures, batch_size)):
+            if isinstance(row, Failure):
+                raise DataError(f"{split.name_of(position)}: {row.reason}; it could be read a moment ago")
+            rows.append(row)
+            at(position + 1, len(split))
+    return torch.from_numpy(np.stack(rows))
+
+
+def tables(title: str, scores: Scores, calibration: Calibration, classes: Sequence[str]) -> Iterator[Table]:
+    """Yield the tables for people: overall, per class, and what is taken for what."""
+    overall = Table(title=Text(title, style="bold"), title_justify="left", box=None, show_header=False)
+    overall.add_row("top-1", f"{scores.top1:7.2%}", Text("precision, recall and F1 overall are the same", style="dim"))
+    if scores.top5 is not None:
+        overall.add_row("top-5", f"{scores.top5:7.2%}")
+    overall.add_row("precision", f"{scores.macro_precision:7.4f}", Text("mean over classes", style="dim"))
+    overall.add_row("recall", f"{scores.macro_recall:7.4f}", Text("mean over classes", style="dim"))
+    overall.add_row("F1", f"{scores.macro_f1:7.4f}", Text("mean over classes", style="dim"))
+    before = f"{calibration.log_loss_before:.4f} before temperature {calibration.temperature:.3f}"
+    overall.add_row("log loss", f"{calibration.log_loss_after:7.4f}", Text(before, style="dim"))
+    before = f"calibration error, 15 bins; {calibration.ece_before:.4f} before temperature"
+    overall.add_row("ECE", f"{calibration.ece_after:7.4f}", Text(before, style="dim"))
+    yield overall
+    shown = [
+        n for n, own in enumerate(scores.per_class) if own.support or own.precision or scores.confusion[:, n].any()
+    ]
+    worst = len(shown) > _MANY
+    if worst:
+        shown = sorted(shown, key=lambda n: scores.per_class[n].f1)[: _MANY // 2]
+    per_class = Table(f"class{', worst first' if worst else ''}", box=SIMPLE_HEAD)
+    for name in ("pictures", "precision", "recall", "F1"):
+        per_class.add_column(name, justify="right")
+    for n in shown:
+        own = scores.per_class[n]
+        numbers = (f"{own.support:,}", f"{own.precision:.3f}", f"{own.recall:.3f}", f"{own.f1:.3f}")
+        per_class.add_row(Text(classes[n]), *numbers)
+    yield per_class
+    pairs = most_confused(scores.confusion, classes, n=5)
+    if pairs:
+        mistakes = Table("most frequent mistakes", "taken for", box=SIMPLE_HEAD)
+        mistakes.add_column("pictures", justify="right")
+        mistakes.add_column("of its class", justify="right")
+        for pair in pairs:
+            mistakes.add_row(Text(pair.true), Text(pair.predicted), f"{pair.count:,}", f"{pair.share:.1%}")
+        yield mistakes
+
+
+def write_json(
+    file: str,
+    scores: Scores,
+    calibration: Calibration,
+    *,
+    model: str,
+    data: ImageData,
+    split: str,
+    classes: Sequence[str],
+) -> None:
+    """Write every number; ``file`` ``-`` is standard output."""
+    document = {
+        "model": model,
+        "data": {"name": data.name, "fingerprint": data.fingerprint, "split": split, "pictures": scores.n},
+        "unreadable": [{"path": str(path), "reason": reason} for path, reason in data.unreadable],
+        "classes": list(classes),
+        "scores": scores.to_dict(),
+        "calibration": calibration.to_dict(),
+    }
+    text = json.dumps(document, indent=2, ensure_ascii=True) + "\n"
+    if file == "-":
+        sys.stdout.write(text)
+        return
+    with replacing(file) as path:
+        path.write_text(text, encoding="utf-8")
+
+
+def _open(config: DataConfig, hold_out: bool) -> ImageData:
+    with bar("read") as at:
+        return open_source(config, progress=at, hold_out=hold_out)
+
+
+def _trained_on(info: ModelInfo) -> Mapping[str, Any]:
+    """The data section of the recipe that the model was trained by, as far as it is what this version writes."""
+    recipe = info.provenance.get("recipe")
+    data = recipe.get("data") if isinstance(recipe, Mapping) else None
+    known = {field.name for field in fields(DataConfig)}
+    return {name: value for name, value in data.items() if name in known} if isinstance(data, Mapping) else {}
+
+
+def _fingerprint(info: ModelInfo) -> str | None:
+    data = info.provenance.get("data")
+    return data.get("fingerprint") if isinstance(data, Mapping) else None
+
+
+def _same_source(one: str, other: str) -> bool:
+    """Whether two sources are one known set, or one folder or manifest."""
+    if one == other:
+        return bool(one)
+    paths = Path(one).expanduser(), Path(other).expanduser()
+    return bool(other) and all(path.exists() for path in paths) and paths[0].samefile(paths[1])
+
+
+def _joined(splits: Sequence[Split]) -> Split:
+    """All pictures of several splits."""
+    names = tuple(name for split in splits for name in split.names)
+    labels = np.concatenate([split.labels for split in splits])
+    if all(split.arrays is not None for split in splits):
+        return Split(
+            labels, names, arrays=np.concatenate([split.arrays for split in splits if split.arrays is not None])
+        )
+    return Split(labels, names, paths=[path for split in splits for path in split.paths or []])
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
