@@ -119,8 +119,8 @@ def inspect_picture(content: bytes) -> PictureFacts:
 def find_pictures(folder: str | os.PathLike[str]) -> tuple[list[Path], list[Path]]:
     """Find the pictures under a folder, at any depth.
 
-    A file is a picture by its extension in any case, or by its first bytes. Symbolic links are followed, each real
-    folder once, so loops end. Hidden files and folders are left out.
+    A file is a picture by its extension in any case, or by its first bytes. Symbolic links are followed, but
+    not into a folder that they lie in, so loops end. Hidden files and folders are left out.
 
     Returns:
         The pictures, and the other files that are not hidden; both sorted by path.
@@ -130,18 +130,18 @@ def find_pictures(folder: str | os.PathLike[str]) -> tuple[list[Path], list[Path
     """
     pictures: list[Path] = []
     others: list[Path] = []
-    seen: set[tuple[int, int]] = set()
+    above: dict[str, frozenset[tuple[int, int]]] = {os.fspath(folder): frozenset()}  # real folders that a path is in
 
     def complain(error: OSError) -> None:
         raise DataError(f"folder {error.filename} cannot be listed: {error.strerror}") from error
 
     for parent, folders, files in os.walk(folder, followlinks=True, onerror=complain):
         status = os.stat(parent)
-        if (status.st_dev, status.st_ino) in seen:
-            folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
+        lineage = above.pop(parent) | {(status.st_dev, status.st_ino)}
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
+        inner = {name: os.stat(os.path.join(parent, name)) for name in folders}
+        folders[:] = [name for name in folders if (inner[name].st_dev, inner[name].st_ino) not in lineage]
+        above.update((os.path.join(parent, name), lineage) for name in folders)
         for name in files:
             if not name.startswith("."):
                 path = Path(parent, name)
