@@ -117,7 +117,7 @@ class MuonWithAdamW(Optimizer):
         self._muon.param_groups, self._adamw.param_groups = self.param_groups[:count], self.param_groups[count:]
         self._muon.state = self._adamw.state = self.state
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters once; a closure is evaluated first and its loss returned."""
         loss = None
         if closure is not None:
@@ -166,7 +166,8 @@ def _fusable(groups: list[dict[str, Any]]) -> bool:
 
 def _split_matrices(groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Part the decaying matrices inside `blocks` (for Muon) from everything else (for AdamW)."""
-    matrices, rest = [], []
+    matrices: list[dict[str, Any]] = []
+    rest: list[dict[str, Any]] = []
     for group in groups:
         pairs = list(zip(group["names"], group["params"], strict=True))
         hidden = [(n, p) for n, p in pairs if "blocks." in n and n.endswith(".weight") and p.ndim == 2]

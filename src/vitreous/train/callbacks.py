@@ -1,0 +1,253 @@
+"""What happens around the steps of a run: when it stops, what it records, and which weights it keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import lightning
+from lightning.pytorch.callbacks import Callback
+
+from vitreous.checkpoint.atomic import replacing
+from vitreous.errors import OutputError
+from vitreous.evaluate.metrics import Scores
+from vitreous.train.clock import Budget, Clock
+from vitreous.train.console import View
+from vitreous.train.module import VitModule
+from vitreous.train.outcome import Selected, weights_of
+
+__all__ = ["Checkpoint", "Interrupted", "Record", "Selection", "Stop", "better"]
+
+_HIGHER_IS_BETTER = {"top1": True, "macro_f1": True, "log_loss": False}
+_TIMED_STEPS, _TIMED_SECONDS = 5, 1.0  # after which the speed of a run is told
+_CHECKPOINT_EVERY = 60.0  # seconds
+_EVALUATION_SPEED = 2.0  # images a second without gradients over those with: a cautious guess until it is measured
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: the user asked
+    """Ctrl-C was pressed during training; raised between two steps, so that the weights are whole."""
+
+
+class Stop(Callback):
+    """Ends training when the clock says so, or between two steps after Ctrl-C.
+
+    Args:
+        clock: Of the run.
+        test_share: Images of the test split for each of the validation split; the budget keeps time for both.
+    """
+
+    def __init__(self, clock: Clock, test_share: float = 0.0) -> None:
+        self.clock = clock
+        self.asked = False
+        self._test_share = test_share
+        self._report = clock.reserve if isinstance(clock, Budget) else 0.0
+        self._validating = 0.0
+
+    @contextlib.contextmanager
+    def on_ctrl_c(self) -> Iterator[None]:
+        """Within, Ctrl-C ends training after the step; a second one ends it at once."""
+        if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+            yield
+            return
+
+        def ask(number: int, frame: object) -> None:
+            if self.asked:
+                raise KeyboardInterrupt
+            self.asked = True
+
+        before = signal.signal(signal.SIGINT, ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _obey(self) -> None:
+        if self.asked:
+            raise Interrupted
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Start the clock."""
+        self.clock.begin()
+        self._started = time.monotonic()
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, *_: Any) -> None:
+        """Look at the clock and at Ctrl-C."""
+        self._obey()
+        module = cast(VitModule, pl_module)
+        if isinstance(self.clock, Budget) and not self._validating:
+            images, val = module.images_seen, len(cast(Any, trainer).datamodule.data.splits["val"])
+            per_image = (time.monotonic() - self._started) / max(images, 1)
+            self._reserve(val * per_image / _EVALUATION_SPEED)
+        if self.clock.over(trainer.global_step):
+            trainer.should_stop = True
+
+    def _reserve(self, validation: float) -> None:
+        """Keep time for a last validation, the test, and the report."""
+        if isinstance(self.clock, Budget):
+            self.clock.reserve = self._report + validation * (1 + self._test_share)
+
+    def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Time the validation."""
+        self._validation_started = time.monotonic()
+
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        """Look at Ctrl-C."""
+        self._obey()
+
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Keep as much time for what follows the last step as it took now."""
+        self._validating = time.monotonic() - self._validation_started
+        self._reserve(self._validating)
+        if self.clock.over(trainer.global_step):
+            trainer.should_stop = True
+
+
+def better(select: str, new: Scores, old: Scores) -> bool:
+    """Whether new scores beat old ones by a metric of `RunConfig.select`; with `last` they always do."""
+    if select == "last":
+        return True
+    sign = 1 if _HIGHER_IS_BETTER[select] else -1
+    return bool(sign * (getattr(new, select) - getattr(old, select)) > 0)
+
+
+class Selection(Callback):
+    """Keeps the weights of the best epoch, and stops when no epoch is better for a while.
+
+    Args:
+        select: As `RunConfig.select`.
+        patience: Epochs without a better one after which training stops; None is off.
+        save: Called with each new selection, to write the model file.
+    """
+
+    def __init__(self, select: str, patience: int | None, save: Callable[[Selected], None]) -> None:
+        self.select, self.patience, self.save = select, patience, save
+        self.best: Selected | None = None
+        self.stopped_early = False
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Compare the epoch with the best so far."""
+        module = cast(VitModule, pl_module)
+        if module.scores is None:
+            return
+        epoch = trainer.current_epoch + 1
+        if self.best is None or better(self.select, module.scores, self.best.scores):
+            self.best = Selected(module.scores, module.logits, module.labels, epoch, weights_of(module.evaluated))
+            self.save(self.best)
+        elif self.patience is not None and epoch - self.best.epoch >= self.patience:
+            self.stopped_early = True
+            trainer.should_stop = True
+
+
+class Record(Callback):
+    """Writes metrics.csv and tells the view, epoch by epoch.
+
+    Args:
+        folder: Of the run.
+        view: Where the lines go.
+        clock: Of the run.
+        epochs: Planned, for the line; None where the budget decides.
+        announce: Called once, with images per second and the training time in seconds, when both can be told.
+
+    Attributes:
+        history: The rows of metrics.csv.
+    """
+
+    def __init__(
+        self, folder: Path, view: View, clock: Clock, epochs: int | None, announce: Callable[[float, float], None]
+    ) -> None:
+        self.folder, self.view, self.clock, self.epochs = folder, view, clock, epochs
+        self.history: list[dict[str, float]] = []
+        self._announce: Callable[[float, float], None] | None = announce
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Time the run."""
+        self._run_started = time.monotonic()
+
+    def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Time the epoch."""
+        self._epoch_started = time.monotonic()
+        self._stepping = 1e-9
+        self._left = 0.0
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, *_: Any) -> None:
+        """Move the live line."""
+        module, step, now = cast(VitModule, pl_module), trainer.global_step, time.monotonic()
+        self._stepping = now - self._epoch_started
+        speed = module.images_seen / self._stepping
+        self._left = self.clock.seconds_left(step, (now - self._run_started) / max(1, step))
+        if step >= _TIMED_STEPS and now - self._run_started > _TIMED_SECONDS:
+            self._tell(speed)
+        share = self.clock.progress(max(0, step - 1))
+        self.view.step(self._name(trainer), share, lambda: module.train_loss, speed, self._left)
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Write the row of the epoch."""
+        module = cast(VitModule, pl_module)
+        speed = module.images_seen / self._stepping
+        self._tell(speed)
+        row = {
+            "epoch": trainer.current_epoch + 1,
+            "step": trainer.global_step,
+            "lr": module.learning_rate,
+            "train_loss": module.train_loss,
+            **{f"val_{name}": value for name, value in (module.scores.summary() if module.scores else {}).items()},
+            "images_per_second": speed,
+            "seconds": time.monotonic() - self._epoch_started,
+        }
+        self.history.append(row)
+        self._write(row)
+        self.view.epoch(self._name(trainer), row, self._left)
+
+    def _tell(self, speed: float) -> None:
+        """Announce the speed, once."""
+        if self._announce is not None:
+            self._announce(speed, self._left + time.monotonic() - self._run_started)
+            self._announce = None
+
+    def _name(self, trainer: lightning.Trainer) -> str:
+        number = trainer.current_epoch + 1
+        return str(number) if self.epochs is None else f"{number:>{len(str(self.epochs))}}/{self.epochs}"
+
+    def _write(self, row: dict[str, float]) -> None:
+        path = self.folder / "metrics.csv"
+        first = len(self.history) == 1
+        try:
+            with path.open("w" if first else "a", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, list(self.history[0]))
+                if first:
+                    writer.writeheader()
+                writer.writerow(row)
+        except OSError as error:
+            raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+class Checkpoint(Callback):
+    """Writes Lightning's checkpoint of the whole state now and then, and when training ends for whatever reason.
+
+    Args:
+        path: The file, replaced as a whole each time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._written = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Write if the last one is old."""
+        if time.monotonic() - self._written > _CHECKPOINT_EVERY:
+            self._write(trainer)
+
+    def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Write the end."""
+        self._write(trainer)
+
+    def _write(self, trainer: lightning.Trainer) -> None:
+        with replacing(self.path) as temporary:
+            trainer.save_checkpoint(temporary)
+        self._written = time.monotonic()

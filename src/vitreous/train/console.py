@@ -1,0 +1,136 @@
+"""What a run says to the person in front of it: what it found, what it will do, how it goes, what it left.
+
+On a terminal one live line shows the epoch; elsewhere each epoch is one plain line. Everything goes to stdout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+__all__ = ["View", "duration"]
+
+_LABEL = 10  # columns of the words on the left
+_NAMED_CLASSES = 8
+_REFRESH = 0.2  # seconds between two drawings of the live line
+
+
+def duration(seconds: float) -> str:
+    """Write a time for people: ``0:07``, ``4:10``, ``2:03:00``."""
+    minutes, secs = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{secs:02}" if hours else f"{minutes}:{secs:02}"
+
+
+def _about(seconds: float) -> str:
+    """Write an estimate of a time: ``about 40 s``, ``about 6 min``, ``about 2.5 h``."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    return f"about {round(seconds / 60)} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
+
+
+class View:
+    """Writes the lines of a run.
+
+    Args:
+        console: Where to; None means stdout.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+        self._bar: Progress | None = None
+        self._drawn = 0.0
+        self._score = ""
+
+    def line(self, label: str, text: str) -> None:
+        """Write one line: a word on the left, the rest aligned."""
+        self.console.print(f"{label:<{_LABEL}}{text}", markup=False, highlight=False, soft_wrap=True, emoji=False)
+
+    @contextlib.contextmanager
+    def counting(self, label: str) -> Iterator[Callable[[int, int], None]]:
+        """Show a bar, on a terminal, while files are read; what this gives is called with (done, all)."""
+        if not self.console.is_terminal:
+            yield lambda done, total: None
+            return
+        columns = (TextColumn(f"{label:<{_LABEL - 1}}"), BarColumn(bar_width=20), MofNCompleteColumn())
+        with Progress(*columns, console=self.console, transient=True) as bar:
+            task = bar.add_task(label, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+
+    def data(self, name: str, counts: Mapping[str, int]) -> None:
+        """Say what was found: pictures in all, and in each class."""
+        shown = [f"{label} {count:,}" for label, count in list(counts.items())[:_NAMED_CLASSES]]
+        more = f", and {len(counts) - _NAMED_CLASSES} more" if len(counts) > _NAMED_CLASSES else ""
+        total = sum(counts.values())
+        self.line("data", f"{name}: {total:,} pictures, {len(counts)} classes: {', '.join(shown)}{more}")
+
+    def unreadable(self, files: Sequence[tuple[Path, str]], listed: Path) -> None:
+        """Name the files that cannot be read: how many, the first ten, where all are listed."""
+        if not files:
+            return
+        noun = "file cannot" if len(files) == 1 else "files cannot"
+        self.line("unreadable", f" {len(files):,} {noun} be read and are left out; list: {listed}")
+        for path, reason in files[:10]:
+            self.line("", f"  {path}: {reason}")
+
+    def machine(self, where: str, images_per_second: float, planned: str, seconds: float) -> None:
+        """Say what the run has and needs, once the first steps are timed."""
+        speed = f"about {_two_digits(images_per_second):,} pictures/s"
+        self.line("machine", f"{where}; {speed}; {planned}, {_about(seconds)}")
+
+    def step(self, epoch: str, share: float, loss: Callable[[], float], images_per_second: float, left: float) -> None:
+        """Move the live line; elsewhere than on a terminal, nothing. The loss is asked for only when it is drawn."""
+        now = time.monotonic()
+        if not self.console.is_terminal or now - self._drawn < _REFRESH:
+            return
+        self._drawn = now
+        if self._bar is None:
+            columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[text]}"))
+            self._bar = Progress(*columns, console=self.console, auto_refresh=False)
+            self._task = self._bar.add_task(f"epoch {epoch}", total=1.0, text="")
+            self._bar.start()
+        text = f"loss {loss():.2f}  {self._score}{images_per_second:,.0f} img/s  {duration(left)} left"
+        self._bar.update(self._task, description=f"epoch {epoch}", completed=share, text=text, refresh=True)
+
+    def epoch(self, epoch: str, row: Mapping[str, float], left: float) -> None:
+        """Report the end of an epoch: a row of metrics.csv."""
+        if "val_top1" in row:
+            self._score = f"val top-1 {100 * row['val_top1']:.1f} %  macro F1 {row['val_macro_f1']:.2f}  "
+        if not self.console.is_terminal:
+            speed = f"{row['images_per_second']:,.0f} img/s  {duration(left)} left"
+            self.line(f"epoch {epoch}  ", f"loss {row['train_loss']:.3f}  {self._score}{speed}")
+
+    def stop_bar(self) -> None:
+        """End the live line; it stays as it was last."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def result(self, text: str) -> None:
+        """Write the scores."""
+        self.stop_bar()
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True, emoji=False)
+
+    def files(self, folder: Path) -> None:
+        """Name the run's folder and what is in it."""
+        order = ["model.safetensors", "report.json", "curves.png", "confusion.png", "mistakes.png", "calibration.png"]
+        there = [name for name in [*order, "metrics.csv", "recipe.yaml"] if (folder / name).exists()]
+        self.line(f"{folder}/  ", "  ".join(there))
+
+    def next(self, command: Sequence[str]) -> None:
+        """Say what to type next, quoted for a shell."""
+        self.line("next", shlex.join(command))
+
+
+def _two_digits(value: float) -> int:
+    """Round to two digits: more would claim to know."""
+    if value < 10:
+        return max(1, round(value))
+    scale = 10 ** (len(str(int(value))) - 2)
+    return int(round(value / scale) * scale)

@@ -1,0 +1,193 @@
+"""The Lightning module: one optimiser step, one validation pass. Thin, and usable in any Lightning script.
+
+Optimisation is manual, because a step here is: set the rate, augment the whole batch, accumulate its parts, clip, look
+whether all is finite, only then update. What happens around the steps lives in callbacks.py and run.py.
+
+Shapes: B batch, C channels, H x W pixels, K classes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, cast
+
+import lightning
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from vitreous.data.augment import BatchAugment
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.errors import ConfigError
+from vitreous.evaluate.metrics import Scores, evaluate
+from vitreous.train.config import OptimConfig
+from vitreous.train.finite import FiniteWatch
+from vitreous.train.optim import build_optimizer, schedule, set_learning_rate
+
+__all__ = ["VitModule"]
+
+
+class VitModule(lightning.LightningModule):
+    """Trains a classifier on the batches of :class:`~vitreous.data.loading.ImageDataModule`.
+
+    A batch is the raw dict that :mod:`vitreous.data.batches` describes. Logged per epoch: `train_loss`, `lr`, and
+    `val_` and each score of :meth:`~vitreous.evaluate.metrics.Scores.summary`.
+
+    Args:
+        model: Maps float images (B, C, H, W) to logits (B, K).
+        optim: Optimiser and schedule.
+        augment: Makes the training images and soft targets of a batch.
+        pipeline: Normalises validation images.
+        accumulate: Batches, all of one size, that make one update, as the data module's `accumulate`.
+        ema: Decay per step of an average of the weights, which is then what is validated; None is off. The decay
+            rises as ``(1 + step) / (10 + step)`` until it gets there, so that short runs forget their first weights.
+        progress: Gives the share of the run that is done, in [0, 1], before a step; None counts the Trainer's steps.
+
+    Attributes:
+        scores: Of the last validation pass.
+        logits: Its logits (N, K), float32 on the CPU, in the order of the split.
+        labels: The true classes (N,) beside them.
+        images_seen: Training images of the epoch so far.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optim: OptimConfig,
+        augment: BatchAugment,
+        pipeline: EvalPipeline,
+        *,
+        accumulate: int = 1,
+        ema: float | None = None,
+        progress: Callable[[int], float] | None = None,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.model = model
+        self.average = copy.deepcopy(model).requires_grad_(False).eval() if ema is not None else None
+        self.optim = optim
+        self.augment = augment
+        self.pipeline = pipeline
+        self.accumulate = accumulate
+        self.ema = ema
+        self.progress = progress or self._share_of_steps
+        self.scores: Scores | None = None
+        self.logits, self.labels = torch.empty(0, 0), torch.empty(0, dtype=torch.int64)
+        self._parts: list[tuple[Tensor, Tensor]] = []
+        self._loss_sum: Tensor | float = 0.0
+        self.images_seen = 0
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model whose weights are validated and saved: the average where there is one."""
+        return self.average if self.average is not None else self.model
+
+    @property
+    def train_loss(self) -> float:
+        """Mean loss of the epoch so far, of augmented pictures and smoothed targets, in nats; NaN before a step."""
+        return float(self._loss_sum) / self.images_seen if self.images_seen else float("nan")
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the latest update; with muon, of its AdamW part."""
+        return float(cast(Any, self.optimizers()).optimizer.param_groups[-1]["lr"])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits (B, K) of normalised images (B, C, H, W)."""
+        return cast(Tensor, self.evaluated(images))
+
+    def configure_optimizers(self) -> Optimizer:
+        """Build the optimiser; the schedule is applied by the steps themselves."""
+        return build_optimizer(self.model, self.optim)
+
+    def on_train_start(self) -> None:
+        """Start the watch, now that the weights are where they stay."""
+        self._watch = FiniteWatch(self.model)
+
+    def on_train_epoch_start(self) -> None:
+        """Start the epoch's mean loss."""
+        self._loss_sum, self.images_seen = 0.0, 0
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        """Compute one part of a step, make the update after the last part, and return the detached loss of the part."""
+        wrapped = cast(Any, self.optimizers())
+        optimizer: Optimizer = wrapped.optimizer
+        progress = self.progress(self.global_step)
+        images, targets = self.augment(
+            *(batch["images"], batch["labels"]),
+            **{name: batch[name] for name in ("epoch", "step", "offset", "boxes") if name in batch},
+            progress=progress,
+        )
+        loss = F.cross_entropy(self.model(images).float(), targets)
+        self.manual_backward(loss / self.accumulate)
+        loss = loss.detach()
+        self._loss_sum = self._loss_sum + loss * len(images)
+        self.images_seen += len(images)
+        if (batch_idx + 1) % self.accumulate == 0:
+            set_learning_rate(optimizer, schedule(self.optim, progress))
+            step, rate, norm = self.global_step, self.learning_rate, self._clip()
+            self._watch.check(batch, epoch=self.current_epoch, step=step, lr=rate, loss=loss, norm=norm)
+            wrapped.step()
+            wrapped.zero_grad()
+            if self.average is not None and self.ema is not None:
+                self._update_average(self.average, min(self.ema, (1 + step) / (10 + step)))
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        """Look at the last steps and log the epoch's training loss and rate."""
+        self._watch.flush()
+        self.log_dict({"train_loss": self.train_loss, "lr": self.learning_rate}, batch_size=1)
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        """Keep the logits of a batch."""
+        logits = self.evaluated(self.pipeline.normalise(batch["images"]))  # (B, K)
+        self._parts.append((logits.float().cpu(), batch["labels"].cpu()))
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the logits of an earlier pass that was broken off."""
+        self._parts.clear()
+
+    def on_validation_epoch_end(self) -> None:
+        """Score the split as a whole and log it."""
+        self.log_dict({f"val_{name}": value for name, value in self._score().items()}, batch_size=1)
+
+    test_step = validation_step
+    on_test_epoch_start = on_validation_epoch_start
+
+    def on_test_epoch_end(self) -> None:
+        """Score the split as a whole; the test split is no part of the logs."""
+        self._score()
+
+    def _score(self) -> dict[str, float]:
+        logits, labels = zip(*self._parts, strict=True)
+        self._parts.clear()
+        self.logits, self.labels = torch.cat(logits), torch.cat(labels)
+        self.scores = evaluate(self.logits, self.labels)
+        return self.scores.summary()
+
+    def _clip(self) -> Tensor:
+        """Limit the gradient norm where asked, and return what it was before."""
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        if self.optim.clip is None:
+            return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        return torch.nn.utils.clip_grad_norm_(parameters, self.optim.clip)
+
+    @torch.no_grad()
+    def _update_average(self, average: nn.Module, decay: float) -> None:
+        """Move the averaged weights, and batch norm's statistics, towards the current ones."""
+        averaged, current = average.state_dict(), self.model.state_dict()
+        floats = [name for name, value in averaged.items() if value.is_floating_point()]
+        torch._foreach_lerp_([averaged[n] for n in floats], [current[n] for n in floats], 1 - decay)
+        for name in averaged.keys() - set(floats):
+            averaged[name].copy_(current[name])
+
+    def _share_of_steps(self, step: int) -> float:
+        """The middle of a step as a share of all, so that neither the first nor the last update has rate zero."""
+        trainer = self.trainer
+        per_epoch = trainer.num_training_batches // self.accumulate
+        total = trainer.max_steps if trainer.max_steps > 0 else (trainer.max_epochs or -1) * per_epoch
+        if not 0 < total < float("inf"):
+            raise ConfigError("the schedule needs an end: give the Trainer max_epochs or max_steps, or pass progress")
+        return (step + 0.5) / total

@@ -1,0 +1,187 @@
+"""What a run leaves in its folder: the model file, the report, and what remains of a run that broke off."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from vitreous.checkpoint.artifact import ModelInfo, save_model
+from vitreous.checkpoint.atomic import replacing
+from vitreous.data.sources import Split
+from vitreous.errors import NonFiniteError
+from vitreous.evaluate.metrics import Scores
+from vitreous.train.finite import NonFiniteStepError
+from vitreous.train.machine import describe_machine, versions
+from vitreous.train.pictures import draw_confusion
+from vitreous.train.prepare import Prepared
+from vitreous.train.report import Predictions, RunFacts, write_report
+
+__all__ = ["Scored", "Selected", "Writer", "report_seconds", "weights_of"]
+
+_MODEL_EVERY = 10.0  # seconds between two writings of the best model so far
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """What a model said on a split.
+
+    Attributes:
+        scores: Of the predictions.
+        logits: (N, K), in the order of the split.
+        labels: (N,), the true classes.
+    """
+
+    scores: Scores
+    logits: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Selected(Scored):
+    """Weights that are to be saved, and what they said on the validation split.
+
+    Attributes:
+        epoch: Counted from 1.
+        weights: State dict on the CPU.
+    """
+
+    epoch: int
+    weights: dict[str, Tensor]
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of a model's state dict on the CPU."""
+    return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+
+
+class Writer:
+    """Writes into a run's folder.
+
+    Args:
+        ready: What the run is made of, before its first step.
+        folder: Of the run.
+    """
+
+    def __init__(self, ready: Prepared, folder: Path) -> None:
+        self.ready, self.folder = ready, folder
+        self._model = copy.deepcopy(ready.model)  # a shelf for weights: the one in training is never touched
+        self._kept = 0.0
+
+    def keep(self, selected: Selected) -> None:
+        """Have the best model so far on the disk while training goes on, written no more often than is useful."""
+        if time.monotonic() - self._kept < _MODEL_EVERY:
+            return
+        self._save("model.safetensors", selected.weights, selected.epoch, 1.0, {"val": selected.scores.summary()})
+        self._kept = time.monotonic()
+
+    def model(self, selected: Selected, temperature: float, tested: Scored | None) -> Path:
+        """Write the model file of a finished run."""
+        scores = {"val": selected.scores.summary()}
+        if tested is not None:
+            scores["test"] = tested.scores.summary()
+        return self._save("model.safetensors", selected.weights, selected.epoch, temperature, scores)
+
+    def interrupted(self, selected: Selected | None, model: nn.Module) -> Path:
+        """Write the model file of a run that was stopped: the best weights, or those of the model as it is."""
+        if selected is not None:
+            return self.model(selected, 1.0, None)
+        return self._save("model.safetensors", weights_of(model), None, 1.0, {})
+
+    def nonfinite(self, error: NonFiniteStepError) -> NonFiniteError:
+        """Write the batch and the last good weights, and return an error that names both."""
+        batch = self.folder / "nonfinite-batch.safetensors"
+        with replacing(batch) as temporary:
+            save_file({name: value.contiguous() for name, value in error.batch.items()}, temporary)
+        weights = self._save("last-good.safetensors", error.weights, None, 1.0, {})
+        return NonFiniteError(
+            f"{error}. The batch is in {batch}, the last good weights are in {weights}. Lower --optim.lr, or lengthen "
+            "--optim.warmup"
+        )
+
+    def report(
+        self,
+        selected: Selected,
+        temperature: float,
+        tested: Scored | None,
+        *,
+        history: Sequence[Mapping[str, Any]],
+        seconds: Mapping[str, float],
+    ) -> None:
+        """Write report.json and the pictures."""
+        ready, config = self.ready, self.ready.config
+        facts = RunFacts(
+            recipe=config.recipe,
+            seed=config.seed,
+            device=str(ready.device),
+            precision=ready.precision,
+            epochs=len(history),
+            selected_epoch=selected.epoch,
+            parameters=ready.cost.parameters,
+            flops=ready.cost.flops,
+            data={
+                "source": config.data.source,
+                "fingerprint": ready.data.fingerprint,
+                "images": {name: len(split) for name, split in ready.data.splits.items()},
+                "unreadable": len(ready.data.unreadable),
+            },
+            seconds=seconds,
+            machine=describe_machine(ready.device),
+        )
+        val = _predictions(selected, ready.data.splits["val"])
+        test = _predictions(tested, ready.data.splits["test"]) if tested is not None else None
+        write_report(
+            self.folder, facts, history=history, classes=ready.data.classes, val=val, test=test, temperature=temperature
+        )
+
+    def example(self) -> str:
+        """The path of a picture to predict: one of the validation split, written here where the data has no files."""
+        split = self.ready.data.splits["val"]
+        if split.paths is not None:
+            near = os.path.relpath(split.paths[0])
+            return near if not near.startswith(os.pardir) else str(split.paths[0])
+        path = self.folder / "example.png"
+        with replacing(path) as temporary:
+            split.picture(0).save(temporary, format="PNG")
+        return str(path)
+
+    def _save(
+        self, name: str, weights: dict[str, Tensor], epoch: int | None, temperature: float, scores: dict[str, Any]
+    ) -> Path:
+        """Write weights as a model file."""
+        ready, config = self.ready, self.ready.config
+        provenance = {
+            "recipe": config.recipe,
+            "config": asdict(config),
+            "data": {"source": config.data.source, "fingerprint": ready.data.fingerprint},
+            "seed": config.seed,
+            "epoch": epoch,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "machine": describe_machine(ready.device).to_dict(),
+            "precision": ready.precision,
+            "versions": versions(),
+        }
+        self._model.load_state_dict(weights)
+        info = ModelInfo(ready.data.classes, ready.pipeline, temperature, provenance, scores)
+        save_model(self.folder / name, self._model, info)
+        return self.folder / name
+
+
+def _predictions(scored: Scored, split: Split) -> Predictions:
+    return Predictions(scored.logits, scored.labels, split.picture, split.name_of)
+
+
+def report_seconds(classes: int) -> float:
+    """An estimate of the seconds that the report takes here, from drawing one of its pictures."""
+    began = time.monotonic()
+    draw_confusion(np.zeros((classes, classes), dtype=np.int64), [str(n) for n in range(classes)])
+    return 4 * (time.monotonic() - began)

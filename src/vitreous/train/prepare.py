@@ -1,0 +1,127 @@
+"""What a run is made of before it trains: the data, the configuration that fits it, the device, the model, the loaders.
+
+Nothing is written here and no step is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from PIL import Image
+
+from vitreous.data.loading import ImageDataModule
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.data.sources import ImageData, Split, open_source
+from vitreous.errors import ConfigError
+from vitreous.model.config import ViTConfig, pair
+from vitreous.model.sizes import Cost, cost
+from vitreous.model.vit import VisionTransformer
+from vitreous.train.config import RunConfig
+from vitreous.train.console import View
+from vitreous.train.machine import choose_device, choose_precision, describe_machine
+
+__all__ = ["Prepared", "describe_model", "describe_place", "fit_to_data", "prepare"]
+
+_MEASURED = 500  # pictures, evenly spread over the training images, whose mean and std are taken
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that a run needs to start.
+
+    Attributes:
+        config: With the classes and channels of the data.
+        data: The opened source.
+        pipeline: With mean and std.
+        loading: The loaders; nothing is decoded yet.
+        model: Fresh, on the CPU.
+        cost: Of the model, for one picture.
+        device: Where it trains.
+        precision: `bf16` or `float32`.
+    """
+
+    config: RunConfig
+    data: ImageData
+    pipeline: EvalPipeline
+    loading: ImageDataModule
+    model: VisionTransformer
+    cost: Cost
+    device: torch.device
+    precision: str
+
+
+def prepare(config: RunConfig, keep: Collection[str], view: View) -> Prepared:
+    """Open the data and build all that trains on it.
+
+    Args:
+        config: Of the run.
+        keep: Fields of the model that the user set: they are checked against the data instead of taken from it.
+        view: Shows the reading of files.
+    """
+    device = choose_device(config.device)
+    precision = choose_precision(config.precision, device)
+    with view.counting("reading") as count:
+        data = open_source(config.data, progress=count)
+    config = fit_to_data(config, data, keep)
+    pipeline = EvalPipeline(pair(config.model.image_size), config.model.in_channels, config.preprocess)
+    if not pipeline.has_statistics:
+        pipeline = pipeline.measured(_sample(data.splits["train"]))
+    loading = ImageDataModule(
+        data,
+        pipeline,
+        config.augment,
+        batch_size=config.batch_size,
+        accumulate=config.accumulate,
+        seed=config.seed,
+        workers=config.data.workers,
+        memory_gb=config.data.memory_gb,
+        label_smoothing=config.label_smoothing,
+    )
+    torch.manual_seed(config.seed)
+    model = VisionTransformer(config.model)
+    return Prepared(config, data, pipeline, loading, model, cost(config.model), device, precision)
+
+
+def fit_to_data(config: RunConfig, data: ImageData, keep: Collection[str] = ()) -> RunConfig:
+    """Take the number of classes and channels from the data, unless the user set them.
+
+    Raises:
+        ConfigError: If the user's number of classes is not the data's.
+    """
+    classes, channels = len(data.classes), data.channels
+    if "num_classes" in keep and config.model.num_classes != classes:
+        raise ConfigError(
+            f"model.num_classes is {config.model.num_classes}, but {data.name} has {classes} classes: leave it away, "
+            "it is taken from the data"
+        )
+    if "in_channels" in keep:
+        channels = config.model.in_channels
+    statistics = config.preprocess
+    if len(statistics.mean) not in (0, channels) or len(statistics.std) not in (0, channels):
+        statistics = replace(statistics, mean=(), std=())  # a recipe's are for other data: measure them
+    model = replace(config.model, num_classes=classes, in_channels=channels)
+    return replace(config, model=model, preprocess=statistics)
+
+
+def _sample(split: Split) -> Iterator[Image.Image]:
+    """Some pictures of a split, evenly spread, the same each time."""
+    step = max(1, len(split) // _MEASURED)
+    return (split.picture(index) for index in range(0, len(split), step))
+
+
+def describe_model(config: ViTConfig, size: Cost) -> str:
+    """The model in one line, such as ``vit 128x6, patch 8 on 64 px: 65 tokens, 0.9 M parameters, ...``."""
+    patch, image = ("x".join(map(str, dict.fromkeys(pair(side)))) for side in (config.patch_size, config.image_size))
+    stem = {"patch": "patch", "linear": "patch", "conv": "convolutional patch"}[config.stem]
+    return (
+        f"vit {config.width}x{config.depth}, {stem} {patch} on {image} px: {size.tokens:,} tokens, "
+        f"{size.parameters / 1e6:.3g} M parameters, {size.flops / 1e9:.2g} GFLOPs a picture"
+    )
+
+
+def describe_place(device: torch.device, precision: str) -> str:
+    """The hardware and the precision in some words, such as ``2 CPU cores, bf16``."""
+    machine = describe_machine(device)
+    return f"{machine.gpu or f'{machine.cores} CPU cores'}, {precision}"

@@ -1,0 +1,246 @@
+"""The story of a run: resolve data and model, say what will happen, fit, select, calibrate, test once, save, report.
+
+Each chapter is a function below, in the order in which :func:`run` tells it.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import lightning
+
+from vitreous.data.augment import BatchAugment
+from vitreous.errors import TrainingError
+from vitreous.evaluate.calibration import fit_temperature
+from vitreous.evaluate.metrics import Scores, evaluate
+from vitreous.train.callbacks import Checkpoint, Interrupted, Record, Selection, Stop
+from vitreous.train.clock import Budget, Clock, Steps
+from vitreous.train.config import RunConfig, parse_duration
+from vitreous.train.console import View
+from vitreous.train.finite import NonFiniteStepError
+from vitreous.train.fit import build_trainer, make_loggers, quiet
+from vitreous.train.folder import make_folder, recipe_text, write_text
+from vitreous.train.module import VitModule
+from vitreous.train.outcome import Scored, Selected, Writer, report_seconds
+from vitreous.train.prepare import Prepared, describe_model, describe_place, prepare
+
+__all__ = ["RunResult", "run"]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run left.
+
+    Attributes:
+        folder: Of the run.
+        model: The model file in it.
+        epochs: Epochs that were trained, the last one perhaps in part.
+        selected_epoch: Whose weights are saved, counted from 1.
+        val: Scores of those weights on the validation split; None when interrupted before the first validation.
+        test: Scores on the test split; None without one, or when interrupted.
+        seconds: Wall-clock time by phase.
+        interrupted: Whether Ctrl-C ended the training.
+    """
+
+    folder: Path
+    model: Path
+    epochs: int
+    selected_epoch: int | None
+    val: Scores | None
+    test: Scores | None
+    seconds: dict[str, float]
+    interrupted: bool = False
+
+
+@dataclass
+class _Run:
+    """What the chapters hand on."""
+
+    ready: Prepared
+    view: View
+    writer: Writer
+    module: VitModule
+    trainer: lightning.Trainer
+    stop: Stop
+    record: Record
+    selection: Selection
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def run(
+    config: RunConfig, *, keep: Collection[str] = (), started: float | None = None, view: View | None = None
+) -> RunResult:
+    """Train a classifier from labelled pictures to a model file and a report.
+
+    Args:
+        config: What to do. The number of classes and of channels is taken from the data.
+        keep: Fields of the model, such as `num_classes`, that are not to be taken from the data but checked.
+        started: When the command started, in the seconds of ``time.monotonic()``; a budget counts from there.
+        view: Where the lines for people go; None means stdout.
+
+    Raises:
+        VitreousError: Whatever is wrong with the configuration, the data or the disk, in one line.
+        NonFiniteError: If the loss or a gradient is not finite any more; the message names the files left behind.
+    """
+    started = time.monotonic() if started is None else started
+    view = view or View()
+    with quiet():
+        ready = prepare(config, keep, view)
+        folder = _open_folder(ready, view)
+        _say(ready, view)
+        this = _set_up(ready, folder, view, started)
+        if not _fit(this):
+            return _leave(this)
+        selected = _select(this)
+        temperature = fit_temperature(selected.logits, selected.labels)
+        tested = _test_once(this)
+        this.writer.model(selected, temperature, tested)
+        this.writer.report(selected, temperature, tested, history=this.record.history, seconds=this.seconds)
+        return _conclude(this, selected, tested)
+
+
+def _open_folder(ready: Prepared, view: View) -> Path:
+    """Make the run's folder, write the recipe into it, and say what was found."""
+    data = ready.data
+    folder = make_folder(ready.config.out, data.name)
+    write_text(folder / "recipe.yaml", recipe_text(ready.config))
+    view.data(data.name, data.counts())
+    if data.unreadable:
+        listed = folder / "unreadable.txt"
+        write_text(listed, "".join(f"{path}: {reason}\n" for path, reason in data.unreadable))
+        view.unreadable(data.unreadable, listed)
+    return folder
+
+
+def _say(ready: Prepared, view: View) -> None:
+    """Say how the data is split and what the model is."""
+    for note in ready.data.notes:
+        label, _, text = note.rpartition("split: ")
+        view.line("split" if not label and text != note else "note", text)
+    view.line("model", describe_model(ready.config.model, ready.cost))
+
+
+def _set_up(ready: Prepared, folder: Path, view: View, started: float) -> _Run:
+    """Build what trains: the module, the callbacks, the Trainer."""
+    config, splits = ready.config, ready.data.splits
+    per_epoch = ready.loading.steps_per_epoch
+    clock: Clock = Steps(config.steps or config.epochs * per_epoch)
+    epochs: int | None = config.epochs if config.steps is None else -(-config.steps // per_epoch)
+    planned = f"{config.steps:,} steps" if config.steps else f"{config.epochs} epochs"
+    if config.budget is not None:
+        clock = Budget(started, parse_duration(config.budget), reserve=report_seconds(len(ready.data.classes)))
+        epochs, planned = None, f"as many epochs as fit into {config.budget}"
+    with view.counting("decoding") as count:
+        ready.loading.progress = count
+        ready.loading.setup("fit")
+    writer = Writer(ready, folder)
+    module = VitModule(
+        ready.model,
+        config.optim,
+        BatchAugment(config.augment, ready.pipeline, len(ready.data.classes), config.seed, config.label_smoothing),
+        ready.pipeline,
+        accumulate=ready.loading.plans.parts,
+        ema=config.ema,
+        progress=clock.progress,
+    )
+    if config.compile:
+        ready.model.compile()
+    where = describe_place(ready.device, ready.precision)
+    stop = Stop(clock, test_share=len(splits.get("test", ())) / len(splits["val"]))
+    record = Record(folder, view, clock, epochs, lambda speed, left: view.machine(where, speed, planned, left))
+    selection = Selection(config.select, config.patience, writer.keep)
+    callbacks = [stop, record, selection, Checkpoint(folder / "last.ckpt")]
+    loggers = make_loggers(config.loggers, folder)
+    trainer = build_trainer(folder, ready.device, ready.precision, callbacks, loggers)
+    return _Run(ready, view, writer, module, trainer, stop, record, selection)
+
+
+def _fit(this: _Run) -> bool:
+    """Train; False when Ctrl-C ended it."""
+    began = time.monotonic()
+    try:
+        with this.stop.on_ctrl_c():
+            this.trainer.fit(this.module, datamodule=this.ready.loading)
+    except Interrupted:
+        return False
+    except NonFiniteStepError as error:
+        raise this.writer.nonfinite(error) from error
+    except RuntimeError:  # workers that got the Ctrl-C too, and died before their batch came
+        if not this.stop.asked:
+            raise
+        return False
+    finally:
+        this.view.stop_bar()
+        this.seconds["train"] = time.monotonic() - began
+    return True
+
+
+def _select(this: _Run) -> Selected:
+    """Take the weights of the best epoch."""
+    selected = this.selection.best
+    if selected is None:
+        raise TrainingError("training ended before the first validation: give it more epochs or a larger --budget")
+    this.module.evaluated.load_state_dict(selected.weights)
+    return selected
+
+
+def _test_once(this: _Run) -> Scored | None:
+    """Score the selected weights on the test split, where there is one; nothing is chosen after this."""
+    if "test" not in this.ready.data.splits:
+        return None
+    began = time.monotonic()
+    this.trainer.test(this.module, datamodule=this.ready.loading, verbose=False)
+    this.seconds["test"] = time.monotonic() - began
+    module = this.module
+    return Scored(evaluate(module.logits, module.labels), module.logits, module.labels)
+
+
+def _leave(this: _Run) -> RunResult:
+    """After Ctrl-C: save the best weights so far, or the present ones, and say how to go on."""
+    best = this.selection.best
+    model = this.writer.interrupted(best, this.module.evaluated)
+    if best is None:
+        this.view.result("interrupted before the first validation: the present weights are saved")
+    else:
+        this.view.result(f"interrupted: the best weights so far are saved (epoch {best.epoch}, {_scores(best.scores)})")
+    this.view.files(this.writer.folder)
+    this.view.next(["vitreous", "predict", str(model), this.writer.example()])
+    again = ["vitreous", "train", "--config", str(this.writer.folder / "recipe.yaml")]
+    this.view.line("or again", shlex.join(again))
+    return _result(this, None, interrupted=True)
+
+
+def _conclude(this: _Run, selected: Selected, tested: Scored | None) -> RunResult:
+    """Say what was reached, where everything is, and what to type next."""
+    config = this.ready.config
+    chosen = "last" if config.select == "last" else "best"
+    early = "; stopped early" if this.selection.stopped_early else ""
+    this.view.result(f"val  {_scores(selected.scores)} ({chosen}, epoch {selected.epoch}{early})")
+    if tested is not None:
+        this.view.result(f"test {_scores(tested.scores)}")
+    this.view.files(this.writer.folder)
+    this.view.next(["vitreous", "predict", str(this.writer.folder / "model.safetensors"), this.writer.example()])
+    return _result(this, tested)
+
+
+def _result(this: _Run, tested: Scored | None, interrupted: bool = False) -> RunResult:
+    best = this.selection.best
+    return RunResult(
+        folder=this.writer.folder,
+        model=this.writer.folder / "model.safetensors",
+        epochs=len(this.record.history),
+        selected_epoch=best.epoch if best else None,
+        val=best.scores if best else None,
+        test=tested.scores if tested else None,
+        seconds=this.seconds,
+        interrupted=interrupted,
+    )
+
+
+def _scores(scores: Scores) -> str:
+    """The scores that are worth a line."""
+    return f"top-1 {100 * scores.top1:.1f} %, macro F1 {scores.macro_f1:.2f}, log loss {scores.log_loss:.2f}"
