@@ -205,10 +205,8 @@ class Parser(ArgumentParser):  # type: ignore[misc,unused-ignore]
     def _readable(self, message: str) -> str:
         """Rewrite a message of argparse or jsonargparse with the option, the value and what it must be."""
         if found := re.search(r"the following arguments are required: (.+)", message):
-            needed = {
-                a.dest: str(a.metavar or a.dest).upper().strip(".") for a in self._actions if not a.option_strings
-            }
-            names = [needed.get(name, needed.get(name.lower(), name)) for name in found[1].split(", ")]
+            needed = {action.dest: _called(action) for action in self._actions}
+            names = [needed.get(name, name) for name in found[1].lower().split(", ")]
             return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} missing. Usage: {self.usage}"
         if found := re.search(r"unrecognized arguments: (.+)", message, re.DOTALL):
             return f"unexpected: {found[1]}. Usage: {self.usage}"
@@ -226,8 +224,7 @@ class Parser(ArgumentParser):  # type: ignore[misc,unused-ignore]
             return " ".join(message.split())
         what = describe_type(_type_of(action), action.choices)
         choices = _choices(_type_of(action), action.choices)
-        name = action.option_strings[-1] if action.option_strings else str(action.metavar or dest).upper()
-        return f"{name} is '{value[1]}', it must be {what}.{did_you_mean(value[1], choices)}"
+        return f"{_called(action)} is '{value[1]}', it must be {what}.{did_you_mean(value[1], choices)}"
 
 
 def describe_type(kind: Any, choices: Iterable[Any] | None = None) -> str:
@@ -263,6 +260,11 @@ def _is_union(kind: Any) -> bool:
 def _type_of(action: argparse.Action) -> Any:
     """The type of an option's value: jsonargparse keeps it apart from argparse's."""
     return getattr(action, "_typehint", None) or action.type
+
+
+def _called(action: argparse.Action) -> str:
+    """What a person calls an argument: its longest option, or its placeholder."""
+    return max(action.option_strings, key=len) if action.option_strings else str(action.metavar or action.dest).upper()
 
 
 def _placeholder(kind: Any) -> str:

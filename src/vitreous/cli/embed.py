@@ -1,0 +1,75 @@
+"""`vitreous embed`: pictures as feature vectors, in a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from jsonargparse.typing import PositiveInt
+
+from vitreous.cli.inputs import expand
+from vitreous.cli.parsing import Parser
+from vitreous.cli.terminal import bar, narrate
+from vitreous.errors import UsageError
+
+__all__ = ["run"]
+
+_FORMATS = (".parquet", ".csv", ".npz", ".npy")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "embed",
+        "MODEL IMAGES... -o FILE [options]",
+        "Turn pictures into feature vectors: what the last layer of the model's head reads, float32. "
+        "A picture that cannot be read is reported and left out, and the exit code is then 1.",
+        [
+            ("vitreous embed runs/photos-1 photos/ -o features.parquet", "columns path and embedding, a list"),
+            ("vitreous embed model.safetensors 'photos/**/*.jpg' -o features.npz", "arrays path and embedding"),
+        ],
+    )
+    parser.add_argument("model", type=str, metavar="MODEL", help="model.safetensors, or a run folder that has one")
+    parser.add_argument(
+        "images", type=str, nargs="+", metavar="IMAGES", help="files, folders, quoted globs, or - for a list on stdin"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=str,
+        required=True,
+        metavar="FILE",
+        help=".parquet: columns path (string) and embedding (list of F floats). .csv: path, f0, f1, ... .npz: arrays "
+        "path (n) and embedding (n, F). .npy: the array (n, F) alone, in the order of the pictures that can be read",
+    )
+    parser.add_argument("--batch-size", type=PositiveInt, default=64, help="pictures per forward pass")
+    parser.add_argument("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb; 1 if any picture could not be read."""
+    options = _parser().parse_args(argv)
+    suffix = os.path.splitext(options.output)[1].lower()
+    if suffix not in _FORMATS:
+        raise UsageError(f"-o is '{options.output}': its extension must be one of {', '.join(_FORMATS)}")
+    from vitreous.checkpoint.atomic import replacing  # here: torch takes seconds, a wrong option should not
+    from vitreous.cli.features import WRITERS, require
+    from vitreous.predictor import Failure, load
+
+    require(suffix)
+    classifier = load(options.model, device=options.device)
+    paths = expand(options.images)
+    written = 0
+    with replacing(options.output) as path, WRITERS[suffix](path, classifier.features) as write, bar("embed") as at:
+        for done, result in enumerate(classifier.embed_stream(paths, options.batch_size), start=1):
+            at(done, len(paths))
+            if isinstance(result, Failure):
+                narrate(f"vitreous: {result.name}: {result.reason}")
+            else:
+                write(result)
+                written += 1
+    narrate(f"{written:,} vectors of {classifier.features} numbers in {options.output}")
+    failed = len(paths) - written
+    if failed:
+        narrate(f"vitreous: {failed:,} of {len(paths):,} pictures could not be read")
+    return 1 if failed else 0

@@ -1,0 +1,114 @@
+"""`vitreous models`: the sizes there are, and what a model of each costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from jsonargparse.typing import NonNegativeInt
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from vitreous.cli.parsing import Parser
+from vitreous.cli.terminal import narrate, number, print_table
+from vitreous.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from vitreous.model.config import ViTConfig
+
+__all__ = ["run"]
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "models",
+        "[NAME...] [options]",
+        "List the model sizes, or one of them with any patch size, such as B/16 or H/14: parameters, operations of a "
+        "forward pass (2 per multiply-add) and what training keeps of each picture in memory.",
+        [
+            ("vitreous models", "all sizes at their usual resolution"),
+            ("vitreous models B/16 B/32 --image-size 384 --num-classes 100", "two, at another resolution"),
+        ],
+    )
+    parser.add_argument("names", type=str, nargs="*", metavar="NAME", help="a size, with or without /patch in pixels")
+    parser.add_argument("--image-size", type=str, metavar="N", help="pixels: 384, or height x width as 224x448")
+    parser.add_argument("--num-classes", type=NonNegativeInt, default=1000, help="outputs of the head; 0: no head")
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb."""
+    options = _parser().parse_args(argv)
+    image_size = _image_size(options.image_size)
+    from vitreous.model.config import pair
+    from vitreous.model.sizes import SIZES, config_of
+
+    configs: dict[str, ViTConfig] = {}
+    for name in options.names or SIZES:
+        config = config_of(name, num_classes=options.num_classes)
+        try:
+            configs[name] = config if image_size is None else replace(config, image_size=image_size)
+        except ConfigError as error:
+            if options.names or min(pair(image_size or 0)) < 1:
+                raise
+            narrate(f"{name} left out: {str(error).split(':')[0]}")
+    if not configs:
+        raise UsageError(
+            f"no size has patches that tile {options.image_size} pixels: name one with a patch, such as B/15"
+        )
+    print_table(_table(configs))
+    narrate("GFLOPs: one forward pass, 2 per multiply-add. Memory: what training keeps of each picture, float32.")
+    return 0
+
+
+def _image_size(text: str | None) -> int | tuple[int, int] | None:
+    """Read 384 or 224x448."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)(?:\s*[x,]\s*(\d+))?", text.strip().strip("[]()"))
+    if not found:
+        raise UsageError(f"--image-size is '{text}', it must be pixels such as 384, or height x width such as 224x448")
+    return int(found[1]) if found[2] is None else (int(found[1]), int(found[2]))
+
+
+def _table(configs: Mapping[str, ViTConfig]) -> Table:
+    """A row per model; a line between those for pictures of different size."""
+    table = Table("size", box=SIMPLE_HEAD)
+    for title in ("image", "patch", "width", "depth", "heads", "MLP", "tokens", "parameters", "GFLOPs", "memory"):
+        table.add_column(title, justify="right")
+    before = None
+    for name, config in configs.items():
+        if before not in (None, config.image_size):
+            table.add_section()
+        before = config.image_size
+        parameters, flops, activations = _cost(config)
+        table.add_row(
+            name,
+            _sides(config.image_size),
+            _sides(config.patch_size),
+            *(str(n) for n in (config.width, config.depth, config.heads, config.mlp_dim)),
+            f"{config.tokens:,}",
+            f"{parameters:,}",
+            f"{flops / 1e9:,.2f}",
+            f"{number(activations)}B",
+        )
+    return table
+
+
+def _cost(config: ViTConfig) -> tuple[int, int, int]:
+    """Parameters, FLOPs and activation bytes: exactly linear in depth, so two shallow models tell them in no time."""
+    from vitreous.model.sizes import cost
+
+    one, two = (cost(replace(config, depth=depth)) for depth in (1, 2))
+    more = config.depth - 1
+    return (
+        one.parameters + more * (two.parameters - one.parameters),
+        one.flops + more * (two.flops - one.flops),
+        one.activation_bytes + more * (two.activation_bytes - one.activation_bytes),
+    )
+
+
+def _sides(size: int | tuple[int, int]) -> str:
+    return str(size) if isinstance(size, int) else f"{size[0]}x{size[1]}"
