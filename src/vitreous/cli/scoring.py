@@ -178,9 +178,9 @@ def _open(config: DataConfig, hold_out: bool) -> ImageData:
 
 
 def _trained_on(info: ModelInfo) -> Mapping[str, Any]:
-    """The data section of the recipe that the model was trained by, as far as it is what this version writes."""
-    recipe = info.provenance.get("recipe")
-    data = recipe.get("data") if isinstance(recipe, Mapping) else None
+    """The data section of the configuration that the model was trained by, as far as this version knows it."""
+    config = info.provenance.get("config")
+    data = config.get("data") if isinstance(config, Mapping) else None
     known = {field.name for field in fields(DataConfig)}
     return {name: value for name, value in data.items() if name in known} if isinstance(data, Mapping) else {}
 

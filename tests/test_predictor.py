@@ -1,0 +1,198 @@
+"""The classifier: what it says is what the model, the pipeline and the temperature say, however pictures come."""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+import vitreous
+from vitreous.checkpoint.artifact import ModelInfo, save_model
+from vitreous.data.config import PreprocessConfig
+from vitreous.data.pictures import read_picture
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.errors import CheckpointError, ConfigError, DataError
+from vitreous.model.config import ViTConfig
+from vitreous.model.vit import VisionTransformer
+from vitreous.predictor import Classifier, Failure, Prediction
+
+CONFIG = ViTConfig(
+    image_size=(32, 48), patch_size=8, num_classes=4, width=32, depth=2, heads=2, mlp_dim=64, init="timm"
+)
+PIPELINE = EvalPipeline((32, 48), 3, PreprocessConfig(fit="pad", mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.1)))
+INFO = ModelInfo(("cat", "dog", "eel", "fox"), PIPELINE, temperature=2.5)
+
+
+def model_of(config: ViTConfig) -> VisionTransformer:
+    torch.manual_seed(1)
+    model = VisionTransformer(config)
+    with torch.no_grad():
+        model.head.weight.mul_(30)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def classifier() -> Classifier:
+    return Classifier(model_of(CONFIG), INFO, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def photos() -> list[np.ndarray]:
+    china, flower = load_sample_images().images
+    return [china, flower, china[:200], flower[:, :200], np.ascontiguousarray(china[:, ::-1])]
+
+
+@pytest.fixture
+def paths(tmp_path, photos) -> list[str]:
+    files = [str(tmp_path / f"photo {n}.png") for n in range(len(photos))]
+    for file, photo in zip(files, photos, strict=True):
+        Image.fromarray(photo).save(file)
+    return files
+
+
+def by_hand(classifier: Classifier, photo: np.ndarray) -> torch.Tensor:
+    with torch.inference_mode():
+        return classifier.model(PIPELINE(read_picture(photo))[None])[0]
+
+
+def test_a_prediction_is_the_softmax_of_the_tempered_logits(classifier, photos):
+    logits = by_hand(classifier, photos[0])
+    expected = (logits / 2.5).softmax(0)
+    found = classifier.predict(photos[0], top_k=4)
+    order = expected.argsort(descending=True).tolist()
+    assert [label for label, _ in found.top] == [INFO.classes[i] for i in order]
+    torch.testing.assert_close(torch.tensor([p for _, p in found.top]), expected[order])
+    assert (found.label, found.probability) == found.top[0]
+    assert found.name == "#0"
+    assert sum(p for _, p in found.top) == pytest.approx(1, abs=1e-6)
+    np.testing.assert_allclose(classifier.logits(photos[0]), logits, rtol=1e-4, atol=1e-5)
+
+
+def test_embeddings_are_what_the_head_reads(classifier, photos):
+    vectors = classifier.embed(photos)
+    assert vectors.shape == (5, classifier.features) == (5, 32)
+    assert vectors.dtype == np.float32
+    head = classifier.model.head
+    logits = vectors @ head.weight.detach().numpy().T + head.bias.detach().numpy()
+    np.testing.assert_allclose(logits, classifier.logits(photos), rtol=1e-4, atol=1e-5)
+    assert classifier.embed(photos[0]).shape == (32,)
+    assert classifier.embed([]).shape == (0, 32)
+    assert classifier.logits([]).shape == (0, 4)
+
+
+def test_an_mlp_head_embeds_its_hidden_layer(photos):
+    config = ViTConfig(image_size=(32, 48), patch_size=8, num_classes=4, width=32, depth=1, heads=2, mlp_dim=64)
+    hidden = Classifier(model_of(vitreous.ViTConfig(**{**vars(config), "head": "mlp", "head_hidden": 20})), INFO, "cpu")
+    assert hidden.embed(photos[0]).shape == (hidden.features,) == (20,)
+
+
+def test_paths_images_and_arrays_give_the_same(classifier, photos, paths, tmp_path):
+    from_paths = classifier.predict(paths)
+    from_arrays = classifier.predict(photos)
+    from_images = classifier.predict(Image.fromarray(photo) for photo in photos)
+    opened = classifier.predict([Image.open(path) for path in paths])
+    for each in (from_arrays, from_images, opened):
+        assert [p.top for p in each] == [p.top for p in from_paths]
+    assert [p.name for p in from_paths] == [p.name for p in opened] == paths
+    assert [p.name for p in from_arrays] == ["#0", "#1", "#2", "#3", "#4"]
+    single = classifier.predict(tmp_path / "photo 0.png")
+    assert isinstance(single, Prediction)
+    assert single.label == from_paths[0].label
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 64])
+def test_the_batch_size_changes_nothing_but_the_last_bits(classifier, photos, batch_size):
+    np.testing.assert_allclose(
+        classifier.logits(photos, batch_size=batch_size), classifier.logits(photos), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_top_k_stops_at_the_number_of_classes(classifier, photos):
+    assert len(classifier.predict(photos[0], top_k=50).top) == 4
+    assert len(classifier.predict(photos[0], top_k=1).top) == 1
+    with pytest.raises(ConfigError, match="top_k is 0, it must be at least 1"):
+        classifier.predict(photos[0], top_k=0)
+    with pytest.raises(ConfigError, match="batch_size is -1"):
+        classifier.predict(photos[0], batch_size=-1)
+
+
+def test_a_stream_yields_failures_in_their_place(classifier, paths, tmp_path):
+    (tmp_path / "bad.jpg").write_bytes(b"not a picture at all")
+    (tmp_path / "empty.jpg").write_bytes(b"")
+    asked = [
+        paths[0],
+        str(tmp_path / "bad.jpg"),
+        paths[1],
+        str(tmp_path / "gone.jpg"),
+        str(tmp_path / "empty.jpg"),
+        paths[2],
+    ]
+    found = list(classifier.predict_stream(asked, batch_size=2))
+    assert [each.name for each in found] == asked
+    assert [isinstance(each, Failure) for each in found] == [False, True, False, True, True, False]
+    assert [found[n].reason for n in (1, 3, 4)] == ["not a picture", "no such file", "empty, 0 bytes"]
+    assert [found[n].top for n in (0, 2, 5)] == [classifier.predict(path).top for path in paths[:3]]
+    assert [isinstance(each, Failure) for each in classifier.embed_stream(asked)] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_a_list_with_unreadable_pictures_names_them_all(classifier, paths, tmp_path):
+    gone = [str(tmp_path / f"gone {n}.jpg") for n in range(7)]
+    with pytest.raises(DataError) as caught:
+        classifier.predict([*paths, *gone])
+    assert str(caught.value).startswith(f"7 of 12 pictures cannot be read: {gone[0]}: no such file; {gone[1]}")
+    assert str(caught.value).endswith("; and 2 more")
+    with pytest.raises(DataError, match=r"gone 0\.jpg: no such file$"):
+        classifier.predict(gone[0])
+    with pytest.raises(DataError, match="a int is no picture"):
+        classifier.predict(3)
+    with pytest.raises(DataError, match="shape"):
+        classifier.predict(np.zeros((2, 3, 4, 5)))
+
+
+def test_an_endless_stream_is_read_a_bounded_way_ahead_and_closes(classifier, photos):
+    taken = 0
+
+    def endless():
+        nonlocal taken
+        for photo in itertools.cycle(photos):
+            taken += 1
+            yield photo
+
+    stream = classifier.predict_stream(endless(), batch_size=4)
+    assert len(list(itertools.islice(stream, 10))) == 10
+    assert taken <= 10 + 3 * 4
+    stream.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("vitreous-decode")]
+
+
+def test_load_takes_a_file_or_a_run_folder(tmp_path, photos, classifier):
+    save_model(tmp_path / "model.safetensors", model_of(CONFIG), INFO)
+    for place in (tmp_path, tmp_path / "model.safetensors", str(tmp_path)):
+        loaded = vitreous.load(place, device="cpu")
+        assert loaded.classes == ("cat", "dog", "eel", "fox")
+        assert loaded.predict(photos[0]) == classifier.predict(photos[0])
+    assert str(vitreous.load(tmp_path).device) in ("cpu", "cuda", "mps")
+
+
+def test_a_device_that_is_not_there_is_refused():
+    for name in ("tpu9", "cuda:99", "meta"):
+        with pytest.raises(ConfigError, match=f"device '{name}' is not there"):
+            Classifier(model_of(CONFIG), INFO, device=name)
+
+
+def test_broken_weights_are_told_and_not_labelled(photos):
+    model = model_of(CONFIG)
+    with torch.no_grad():
+        model.head.bias[1] = float("nan")
+    with pytest.raises(CheckpointError, match="not finite"):
+        Classifier(model, INFO, device="cpu").predict(photos[0])
