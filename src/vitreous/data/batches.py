@@ -36,7 +36,7 @@ Batch = dict[str, Any]
 Progress = Callable[[int, int], None]
 """Called with (pictures done, pictures in all)."""
 
-CANVAS = 1.25
+_CANVAS = 1.25
 """Side of the stored canvas over the model's: a crop of 64 % of the area is then cut at the model's resolution."""
 
 
@@ -55,7 +55,7 @@ def draw_boxes(plan: BatchPlan, aspect: npt.NDArray[np.float32], augment: Augmen
 
 def canvas_of(pipeline: EvalPipeline) -> EvalPipeline:
     """The pipeline that squashes a picture onto the canvas that crops are cut from."""
-    height, width = (math.ceil(CANVAS * side) for side in pipeline.size)
+    height, width = (math.ceil(_CANVAS * side) for side in pipeline.size)
     return replace(pipeline, size=(height, width), config=replace(pipeline.config, fit="squash"))
 
 
@@ -78,17 +78,25 @@ def held_bytes(split: Split, pipeline: EvalPipeline, cropped: bool) -> int:
     return len(split) * pipeline.channels * math.prod(pipeline.size)
 
 
-def reduced_picture(split: Split, index: int, least: int) -> Image.Image:
-    """A picture whose shorter side is at least ``least`` pixels, or its own; JPEGs are decoded at 1/2, 1/4 or 1/8."""
+def _reduced_picture(split: Split, index: int, least: int) -> tuple[Image.Image, float]:
+    """A picture whose shorter side is at least ``least`` pixels, or its own, and its true width / height.
+
+    JPEGs are decoded at 1/2, 1/4 or 1/8 of their size, which rounds it; everything else at its own.
+    """
     if split.paths is not None:
         try:
             image = Image.open(split.paths[index], formats=("JPEG",))
         except (UnidentifiedImageError, OSError):
-            return split.picture(index)  # another format, or an error that it names better
-        with image:
-            image.draft("RGB", (least, least))
-            return read_picture(image)
-    return split.picture(index)
+            pass  # another format, or an error that picture() names better
+        else:
+            with image:
+                stored = image.width / image.height
+                image.draft("RGB", (least, least))
+                picture = read_picture(image)
+            upright = picture.width / picture.height  # rounded; turned where EXIF says so
+            return picture, min(stored, 1 / stored, key=lambda aspect: abs(math.log(aspect / upright)))
+    picture = split.picture(index)
+    return picture, picture.width / picture.height
 
 
 class MemoryBatches(Dataset[Batch | VitreousError]):
@@ -133,8 +141,10 @@ class MemoryBatches(Dataset[Batch | VitreousError]):
         pixels = np.empty((len(split), *pipeline.size, pipeline.channels), dtype=np.uint8)
 
         def decode(index: int) -> None:
-            picture = reduced_picture(split, index, max(pipeline.size)) if cropped else split.picture(index)
-            self.aspect[index] = picture.width / picture.height
+            if cropped:
+                picture, self.aspect[index] = _reduced_picture(split, index, max(pipeline.size))
+            else:
+                picture = split.picture(index)
             pixels[index] = pipeline.pixels(picture)
 
         with ThreadPoolExecutor(cores()) as pool:
@@ -205,10 +215,9 @@ class StreamedBatches(Dataset[Batch | VitreousError]):
         height, width = self.pipeline.size
         # Decoded no smaller than needed for the smallest square box to have the model's resolution.
         least = math.ceil(max(height, width) / math.sqrt(augment.resized_crop))
-        pictures = [reduced_picture(self.split, int(index), least) for index in plan.indices]
-        aspect = np.array([picture.width / picture.height for picture in pictures], dtype=np.float32)
+        pictures, aspects = zip(*(_reduced_picture(self.split, int(i), least) for i in plan.indices), strict=True)
         pixels = np.empty((len(pictures), height, width, self.pipeline.channels), dtype=np.uint8)
-        boxes = draw_boxes(plan, aspect, augment, self.seed).tolist()
+        boxes = draw_boxes(plan, np.array(aspects, dtype=np.float32), augment, self.seed).tolist()
         for place, (picture, (top, left, tall, wide)) in enumerate(zip(pictures, boxes, strict=True)):
             source = picture if self.pipeline.channels == 3 else picture.convert("L")
             corners = (left, top, min(left + wide, 1.0), min(top + tall, 1.0))

@@ -17,8 +17,8 @@ from torch import Tensor
 
 __all__ = ["CROP_COLUMNS", "affine", "crop_boxes", "erase_boxes", "flip", "pad_crop", "resized_crop"]
 
-TRIES = 10  # torchvision draws a box anew this often before it falls back
-CROP_COLUMNS = 2 * TRIES + 2  # uniform numbers that one box uses up
+_TRIES = 10  # torchvision draws a box anew this often before it falls back
+CROP_COLUMNS = 2 * _TRIES + 2  # uniform numbers that one box uses up
 Floats = npt.NDArray[np.float32]
 
 
@@ -69,9 +69,9 @@ def crop_boxes(uniform: Floats, aspect: Floats, smallest: float, ratio: tuple[fl
         (B, 4) top, left, height, width as shares of the picture's height and width.
     """
     aspect = aspect[:, None]
-    share = smallest + (1 - smallest) * uniform[:, :TRIES]
+    share = smallest + (1 - smallest) * uniform[:, :_TRIES]
     low, high = math.log(ratio[0]), math.log(ratio[1])
-    wanted = np.exp(low + (high - low) * uniform[:, TRIES : 2 * TRIES])
+    wanted = np.exp(low + (high - low) * uniform[:, _TRIES : 2 * _TRIES])
     width, height = np.sqrt(share * wanted / aspect), np.sqrt(share * aspect / wanted)
     fits = (width <= 1) & (height <= 1)
     first = fits.argmax(1)[:, None]
@@ -95,8 +95,8 @@ def erase_boxes(uniform: Floats, size: tuple[int, int]) -> npt.NDArray[np.int64]
         (B, 4) top, left, height, width in pixels; 0 high and wide where no try fits inside the image.
     """
     H, W = size
-    area = H * W * (0.02 + 0.31 * uniform[:, :TRIES])
-    ratio = np.exp(math.log(0.3) + math.log(3.3 / 0.3) * uniform[:, TRIES : 2 * TRIES])  # height / width
+    area = H * W * (0.02 + 0.31 * uniform[:, :_TRIES])
+    ratio = np.exp(math.log(0.3) + math.log(3.3 / 0.3) * uniform[:, _TRIES : 2 * _TRIES])  # height / width
     height, width = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
     fits = (height < H) & (width < W) & (height > 0) & (width > 0)
     first = fits.argmax(1)[:, None]
@@ -110,7 +110,7 @@ def erase_boxes(uniform: Floats, size: tuple[int, int]) -> npt.NDArray[np.int64]
 def _resize_matrix(start: Tensor, length: Tensor, source: int, target: int, mirrored: Tensor | None) -> Tensor:
     """Antialiased linear interpolation of [start, start + length) in ``source`` pixels to ``target`` pixels.
 
-    The triangle filter widens with the scale when it shrinks, and sees only the box, as Pillow's ``resize(box=...)``.
+    As Pillow's ``resize(box=...)``: the triangle filter widens with the scale when it shrinks, and sees past the box.
 
     Returns:
         (B, target, source) weights whose rows sum to 1.
@@ -123,9 +123,7 @@ def _resize_matrix(start: Tensor, length: Tensor, source: int, target: int, mirr
     centre = start + out[..., :, None] * length / target  # (B, target, 1)
     reach = (length / target).clamp(min=1)
     weight = (1 - (pixel - centre).abs() / reach).clamp(min=0)
-    # A box may be thinner than a pixel: half a pixel of slack always leaves one centre inside.
-    inside = (pixel > start - 0.5) & (pixel < start + length + 0.5)
-    return F.normalize(weight * inside, p=1, dim=2)
+    return F.normalize(weight, p=1, dim=2)
 
 
 def resized_crop(images: Tensor, boxes: Tensor, size: tuple[int, int], mirrored: Tensor | None = None) -> Tensor:

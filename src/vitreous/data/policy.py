@@ -67,18 +67,18 @@ def _translate(axis: int) -> Callable[[Floats, Floats, float, tuple[int, int]], 
     return amount
 
 
-GEOMETRIC = {
+_GEOMETRIC = {
     "shear_x": Operation(_signed, 0.3, 0.99),
     "shear_y": Operation(_signed, 0.3, 0.99),
     "translate_x": Operation(_translate(1), 150 / 331, 32),
     "translate_y": Operation(_translate(0), 150 / 331, 32),
-    "rotate": Operation(_signed, 30, 135),  # degrees
+    "rotate": Operation(_signed, 30, 135),  # degrees, anticlockwise
 }
 
 # The 14 operations of RandAugment and TrivialAugment.
 OPERATIONS: dict[str, Operation] = {
     "identity": Operation(_signed, apply=lambda images, _: images),
-    **GEOMETRIC,
+    **_GEOMETRIC,
     "brightness": Operation(_factor, 0.9, 0.99, color.brightness),
     "color": Operation(_factor, 0.9, 0.99, color.saturation),
     "contrast": Operation(_factor, 0.9, 0.99, color.contrast),
@@ -103,7 +103,7 @@ def _matrices(name: str, amount: Floats, size: tuple[int, int]) -> Floats:
         matrix[:, 1, 2] = -amount
     else:
         cosine, sine = np.cos(np.radians(amount)), np.sin(np.radians(amount))
-        matrix[:, 0, 0], matrix[:, 0, 1], matrix[:, 1, 0], matrix[:, 1, 1] = cosine, sine, -sine, cosine
+        matrix[:, 0, 0], matrix[:, 0, 1], matrix[:, 1, 0], matrix[:, 1, 1] = cosine, -sine, sine, cosine
     return matrix
 
 

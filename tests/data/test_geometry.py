@@ -1,0 +1,166 @@
+"""Crops, flips and affine maps: what they keep, and the same as Pillow's, torch's and torchvision's."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from photos import tiles
+from PIL import Image
+from scipy import stats
+from torchvision.transforms import RandomErasing, RandomResizedCrop
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import functional as tv
+
+from vitreous.data.geometry import CROP_COLUMNS, affine, crop_boxes, erase_boxes, flip, pad_crop, resized_crop
+
+torch.set_num_threads(2)
+
+
+def test_a_flip_undoes_itself_and_leaves_the_others_alone():
+    images = tiles(6, 20, 31)
+    which = torch.tensor([True, False, True, True, False, False])
+    once = flip(images, which)
+    assert torch.equal(flip(once, which), images)
+    assert torch.equal(once[which], tv.horizontal_flip(images[which]))
+    assert torch.equal(once[~which], images[~which])
+    assert torch.equal(once.flatten(2).sort()[0], images.flatten(2).sort()[0])
+
+
+@pytest.mark.parametrize(("size", "pad"), [((32, 32), 4), ((9, 14), 8), ((8, 8), 1), ((8, 8), 7)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_crop_is_the_window_of_the_reflect_padded_image(size, pad, channels):
+    images = tiles(40, *size)[:, :channels]
+    rng = np.random.default_rng(0)
+    corner = torch.from_numpy(rng.integers(0, 2 * pad + 1, (40, 2)))
+    corner[:4] = torch.tensor([[0, 0], [0, 2 * pad], [2 * pad, 0], [2 * pad, 2 * pad]])
+    mirrored = torch.from_numpy(rng.random(40) < 0.5)
+    cut = pad_crop(images, corner, pad, mirrored)
+    padded = F.pad(images.float(), (pad,) * 4, mode="reflect").to(torch.uint8)
+    for i, (top, left) in enumerate(corner.tolist()):
+        window = padded[i, :, top : top + size[0], left : left + size[1]]
+        assert torch.equal(cut[i], window.flip(2) if mirrored[i] else window)
+
+
+def test_a_crop_in_the_middle_is_the_image_itself():
+    images = tiles(5, 16, 24)
+    assert torch.equal(pad_crop(images, torch.full((5, 2), 3), 3, torch.zeros(5, dtype=torch.bool)), images)
+
+
+@pytest.mark.parametrize("target", [(24, 40), (64, 64), (50, 90)])
+def test_a_resized_crop_of_everything_is_a_plain_antialiased_resize(target):
+    images = tiles(8, 50, 90)
+    whole = torch.tensor([[0.0, 0, 1, 1]]).repeat(8, 1)
+    ours = resized_crop(images, whole, target)
+    theirs = F.interpolate(images.float(), target, mode="bilinear", antialias=True, align_corners=False)
+    # Each is rounded from the same real number: at most one level apart, where float32 falls on either side of a half.
+    assert (ours - theirs.round()).abs().max() <= 1
+    assert (ours == theirs.round()).float().mean() > 0.999
+    if target == (50, 90):
+        assert torch.equal(ours, images)
+
+
+def test_a_resized_crop_is_what_torchvision_and_pillow_cut():
+    images = tiles(12, 80, 100)
+    rng = np.random.default_rng(1)
+    height, width = rng.integers(10, 80, 12), rng.integers(10, 100, 12)
+    top, left = rng.integers(0, 81 - height), rng.integers(0, 101 - width)
+    boxes = torch.from_numpy(np.stack([top / 80, left / 100, height / 80, width / 100], 1)).float()
+    mirrored = torch.arange(12) % 2 == 1
+    ours = resized_crop(images, boxes, (32, 48), mirrored)
+    for i in range(12):
+        mine = ours[i].flip(2) if mirrored[i] else ours[i]
+        expected = tv.resized_crop(images[i].float(), top[i], left[i], height[i], width[i], (32, 48), antialias=True)
+        # torchvision cuts first, so its outermost pixels (3 where it enlarges 10 to 32) cannot see past the box.
+        assert (mine - expected)[:, 3:-3, 3:-3].abs().max() <= 0.51  # rounding to uint8, and float32
+        box = (left[i], top[i], left[i] + width[i], top[i] + height[i])
+        assert _apart_from_pillow(mine, images[i], box) <= 1
+
+
+def test_a_box_between_pixels_is_what_pillow_cuts():
+    images = tiles(1, 80, 100)
+    top, left, height, width = 0.1234, 0.2345, 0.4567, 0.5678
+    for target in ((20, 20), (70, 60)):
+        ours = resized_crop(images, torch.tensor([[top, left, height, width]]), target)[0]
+        box = (left * 100, top * 80, (left + width) * 100, (top + height) * 80)
+        assert _apart_from_pillow(ours, images[0], box) <= 1
+
+
+def _apart_from_pillow(ours: torch.Tensor, image: torch.Tensor, box: tuple[float, float, float, float]) -> int:
+    """Most levels between a crop and Pillow's, channel by channel in float32: its uint8 filter rounds twice."""
+    apart = 0
+    for mine, channel in zip(ours.numpy(), image.numpy(), strict=True):
+        source = Image.fromarray(channel.astype(np.float32))
+        pillow = np.asarray(source.resize(mine.shape[::-1], Image.Resampling.BILINEAR, box=box))
+        apart = max(apart, int(np.abs(mine - np.rint(pillow)).max()))
+    return apart
+
+
+def test_a_box_thinner_than_a_pixel_still_gives_its_colours():
+    images = tiles(2, 8, 8)
+    boxes = torch.tensor([[0.9999, 0.9999, 1e-4, 1e-4], [0.0, 0.5, 1e-6, 1e-6]])
+    cut = resized_crop(images, boxes, (4, 4))
+    assert torch.equal(cut[0], images[0, :, -1:, -1:].expand(3, 4, 4))
+    assert cut[1].float().std((1, 2)).max() < 1
+
+
+@pytest.mark.parametrize("size", [(64, 64), (240, 320), (500, 100)])
+def test_crop_boxes_are_distributed_as_torchvisions(size):
+    H, W = size
+    torch.manual_seed(0)
+    scale, ratio = (0.3, 1.0), (3 / 4, 4 / 3)
+    blank = torch.zeros(3, H, W)
+    theirs = np.array([RandomResizedCrop.get_params(blank, list(scale), list(ratio)) for _ in range(1000)])
+    uniform = np.random.default_rng(0).random((1000, CROP_COLUMNS), dtype=np.float32)
+    ours = crop_boxes(uniform, np.full(1000, W / H, np.float32), scale[0], ratio)
+    assert (ours >= 0).all()
+    assert (ours[:, :2] + ours[:, 2:] <= 1 + 1e-6).all()
+    area, shape = ours[:, 2] * ours[:, 3], ours[:, 3] * W / (ours[:, 2] * H)
+    assert area.max() <= 1
+    assert ratio[0] - 1e-4 <= shape.min() <= shape.max() <= ratio[1] + 1e-4
+    if size == (500, 100):  # nothing of 30 % fits a strip: the largest middle box of the flattest ratio
+        assert np.allclose(ours, [(1 - 2 / 3 * 0.4) / 2, 0, 2 / 3 * 0.4, 1], atol=1e-6) or area.min() < 0.3
+        return
+    # torchvision rounds to pixels: the distributions agree up to that, 1,000 draws each.
+    for mine, other in ((ours[:, 2] * H, theirs[:, 2]), (ours[:, 3] * W, theirs[:, 3]), (ours[:, 0] * H, theirs[:, 0])):
+        assert stats.ks_2samp(np.rint(mine), other).pvalue > 1e-3
+
+
+def test_erase_boxes_are_distributed_as_torchvisions_and_inside():
+    H, W = 48, 64
+    torch.manual_seed(0)
+    blank = torch.zeros(3, H, W)
+    theirs = np.array([RandomErasing.get_params(blank, (0.02, 0.33), (0.3, 3.3))[:4] for _ in range(1000)])
+    uniform = np.random.default_rng(0).random((1000, CROP_COLUMNS), dtype=np.float32)
+    ours = erase_boxes(uniform, (H, W))
+    assert (ours[:, :2] >= 0).all()
+    assert (ours[:, 0] + ours[:, 2] <= H).all()
+    assert (ours[:, 1] + ours[:, 3] <= W).all()
+    for column in range(4):
+        assert stats.ks_2samp(ours[:, column], theirs[:, column]).pvalue > 1e-3
+
+
+def test_an_affine_map_by_the_identity_changes_nothing():
+    images = tiles(7, 33, 45)
+    assert torch.equal(affine(images, torch.eye(2, 3).repeat(7, 1, 1), torch.tensor([1.0, 2, 3])), images)
+
+
+@pytest.mark.parametrize("angle", [30.0, -135.0, 7.5])
+def test_an_affine_map_rotates_as_torchvision(angle):
+    images = tiles(4, 40, 56)
+    c, s = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+    fill = [10.0, 100.0, 200.0]
+    ours = affine(images, torch.tensor([[[c, -s, 0.0], [s, c, 0.0]]]).repeat(4, 1, 1), torch.tensor(fill))
+    theirs = tv.rotate(images, angle, interpolation=InterpolationMode.BILINEAR, fill=fill)
+    inside = tv.rotate(torch.ones(1, 1, 40, 56), angle, interpolation=InterpolationMode.BILINEAR) == 1
+    apart = (ours.int() - theirs.int()).abs()
+    assert apart[inside.expand_as(apart)].max() <= 1
+    # At the edge torchvision weighs the fill twice; away from it, all that is outside is the fill.
+    outside = F.max_pool2d(tv.rotate(torch.ones(1, 1, 40, 56), angle), 5, 1, 2) == 0
+    assert torch.equal(
+        ours.float()[outside.expand_as(ours)],
+        torch.tensor(fill).view(1, 3, 1, 1).expand_as(ours)[outside.expand_as(ours)],
+    )
