@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitreous.data.listing import SPLIT_NAMES, Entry, Listing, first_ten, plain_name
+from vitreous.data.listing import SPLIT_NAMES, Entry, Listing, first_ten, many, plain_name
 from vitreous.data.pictures import find_pictures
 from vitreous.errors import DataError
 
@@ -30,7 +30,7 @@ def list_folder(root: Path) -> Listing:
     """
     pictures, others = find_pictures(root)
     if not pictures:
-        seen = f" (it has {len(others):,} other files)" if others else ""
+        seen = f" (it has {many(len(others), 'other file')})" if others else ""
         raise DataError(f"folder {root} holds no pictures{seen}: {LAYOUT}")
     parts = [(path, path.relative_to(root).parts) for path in pictures]
     has_splits = any(len(p) >= 3 and SPLIT_NAMES.get(p[0].lower()) == "train" for _, p in parts)
@@ -47,21 +47,17 @@ def list_folder(root: Path) -> Listing:
         else:
             entries.append(Entry(path, "/".join(p), plain_name(p[depth]), split))
     if not entries:
-        raise DataError(f"the {len(pictures):,} pictures of {root} are not in class folders: {LAYOUT}")
+        raise DataError(f"{root} holds {many(len(pictures), 'picture')}, but not in class folders: {LAYOUT}")
     notes = []
     if others:
         first = others[0].relative_to(root).as_posix()
-        notes.append(f"{_many(len(others), 'file')} that are no pictures ignored (first: {first})")
+        notes.append(f"{many(len(others), 'file')} ignored, not pictures (first: {first})")
     if loose:
-        notes.append(f"{_many(len(loose), 'picture')} outside class folders ignored (first: {loose[0]})")
+        notes.append(f"{many(len(loose), 'picture')} ignored, outside class folders (first: {loose[0]})")
     if outside:
         notes.append(f"beside the splits, ignored: {first_ten(sorted(outside))}")
     notes += _empty_folders(root, depth, entries)
     return Listing(root, entries, notes)
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}" + ("s" if count != 1 else "")
 
 
 def _check_no_lone_splits(root: Path, folders: set[str]) -> None:
@@ -93,5 +89,5 @@ def _empty_folders(root: Path, depth: int, entries: list[Entry]) -> list[str]:
         if folder.relative_to(root).parts not in full and not folder.name.startswith(".")
     )
     if empty:
-        notes.append(f"{_many(len(empty), 'class folder')} without pictures: {first_ten(empty)}")
+        notes.append(f"{many(len(empty), 'class folder')} without pictures: {first_ten(empty)}")
     return notes

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vitreous.errors import DataError
 
-__all__ = ["SPLIT_NAMES", "Entry", "Listing", "excluded", "first_ten", "ordered_classes", "plain_name"]
+__all__ = ["SPLIT_NAMES", "Entry", "Listing", "excluded", "first_ten", "many", "ordered_classes", "plain_name"]
 
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -65,6 +65,11 @@ def first_ten(items: Sequence[object], separator: str = ", ") -> str:
     return separator.join(str(item) for item in items[:10]) + more
 
 
+def many(count: int, what: str) -> str:
+    """``1 picture``, ``2 pictures``."""
+    return f"{count:,} {what}" + ("s" if count != 1 else "")
+
+
 def plain_name(name: str) -> str:
     """A class name in one Unicode form: macOS writes 'é' as two characters, others as one."""
     return unicodedata.normalize("NFC", name)
@@ -84,8 +89,9 @@ def excluded(
     """Which pictures a list of exclusions names.
 
     A line is a picture's name as this package prints it, a path relative to the data folder or to the current one, an
-    absolute path, or a bare file name that only one picture has. Lines that start with `#` are comments; what
-    follows a tab is ignored, so that a run's list of unreadable files can be used as it is.
+    absolute path, or a bare file name that only one picture has. Lines that start with `#` are comments. What
+    follows a colon is ignored where the line is no path as it stands, so that a run's list of unreadable files, with
+    its reasons, can be used as it is.
 
     Args:
         list_file: Path of the text file, UTF-8.
@@ -103,8 +109,7 @@ def excluded(
         lines = Path(list_file).expanduser().read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"the list of pictures to exclude, {list_file}, cannot be read: {error}") from error
-    wanted = [line.split("\t")[0].strip() for line in lines]
-    wanted = [line for line in wanted if line and not line.startswith("#")]
+    wanted = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     known: dict[str, list[int]] = {}
     for position, name in enumerate(names):
         keys = {name, os.path.basename(name)}
@@ -122,20 +127,24 @@ def excluded(
             found.update(hits)
         else:
             (vague if hits else missed).append(line)
-    notes = [f"{len(found):,} pictures left out by {list_file}"]
+    notes = [f"{many(len(found), 'picture')} left out by {list_file}"]
     if missed:
-        notes.append(f"{len(missed):,} lines of {list_file} match no picture: {first_ten(missed)}")
+        notes.append(f"in {list_file}, {many(len(missed), 'line')} without a picture: {first_ten(missed)}")
     if vague:
         notes.append(
-            f"{len(vague):,} lines of {list_file} fit several pictures, write the folder too: {first_ten(vague)}"
+            f"in {list_file}, {many(len(vague), 'line')} for several pictures, write the folder too: {first_ten(vague)}"
         )
     return found, notes
 
 
 def _meanings(line: str, root: Path | None) -> list[str]:
     """The keys that a line may stand for, the most literal first."""
-    expanded = os.path.expanduser(line)
-    meanings = [line, os.path.normpath(line).replace(os.sep, "/")]
-    if root is not None:
-        meanings.append(os.path.abspath(os.path.join(root, expanded)))
-    return [*meanings, os.path.abspath(expanded)]
+    colons = [at for at in range(len(line)) if line.startswith(": ", at)]
+    meanings = []
+    for text in (line, *(line[:at] for at in colons)):
+        expanded = os.path.expanduser(text)
+        meanings += [text, os.path.normpath(text).replace(os.sep, "/")]
+        if root is not None:
+            meanings.append(os.path.abspath(os.path.join(root, expanded)))
+        meanings.append(os.path.abspath(expanded))
+    return meanings

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitreous.data.listing import SPLIT_NAMES, Entry, Listing, first_ten, plain_name
+from vitreous.data.listing import SPLIT_NAMES, Entry, Listing, first_ten, many, plain_name
 from vitreous.errors import DataError, MissingExtraError
 
 __all__ = ["MANIFEST_SUFFIXES", "list_manifest"]
@@ -124,4 +124,4 @@ def _conflicts(entries: Sequence[Entry]) -> list[str]:
     for entry in entries:
         labels.setdefault(entry.path, set()).add(entry.label)
     several = [path.name for path, names in labels.items() if len(names) > 1]
-    return [f"{len(several):,} pictures are listed with more than one label: {first_ten(several)}"] if several else []
+    return [f"{many(len(several), 'picture')} listed with more than one label: {first_ten(several)}"] if several else []

@@ -19,7 +19,7 @@ from PIL import Image
 from vitreous.data.config import DataConfig
 from vitreous.data.folders import LAYOUT, list_folder
 from vitreous.data.known import KNOWN, PixelSet, load_known
-from vitreous.data.listing import Entry, Listing, excluded, first_ten, ordered_classes
+from vitreous.data.listing import Entry, Listing, excluded, first_ten, many, ordered_classes
 from vitreous.data.manifest import MANIFEST_SUFFIXES, list_manifest
 from vitreous.data.pictures import PictureFacts, read_picture
 from vitreous.data.scan import Progress, Scanned, content_hash, scan
@@ -72,7 +72,8 @@ class ImageData:
     Args:
         name: Of the known set, the folder or the manifest; for run folders and titles.
         classes: Class names; labels are positions in it.
-        splits: `train` and `val`, and `test` where there is one.
+        splits: `train` and `val`, and `test` where there is one. Where nothing was to be held out: the splits that the
+            data has, or `all` where it has none.
         channels: 1 where every picture is stored without colour, else 3.
         native_size: Height and width in pixels where all pictures share them, else None.
         median_size: Median height and median width of the pictures.
@@ -158,8 +159,8 @@ def _from_pixels(config: DataConfig, pixels: PixelSet) -> ImageData:
         names, digests = [names[n] for n in kept], [digests[n] for n in kept]
     if pixels.test_fraction:
         sides = np.where(held_out(digests, pixels.test_fraction, salt=1), "test", sides)
-    sides, split_notes = hold_out_val(config, digests, sides)
-    notes += split_notes + absent_classes(pixels.classes, labels, sides)
+    sides, how = hold_out_val(config, digests, sides)
+    notes += [how, *absent_classes(pixels.classes, labels, sides)]
     splits = {}
     for name in _ORDER:
         chosen = np.flatnonzero(sides == name)
@@ -187,20 +188,18 @@ def _from_files(config: DataConfig, listing: Listing, progress: Progress | None,
     good = [n for n, file in enumerate(scanned) if not file.facts.reason]
     labelled = {entry.label for entry in entries}
     entries, digests = [entries[n] for n in good], [scanned[n].digest for n in good]
-    whole = not hold_out and all(entry.split is None for entry in entries)
-    if whole:
-        classes = listing.classes or ordered_classes({entry.label for entry in entries})
-    else:
-        classes = listing.classes or _classes_of(config.source, entries)
+    classes = listing.classes or _classes_of(config.source, entries, least=2 if hold_out else 1)
     lost = labelled - set(classes)
     if lost:
         notes.append(f"classes without a readable picture, left out: {first_ten(sorted(lost))}")
     at = {name: n for n, name in enumerate(classes)}
     names, labels = [entry.name for entry in entries], np.asarray([at[entry.label] for entry in entries], np.int64)
-    sides = np.asarray([entry.split or ("all" if whole else "train") for entry in entries])
+    sides = np.asarray([entry.split or ("train" if hold_out else "all") for entry in entries])
     notes += copies_across(names, digests, sides)
-    sides, split_notes = hold_out_val(config, digests, sides) if hold_out else (sides, [])
-    notes += split_notes + absent_classes(classes, labels, sides)
+    if hold_out:
+        sides, how = hold_out_val(config, digests, sides)
+        notes.append(how)
+    notes += absent_classes(classes, labels, sides)
     splits = {}
     for name in _ORDER:
         chosen = np.flatnonzero(sides == name).tolist()
@@ -234,7 +233,7 @@ def _check_readable(config: DataConfig, entries: Sequence[Entry], scanned: Seque
     bad = [(entry, file.facts.reason) for entry, file in zip(entries, scanned, strict=True) if file.facts.reason]
     named = first_ten([f"{entry.name}: {reason}" for entry, reason in bad], "; ")
     if len(bad) == len(entries):
-        raise DataError(f"none of the {len(entries):,} pictures of {config.source} can be read: {named}")
+        raise DataError(f"{config.source}: none of {many(len(entries), 'picture')} can be read ({named})")
     if bad and config.strict:
         raise DataError(
             f"{len(bad):,} of {len(entries):,} files of {config.source} cannot be read ({named}): "
@@ -243,8 +242,8 @@ def _check_readable(config: DataConfig, entries: Sequence[Entry], scanned: Seque
     return [(entry.path, str(reason)) for entry, reason in bad]
 
 
-def _classes_of(source: str, entries: Sequence[Entry]) -> tuple[str, ...]:
-    """The classes that can be trained, checked against the other splits."""
+def _classes_of(source: str, entries: Sequence[Entry], least: int) -> tuple[str, ...]:
+    """The classes, at least so many: those of train, checked against the other splits."""
     classes = ordered_classes({entry.label for entry in entries if entry.split in (None, "train")})
     for split in ("val", "test"):
         foreign = {entry.label for entry in entries if entry.split == split} - set(classes)
@@ -253,7 +252,7 @@ def _classes_of(source: str, entries: Sequence[Entry]) -> tuple[str, ...]:
                 f"{split} has classes that train does not have: {first_ten(sorted(foreign))}; "
                 f"train has {first_ten(classes)}"
             )
-    if len(classes) < 2:
+    if len(classes) < least:
         inner = sorted({parts[1] for entry in entries if len(parts := Path(entry.name).parts) > 2 and not entry.split})
         hint = ""
         if len(inner) > 1:

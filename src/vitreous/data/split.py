@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitreous.data.config import DataConfig
-from vitreous.data.listing import first_ten
+from vitreous.data.listing import first_ten, many
 from vitreous.errors import DataError
 
 __all__ = ["absent_classes", "copies_across", "held_out", "hold_out_val"]
@@ -31,7 +31,7 @@ def held_out(digests: Sequence[str], fraction: float, salt: int = 0) -> npt.NDAr
 
 def hold_out_val(
     config: DataConfig, digests: Sequence[str], sides: npt.NDArray[np.str_]
-) -> tuple[npt.NDArray[np.str_], list[str]]:
+) -> tuple[npt.NDArray[np.str_], str]:
     """Split val off train by content, where the data has no val of its own.
 
     Args:
@@ -57,17 +57,17 @@ def hold_out_val(
                 f"held out by content; add pictures, change data.val_fraction, or make folders train/ and val/"
             )
     shown = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
-    return sides, [f"split: {shown}, {how}"]
+    return sides, f"split: {shown}, {how}"
 
 
 def absent_classes(classes: Sequence[str], labels: npt.NDArray[np.int64], sides: npt.NDArray[np.str_]) -> list[str]:
     """Note the classes that have no picture in a split: their scores there are undefined."""
     notes = []
-    for name in ("train", "val", "test"):
+    for name in sorted(set(sides.tolist())):
         present = set(labels[sides == name].tolist())
         absent = [label for n, label in enumerate(classes) if n not in present]
-        if present and absent:
-            notes.append(f"{len(absent):,} of {len(classes):,} classes have no {name} picture: {first_ten(absent)}")
+        if absent:
+            notes.append(f"of {len(classes):,} classes, {len(absent):,} without a {name} picture: {first_ten(absent)}")
     return notes
 
 
@@ -78,5 +78,5 @@ def copies_across(names: Sequence[str], digests: Sequence[str], sides: npt.NDArr
     for split in ("val", "test"):
         copies = [names[n] for n in np.flatnonzero(sides == split).tolist() if digests[n] in in_train]
         if copies:
-            notes.append(f"{len(copies):,} {split} pictures are also in train: {first_ten(copies)}")
+            notes.append(f"{many(len(copies), f'{split} picture')} also in train: {first_ten(copies)}")
     return notes
