@@ -15,7 +15,6 @@ import pytest
 from sklearn.datasets import load_digits
 
 from vitreous.data.config import DataConfig
-from vitreous.data.known import KNOWN
 from vitreous.data.scan import content_hash
 from vitreous.data.sources import ImageData, open_source
 from vitreous.data.split import held_out
@@ -101,40 +100,6 @@ def test_cifar10_through_torchvisions_own_loader(cifar10_dir):
         position = int(data.splits["val"].name_of(n).removeprefix("train/"))
         assert (np.asarray(data.splits["val"].picture(n)) == pixels[position]).all()
         assert data.splits["val"].labels[n] == labels[position]
-
-
-def test_every_known_set_is_a_class_of_torchvision_with_its_official_splits():
-    import torchvision.datasets
-
-    for name, known in KNOWN.items():
-        assert known.channels in (1, 3)
-        if name != "digits":
-            assert callable(getattr(torchvision.datasets, known.dataset))
-            assert "train" in known.splits
-            assert known.files
-            assert known.url.startswith("http")
-
-
-@pytest.mark.parametrize("name", [name for name in KNOWN if name != "digits"])
-def test_a_set_that_cannot_be_had_says_which_files_to_put_where(name, tmp_path, monkeypatch):
-    def no_network(*_: object, **__: object) -> None:
-        raise OSError("Name or service not known")
-
-    monkeypatch.setattr("socket.create_connection", no_network)
-    monkeypatch.setattr("socket.getaddrinfo", no_network)
-    with pytest.raises(DataError) as error:
-        open_source(DataConfig(source=name, dir=str(tmp_path / "sets")))
-    message = str(error.value)
-    assert message.startswith(f"{name} is not in {tmp_path / 'sets'} and c")
-    assert f"put {KNOWN[name].files} into {tmp_path / 'sets'}" in message
-    assert "--data-dir" in message
-    assert "\n" not in message
-
-
-def test_a_data_dir_that_is_a_file_is_one_error(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="mnist is not in"):
-        open_source(DataConfig(source="mnist", dir=str(tmp_path / "file")))
 
 
 def test_names_of_nothing(tmp_path, flowers):

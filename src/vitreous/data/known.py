@@ -85,12 +85,12 @@ KNOWN: dict[str, KnownSet] = {
     "flowers102": KnownSet(
         *("Flowers102", 3, None, 102, {**_TRAIN_TEST, "val": {"split": "val"}}),
         "flowers-102/102flowers.tgz, flowers-102/imagelabels.mat and flowers-102/setid.mat",
-        "https://thor.robots.ox.ac.uk/flowers/102/",
+        "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
     ),
     "oxford-pets": KnownSet(
         *("OxfordIIITPet", 3, None, 37, {"train": {"split": "trainval"}, "test": {"split": "test"}}),
         "oxford-iiit-pet/images.tar.gz and oxford-iiit-pet/annotations.tar.gz",
-        "https://thor.robots.ox.ac.uk/pets/",
+        "https://www.robots.ox.ac.uk/~vgg/data/pets/data/",
     ),
     "food101": KnownSet(
         *("Food101", 3, None, 101, _TRAIN_TEST, "food-101.tar.gz"),
@@ -98,7 +98,7 @@ KNOWN: dict[str, KnownSet] = {
     ),
     "eurosat": KnownSet(
         *("EuroSAT", 3, (64, 64), 10, {"train": {}}, "eurosat/EuroSAT.zip"),
-        "https://zenodo.org/records/7711810 (EuroSAT_RGB.zip)",
+        "https://huggingface.co/datasets/torchgeo/eurosat",
     ),
     "imagenet": KnownSet(
         *("ImageNet", 3, None, 1000, {"train": {"split": "train"}, "val": {"split": "val"}}),
