@@ -119,7 +119,7 @@ class EvalPipeline:
         if not self.has_statistics:
             raise ConfigError("mean and std are not known: set both, or measure them on the training images")
         mean, std = _constants(self.config.mean, self.config.std, batch.device)
-        return batch.to(torch.float32).div(255).sub_(mean).div_(std)
+        return batch.to(torch.float32, copy=True).div_(255).sub_(mean).div_(std)
 
     def __call__(self, image: Image.Image) -> Tensor:
         """One picture as the model sees it: float32 (C, H, W)."""
