@@ -75,7 +75,7 @@ class ViTConfig:
             block (arXiv 1603.09382). In [0, 1).
         patch_dropout: Share of patch tokens left out of each training image (arXiv 2208.07220). In [0, 1).
         norm_eps: Epsilon of every LayerNorm.
-        init: `jax`: as the paper's code. `timm`: truncated normal 0.02. `torchvision`: as its vision_transformer.
+        init: `jax`: as the paper's code. `timm`: normal 0.02. `torchvision`: as its vision_transformer.
             `torch`: PyTorch's layer defaults with tokens and positions from N(0, 1), as the tutorials do.
         resample: Whose function resizes position embeddings for another resolution.
         checkpoint_blocks: Recompute each block's activations in the backward pass: less memory, about a third more

@@ -46,22 +46,27 @@ def _jax(model: VisionTransformer) -> None:
 
 
 def _timm(model: VisionTransformer) -> None:
-    """Timm 1.0 vision_transformer.py, weight_init='': linear layers truncated normal 0.02, biases zero."""
+    """Timm 1.0 vision_transformer.py, weight_init='': linear layers normal 0.02, biases zero.
+
+    Timm and torchvision cut their normals at -2 and 2, many standard deviations out. There torch 2.11's
+    ``trunc_normal_`` puts one weight in some 17 million at exactly -2, so here they are not cut.
+    """
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            nn.init.trunc_normal_(module.weight, std=0.02)
+            nn.init.normal_(module.weight, std=0.02)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     _tokens(model, cls=1e-6, position=0.02)
     if model.config.pool == "map":
-        nn.init.trunc_normal_(model.attn_pool.latent, std=model.config.width**-0.5)
+        std = model.config.width**-0.5
+        nn.init.trunc_normal_(model.attn_pool.latent, std=std, a=-2 * std, b=2 * std)
 
 
 def _torchvision(model: VisionTransformer) -> None:
-    """Torchvision vision_transformer.py: patches truncated normal by fan-in, MLP and qkv xavier uniform."""
+    """Torchvision vision_transformer.py: patches normal by fan-in, MLP and qkv xavier uniform."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
-            nn.init.trunc_normal_(module.weight, std=math.sqrt(1 / module.weight[0].numel()))
+            nn.init.normal_(module.weight, std=math.sqrt(1 / module.weight[0].numel()))
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Linear) and name.endswith(("mlp.fc1", "mlp.fc2")):
@@ -74,7 +79,7 @@ def _torchvision(model: VisionTransformer) -> None:
         elif isinstance(module, nn.Linear) and name.endswith("attn.proj"):
             nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Linear) and name == "pre_logits.fc":
-            nn.init.trunc_normal_(module.weight, std=math.sqrt(1 / module.in_features))
+            nn.init.normal_(module.weight, std=math.sqrt(1 / module.in_features))
             nn.init.zeros_(module.bias)
     _tokens(model, cls=0.0, position=0.02)
 
