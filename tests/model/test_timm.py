@@ -38,7 +38,6 @@ CASES = {
     "layer scale": ("vit_tiny_patch16_224", {"init_values": 0.1}, "Ti/16", {"layer_scale": 0.1}),
     "qk-norm": ("vit_tiny_patch16_224", {"qk_norm": True}, "Ti/16", {"qk_norm": True}),
     "no qkv bias": ("vit_tiny_patch16_224", {"qkv_bias": False}, "Ti/16", {"qkv_bias": False}),
-    "no positions": ("vit_tiny_patch16_224", {"pos_embed": "none"}, "Ti/16", {"position": "none"}),
     "map": (
         "vit_base_patch16_siglip_224",
         {"depth": 2, "act_layer": "gelu_tanh"},
