@@ -1,0 +1,117 @@
+"""`vitreous evaluate` as people run it: the scores are scikit-learn's, on the right pictures."""
+
+import json
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.metrics import accuracy_score, log_loss, precision_recall_fscore_support, top_k_accuracy_score
+
+import vitreous as package
+from vitreous.checkpoint.artifact import load_model, save_model
+from vitreous.data.config import DataConfig
+from vitreous.data.sources import open_source
+from vitreous.train.config import RunConfig
+
+
+def by_hand(model_file: Path, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Labels (n,) and calibrated probabilities (n, K), from the files."""
+    classifier = package.load(model_file, device="cpu")
+    files = sorted(folder.rglob("*.png"))
+    scaled = classifier.logits(files).astype(np.float64) / classifier.info.temperature
+    odds = np.exp(scaled - scaled.max(1, keepdims=True))
+    return np.array([classifier.classes.index(file.parent.name) for file in files]), odds / odds.sum(1, keepdims=True)
+
+
+def test_scores_of_a_folder_are_those_of_scikit_learn(command, model_file, digits, tmp_path):
+    run = command("evaluate", model_file, "digits-folder", "--json", "s.json", "--device=cpu")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "digits-folder, all pictures: 60 pictures" in run.stdout
+    document = json.loads((tmp_path / "s.json").read_text())
+    labels, probabilities = by_hand(model_file, digits)
+    scores, called = document["scores"], probabilities.argmax(1)
+    assert scores["top1"] == pytest.approx(accuracy_score(labels, called))
+    assert scores["top5"] == pytest.approx(top_k_accuracy_score(labels, probabilities, k=5, labels=range(10)))
+    assert scores["log_loss"] == pytest.approx(log_loss(labels, probabilities, labels=range(10)), rel=1e-4)
+    macro = precision_recall_fscore_support(labels, called, average="macro", zero_division=0)[:3]
+    assert [scores[f"macro_{name}"] for name in ("precision", "recall", "f1")] == pytest.approx(list(macro))
+    assert f"{scores['top1']:.2%}" in run.stdout
+    assert document["data"]["pictures"] == sum(row["support"] for row in scores["per_class"]) == 60
+
+
+def test_classes_are_matched_by_name_and_may_be_few(vitreous, model_file, digits):
+    for name in ("zero", "two", "four", "six", "eight"):
+        shutil.rmtree(digits / name)
+    run = vitreous("evaluate", model_file, "digits-folder", "--json", "-", "--device=cpu")
+    assert run.returncode == 0
+    assert run.stderr == "5 of the model's 10 classes are not in the data: zero, two, four, six, eight\n"
+    labels, probabilities = by_hand(model_file, digits)
+    assert json.loads(run.stdout)["scores"]["top1"] == pytest.approx(accuracy_score(labels, probabilities.argmax(1)))
+
+
+def test_a_handful_of_pictures_of_one_class_is_enough(vitreous, model_file, digits, tmp_path):
+    for folder in digits.iterdir():
+        if folder.name != "three":
+            shutil.rmtree(folder)
+    for file in sorted((digits / "three").iterdir())[2:]:
+        file.unlink()
+    run = vitreous("evaluate", model_file, "digits-folder")
+    assert run.returncode == 0, run.stderr
+    assert "all pictures: 2 pictures" in run.stdout
+
+
+def test_classes_that_the_model_lacks_are_listed(vitreous, model_file, digits):
+    (digits / "three").rename(digits / "thre")
+    run = vitreous("evaluate", model_file, "digits-folder")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.startswith("vitreous: 1 of the 10 classes in digits-folder are unknown to the model: thre.")
+    assert run.stderr.endswith("Did you mean 'three'?\n")
+
+
+def test_the_folder_of_the_training_is_judged_by_what_was_held_out(vitreous, model_file, digits, tmp_path):
+    config = DataConfig(source=str(digits), val_fraction=0.3)
+    data = open_source(config)
+    model, info = load_model(model_file)
+    provenance = {
+        "config": asdict(RunConfig(data=config)),
+        "data": {"source": config.source, "fingerprint": data.fingerprint},
+    }
+    save_model(tmp_path / "trained.safetensors", model, replace(info, provenance=provenance))
+    held = len(data.splits["val"])
+    assert 0 < held < 60
+    digits.rename(tmp_path / "moved")  # known by its content, then by its place
+    (tmp_path / "digits-folder").symlink_to("moved")
+    for place in ("moved", "digits-folder"):
+        run = vitreous("evaluate", "trained.safetensors", place)
+        assert run.returncode == 0, run.stderr
+        assert f"val split: {held} pictures" in run.stdout
+        assert "held out" in run.stderr
+    run = vitreous("evaluate", "trained.safetensors", "moved", "--split", "all")
+    assert "all pictures: 60 pictures" in run.stdout
+    assert "the model was trained on pictures among these" in run.stderr
+
+
+def test_splits_of_the_data_and_files_that_cannot_be_read(vitreous, model_file, digits, tmp_path):
+    for split in ("train", "val", "test"):
+        shutil.copytree(digits, tmp_path / "whole" / split)
+    shutil.rmtree(tmp_path / "whole" / "val" / "nine")
+    (tmp_path / "whole" / "test" / "one" / "bad.png").write_bytes(b"bad")
+    run = vitreous("evaluate", model_file, "whole")
+    assert "whole, test split: 60 pictures" in run.stdout
+    assert run.stderr.startswith(
+        "1 files cannot be read and are left out (first: whole/test/one/bad.png: not a picture)"
+    )
+    shutil.rmtree(tmp_path / "whole" / "test")
+    assert "whole, val split:" in vitreous("evaluate", model_file, "whole").stdout
+    run = vitreous("evaluate", model_file, "whole", "--split", "test")
+    assert (run.returncode, run.stderr) == (1, "vitreous: whole has no test split: it has train, val\n")
+
+
+def test_colour_pictures_meet_a_grey_model(vitreous, model_file, photographs, tmp_path):
+    for n, name in enumerate(("zero", "one")):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.fromarray(photographs[n]).save(tmp_path / "photos" / name / "x.jpg")
+    assert vitreous("evaluate", model_file, "photos").returncode == 0

@@ -1,0 +1,45 @@
+"""`vitreous models`: the published counts, and the shortcut by depth against the full computation."""
+
+import pytest
+
+from vitreous.cli.models import _cost
+from vitreous.model.sizes import SIZES, config_of, cost
+
+
+def test_one_row_has_the_published_count(command, vitreous):
+    run = command("models", "B/16", "Ti")
+    assert run.returncode == 0
+    rows = {line.split()[0]: line.split() for line in run.stdout.splitlines() if line.strip()}
+    assert rows["B/16"][1:9] == ["224", "16", "768", "12", "12", "3072", "197", "86,567,656"]
+    assert rows["Ti"][8] == "5,717,416"
+    assert "384" in vitreous("models", "B/16", "--image-size", "384").stdout
+
+
+def test_all_sizes_are_listed_and_those_that_do_not_fit_are_named(vitreous):
+    run = vitreous("models", "--image-size", "64x96", "--num-classes", "10")
+    assert run.returncode == 0
+    listed = [line.split()[0] for line in run.stdout.splitlines() if "64x96" in line]
+    left_out = [line.split()[0] for line in run.stderr.splitlines() if "left out" in line]
+    assert sorted(listed + left_out) == sorted(SIZES)
+    assert left_out == ["H", "g", "G", "So400m"]
+
+
+@pytest.mark.parametrize("name", ["mu", "Ti/32", "128x6", "256x24"])
+def test_cost_by_depth_is_exact(name):
+    full = cost(config_of(name))
+    assert _cost(config_of(name)) == (full.parameters, full.flops, full.activation_bytes)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["b"], "there is no model size 'b'. Did you mean 'B'?"),
+        (["B/x"], "'B/x': the part after / is the patch size in pixels"),
+        (["H/14", "--image-size", "225"], "image height 225 is not a multiple of patch height 14"),
+    ],
+)
+def test_wrong_sizes_are_exit_code_2(vitreous, words, said):
+    run = vitreous("models", *words)
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"vitreous: {said}")
+    assert run.stderr.count("\n") == 1

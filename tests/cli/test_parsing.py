@@ -1,0 +1,149 @@
+"""How words are read: options anywhere, in any spelling; and what people are told when they cannot be meant."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from jsonargparse import ActionConfigFile
+
+from vitreous.cli.parsing import Parser, describe_type
+from vitreous.errors import ConfigError, UsageError
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A part.
+
+    Args:
+        width: How wide.
+        kind: Which.
+        rate: How fast; None is off.
+        sizes: Two of them.
+        strict_mode: Whether.
+    """
+
+    width: int = 8
+    kind: Literal["cls", "mean"] = "cls"
+    rate: float | None = None
+    sizes: tuple[int, int] = (1, 2)
+    strict_mode: bool = False
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ConfigError(f"width is {self.width}, it must be at least 1")
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A whole.
+
+    Args:
+        batch_size: How many.
+        part: Of it.
+    """
+
+    batch_size: int = 4
+    part: Inner = field(default_factory=Inner)
+
+
+def parse(*words: str):
+    parser = Parser("try", "DATA [options]", "Try.", [("vitreous try x", "tries x")])
+    parser.add_argument("data", type=str, nargs="+", metavar="DATA")
+    parser.add_argument("--config", action=ActionConfigFile)
+    parser.add_argument("-o", "--out-file", type=str)
+    parser.add_class_arguments(Outer)
+    return parser.build(parser.parse_args(list(words)))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["x", "--batch_size", "2", "--part.width=3"],
+        ["--batch-size=2", "x", "--part.width", "3"],
+        ["batch_size=2", "part.width=3", "x"],
+        ["--part.width", "3", "--batch-size", "2", "--", "x"],
+    ],
+)
+def test_one_meaning_in_every_spelling_and_order(words):
+    found = parse(*words)
+    assert (found.data, found.batch_size, found.part) == (["x"], 2, Inner(width=3))
+
+
+def test_positional_words_may_stand_anywhere():
+    found = parse("a", "-o", "f", "b", "part.strict-mode=true", "c")
+    assert (found.data, found.out_file, found.part.strict_mode) == (["a", "b", "c"], "f", True)
+    assert parse("-of", "a").out_file == "f"
+    assert parse("a", "-o", "-1").out_file == "-1"
+
+
+def test_a_bare_switch_means_true_and_takes_no_word():
+    assert parse("--part.strict_mode", "x").part.strict_mode is True
+    assert parse("--part.strict_mode", "x").data == ["x"]
+    assert parse("--part.strict_mode", "false", "x").part.strict_mode is False
+
+
+def test_dashes_and_equal_signs_in_file_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert parse("--", "-x", "--batch_size=2").data == ["-x", "--batch_size=2"]
+    assert parse("-", "a=1.jpg").data == ["-", "a=1.jpg"]
+    assert parse("-", "-3").data == ["-", "-3"]
+    Path("batch_size=3").touch()
+    assert parse("batch_size=3").data == ["batch_size=3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["x", "--part.widht", "3"], "unknown option '--part.widht'. Did you mean '--part.width'?"),
+        (["x", "part.widht=3"], "unknown option '--part.widht'. Did you mean '--part.width'?"),
+        (["x", "--width=3"], "unknown option '--width'. Did you mean '--part.width'?"),
+        (["x", "--batchsize=3"], "unknown option '--batchsize'. Did you mean '--batch_size'?"),
+        (
+            ["x", "--zzz", "--batchsiz=2"],
+            "unknown option '--zzz'. unknown option '--batchsiz'. Did you mean '--batch_size'?",
+        ),
+        (["x", "--part.width", "wide"], "--part.width is 'wide', it must be a whole number."),
+        (["x", "--part.width=2.5"], "--part.width is '2.5', it must be a whole number."),
+        (["x", "--part.kind=maen"], "--part.kind is 'maen', it must be one of cls, mean. Did you mean 'mean'?"),
+        (["x", "--part.rate=fast"], "--part.rate is 'fast', it must be a number or null."),
+        (["x", "--part.sizes=3"], "--part.sizes is '3', it must be 2 whole numbers, written [a, b]."),
+        (["x", "--part.strict-mode=maybe"], "--part.strict_mode is 'maybe', it must be true or false."),
+        (["x", "--part.width"], "option --part.width needs a value: a whole number"),
+        (["x", "--part.width", "--batch-size", "3"], "option --part.width needs a value: a whole number"),
+        (["--batch-size", "3"], "DATA is missing. Usage: vitreous try DATA [options]"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_in_one_line(words, said):
+    with pytest.raises(UsageError) as caught:
+        parse(*words)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+def test_errors_of_the_configuration_pass_through():
+    with pytest.raises(ConfigError, match=r"^width is -1, it must be at least 1$"):
+        parse("x", "--part.width=-1")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("part:\n  widht: 3\n", "unknown setting 'part.widht'. Did you mean 'part.width'?"),
+        ("batchsize: 3\n", "unknown setting 'batchsize'. Did you mean 'batch_size'?"),
+        ("part:\n  width: wide\n", "--part.width is 'wide', it must be a whole number."),
+        ("part: [3\n", "Problems parsing config"),
+    ],
+)
+def test_errors_in_a_file_are_told_like_those_in_options(tmp_path, text, said):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        parse("x", "--config", str(tmp_path / "c.yaml"))
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+def test_types_in_words():
+    assert describe_type(int | tuple[int, int]) == "a whole number or 2 whole numbers, written [a, b]"
+    assert describe_type(tuple[float, ...]) == "a list of numbers, written [a, b]"
+    assert describe_type(Literal["a", "b"] | None) == "one of a, b or null"

@@ -1,0 +1,109 @@
+"""`vitreous predict` as people run it."""
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import vitreous as package
+
+NAMES = ["b.png", 'a "quoted", [x] 犬.JPG', "deep/er/c.webp"]
+
+
+@pytest.fixture
+def folder(tmp_path, photographs) -> Path:
+    """Three pictures with names as people give them, in a folder; a text file beside them."""
+    for n, name in enumerate(NAMES):
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(photographs[n % 2]).resize((80, 60)).save(path)
+    (tmp_path / "in" / "notes.txt").write_text("not a picture")
+    return tmp_path / "in"
+
+
+def test_csv_has_what_the_library_says_in_the_order_asked(command, model_file, folder):
+    asked = [f"in/{name}" for name in NAMES]
+    run = command("predict", model_file, *asked, "--format", "csv", "--top-k", "2", "--device", "cpu")
+    assert (run.returncode, run.stderr) == (0, "")
+    rows = list(csv.DictReader(run.stdout.splitlines()))
+    expected = package.load(model_file, device="cpu").predict([folder.parent / name for name in asked])
+    assert [row["path"] for row in rows] == asked
+    for row, said in zip(rows, expected, strict=True):
+        for suffix, (label, probability) in zip(("", "_2"), said.top[:2], strict=True):
+            assert row[f"label{suffix}"] == label
+            assert float(row[f"probability{suffix}"]) == pytest.approx(probability, rel=1e-4)
+        assert row["error"] == ""
+
+
+def test_a_folder_is_searched_at_any_depth(vitreous, model_file, folder):
+    run = vitreous("predict", model_file, "in", "--format=jsonl")
+    records = [json.loads(line) for line in run.stdout.splitlines()]
+    assert [record["path"] for record in records] == sorted(f"in/{name}" for name in NAMES)
+    assert all(len(record["top"]) == 5 and record["top"][0]["label"] == record["label"] for record in records)
+    assert run.returncode == 0
+
+
+def test_one_bad_file_costs_only_itself(command, model_file, folder):
+    (folder / "bad.jpg").write_bytes((folder / NAMES[1]).read_bytes()[:300])
+    (folder / "empty.png").touch()
+    run = command("predict", model_file, "in/bad.jpg", "in/b.png", "in/empty.png", "gone.jpg", "--format", "jsonl")
+    assert run.returncode == 1
+    records = [json.loads(line) for line in run.stdout.splitlines()]
+    assert [record["path"] for record in records] == ["in/bad.jpg", "in/b.png", "in/empty.png", "gone.jpg"]
+    assert [sorted(record) for record in records].count(["error", "path"]) == 3
+    assert records[2]["error"] == "empty, 0 bytes"
+    assert run.stderr.splitlines()[-1] == "vitreous: 3 of 4 pictures could not be read"
+    assert "vitreous: gone.jpg: no such file" in run.stderr.splitlines()
+    table = command("predict", model_file, "in")
+    assert table.returncode == 1
+    assert all(f"in/{name}" in table.stdout for name in (*NAMES, "bad.jpg"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="file names are text on Windows")
+def test_lists_globs_and_names_that_are_no_text(command, model_file, folder):
+    odd = os.fsdecode(b"in/\xff\xfe.png")
+    os.rename(os.fsencode(folder / "b.png"), os.fsencode(folder.parent / odd))
+    run = command("predict", model_file, "-", "in/**/*.webp", "--format=jsonl", text_in=f"{odd}\nin/{NAMES[1]}\n\n")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert [json.loads(line)["path"] for line in run.stdout.splitlines()] == [odd, f"in/{NAMES[1]}", f"in/{NAMES[2]}"]
+    run = command("predict", model_file, odd, "--format=csv")
+    assert next(iter(csv.DictReader(run.stdout.splitlines())))["path"] == odd
+
+
+def test_a_single_picture_is_shown_with_a_bar_for_each_class(vitreous, model_file, folder):
+    run = vitreous("predict", model_file.parent, "in/b.png", "--top_k=3")
+    lines = run.stdout.rstrip().splitlines()
+    assert lines[0] == "in/b.png"
+    assert len(lines) == 4
+    assert all("%" in line for line in lines[1:])
+
+
+def test_output_goes_to_a_file_whole_or_not_at_all(vitreous, model_file, folder, tmp_path):
+    run = vitreous("predict", model_file, "in", "-o", "labels.csv")
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "3 predictions in labels.csv\n")
+    assert len(list(csv.DictReader((tmp_path / "labels.csv").read_text(encoding="utf-8").splitlines()))) == 3
+    run = vitreous("predict", model_file, "in", "-o", "gone/labels.csv")
+    assert (run.returncode, run.stderr) == (
+        1,
+        "vitreous: cannot write 'gone/labels.csv': the folder 'gone' does not exist\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["MODEL", "nothing"], "no pictures in the folder 'nothing': it is empty"),
+        (["MODEL", "*.bmp"], "no files match '*.bmp'"),
+        (["MODEL", "-"], "the list of paths on standard input is empty"),
+        (["gone.safetensors", "x.png"], "no model file 'gone.safetensors'."),
+        (["x.png", "x.png"], "no model file 'x.png'."),
+    ],
+)
+def test_nothing_to_do_is_an_error(vitreous, model_file, tmp_path, words, said):
+    (tmp_path / "nothing").mkdir()
+    run = vitreous("predict", *(model_file if word == "MODEL" else word for word in words))
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == f"vitreous: {said}\n"
