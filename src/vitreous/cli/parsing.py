@@ -20,7 +20,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from vitreous.errors import UsageError, VitreousError, did_you_mean
 
-__all__ = ["Parser", "describe_type"]
+__all__ = ["HelpFormatter", "Parser", "describe_type"]
 
 _BOOLEANS = ("true", "false", "yes", "no", "null")
 _VALUE = re.compile(
