@@ -24,6 +24,7 @@ VERBS = {
     "evaluate": "vitreous.cli.evaluate",
     "predict": "vitreous.cli.predict",
     "embed": "vitreous.cli.embed",
+    "probe": "vitreous.cli.probe",
     "models": "vitreous.cli.models",
 }
 """Each verb and the module whose ``run(argv) -> exit code`` it calls."""
@@ -41,6 +42,7 @@ Use a model
   predict    what is on these images: labels and probabilities
   evaluate   how good a model is on labelled images: scores, per class and overall
   embed      images as feature vectors, for search, clustering or another classifier
+  probe      how well a model's features tell classes apart, new ones too: k-NN, linear, few shots
 
 Look up
   models     the sizes there are: parameters, FLOPs and memory of each
