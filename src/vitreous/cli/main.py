@@ -25,6 +25,7 @@ VERBS = {
     "predict": "vitreous.cli.predict",
     "embed": "vitreous.cli.embed",
     "probe": "vitreous.cli.probe",
+    "convert": "vitreous.cli.convert",
     "models": "vitreous.cli.models",
 }
 """Each verb and the module whose ``run(argv) -> exit code`` it calls."""
@@ -42,7 +43,9 @@ Use a model
   predict    what is on these images: labels and probabilities
   evaluate   how good a model is on labelled images: scores, per class and overall
   embed      images as feature vectors, for search, clustering or another classifier
+  convert    a checkpoint of Google, timm, Hugging Face or torchvision to any other of these, with proof
   probe      how well a model's features tell classes apart, new ones too: k-NN, linear, few shots
+  convert    a checkpoint of Google, timm, Hugging Face or torchvision from one format to another, with proof
 
 Look up
   models     the sizes there are: parameters, FLOPs and memory of each

@@ -211,7 +211,7 @@ def _stem_misfits(c: ViTConfig, ph: int, pw: int) -> Iterator[str]:
     """Yield what does not fit between a `resnet` stem and the patches."""
     cell = 4 << max(0, len(c.resnet_layers) - 1)
     if ph % cell or pw % cell:
-        yield f"stem resnet with {len(c.resnet_layers)} stages needs a patch_size in multiples of {cell}, it is {ph, pw}"
+        yield f"a resnet stem of {len(c.resnet_layers)} stages needs patch_size in multiples of {cell}, it is {ph, pw}"
     if c.resnet_width % 32 or c.resnet_width < 32:
         yield f"resnet_width is {c.resnet_width}, it must be a multiple of 32"
     if min(c.resnet_layers, default=1) < 1:

@@ -85,12 +85,11 @@ class ResNetStem(nn.Module):
         self.channels, self.reduction = width, 4
         for i, length in enumerate(config.resnet_layers):
             stride = 1 if i == 0 else 2
-            stage = nn.Module()
-            stage.blocks = nn.ModuleList()
+            blocks = []
             for j in range(length):
-                stage.blocks.append(Bottleneck(self.channels, width << i, stride if j == 0 else 1, flavour))
+                blocks.append(Bottleneck(self.channels, width << i, stride if j == 0 else 1, flavour))
                 self.channels = (width << i) * _EXPANSION
-            self.stages.append(stage)
+            self.stages.append(_Stage(blocks))
             self.reduction *= stride
 
     def forward(self, images: Tensor) -> Tensor:
@@ -98,9 +97,20 @@ class ResNetStem(nn.Module):
         x = F.relu(self.stem(images))
         x = F.max_pool2d(_pad_same(x, 3, 2, float("-inf")), 3, 2)
         for stage in self.stages:
-            for block in stage.blocks:
-                x = block(x)
+            x = stage(x)
         return x
+
+
+class _Stage(nn.Module):
+    """Bottlenecks, one after the other; of its own so that parameters are named as timm's."""
+
+    def __init__(self, blocks: list[Bottleneck]) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.blocks(x)
+        return y
 
 
 def _conv_norm(channels: int, width: int, kernel: int, stride: int, flavour: str) -> nn.Sequential:

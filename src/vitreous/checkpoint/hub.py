@@ -1,0 +1,115 @@
+"""Model ids of the Hugging Face hub: to a folder in the hub client's cache, with its progress bar and offline mode."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from vitreous.errors import CheckpointError, MissingExtraError
+
+__all__ = ["HUB_ID", "fetch"]
+
+HUB_ID = re.compile(r"(?:hf[-_]hub:|hf://)?([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,200}))?")
+"""``owner/name``, with ``@revision`` after it where one is wanted."""
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_BESIDE = ("config.json", "preprocessor_config.json", "model.json")
+
+
+def fetch(name: str) -> Path:
+    """Return the folder that has a hub model's weights and the documents beside them, downloaded where needed.
+
+    Args:
+        name: An id such as ``timm/vit_small_patch16_224.augreg_in21k_ft_in1k``, with ``@revision`` where wanted.
+
+    Raises:
+        MissingExtraError: If huggingface_hub is not installed.
+        CheckpointError: If there is no such model, no network, or only files of other kinds.
+    """
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise MissingExtraError(
+            f"'{name}' is no file or folder here; as a hub id it needs huggingface_hub: pip install 'vitreous[hub]'"
+        ) from error
+    match = HUB_ID.fullmatch(name)
+    if match is None:
+        raise CheckpointError(f"'{name}' is no hub id: owner/name, or owner/name@revision")
+    repository, revision = match[1], match[2]
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return _cached(huggingface_hub, repository, revision, "HF_HUB_OFFLINE is set")
+    try:
+        info = huggingface_hub.HfApi().model_info(repository, revision=revision)
+        wanted = _wanted(repository, [sibling.rfilename for sibling in info.siblings or []])
+        folder = huggingface_hub.snapshot_download(repository, revision=info.sha or revision, allow_patterns=wanted)
+    except CheckpointError:
+        raise
+    except Exception as error:  # the client raises those of its http library, its own and the system's
+        if _is_missing(error):
+            raise CheckpointError(
+                f"the hub has no model '{name}' that you may read: check the id, or log in with `hf auth login`"
+            ) from error
+        return _cached(huggingface_hub, repository, revision, f"the hub cannot be reached: {_brief(error)}")
+    for file in wanted:
+        _verify(Path(folder) / file)
+    return Path(folder)
+
+
+def _wanted(repository: str, files: list[str]) -> list[str]:
+    """Choose the weights, the safest format first, and what belongs beside them."""
+    weights = next((file for file in _WEIGHTS if file in files), None)
+    if weights is None:
+        loose = [file for file in files if file.endswith((".safetensors", ".npz")) and "/" not in file]
+        if len(loose) != 1:
+            found = ", ".join(sorted(files)[:6]) or "nothing"
+            raise CheckpointError(
+                f"hub model '{repository}' has no weights that can be read (one of {', '.join(_WEIGHTS)}, or a single "
+                f".safetensors or .npz); it has {found}"
+            )
+        weights = loose[0]
+    wanted = [weights]
+    if weights.endswith(".index.json"):
+        kind = ".safetensors" if "safetensors" in weights else ".bin"
+        wanted += [file for file in files if re.fullmatch(rf".*-\d+-of-\d+{re.escape(kind)}", file)]
+    return wanted + [file for file in _BESIDE if file in files]
+
+
+def _cached(hub: Any, repository: str, revision: str | None, why: str) -> Path:
+    """Return what an earlier download left."""
+    try:
+        folder = Path(hub.snapshot_download(repository, revision=revision, local_files_only=True))
+    except Exception as error:  # as above
+        raise CheckpointError(
+            f"{why}, and '{repository}' is not in the cache ({os.fspath(hub.constants.HF_HUB_CACHE)}): go online once, "
+            "or give a local file or folder"
+        ) from error
+    if not any((folder / name).exists() for name in _WEIGHTS) and not list(folder.glob("*.npz")):
+        raise CheckpointError(f"{why}, and the cache has '{repository}' without its weights: go online once")
+    return folder
+
+
+def _is_missing(error: Exception) -> bool:
+    """Whether the hub answered that there is no such thing for this user."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(
+        names & {"RepositoryNotFoundError", "RevisionNotFoundError", "GatedRepoError", "EntryNotFoundError"}
+    ) and ("LocalEntryNotFoundError" not in names)
+
+
+def _brief(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}{': ' + lines[0][:160] if lines else ''}"
+
+
+def _verify(file: Path) -> None:
+    """Compare a large file with its SHA-256, by which the hub names it in the cache."""
+    blob = file.resolve()
+    if not re.fullmatch(r"[0-9a-f]{64}", blob.name):
+        return
+    with open(blob, "rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != blob.name:
+        raise CheckpointError(f"'{blob}' is damaged: its SHA-256 is not the hub's. Delete it, and download it again")

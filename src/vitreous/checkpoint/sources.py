@@ -1,0 +1,126 @@
+"""Where a checkpoint lies: a file, a folder or a hub id, to its tensors and the documents beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitreous.checkpoint import hub
+from vitreous.checkpoint.adapters.common import Foreign, State, few
+from vitreous.checkpoint.artifact import KEY
+from vitreous.checkpoint.container import read_header
+from vitreous.checkpoint.safe_read import SUFFIXES, read_tensors
+from vitreous.errors import CheckpointError, did_you_mean
+
+__all__ = ["Located", "locate", "read_foreign"]
+
+_IN_FOLDER = ("model.safetensors", "pytorch_model.safetensors", "pytorch_model.bin", "model.npz", "model.pth")
+_INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_DOCUMENTS = ("config.json", "preprocessor_config.json")
+_LARGEST_DOCUMENT = 64 << 20  # bytes: 21,843 class names take one
+
+
+@dataclass(frozen=True)
+class Located:
+    """A checkpoint on this machine.
+
+    Args:
+        file: Its weights, or the list of its parts.
+        name: What the user gave.
+        own: Whether it is a model file of this package.
+    """
+
+    file: Path
+    name: str
+    own: bool
+
+
+def locate(source: str | os.PathLike[str]) -> Located:
+    """Find a checkpoint; a path that exists comes before a hub id of the same letters.
+
+    Raises:
+        CheckpointError: If there is none.
+        MissingExtraError: If it is a hub id and huggingface_hub is not installed.
+    """
+    name = os.fspath(source)
+    path = Path(name).expanduser()
+    if not path.exists():
+        looks_local = path.suffix in SUFFIXES or name.startswith((".", "/", "~")) or path.parent.is_dir()
+        if hub.HUB_ID.fullmatch(name) and not (looks_local and str(path.parent) != "."):
+            path = hub.fetch(name)
+        else:
+            beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+            raise CheckpointError(f"no model file or folder '{name}'.{did_you_mean(path.name, beside)}")
+    file = _in_folder(path, name) if path.is_dir() else path
+    if not file.is_file():
+        raise CheckpointError(f"'{name}' is no regular file")
+    own = file.suffix == ".safetensors" and KEY in read_header(file).metadata
+    return Located(file, name, own)
+
+
+def _in_folder(folder: Path, name: str) -> Path:
+    """Choose the weights in a folder."""
+    for known in (*_IN_FOLDER, *_INDEX):
+        if (folder / known).is_file():
+            return folder / known
+    found = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES and file.is_file())
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        runs = sorted(folder.glob("*/model.safetensors"), key=lambda file: file.stat().st_mtime)
+        hint = f" The newest below it is '{runs[-1]}'." if runs else " `vitreous train` writes one when it ends."
+        raise CheckpointError(f"the folder '{name}' has no model.safetensors, nor other weights.{hint}")
+    raise CheckpointError(
+        f"the folder '{name}' has {len(found)} files of weights ({few(f.name for f in found)}): name one"
+    )
+
+
+def read_foreign(located: Located) -> Foreign:
+    """Read a checkpoint of another family.
+
+    Raises:
+        CheckpointError: If it is damaged, or needs code to be read.
+    """
+    file = located.file
+    documents: dict[str, Any] = {}
+    if file.stem in ("model", "pytorch_model") or file.name in _INDEX:
+        documents = {name: _document(file.parent / name) for name in _DOCUMENTS if (file.parent / name).is_file()}
+    beside = file.with_suffix(".json")
+    if beside.is_file() and beside.name not in _DOCUMENTS:
+        documents["sidecar"] = _document(beside)
+    tensors = _parts(file) if file.name in _INDEX else read_tensors(file)
+    return Foreign(tensors, documents, located.name)
+
+
+def _parts(index: Path) -> State:
+    """Read weights that lie in several files."""
+    places = _document(index).get("weight_map")
+    if not isinstance(places, Mapping) or not all(isinstance(place, str) for place in places.values()):
+        raise CheckpointError(f"'{index}' is damaged: it has no weight_map")
+    state: State = {}
+    for part in sorted(set(places.values())):
+        if Path(part).name != part:
+            raise CheckpointError(f"'{index}' names a file outside its folder, '{part}': refused")
+        state |= read_tensors(index.parent / part)
+    if set(state) != set(places):
+        raise CheckpointError(f"'{index}' and its files differ: {few(sorted(set(state) ^ set(places)))}")
+    return state
+
+
+def _document(file: Path) -> dict[str, Any]:
+    """Read a JSON object."""
+    try:
+        if file.stat().st_size > _LARGEST_DOCUMENT:
+            raise CheckpointError(f"'{file}' has {file.stat().st_size:,} bytes: no configuration is that large")
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"'{file}' is no readable JSON: {str(error).splitlines()[0]}") from error
+    except OSError as error:
+        raise CheckpointError(f"cannot read '{file}': {error.strerror or error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"'{file}' is no JSON object")
+    return content

@@ -1,0 +1,105 @@
+"""`vitreous convert`: a checkpoint of one family to files of another, with proof."""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Sequence
+from typing import Literal
+
+from jsonargparse.typing import PositiveInt
+
+from vitreous.cli.parsing import Parser
+from vitreous.cli.terminal import narrate
+from vitreous.errors import UsageError
+
+__all__ = ["run"]
+
+_Family = Literal["google", "timm", "huggingface", "torchvision", "vitreous"]
+_Resample = Literal["google", "timm", "huggingface", "torchvision", "dinov2"]
+_Activation = Literal["gelu", "gelu-tanh", "relu"]
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "convert",
+        "SRC DST --to FAMILY [options]",
+        "Write a checkpoint in another family's format, read it again, and compare the logits of both on a photograph "
+        "and on noise. No tensor is dropped, added or reshaped unless you name it; where it fails, nothing is left.",
+        [
+            ("vitreous convert ViT-B_16.npz b16/ --to huggingface --activation gelu", "Google's file for transformers"),
+            (
+                "vitreous convert timm/vit_small_patch16_224.augreg_in21k_ft_in1k s16.npz --to google "
+                "--activation gelu-tanh",
+                "from the hub, to Google's layout",
+            ),
+            ("vitreous convert in21k.npz in21k/ --to timm --drop pre_logits", "without the paper's hidden layer"),
+            ("vitreous convert runs/photos-1 photos.pth --to torchvision", "your own model"),
+        ],
+    )
+    parser.add_argument("source", type=str, metavar="SRC", help="a file, a folder or a hub id, of any family")
+    parser.add_argument("destination", type=str, metavar="DST", help="a folder, or a .npz, .pth or .safetensors file")
+    parser.add_argument("--to", type=_Family, required=True, help=f"one of {', '.join(typing.get_args(_Family))}")
+    parser.add_argument(
+        "--drop",
+        type=str,
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="leave out: pre_logits, head, mask_token, cls_position, or tensors by (part of) their name",
+    )
+    parser.add_argument(
+        "--add", type=str, nargs="+", default=[], metavar="NAME", help="add, of zeros: mask_token, cls_position"
+    )
+    parser.add_argument(
+        "--activation",
+        type=_Activation,
+        default=None,
+        help="compute with this one: gelu takes Google's weights timm's way",
+    )
+    parser.add_argument("--image-size", type=str, metavar="N", help="resample positions for pixels: 384, or 224x448")
+    parser.add_argument("--patch-size", type=PositiveInt, metavar="N", help="resample the patch kernel (FlexiViT)")
+    parser.add_argument(
+        "--resample",
+        type=_Resample,
+        default=None,
+        help="whose function resizes positions; the source family's unless named",
+    )
+    parser.add_argument("--heads", type=PositiveInt, metavar="N", help="attention heads, where the source does not say")
+    parser.add_argument(
+        "--source-size", type=str, metavar="N", help="pixels that the source's positions are for, where it does not say"
+    )
+    parser.add_argument("--overwrite", type=bool, default=False, help="replace what lies at DST")
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb."""
+    options = _parser().parse_args(argv)
+    sizes = {name: _size(name, options[name]) for name in ("image_size", "source_size")}
+    from vitreous.checkpoint.convert import convert  # here: torch takes seconds, a wrong option should not
+    from vitreous.checkpoint.opening import OpenOptions
+
+    asked = OpenOptions(
+        patch_size=options.patch_size,
+        resample=options.resample,
+        activation=options.activation,
+        drop=tuple(options.drop),
+        add=tuple(options.add),
+        heads=options.heads,
+        **sizes,
+    )
+    done = convert(options.source, options.destination, options.to, asked, overwrite=options.overwrite, tell=narrate)
+    narrate("wrote " + "  ".join(str(file) for file in done.files))
+    return 0
+
+
+def _size(name: str, text: str | None) -> int | tuple[int, int] | None:
+    """Read 384 or 224x448."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)(?:\s*[x,]\s*(\d+))?", text.strip().strip("[]()"))
+    if found is None or not int(found[1]) or found[2] == "0":
+        option = f"--{name.replace('_', '-')}"
+        raise UsageError(f"{option} is '{text}', it must be pixels: a number such as 384, or height x width as 224x448")
+    return (int(found[1]), int(found[2])) if found[2] else int(found[1])

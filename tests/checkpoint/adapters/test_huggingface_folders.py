@@ -1,0 +1,196 @@
+"""Hugging Face's models with random weights in every tensor, both ways, by transformers itself."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoImageProcessor,
+    Dinov2Config,
+    Dinov2ForImageClassification,
+    Dinov2Model,
+    Dinov2WithRegistersConfig,
+    Dinov2WithRegistersModel,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
+    ViTModel,
+)
+from witness import BOUND, apart, pictures, randomise
+
+from vitreous.checkpoint.convert import convert
+from vitreous.checkpoint.opening import OpenOptions, open_checkpoint
+from vitreous.data.pictures import read_picture
+from vitreous.errors import CheckpointError
+
+SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 48, "patch_size": 8}
+VIT = SMALL | {"intermediate_size": 96}
+DINO = SMALL | {"mlp_ratio": 2}
+LABELS = {0: "Löwe", 1: "crane", 2: "crane", 3: "d"}
+
+
+def vit(**more):
+    config = ViTConfig(**VIT, num_labels=4, id2label=LABELS, **more)
+    return ViTForImageClassification(config), lambda result: result.logits
+
+
+def rectangle():
+    config = ViTConfig(**(VIT | {"image_size": [32, 48]}), num_labels=4)
+    return ViTForImageClassification(config), lambda result: result.logits
+
+
+def features(pooler=True, mask=False, **more):
+    model = ViTModel(ViTConfig(**VIT, **more), add_pooling_layer=pooler, use_mask_token=mask)
+    return model, lambda result: result.pooler_output if pooler else result.last_hidden_state[:, 0]
+
+
+def dinov2():
+    return Dinov2Model(Dinov2Config(**DINO)), lambda result: result.pooler_output
+
+
+def registers():
+    config = Dinov2WithRegistersConfig(**DINO, num_register_tokens=3)
+    return Dinov2WithRegistersModel(config), lambda result: result.pooler_output
+
+
+MODELS = {
+    "ViT": vit,
+    "ViT without biases": lambda: vit(qkv_bias=False),
+    "ViT tanh": lambda: vit(hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6),
+    "ViT rectangle": rectangle,
+    "ViTModel": features,
+    "ViTModel with another pooler": lambda: features(pooler_output_size=40, pooler_act="relu"),
+    "ViTModel without pooler": lambda: features(pooler=False),
+    "ViTModel with mask token": lambda: features(mask=True),
+    "DINOv2": dinov2,
+    "DINOv2 with registers": registers,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_both_ways(tmp_path, name):
+    theirs, read = MODELS[name]()
+    randomise(theirs)
+    theirs.save_pretrained(tmp_path / "in")
+    size = theirs.config.image_size
+    images = pictures(2, *((size, size) if isinstance(size, int) else size))
+    ours, info = open_checkpoint(tmp_path / "in")
+    with torch.inference_mode():
+        assert apart(read(theirs(images)), ours(images)) <= BOUND
+    if name == "ViT":
+        assert info.classes == ("Löwe", "crane #1", "crane #2", "d")
+    convert(tmp_path / "in", tmp_path / "own.safetensors", "vitreous")
+    done = convert(tmp_path / "own.safetensors", tmp_path / "out", "huggingface")
+    assert [each.by.split()[0] for each in done.comparisons] == ["vitreous", "transformers"]
+    before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("in", "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    if name == "ViT":
+        again = ViTForImageClassification.from_pretrained(tmp_path / "out")
+        assert again.config.id2label == LABELS
+
+
+def test_names_that_transformers_5_has_in_memory(tmp_path):
+    for build in (vit, dinov2):
+        theirs, read = build()
+        randomise(theirs)
+        folder = tmp_path / type(theirs).__name__
+        folder.mkdir()
+        save_file({name: t.contiguous() for name, t in theirs.state_dict().items()}, folder / "model.safetensors")
+        theirs.config.save_pretrained(folder)
+        ours, _ = open_checkpoint(folder)
+        images = pictures(2, 48)
+        with torch.inference_mode():
+            assert apart(read(theirs(images)), ours(images)) <= BOUND
+        convert(folder, tmp_path / f"{folder.name} again", "huggingface")
+        again = load_file(tmp_path / f"{folder.name} again" / "model.safetensors")
+        assert again.keys() == theirs.state_dict().keys()
+
+
+def test_shards_and_pickled_weights(tmp_path):
+    theirs, _ = vit()
+    randomise(theirs)
+    theirs.save_pretrained(tmp_path / "shards", max_shard_size="100KB")
+    assert (tmp_path / "shards/model.safetensors.index.json").exists()
+    theirs.save_pretrained(tmp_path / "bin")
+    state = load_file(tmp_path / "bin/model.safetensors")
+    (tmp_path / "bin/model.safetensors").unlink()
+    torch.save(state, tmp_path / "bin/pytorch_model.bin")
+    images = pictures(2, 48)
+    for folder in ("shards", "bin"):
+        ours, _ = open_checkpoint(tmp_path / folder)
+        with torch.inference_mode():
+            assert apart(theirs(images).logits, ours(images)) <= BOUND
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"size": {"height": 48, "width": 48}, "resample": 3,
+         "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]},
+        {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 56}, "do_center_crop": True,
+         "crop_size": {"height": 48, "width": 48}, "resample": 3, "image_mean": [0.4] * 3, "image_std": [0.2] * 3},
+    ],
+    ids=["squash", "crop"],
+)  # fmt: skip
+def test_pictures_are_prepared_as_by_its_processor(tmp_path, photos, given):
+    theirs, _ = vit()
+    theirs.save_pretrained(tmp_path / "in")
+    base = ViTImageProcessor().to_dict() | {"do_resize": True, "do_rescale": True, "do_normalize": True}
+    document = {k: v for k, v in (base | given).items() if v is not None}
+    (tmp_path / "in/preprocessor_config.json").write_text(json.dumps(document))
+    convert(tmp_path / "in", tmp_path / "out", "huggingface")
+    _, info = open_checkpoint(tmp_path / "in")
+    picture = read_picture(next(path for path in sorted(photos.iterdir()) if "chelsea" in path.name))
+    ours = info.pipeline(picture)
+    for folder in ("in", "out"):
+        processor = AutoImageProcessor.from_pretrained(tmp_path / folder, backend="pil")
+        theirs_pixels = torch.as_tensor(processor(picture, return_tensors="pt")["pixel_values"])[0]
+        assert float((ours - theirs_pixels).abs().max()) <= 1e-5
+
+
+def test_what_cannot_be_read_says_why(tmp_path):
+    randomise(Dinov2ForImageClassification(Dinov2Config(**DINO, num_labels=3))).save_pretrained(tmp_path / "head")
+    with pytest.raises(CheckpointError, match="--drop classifier"):
+        open_checkpoint(tmp_path / "head")
+    model, _ = open_checkpoint(tmp_path / "head", OpenOptions(drop=("classifier",)))
+    assert model.config.num_classes == 0
+    Dinov2Model(Dinov2Config(**DINO, use_swiglu_ffn=True)).save_pretrained(tmp_path / "gated")
+    with pytest.raises(CheckpointError, match="SwiGLU"):
+        open_checkpoint(tmp_path / "gated")
+    vit()[0].save_pretrained(tmp_path / "beit")
+    document = json.loads((tmp_path / "beit/config.json").read_text()) | {"model_type": "beit"}
+    (tmp_path / "beit/config.json").write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match="of type beit"):
+        open_checkpoint(tmp_path / "beit")
+
+
+def test_one_lost_bias_is_an_error(tmp_path):
+    vit()[0].save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    del state["vit.encoder.layer.0.attention.attention.key.bias"]
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"attention\.query\.bias"):
+        open_checkpoint(tmp_path)
+
+
+def test_what_would_be_added_must_be_named(tmp_path):
+    import timm
+
+    model = randomise(timm.create_model("vit_small_patch14_reg4_dinov2", img_size=56, depth=1))
+    save_file(model.state_dict(), tmp_path / "reg4.safetensors")
+    with pytest.raises(CheckpointError, match=r"--add cls_position.*--add mask_token"):
+        convert(tmp_path / "reg4.safetensors", tmp_path / "out", "huggingface")
+    convert(tmp_path / "reg4.safetensors", tmp_path / "out", "huggingface",
+            OpenOptions(add=("cls_position", "mask_token")))  # fmt: skip
+    again = Dinov2WithRegistersModel.from_pretrained(tmp_path / "out").eval()
+    images = pictures(2, 56)
+    with torch.inference_mode():
+        assert apart(model(images), again(images).pooler_output) <= BOUND
+    convert(tmp_path / "out", tmp_path / "back", "timm", OpenOptions(drop=("cls_position", "mask_token")))
+    before, after = load_file(tmp_path / "reg4.safetensors"), load_file(tmp_path / "back/model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)

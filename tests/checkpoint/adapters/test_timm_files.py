@@ -1,0 +1,217 @@
+"""timm's models with random weights in every tensor: our logits are theirs, and their files come back the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+from timm.models import save_for_hf
+from witness import BOUND, apart, pictures, randomise
+
+from vitreous.checkpoint.convert import convert
+from vitreous.checkpoint.opening import OpenOptions, open_checkpoint, open_fully
+from vitreous.errors import CheckpointError
+
+SMALL = {"img_size": 48, "patch_size": 8, "depth": 2, "num_classes": 7, "embed_dim": 64, "num_heads": 2}
+VARIANTS = {
+    "plain": {},
+    "rectangle": {"img_size": (32, 48)},
+    "one channel": {"in_chans": 1},
+    "features": {"num_classes": 0},
+    "registers": {"reg_tokens": 4, "init_values": 1e-5, "no_embed_class": True},
+    "registers with positions": {"reg_tokens": 2},
+    "mean": {"global_pool": "avg"},
+    "mean without [CLS]": {"global_pool": "avg", "class_token": False},
+    "mean after norm": {"global_pool": "avg", "fc_norm": False},
+    "mean with prefix": {"global_pool": "avg", "pool_include_prefix": True},
+    "map": {"global_pool": "map", "class_token": False},
+    "map beside prefix": {"global_pool": "map", "reg_tokens": 2},
+    "map with prefix": {"global_pool": "map", "pool_include_prefix": True},
+    "QK-norm": {"qk_norm": True, "qkv_bias": False},
+    "tanh": {"act_layer": "gelu_tanh"},
+    "no final norm": {"final_norm": False},
+    "no positions": {"pos_embed": "none"},
+    "odd MLP": {"mlp_ratio": 3.7362},
+    "odd heads": {"num_heads": 4},
+}
+
+
+def saved(folder, **arguments):
+    """A randomised model, in a folder as timm itself writes it."""
+    model = randomise(timm.create_model("vit_tiny_patch16_224", **{**SMALL, **arguments}))
+    save_for_hf(model, folder, model_args={**SMALL, **arguments}, safe_serialization=True)
+    return model
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_both_ways(tmp_path, name):
+    theirs = saved(tmp_path / "in", **VARIANTS[name])
+    images = pictures(2, *theirs.patch_embed.img_size, channels=theirs.in_chans)
+    opened = open_fully(tmp_path / "in", OpenOptions())
+    with torch.inference_mode():
+        assert apart(theirs(images), opened.model(images)) <= BOUND
+    convert(tmp_path / "in", tmp_path / "out", "timm")
+    before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("in", "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    again = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    with torch.inference_mode():
+        assert apart(theirs(images), again(images)) <= BOUND
+
+
+@pytest.mark.parametrize(
+    ("entry", "arguments"),
+    [
+        ("vit_tiny_patch16_224", {"depth": 3}),
+        ("vit_base_patch32_224", {"depth": 2}),
+        ("vit_small_patch14_reg4_dinov2", {"depth": 2, "img_size": 98}),
+        ("vit_small_patch16_384", {"depth": 1}),
+        ("deit3_small_patch16_224", {"depth": 1}),
+        ("vit_base_patch32_siglip_256", {"depth": 1}),
+    ],
+)
+def test_published_architectures_from_the_state_dict_and_config_alone(tmp_path, entry, arguments):
+    model = randomise(timm.create_model(entry, **arguments))
+    save_for_hf(model, tmp_path / "hub", model_args=arguments or None, safe_serialization=True)
+    images = pictures(1, *model.patch_embed.img_size)
+    ours, _ = open_checkpoint(tmp_path / "hub")
+    with torch.inference_mode():
+        assert apart(model(images), ours(images)) <= BOUND
+    torch.save(model.state_dict(), tmp_path / "bare.pth")  # the positions tell the size, the shapes the rest
+    bare, _ = open_checkpoint(tmp_path / "bare.pth", OpenOptions(activation=ours.config.activation))
+    with torch.inference_mode():
+        assert apart(model(images), bare(images)) <= BOUND
+
+
+@pytest.mark.parametrize(
+    ("entry", "side"), [("vit_tiny_r_s16_p8_224", 64), ("vit_small_r26_s32_224", 64), ("vit_base_r50_s16_224", 32)]
+)
+def test_hybrids(tmp_path, entry, side):
+    arguments = {"img_size": side, "embed_dim": 64, "num_heads": 2, "depth": 2, "num_classes": 5}
+    model = randomise(timm.create_model(entry, **arguments))
+    save_for_hf(model, tmp_path / "in", model_args=arguments, safe_serialization=True)
+    images = pictures(2, side)
+    opened = open_fully(tmp_path / "in", OpenOptions())
+    with torch.inference_mode():
+        assert apart(model(images), opened.model(images)) <= BOUND
+    done = convert(tmp_path / "in", tmp_path / "out", "timm")
+    assert [each.by.split()[0] for each in done.comparisons] == ["vitreous", "timm"]
+    before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("in", "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_labels_and_pipeline_both_ways(tmp_path):
+    model = saved(tmp_path / "in")
+    document = json.loads((tmp_path / "in/config.json").read_text())
+    document["label_names"] = ["Löwe", "crane", "crane", "a", "b", "c", "d"]
+    document["pretrained_cfg"] |= {
+        "crop_pct": 0.95, "crop_mode": "center", "interpolation": "bilinear", "mean": [0.1, 0.2, 0.3], "std": [1, 2, 3],
+    }  # fmt: skip
+    (tmp_path / "in/config.json").write_text(json.dumps(document))
+    _, info = open_checkpoint(tmp_path / "in")
+    assert info.classes == ("Löwe", "crane #1", "crane #2", "a", "b", "c", "d")
+    assert info.pipeline.size == (48, 48)
+    assert (info.pipeline.config.fit, info.pipeline.config.crop_ratio) == ("crop", 0.95)
+    assert (info.pipeline.config.mean, info.pipeline.config.std) == ((0.1, 0.2, 0.3), (1, 2, 3))
+    convert(tmp_path / "in", tmp_path / "out", "timm")
+    again = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
+    assert list(again.pretrained_cfg["label_names"]) == document["label_names"]
+    data = timm.data.resolve_model_data_config(again)
+    assert (data["crop_pct"], data["interpolation"], data["crop_mode"]) == (0.95, "bilinear", "center")
+    assert (data["input_size"], tuple(data["mean"]), tuple(data["std"])) == ((3, 48, 48), (0.1, 0.2, 0.3), (1, 2, 3))
+    assert again.num_classes == model.num_classes
+
+
+def test_old_pre_logits_and_training_wrappers(tmp_path):
+    model = randomise(timm.create_model("vit_tiny_patch16_224", **SMALL))
+    state = model.state_dict() | {
+        "pre_logits.fc.weight": torch.randn(64, 64) / 8,
+        "pre_logits.fc.bias": torch.randn(64),
+    }
+    wrapped = {"epoch": 3, "state_dict": {f"module.{key}": tensor for key, tensor in state.items()}}
+    torch.save(wrapped, tmp_path / "old.pth")
+    ours, _ = open_checkpoint(tmp_path / "old.pth", OpenOptions(heads=2))
+    images = pictures(2, 48)
+    with torch.inference_mode():
+        features = model.forward_head(model.forward_features(images), pre_logits=True)
+        hidden = torch.tanh(features @ state["pre_logits.fc.weight"].t() + state["pre_logits.fc.bias"])
+        assert apart(model.head(hidden), ours(images)) <= BOUND
+    with pytest.raises(CheckpointError, match="--drop pre_logits"):
+        convert(tmp_path / "old.pth", tmp_path / "out", "timm")
+    assert not (tmp_path / "out").exists()
+    convert(tmp_path / "old.pth", tmp_path / "out", "timm", OpenOptions(heads=2, drop=("pre_logits",)))
+    again = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    with torch.inference_mode():
+        assert apart(model(images), again(images)) <= BOUND
+
+
+def test_the_files_of_facebookresearch_dinov2(tmp_path):
+    model = randomise(timm.create_model("vit_small_patch14_reg4_dinov2", img_size=56, depth=2))
+    state = dict(model.state_dict())
+    state["register_tokens"] = state.pop("reg_token")
+    state["mask_token"] = torch.randn(1, 384)
+    cls_position = torch.randn(1, 1, 384)
+    state["pos_embed"] = torch.cat((cls_position, state["pos_embed"]), 1)
+    state["cls_token"] = state["cls_token"] - cls_position  # timm adds the two up when it loads such a file
+    torch.save(state, tmp_path / "dinov2_vits14_reg4.pth")
+    opened = open_fully(tmp_path / "dinov2_vits14_reg4.pth", OpenOptions())
+    images = pictures(2, 56)
+    with torch.inference_mode():
+        assert apart(model(images), opened.model(images)) <= BOUND
+    assert opened.model.config.resample == "dinov2"
+    with pytest.raises(CheckpointError, match="--drop mask_token"):
+        convert(tmp_path / "dinov2_vits14_reg4.pth", tmp_path / "x.pth", "torchvision")
+    convert(tmp_path / "dinov2_vits14_reg4.pth", tmp_path / "own.safetensors", "vitreous")
+    kept = open_fully(tmp_path / "own.safetensors", OpenOptions()).kept
+    assert torch.equal(kept["mask_token"], state["mask_token"])
+
+
+def test_numbers_that_would_be_rounded_must_be_named(tmp_path):
+    model = saved(tmp_path / "in").double()
+    model.head.bias.data += 1e-12
+    save_file(model.state_dict(), tmp_path / "in/model.safetensors")
+    with pytest.raises(CheckpointError, match=r"would round, in head.bias: --drop float64"):
+        open_checkpoint(tmp_path / "in")
+    open_checkpoint(tmp_path / "in", OpenOptions(drop=("float64",)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_number_formats_come_back_to_the_last_bit(tmp_path, dtype):
+    model = saved(tmp_path / "in").to(dtype)
+    save_file(model.state_dict(), tmp_path / "in/model.safetensors")
+    convert(tmp_path / "in", tmp_path / "own.safetensors", "vitreous")
+    convert(tmp_path / "own.safetensors", tmp_path / "out", "timm")
+    before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("in", "out"))
+    assert {key: tensor.dtype for key, tensor in before.items()} == {key: t.dtype for key, t in after.items()}
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda s, d: s.update(rope=torch.zeros(3)), "would be lost: rope"),
+        (lambda s, d: s.pop("blocks.1.mlp.fc2.bias"), "missing: blocks.1.mlp.fc2.bias"),
+        (lambda s, d: s.pop("blocks.0.norm1.weight"), "missing: blocks.0.norm1.weight"),
+        (lambda s, d: s.update({"norm.weight": torch.ones(3)}), r"norm.weight has shape \[3\], expected \[64\]"),
+        (lambda s, d: s.update({"pos_embed": torch.zeros(1, 40, 64)}), "40 positions, which are no square"),
+        (lambda s, d: s.update({"patch_embed.proj.weight": torch.zeros(64, 3)}), "expected 4 dimensions"),
+        (lambda s, d: s.update({"norm_pre.weight": torch.ones(64)}), "norm_pre.weight"),
+        (lambda s, d: d["model_args"].update(act_layer="quick_gelu"), "activation quick_gelu"),
+        (lambda s, d: d.update(global_pool="avgmax"), "pooling avgmax"),
+        (lambda s, d: d["pretrained_cfg"].update(mean="grey"), "evaluation pipeline"),
+        (lambda s, d: d.update(model_args=[1]), "configuration beside"),
+    ],
+)
+def test_what_does_not_fit_is_one_clear_error(tmp_path, spoil, message):
+    saved(tmp_path)
+    state, document = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
+    spoil(state, document)
+    save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        open_checkpoint(tmp_path)
+    assert "\n" not in str(caught.value)
