@@ -16,6 +16,7 @@ import torch
 
 import vitreous
 from vitreous.cli.main import VERBS
+from vitreous.data.known import KNOWN
 from vitreous.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,8 +76,14 @@ def test_commands_name_what_exists(command):
     assert [
         option for option in options if not re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", help_of(verb))
     ] == []
-    if verb == "train" and words and re.fullmatch(r"[a-z0-9-]+", words[0]):
-        assert words[0] in RECIPES
+    if verb == "train" and re.fullmatch(r"[a-z][a-z0-9-]*", words[0]):
+        assert words[0] in KNOWN
+
+
+def test_recipes_in_the_text_exist():
+    named = re.findall(r"--recipe[ =]([\w-]+)", README)
+    assert named
+    assert set(named) <= set(RECIPES)
 
 
 def test_every_verb_is_shown():
