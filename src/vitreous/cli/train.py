@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitreous.cli.parsing import Parser
-from vitreous.errors import ConfigError, UsageError, did_you_mean
+from vitreous.errors import UsageError
 from vitreous.recipes import RECIPES, recipe, recipe_for
 from vitreous.train.config import RunConfig
-
-if TYPE_CHECKING:
-    from jsonargparse import Namespace
 
 __all__ = ["configure", "run"]
 
@@ -23,24 +21,45 @@ _SHORT = {"--data-dir": "--data.dir", "--data_dir": "--data.dir", "--strict": "-
 _SIZE_FIELDS = ("width", "depth", "mlp_dim", "heads")
 _INTERRUPTED = 130
 
-_EXAMPLES = [
-    ("vitreous train digits", "1,797 real handwritten digits, bundled: works offline"),
-    ("vitreous train photos/", "your own: one folder per class, named as the class, or train/ val/ [test/] of those"),
-    ("vitreous train labels.csv", "a manifest (.csv or .parquet) with the columns path and label"),
-    ("vitreous train cifar10 --data-dir ~/data --budget 25m", "a known set, and a wall-clock limit for all of it"),
-    ("vitreous train photos/ --model S/16 --model.image_size 224", "another size; every option can be set"),
-    ("vitreous train photos/ --show-batch", "write a picture of an augmented batch, and train nothing"),
-    ("vitreous train --config runs/photos-1/recipe.yaml --seed 1", "the same run again, with one thing changed"),
-]
+_HELP = """\
+Train a Vision Transformer on labelled pictures. The model file, a report, and pictures of what it learned go to a \
+folder under runs/.
+
+examples:
+  vitreous train digits
+      1,797 real handwritten digits, bundled: works offline
+  vitreous train photos/
+      your own: one folder per class, named as the class, or train/ val/ [test/] folders of those
+  vitreous train labels.csv
+      a manifest (.csv or .parquet) with the columns path and label
+  vitreous train cifar10 --data-dir ~/data --budget 25m
+      a known set that is there or can be downloaded, and a wall-clock limit for all of it
+  vitreous train photos/ --model S/16 --model.image_size 224 --optim.lr 5e-4
+      another size and other settings: any field below can be set
+  vitreous train photos/ --show-batch
+      draw an augmented batch to batch.png, and train nothing
+  vitreous train --config runs/photos-1/recipe.yaml --seed 1
+      the same run again with one thing changed
+
+common options:
+  --epochs N   --budget 25m   how long
+  --model NAME                which size (`vitreous models` lists them)
+  --recipe NAME               which recipe; without it the data's name decides, else it is folder
+  --data-dir FOLDER           where known sets are, or are downloaded to (--data.dir)
+  --strict                    stop at files that cannot be read (--data.strict)
+  --out FOLDER                where to write, instead of runs/NAME-1
+
+recipes:
+"""
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; 130 if Ctrl-C ended the training."""
-    config, given, show_batch = configure(argv)
-    if show_batch is not None:
-        from vitreous.train.show import show_batch as show  # here and below: torch takes seconds, a typo should not
+    config, given, picture = configure(argv)
+    if picture is not None:
+        from vitreous.train.run import show_batch  # here and below: torch takes seconds, a typo should not
 
-        show(config, given, Path(show_batch))
+        show_batch(config, Path(picture), keep=given)
         return 0
     from vitreous.train.run import run as train
 
@@ -49,45 +68,97 @@ def run(argv: Sequence[str]) -> int:
 
 
 def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], str | None]:
-    """Resolve the words of the command: recipe, then --model, then --config, then every other option.
+    """Resolve the words of the command: recipe, then --config, then --model, then every other option.
 
     Returns:
-        The configuration, the fields of the model that the user set, and the file of --show-batch if that was asked.
+        The configuration; the fields of the model that were set on purpose for this data; the file of --show-batch if
+        that was asked.
 
     Raises:
         UsageError: If a word cannot be meant.
     """
-    words = _plain(argv)
     parser = _parser()
-    asked = parser.parse_args(words, defaults=False)
-    stored = _stored(asked)
-    source = asked.get("source") or asked.get("data.source") or stored.get("data", {}).get("source")
-    name = asked.get("recipe") or stored.get("recipe") or (recipe_for(source) if source else None)
-    if source is None and asked.get("recipe") is None:
+    typed = parser.parse_args(_plain(argv), defaults=False).as_dict()
+    files = typed.pop("config", None) or []
+    stored = parser.parse_args([f"--config={file}" for file in files], defaults=False).as_dict() if files else {}
+    for fields in (typed, stored):
+        if fields.get("source"):
+            fields.setdefault("data", {})["source"] = fields["source"]
+    source = typed.get("data", {}).get("source") or stored.get("data", {}).get("source")
+    name = typed.get("recipe") or stored.get("recipe") or (recipe_for(source) if source else None)
+    if name is None or (source is None and name == "folder"):
         raise UsageError(
-            "DATA is missing: `vitreous train digits` to try, `vitreous train FOLDER` for pictures of your own"
+            "DATA is missing: `vitreous train digits` to try, or `vitreous train FOLDER` for your pictures"
         )
-    if not isinstance(name, str) or name not in RECIPES:
-        raise UsageError(f"there is no recipe '{name}'.{did_you_mean(str(name), RECIPES)} Known: {', '.join(RECIPES)}")
-    config = recipe(name)
-    if asked.get("size"):
-        config = dataclasses.replace(config, model=_resized(config, asked["size"]))
-    fields = _merged(asked, stored)
-    given = frozenset(fields.get("model", {}))
-    if source is not None:
-        fields.setdefault("data", {})["source"] = source
-    config = _overlaid(config, fields)
-    return dataclasses.replace(config, recipe=name), given, asked.get("show_batch")
+    config = _overlaid(recipe(name), stored)
+    if typed.get("size"):
+        config = _resized(config, typed["size"])
+    config = dataclasses.replace(_overlaid(config, typed), recipe=name)
+    for_this_data = [typed, stored] if "source" not in typed.get("data", {}) else [typed]
+    given = frozenset(field for fields in for_this_data for field in fields.get("model", {}))
+    return config, given, typed.get("show_batch")
 
 
 def _plain(argv: Sequence[str]) -> list[str]:
-    """Spell the short options in full, and give --show-batch its file where it has none."""
-    words = []
-    for position, word in enumerate(argv):
-        name, equals, value = word.partition("=")
-        word = _SHORT.get(name, name) + equals + value
-        following = argv[position + 1] if position + 1 < len(argv) else "--"
-        if name in ("--show-batch", "--show_batch") and not equals and not following.endswith(".png"):
-            word = "--show-batch=batch.png"
-        words.append(word)
-    return words
+    """Spell the short options in full, give --show-batch its file where it has none, and put --config first.
+
+    Files are applied in the order in which they stand among the words, and the words are to win.
+    """
+    files: list[str] = []
+    words: list[str] = []
+    rest = list(argv)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if name == "--config" and rest and not equals:
+            files.append(f"--config={rest.pop(0)}")
+        elif name == "--config":
+            files.append(name + equals + value)
+        elif name in ("--show-batch", "--show_batch") and not equals:
+            words.append(f"--show-batch={rest.pop(0) if rest and rest[0].endswith('.png') else 'batch.png'}")
+        else:
+            words.append(_SHORT.get(name, name) + equals + value)
+    return files + words
+
+
+def _parser() -> Parser:
+    recipes = "\n".join(f"  {name:<19}{line}" for name, line in RECIPES.items())
+    parser = Parser("train", "DATA [options]", _HELP + recipes)
+    add = parser.add_argument
+    add("source", type=str, nargs="?", metavar="DATA", help="a folder, a manifest, or a known set such as digits")
+    add("--size", type=str | None, metavar="NAME", help="what --model NAME means: a size such as S/16")
+    add("--config", action="config", help="a YAML file of options, such as the recipe.yaml of a run")
+    add("--show-batch", type=str | None, metavar="[FILE.png]", help="only draw an augmented batch [batch.png]")
+    parser.add_class_arguments(RunConfig)
+    return parser
+
+
+def _resized(config: RunConfig, name: str) -> RunConfig:
+    """Replace the size of the model by a named one; without a patch size in the name, the recipe's stays."""
+    from vitreous.model.sizes import config_of
+
+    named = config_of(name)
+    sizes = {field: getattr(named, field) for field in _SIZE_FIELDS}
+    if "/" in name:
+        sizes["patch_size"] = named.patch_size
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, **sizes))
+
+
+def _overlaid(config: RunConfig, fields: Mapping[str, Any]) -> RunConfig:
+    """Replace the fields that are named, group by group; what is no field of a run is passed over."""
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        if field.name in fields:
+            old, new = getattr(config, field.name), fields[field.name]
+            changes[field.name] = dataclasses.replace(old, **new) if isinstance(new, dict) else new
+    return dataclasses.replace(config, **changes)
+
+
+def _process_started() -> float:
+    """When this process started, in the seconds of time.monotonic(): a budget counts from there."""
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])  # field 22: start after boot, in clock ticks
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return min(_STARTED, time.monotonic() - age)
+    except (OSError, AttributeError, ValueError, IndexError):  # not Linux: this module is imported first of all
+        return _STARTED

@@ -13,6 +13,7 @@ from vitreous.errors import NonFiniteError
 __all__ = ["FiniteWatch", "NonFiniteStepError"]
 
 _CUDA_INTERVAL = 16  # steps between two looks on CUDA, where each look waits for the device
+_COPY_INTERVAL = 16  # steps, at least, between two copies of good weights
 
 
 @dataclass
@@ -32,7 +33,7 @@ class NonFiniteStepError(NonFiniteError):
 
     Attributes:
         batch: The images (uint8, B x C x H x W) and labels of the step, as loaded.
-        weights: The model's state dict before that step, every value of it finite.
+        weights: The model's state dict of at most 32 steps before, which gave a finite loss.
     """
 
     def __init__(self, message: str, batch: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
@@ -44,9 +45,9 @@ class NonFiniteStepError(NonFiniteError):
 class FiniteWatch:
     """Looks at every step's loss and gradient norm, and raises at the first one that is NaN or infinite.
 
-    On the CPU it looks before each update, so the weights it reports are those of the step itself. On CUDA, looking
-    means waiting for the device: there it looks at several steps at once, and keeps a copy of the weights from the
-    last look at which all was finite.
+    On the CPU it looks before each update. On CUDA, looking means waiting for the device: there it looks at several
+    steps at once. Every 16 steps or so it copies the weights if they gave a finite loss and gradient: those of the bad
+    step itself did not, although they may look fine.
 
     Args:
         model: The model in training.
@@ -58,7 +59,8 @@ class FiniteWatch:
         self.model = model
         self.interval = interval or (_CUDA_INTERVAL if on_cuda else 1)
         self._pending: list[_Step] = []
-        self._good = self._copy() if self.interval > 1 else None
+        self._good = self._copy()
+        self._since_copy = 0
 
     def check(self, batch: dict[str, Any], *, epoch: int, step: int, lr: float, loss: Tensor, norm: Tensor) -> None:
         """Register a step before its update, and look if it is time to.
@@ -79,18 +81,18 @@ class FiniteWatch:
         if not all(finite):
             first = finite.index(False)
             self._fail(self._pending[first], *values[first].tolist())
+        self._since_copy += len(self._pending)
         self._pending.clear()
-        if self._good is not None:
-            self._good = self._copy()
+        if self._since_copy >= _COPY_INTERVAL:
+            self._good, self._since_copy = self._copy(), 0
 
     def _copy(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
 
     def _fail(self, bad: _Step, loss: float, norm: float) -> None:
         what = f"the loss is {loss}" if not torch.tensor(loss).isfinite() else f"the gradient norm is {norm}"
-        weights = self._good if self._good is not None else self._copy()
         raise NonFiniteStepError(
             f"{what} in epoch {bad.epoch + 1}, step {bad.step}, at learning rate {bad.lr:.3g}",
             batch={name: bad.batch[name].cpu() for name in ("images", "labels", "index") if name in bad.batch},
-            weights={name: value.cpu() for name, value in weights.items()},
+            weights={name: value.cpu() for name, value in self._good.items()},
         )

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from vitreous.data.augment import BatchAugment
 from vitreous.data.preprocess import EvalPipeline
+from vitreous.data.rng import generator
 from vitreous.errors import ConfigError
 from vitreous.evaluate.metrics import Scores, evaluate
 from vitreous.train.config import OptimConfig
@@ -34,6 +35,8 @@ class VitModule(lightning.LightningModule):
 
     A batch is the raw dict that :mod:`vitreous.data.batches` describes. Logged per epoch: `train_loss`, `lr`, and
     `val_` and each score of :meth:`~vitreous.evaluate.metrics.Scores.summary`.
+
+    Before each step the global generator is seeded from (seed, epoch, step), for dropout and the like.
 
     Args:
         model: Maps float images (B, C, H, W) to logits (B, K).
@@ -115,11 +118,8 @@ class VitModule(lightning.LightningModule):
         wrapped = cast(Any, self.optimizers())
         optimizer: Optimizer = wrapped.optimizer
         progress = self.progress(self.global_step)
-        images, targets = self.augment(
-            *(batch["images"], batch["labels"]),
-            **{name: batch[name] for name in ("epoch", "step", "offset", "boxes") if name in batch},
-            progress=progress,
-        )
+        images, targets = self.augment.of_batch(batch, progress)
+        torch.manual_seed(self._seed_of(batch))
         loss = F.cross_entropy(self.model(images).float(), targets)
         self.manual_backward(loss / self.accumulate)
         loss = loss.detach()
@@ -166,6 +166,11 @@ class VitModule(lightning.LightningModule):
         self.logits, self.labels = torch.cat(logits), torch.cat(labels)
         self.scores = evaluate(self.logits, self.labels)
         return self.scores.summary()
+
+    def _seed_of(self, batch: dict[str, Any]) -> int:
+        """What the model's own draws (dropout, stochastic depth) depend on: seed, epoch, step and part."""
+        draws = generator(self.augment.seed, batch["epoch"], batch["step"], stream="model")
+        return int(draws.integers(2**62)) + int(batch.get("offset", 0))
 
     def _clip(self) -> Tensor:
         """Limit the gradient norm where asked, and return what it was before."""

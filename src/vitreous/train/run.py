@@ -13,7 +13,6 @@ from pathlib import Path
 
 import lightning
 
-from vitreous.data.augment import BatchAugment
 from vitreous.errors import TrainingError
 from vitreous.evaluate.calibration import fit_temperature
 from vitreous.evaluate.metrics import Scores, evaluate
@@ -28,7 +27,7 @@ from vitreous.train.module import VitModule
 from vitreous.train.outcome import Scored, Selected, Writer, report_seconds
 from vitreous.train.prepare import Prepared, describe_model, describe_place, prepare
 
-__all__ = ["RunResult", "run"]
+__all__ = ["RunResult", "run", "show_batch"]
 
 
 @dataclass(frozen=True)
@@ -103,6 +102,27 @@ def run(
         return _conclude(this, selected, tested)
 
 
+def show_batch(config: RunConfig, path: Path, *, keep: Collection[str] = (), view: View | None = None) -> None:
+    """Draw the first augmented batch of a run, with its targets, and train nothing.
+
+    Args:
+        config: As of :func:`run`.
+        path: The PNG to write.
+        keep: As of :func:`run`.
+        view: As of :func:`run`.
+    """
+    from vitreous.train.batch_picture import save_batch_picture  # here: matplotlib takes a second that a run may need
+
+    view = view or View()
+    with quiet():
+        ready = prepare(config, keep, view)
+        ready.loading.setup("fit")
+        batch = next(iter(ready.loading.train_dataloader()))
+        images, targets = ready.loading.batch_augment.of_batch(batch, progress=0.0)
+        save_batch_picture(path, images, targets, ready.data.classes, ready.pipeline)
+    view.result(f"{len(images)} augmented pictures of {ready.data.name}, the first of them drawn in {path}")
+
+
 def _open_folder(ready: Prepared, view: View) -> Path:
     """Make the run's folder, write the recipe into it, and say what was found."""
     data = ready.data
@@ -141,7 +161,7 @@ def _set_up(ready: Prepared, folder: Path, view: View, started: float) -> _Run:
     module = VitModule(
         ready.model,
         config.optim,
-        BatchAugment(config.augment, ready.pipeline, len(ready.data.classes), config.seed, config.label_smoothing),
+        ready.loading.batch_augment,
         ready.pipeline,
         accumulate=ready.loading.plans.parts,
         ema=config.ema,

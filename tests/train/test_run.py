@@ -1,0 +1,292 @@
+"""Whole runs on the bundled digits, and what holds around them: repeatability, selection, stops, non-finite values."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import time
+
+import lightning
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from safetensors.torch import load_file
+
+from vitreous.checkpoint.artifact import load_model
+from vitreous.cli.train import configure
+from vitreous.data.augment import BatchAugment
+from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
+from vitreous.data.loading import ImageDataModule
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.data.sources import open_source
+from vitreous.errors import ConfigError, NonFiniteError, UsageError
+from vitreous.evaluate.metrics import evaluate
+from vitreous.model.config import ViTConfig
+from vitreous.model.vit import VisionTransformer
+from vitreous.predictor import load
+from vitreous.recipes import recipe
+from vitreous.train.callbacks import better
+from vitreous.train.clock import Budget, Steps
+from vitreous.train.config import OptimConfig, RunConfig
+from vitreous.train.console import View
+from vitreous.train.finite import FiniteWatch
+from vitreous.train.fit import quiet
+from vitreous.train.module import VitModule
+from vitreous.train.run import run, show_batch
+
+TINY = ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, width=16, depth=2, heads=2, mlp_dim=32)
+
+
+def view() -> tuple[View, io.StringIO]:
+    text = io.StringIO()
+    return View(Console(file=text, soft_wrap=True, width=200)), text
+
+
+def config(out, **options) -> RunConfig:
+    model = {"model": dataclasses.replace(TINY, **options.pop("model", {}))}
+    plain = {"out": str(out), "epochs": 2, "device": "cpu", "ema": None, "optim": OptimConfig(lr=3e-3)}
+    return dataclasses.replace(recipe("digits"), **(plain | model | options))
+
+
+def train(out, **options):
+    return run(config(out, **options), view=view()[0])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A short run: its result, what it printed, and its configuration."""
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    asked = config(folder, epochs=3, optim=OptimConfig(lr=3e-3), ema=0.9)
+    shown, text = view()
+    return run(asked, view=shown), text.getvalue(), asked
+
+
+def test_the_folder_holds_what_is_promised(finished):
+    result, text, _ = finished
+    names = {path.name for path in result.folder.iterdir()}
+    pictures = {"curves.png", "confusion.png", "mistakes.png", "calibration.png"}
+    assert names == pictures | {
+        *("model.safetensors", "report.json", "metrics.csv", "recipe.yaml", "last.ckpt", "example.png")
+    }
+    for name in pictures:
+        with Image.open(result.folder / name) as picture:
+            picture.load()
+            assert min(picture.size) > 200
+    report = json.loads((result.folder / "report.json").read_text())
+    assert report["scores"]["test"]["top1"] == result.test.top1
+    assert report["training"]["selected_epoch"] == result.selected_epoch
+    assert f"vitreous predict {result.model} {result.folder / 'example.png'}" in text
+    for word in ("data ", "split ", "model ", "machine ", "epoch 3/3", "val ", "test ", "next "):
+        assert f"\n{word}" in f"\n{text}", word
+
+
+def test_one_row_an_epoch_in_metrics_csv(finished):
+    result, _, _ = finished
+    with (result.folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["1", "2", "3"]
+    steps = [int(row["step"]) for row in rows]
+    assert steps == [steps[0], 2 * steps[0], 3 * steps[0]]
+    scores = ["log_loss", "top1", "top5", "macro_precision", "macro_recall", "macro_f1", "precision", "recall", "f1"]
+    for name in ("lr", "train_loss", *(f"val_{score}" for score in scores), "images_per_second", "seconds"):
+        assert all(math.isfinite(float(row[name])) for row in rows), name
+    best = max(range(3), key=lambda n: float(rows[n]["val_top1"]))
+    assert result.selected_epoch == best + 1
+    assert float(rows[best]["val_top1"]) == result.val.top1
+
+
+def test_the_saved_model_gives_the_reported_scores_on_real_pictures(finished):
+    result, _, asked = finished
+    classifier = load(result.model, device="cpu")
+    split = open_source(asked.data).splits["test"]
+    predicted = classifier.predict([split.picture(n) for n in range(len(split))])
+    right = sum(p.label == classifier.classes[label] for p, label in zip(predicted, split.labels, strict=True))
+    assert right / len(split) == pytest.approx(result.test.top1, abs=1e-9)
+    assert classifier.predict(result.folder / "example.png").label in classifier.classes
+    _, info = load_model(result.model)
+    assert info.scores["test"]["top1"] == result.test.top1
+    assert info.temperature > 0
+    assert info.provenance["recipe"] == "digits"
+    assert len(info.provenance["data"]["fingerprint"]) >= 16
+    assert info.provenance["config"]["optim"]["lr"] == 3e-3
+
+
+def test_the_recipe_runs_again_as_it_is(finished):
+    result, _, asked = finished
+    again, given, _ = configure(["--config", str(result.folder / "recipe.yaml")])
+    assert again == dataclasses.replace(asked, out=None)
+    assert "num_classes" in given
+
+
+def test_the_checkpoint_loads_without_pickles(finished):
+    result, _, _ = finished
+    stored = torch.load(result.folder / "last.ckpt", weights_only=True)
+    assert stored["global_step"] > 0
+    assert any(name.startswith("average.") for name in stored["state_dict"])
+
+
+@pytest.mark.parametrize("options", [{}, {"model": {"dropout": 0.1, "drop_path": 0.2}, "optim": "muon"}])
+def test_the_same_seed_gives_the_same_bits(tmp_path, options):
+    options = {**options, "optim": OptimConfig(name=options.get("optim", "adamw"), lr=3e-3)}
+    first, second, third = (
+        load_file(train(tmp_path / str(n), seed=seed, select="last", epochs=1, **options).model)
+        for n, seed in enumerate((7, 7, 8))
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert any(not torch.equal(first[name], third[name]) for name in first)
+
+
+def test_accumulation_does_not_change_the_step(tmp_path):
+    whole, parts = (
+        load_file(train(tmp_path / str(n), accumulate=n, select="last", epochs=1, optim=OptimConfig(name="sgd")).model)
+        for n in (1, 4)
+    )
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_steps_are_counted_and_the_last_weights_are_saved_when_asked(tmp_path):
+    result = train(tmp_path / "run", steps=20, select="last")
+    assert torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)["global_step"] == 20
+    assert result.epochs == result.selected_epoch == 2
+
+
+def test_patience_ends_a_run_that_does_not_improve(tmp_path):
+    result = train(tmp_path / "run", epochs=50, patience=2, optim=OptimConfig(lr=1e-12))
+    assert result.epochs == result.selected_epoch + 2 < 50
+
+
+def test_the_test_split_is_read_once_and_after_training(tmp_path, monkeypatch):
+    calls = []
+    for name in ("test_dataloader", "train_dataloader"):
+        original = getattr(ImageDataModule, name)
+        monkeypatch.setattr(
+            ImageDataModule, name, lambda self, name=name, original=original: calls.append(name) or original(self)
+        )
+    train(tmp_path / "run")
+    assert calls == ["train_dataloader", "test_dataloader"]
+
+
+def test_a_folder_with_a_run_is_refused_before_anything_is_touched(finished):
+    result, _, asked = finished
+    before = {path: path.read_bytes() for path in result.folder.iterdir()}
+    with pytest.raises(UsageError, match=r"holds a run already .*--out"):
+        run(asked, view=view()[0])
+    assert {path: path.read_bytes() for path in result.folder.iterdir()} == before
+
+
+def test_classes_come_from_the_data_and_a_wrong_number_is_refused(tmp_path):
+    asked = config(tmp_path / "run", model={"num_classes": 7})
+    with pytest.raises(ConfigError, match=r"num_classes is 7, but digits has 10 classes"):
+        run(asked, keep={"num_classes"}, view=view()[0])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_evidence(tmp_path):
+    with pytest.raises(NonFiniteError) as caught:
+        train(tmp_path / "run", optim=OptimConfig(name="sgd", lr=1e30, schedule="constant", warmup=0.0))
+    message = str(caught.value)
+    for part in ("epoch 1, step ", "learning rate 1e+30", "nonfinite-batch.safetensors", "last-good.safetensors"):
+        assert part in message, message
+    batch = load_file(tmp_path / "run" / "nonfinite-batch.safetensors")
+    assert batch["images"].dtype == torch.uint8
+    assert batch["images"].shape[1:] == (1, 8, 8)
+    assert len(batch["labels"]) == len(batch["images"])
+    model, _ = load_model(tmp_path / "run" / "last-good.safetensors")
+    assert model(torch.zeros(1, 1, 8, 8)).isfinite().all()
+
+
+def test_the_watch_names_the_first_bad_step_and_keeps_the_weights_of_the_last_look():
+    model = torch.nn.Linear(2, 1)
+    watch = FiniteWatch(model, interval=3)
+    good = model.weight.detach().clone()
+
+    def step(n, norm):
+        batch = {"images": torch.full((1,), n), "labels": torch.zeros(1)}
+        watch.check(batch, epoch=4, step=10 + n, lr=0.25, loss=torch.tensor(1.0), norm=torch.tensor(norm))
+        with torch.no_grad():
+            model.weight.add_(1)
+
+    step(0, 1.0)
+    step(1, float("inf"))
+    with pytest.raises(NonFiniteError, match=r"gradient norm is inf in epoch 5, step 11, at learning rate 0.25") as e:
+        step(2, float("nan"))
+    assert e.value.batch["images"].item() == 1
+    assert torch.equal(e.value.weights["weight"], good)
+
+
+def test_the_module_and_the_data_module_work_in_a_script_of_the_users_own(tmp_path):
+    data = open_source(DataConfig("digits"))
+    pipeline = EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
+    loading = ImageDataModule(data, pipeline, AugmentConfig(flip=0.0), batch_size=64)
+    module = VitModule(VisionTransformer(TINY), OptimConfig(lr=3e-3), loading.batch_augment, pipeline)
+    with quiet():
+        trainer = lightning.Trainer(
+            max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, default_root_dir=tmp_path, num_sanity_val_steps=0,
+        )  # fmt: skip
+        trainer.fit(module, datamodule=loading)
+    logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    assert logged["val_top1"] == pytest.approx(evaluate(module.logits, module.labels).top1)
+    assert logged["train_loss"] < math.log(10)
+    assert trainer.global_step == 2 * loading.steps_per_epoch
+
+
+def test_the_average_follows_its_closed_form():
+    pipeline = EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
+    augment = BatchAugment(AugmentConfig(), pipeline, 10, 0)
+    module = VitModule(VisionTransformer(TINY), OptimConfig(), augment, pipeline, ema=0.9)
+    start = module.model.head.bias.detach().clone()
+    expected = start.clone()
+    for step in range(4):
+        with torch.no_grad():
+            module.model.head.bias.add_(1)
+        module._update_average(module.average, 0.75)
+        expected = 0.75 * expected + 0.25 * (start + step + 1)
+    torch.testing.assert_close(module.average.head.bias, expected)
+    assert module.evaluated is module.average
+
+
+def test_better_knows_which_way_each_metric_goes():
+    labels = torch.tensor([0, 1, 0, 1])
+    sure = evaluate(torch.tensor([[4.0, 0], [0, 4], [4, 0], [4, 0]]), labels)
+    unsure = evaluate(torch.tensor([[0.1, 0], [0, 0.1], [0.1, 0], [0.1, 0]]), labels)
+    wrong = evaluate(torch.tensor([[0.0, 4], [4, 0], [4, 0], [4, 0]]), labels)
+    assert better("top1", sure, wrong)
+    assert not better("top1", unsure, sure)
+    assert better("macro_f1", sure, wrong)
+    assert better("log_loss", unsure, wrong)
+    assert not better("log_loss", wrong, unsure)
+    assert better("last", wrong, sure)
+
+
+def test_steps_divide_a_run_evenly_and_a_budget_follows_the_clock(monkeypatch):
+    steps = Steps(4)
+    assert [steps.progress(n) for n in range(4)] == [0.125, 0.375, 0.625, 0.875]
+    assert [steps.over(n) for n in (3, 4)] == [False, True]
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    budget = Budget(started=90.0, seconds=60.0, reserve=10.0)  # training from 100 to 140
+    budget.begin()
+    assert budget.progress(0) == 0.0
+    now = 120.0
+    assert budget.progress(99) == 0.5
+    budget.reserve = 0.0  # a correction never takes progress back
+    assert budget.progress(100) == 0.5
+    budget.reserve = 20.0
+    assert budget.progress(101) == pytest.approx(20 / 30)
+    assert not budget.over(101)
+    now = 130.0
+    assert budget.over(102)
+    assert budget.progress(102) == 1.0
+
+
+def test_an_augmented_batch_can_be_looked_at(tmp_path):
+    show_batch(config(tmp_path / "run"), tmp_path / "batch.png", view=view()[0])
+    with Image.open(tmp_path / "batch.png") as picture:
+        assert min(picture.size) > 200
+    assert not (tmp_path / "run").exists()

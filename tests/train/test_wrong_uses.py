@@ -1,0 +1,188 @@
+"""The wrong uses that a newcomer makes, each by the real command: one line, or the right outcome."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from vitreous.checkpoint.artifact import load_model
+
+COMMAND = str(Path(sys.executable).with_name("vitreous"))
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+QUICK = ("--model.width=16", "--model.depth=1", "--model.heads=2", "--model.mlp_dim=16", "--device=cpu")
+
+
+def vitreous(folder, *words) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [COMMAND, *map(str, words)],
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def complaint(folder, code, *words) -> str:
+    """The one line on stderr of a command that fails with this exit code."""
+    done = vitreous(folder, "train", *words)
+    assert done.returncode == code, done.stdout + done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("vitreous: ")
+    assert "Traceback" not in done.stderr + done.stdout
+    return lines[0]
+
+
+def pictures(folder, classes, count=12) -> Path:
+    for label in classes:
+        (folder / label).mkdir(parents=True)
+        for n in range(count):
+            Image.effect_noise((40, 30), 40 + n).save(folder / label / f"{n}.png")
+    return folder
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    pictures(tmp_path / "photos", ["cats", "dogs"], 1)
+    line = complaint(tmp_path, 1, "photoss/")
+    assert "photoss/" in line
+    assert "Did you mean 'photos'?" in line
+
+
+def test_a_misspelt_known_set(tmp_path):
+    line = complaint(tmp_path, 2, "cifar1o")
+    assert "Did you mean 'cifar10'?" in line
+
+
+def test_one_class_only(tmp_path):
+    line = complaint(tmp_path, 1, pictures(tmp_path / "photos", ["cats"]))
+    assert "one class" in line
+    assert "cats" in line
+
+
+def test_no_images(tmp_path):
+    for label in ("cats", "dogs"):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+    (tmp_path / "photos" / "cats" / "readme.txt").write_text("no picture")
+    line = complaint(tmp_path, 1, "photos")
+    assert re.search(r"no (pictures|images)", line)
+
+
+def test_a_patch_that_does_not_divide_the_image(tmp_path):
+    line = complaint(tmp_path, 2, "digits", "--model.patch_size", "3", "--model.stem", "patch")
+    assert "is not a multiple of patch" in line
+    assert "use an image size of" in line
+    assert "or a patch size of" in line
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["digits", "--epoch", "3"], "--epochs"),
+        (["digits", "--optim.lrate", "3"], "--optim.lr"),
+        (["digits", "--recipe", "digts"], "digits"),
+        (["digits", "--model", "s/2"], "S"),
+        (["digits", "--model.pool", "meen"], "mean"),
+    ],
+)
+def test_a_misspelt_option_recipe_or_model(tmp_path, words, meant):
+    assert f"Did you mean '{meant}'?" in complaint(tmp_path, 2, *words)
+
+
+def test_a_class_count_that_does_not_fit(tmp_path):
+    line = complaint(tmp_path, 2, "digits", "--model.num_classes", "7")
+    assert "num_classes is 7, but digits has 10 classes" in line
+
+
+def test_a_folder_that_holds_a_run(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "model.safetensors").write_bytes(b"precious")
+    line = complaint(tmp_path, 2, "digits", "--out", "mine")
+    assert "holds a run already" in line
+    assert "--out" in line
+    assert (tmp_path / "mine" / "model.safetensors").read_bytes() == b"precious"
+
+
+def test_out_of_disk(tmp_path):
+    """A file-size limit stands for a full disk: writing fails after some bytes, with the system's reason."""
+    resource = pytest.importorskip("resource")
+    limit = 100_000  # bytes: recipe.yaml fits, the model file does not
+    command = [COMMAND, "train", "digits", "--epochs", "1", "--device", "cpu"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert re.match(r"vitreous: cannot write 'runs/digits-1/model.safetensors': .*(large|space)", done.stderr)
+    assert not list((tmp_path / "runs" / "digits-1").glob("model.safetensors"))
+
+
+def test_the_folder_vanishes_during_training(tmp_path):
+    process = subprocess.Popen(
+        [COMMAND, "train", "digits", "--epochs", "2000", *QUICK], cwd=tmp_path, env=ENVIRONMENT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    _await_epoch(process)
+    shutil.rmtree(tmp_path / "runs")
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert re.fullmatch(r"vitreous: cannot write .*runs/digits-1.*\n", errors), errors
+
+
+def test_ctrl_c_leaves_a_usable_model_and_says_how_to_go_on(tmp_path):
+    process = subprocess.Popen(
+        [COMMAND, "train", "digits", "--epochs", "2000", *QUICK], cwd=tmp_path, env=ENVIRONMENT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    _await_epoch(process)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=100)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in output + errors
+    model, info = load_model(tmp_path / "runs" / "digits-1" / "model.safetensors")
+    assert model.config.width == 16
+    assert info.provenance["epoch"] >= 1
+    assert "interrupted" in output
+    again = re.search(r"(vitreous train --config \S+recipe.yaml)", output)
+    assert again, output
+    next_command = re.search(r"next +vitreous (predict .*)", output)
+    assert next_command, output
+    predicted = vitreous(tmp_path, *next_command[1].split())
+    assert predicted.returncode == 0, predicted.stderr
+    assert "example.png" in predicted.stdout
+
+
+def _await_epoch(process) -> None:
+    """Read the output until the first epoch is done."""
+    deadline = time.monotonic() + 100
+    for line in process.stdout:
+        if line.startswith("epoch"):
+            return
+        assert time.monotonic() < deadline
+    pytest.fail(f"the command ended before its first epoch: {process.stderr.read()}")
+
+
+def test_a_budget_ends_on_time(tmp_path):
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import vitreous.train.run"], env=ENVIRONMENT, check=True)
+    start_up = time.monotonic() - began
+    budget = round(max(12.0, 3 * start_up))
+    began = time.monotonic()
+    done = vitreous(tmp_path, "train", "digits", "--budget", f"{budget}s", "--device", "cpu")
+    took = time.monotonic() - began
+    assert done.returncode == 0, done.stderr
+    assert 0.85 * budget < took < 1.15 * budget  # 3 % when the machine does nothing else
+    rates = [float(row.split(",")[2]) for row in (tmp_path / "runs/digits-1/metrics.csv").read_text().splitlines()[1:]]
+    assert rates[-1] < 0.1 * max(rates)
