@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from jsonargparse.typing import PositiveInt
 
+from vitreous.cli.opening import MODEL_HELP, add_size_options, opened
 from vitreous.cli.parsing import Parser
 from vitreous.cli.terminal import bar, narrate, print_table
 from vitreous.errors import UsageError
@@ -29,7 +30,7 @@ def _parser() -> Parser:
         ],
     )
     add = parser.add_argument
-    add("model", type=str, metavar="MODEL", help="model.safetensors, or a run folder that has one")
+    add("model", type=str, metavar="MODEL", help=MODEL_HELP)
     add("data", type=str, metavar="DATA", help="a folder, a .csv or .parquet manifest, or a known set, as for training")
     add("--k", type=str, default="10,20,100,200", metavar="N,...", help="neighbours that vote")
     add("--temperature", type=float, default=0.07, help="a neighbour's vote is exp(cosine similarity / temperature)")
@@ -43,6 +44,7 @@ def _parser() -> Parser:
     add("--json", type=str, metavar="FILE", help="write every number there; - is standard output")
     add("--batch-size", type=PositiveInt, default=64, help="pictures per forward pass")
     add("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
+    add_size_options(parser)
     return parser
 
 
@@ -53,9 +55,8 @@ def run(argv: Sequence[str]) -> int:
     shots = () if options.shots == "none" else _numbers("--shots", options.shots)
     from vitreous.cli import probing, scoring  # here: torch takes seconds, a wrong option should not
     from vitreous.evaluate.probes import probe_report
-    from vitreous.predictor import load
 
-    classifier = load(options.model, device=options.device)
+    classifier = opened(options)
     data = scoring.open_data(classifier.info, options.data, options.data_dir, "val")  # any but all: split as training
     for note in probing.remarks(classifier.info, data):
         narrate(note)
@@ -67,8 +68,7 @@ def run(argv: Sequence[str]) -> int:
             data.splits["train"].labels,
             features["val"],
             data.splits["val"].labels,
-            test_features=features.get("test"),
-            test_labels=test.labels if test else None,
+            test=(features["test"], test.labels) if test else None,
             neighbours=neighbours,
             temperature=options.temperature,
             shots=shots,

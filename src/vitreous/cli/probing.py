@@ -32,7 +32,7 @@ def remarks(info: ModelInfo, data: ImageData) -> Iterator[str]:
         yield f"{len(data.unreadable):,} files cannot be read and are left out (first: {path}: {reason})"
     trained_on = info.provenance.get("data")
     if isinstance(trained_on, dict) and trained_on.get("fingerprint") == data.fingerprint:
-        yield "the model was trained on these pictures, so its features of train tell the classes apart too well"
+        yield "the model was trained on train: its features tell those pictures apart better than new ones"
 
 
 def features_of(classifier: Classifier, data: ImageData, name: str, batch_size: int) -> npt.NDArray[np.float32]:
@@ -52,10 +52,10 @@ def features_of(classifier: Classifier, data: ImageData, name: str, batch_size: 
 def table(name: str, report: ProbeReport) -> Table:
     """The scores for people: a row per probe, a column per split that is scored."""
     splits = [split for split in report.pictures if split != "train"]
-    counts = ", ".join(f"{split} {report.pictures[split]:,}" for split in splits)
+    counts = " and ".join(f"{split} {report.pictures[split]:,}" for split in splits)
     title = (
-        f"{name}: {report.features:,} frozen features, {report.classes:,} classes; "
-        f"train {report.pictures['train']:,} pictures to fit, {counts} to score"
+        f"{name}: {report.features:,} frozen features, {report.classes:,} classes\n"
+        f"fitted on train {report.pictures['train']:,}, scored on {counts}"
     )
     rows = Table("probe", "setting", box=SIMPLE_HEAD, title=Text(title, style="bold"), title_justify="left")
     for split in splits:

@@ -19,12 +19,12 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from vitreous.errors import DataError
+from vitreous.errors import ConfigError, DataError
 from vitreous.evaluate.labelled import Labelled, accuracy
 
 __all__ = ["STRENGTHS", "LinearModel", "LinearProbe", "SweepPoint", "fit_path", "probe_linear"]
 
-STRENGTHS: tuple[float, ...] = tuple(10.0**power for power in range(-6, 3))
+STRENGTHS: tuple[float, ...] = tuple(10.0**power for power in range(-5, 4))
 """The swept values of C, strong regularisation first, so that each fit starts near its optimum from the one before."""
 
 _UNSWEPT = 1e-2  # where no picture is left to choose C by
@@ -117,11 +117,12 @@ def probe_linear(
         step: Called after each value.
 
     Raises:
-        DataError: If train has fewer than two classes, or a value of C is not above 0.
+        ConfigError: If a value of C is not above 0.
+        DataError: If train has fewer than two classes.
     """
     strengths = sorted(strengths)
     if not strengths or not 0 < strengths[0] <= strengths[-1] < math.inf:
-        raise DataError(f"C is {', '.join(map(str, strengths)) or 'missing'}: give values above 0")
+        raise ConfigError(f"C is {', '.join(map(str, strengths)) or 'missing'}: give values above 0")
     if "test" in scored:
         fitted, chooser, chosen_on = train, scored["val"], "val"
     else:

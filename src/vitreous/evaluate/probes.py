@@ -5,6 +5,7 @@ Each method fits on train, and is judged on val and, where there is one, test. n
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -114,8 +115,7 @@ def probe_report(
     val_features: npt.ArrayLike,
     val_labels: npt.ArrayLike,
     *,
-    test_features: npt.ArrayLike | None = None,
-    test_labels: npt.ArrayLike | None = None,
+    test: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
     neighbours: Sequence[int] = NEIGHBOURS,
     temperature: float = 0.07,
     strengths: Sequence[float] = logistic.STRENGTHS,
@@ -129,18 +129,17 @@ def probe_report(
     """Run all probes. The same arguments give the same report.
 
     Args:
-        train_features: (n, D) features to fit on.
+        train_features: (n, D) to fit on.
         train_labels: (n,) classes from 0.
-        val_features: (m, D) features to score on.
+        val_features: (m, D) to score on.
         val_labels: (m,) classes from 0.
-        test_features: A further split to score on; with it val chooses the linear probe's C, without it a part of
+        test: Features and classes to score on further; with it val chooses the linear probe's C, without it a part of
             train does: see :func:`~vitreous.evaluate.logistic.probe_linear`.
-        test_labels: Its classes.
         neighbours: Values of k; those above n count as n.
         temperature: Of the neighbours' vote, as :func:`probe_knn`.
         strengths: Values of C to sweep.
         shots: Pictures per class in few-shot evaluation; empty leaves it out.
-        seeds: Draws of the shots.
+        seeds: Draws of them.
         whiten: Standardise few-shot features, as :class:`~vitreous.evaluate.fewshot.LeastSquares`.
         l2: Few-shot regularisation; None chooses it, as :func:`~vitreous.evaluate.fewshot.probe_few_shot`.
         device: Where to compute neighbours and the linear probe: ``cpu``, or a CUDA device.
@@ -148,40 +147,26 @@ def probe_report(
 
     Raises:
         DataError: If shapes do not fit, a split is empty, a label is no class, or train has one class only.
-        ConfigError: If a number is out of its range.
-        NonFiniteError: If a feature is NaN or infinite.
+        NonFiniteError: If a feature is NaN or infinite; ConfigError: if a number is out of its range.
     """
-    train, scored = labelled(train_features, train_labels, "train"), {"val": labelled(val_features, val_labels, "val")}
-    if test_features is not None:
-        scored["test"] = labelled(test_features, [] if test_labels is None else test_labels, "test")
-    widths = {name: data.features.shape[1] for name, data in {"train": train, **scored}.items()}
-    if len(set(widths.values())) > 1:
-        raise DataError(f"the splits have different numbers of features, {widths}: embed all with one model")
+    splits = {"train": (train_features, train_labels), "val": (val_features, val_labels)}
+    scored = _checked(splits if test is None else splits | {"test": test})
+    train = scored.pop("train")
     classes = 1 + max(int(data.labels.max()) for data in (train, *scored.values()))
-    total, done = 1 + len(strengths) + len(shots), 0
+    total, counter = 1 + len(strengths) + len(shots), itertools.count(1)
 
     def step() -> None:
-        nonlocal done
-        done += 1
-        progress(done, total)
+        progress(next(counter), total)
 
     knn = probe_knn(train, scored, classes, neighbours=neighbours, temperature=temperature, device=device)
     step()
     linear = probe_linear(train, scored, classes, strengths=strengths, device=device, step=step)
-    done = 1 + len(strengths)  # the sweep may end early
+    counter = itertools.count(2 + len(strengths))  # the sweep may end early
     few_shot = probe_few_shot(train, scored, classes, shots=shots, seeds=seeds, whiten=whiten, l2=l2, step=step)
+    notes = _notes(train, scored, neighbours=neighbours, linear=linear, strengths=strengths, few_shot=few_shot)
+    pictures = {name: len(data.labels) for name, data in {"train": train, **scored}.items()}
     return ProbeReport(
-        pictures={name: len(data.labels) for name, data in {"train": train, **scored}.items()},
-        classes=classes,
-        features=widths["train"],
-        temperature=temperature,
-        knn=knn,
-        linear=linear,
-        few_shot=few_shot,
-        whiten=whiten,
-        notes=tuple(
-            _notes(train, scored, neighbours=neighbours, linear=linear, strengths=strengths, few_shot=few_shot)
-        ),
+        pictures, classes, train.features.shape[1], temperature, knn, linear, few_shot, whiten, tuple(notes)
     )
 
 
@@ -232,6 +217,15 @@ def probe_knn(
     return tuple(KnnScore(k, {name: right[name][k] / len(data.labels) for name, data in scored.items()}) for k in ks)
 
 
+def _checked(splits: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> dict[str, Labelled]:
+    """Check features and labels of each split, and that the splits fit each other."""
+    checked = {name: labelled(*arrays, name) for name, arrays in splits.items()}
+    widths = {name: data.features.shape[1] for name, data in checked.items()}
+    if len(set(widths.values())) > 1:
+        raise DataError(f"the splits have different numbers of features, {widths}: embed all with one model")
+    return checked
+
+
 def _directions(features: npt.NDArray[np.float32], device: str) -> torch.Tensor:
     """Features (n, D) scaled to length 1; zeros stay zeros."""
     return torch.nn.functional.normalize(torch.from_numpy(features).to(device), dim=1)
@@ -264,7 +258,8 @@ def _notes(
         notes.append("the linear probe did not converge: its score may be a little off")
     for each in few_shot:
         if each.short:
-            notes.append(f"{each.shots} shots: {each.short:,} classes have fewer train pictures: all of those")
+            share = f"{each.short:,} of {len(np.unique(train.labels)):,}"
+            notes.append(f"{each.shots} shots: classes with fewer train pictures give all they have: {share}")
         if each.chosen_on == "nothing":
             notes.append(f"{each.shots} shots: all of train, which leaves none to choose l2: it is {each.l2:g}")
     return notes
