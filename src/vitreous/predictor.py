@@ -19,10 +19,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.checkpoint.artifact import ModelInfo, load_model
+from vitreous.checkpoint.artifact import ModelInfo
+from vitreous.checkpoint.opening import OpenOptions, open_checkpoint
+from vitreous.checkpoint.resize import Resample
 from vitreous.data.pictures import read_picture
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError, DataError
+from vitreous.model.config import Size2d
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["Classifier", "Embedding", "Failure", "Prediction", "load"]
@@ -127,6 +130,8 @@ class Classifier:
         ``items`` is read a few batches ahead, so it may be endless; threads decode meanwhile.
         """
         _check_positive(top_k=top_k)
+        if not self.classes:
+            raise ConfigError("this model has no head, and so no classes to predict: embed gives its features")
         for name, row in self._rows(items, batch_size, self._probabilities):
             yield row if isinstance(row, Failure) else self._prediction(name, row, top_k)
 
@@ -230,18 +235,29 @@ class Classifier:
         return Prediction(label=top[0][0], probability=top[0][1], top=top, name=name)
 
 
-def load(path: str | os.PathLike[str], device: str | torch.device = "auto") -> Classifier:
+def load(
+    source: str | os.PathLike[str],
+    device: str | torch.device = "auto",
+    image_size: Size2d | None = None,
+    resample: Resample | None = None,
+) -> Classifier:
     """Load a classifier.
 
     Args:
-        path: A ``model.safetensors``, or a folder that has one, as every run folder has.
+        source: A ``model.safetensors`` or a run folder; or a file, folder or hub id of Google's, timm's, Hugging Face's
+            or torchvision's Vision Transformers (:mod:`vitreous.checkpoint.opening`).
         device: As :class:`Classifier` takes it.
+        image_size: Height and width in pixels to see pictures at, in multiples of the patch; position embeddings are
+            resampled. None: what the model was made for.
+        resample: Whose function resamples them: `google`, `timm`, `huggingface`, `torchvision` or `dinov2`. None: that
+            of the family that the model comes from.
 
     Raises:
-        CheckpointError: If the file cannot be used; see :func:`~vitreous.checkpoint.artifact.load_model`.
-        ConfigError: If the device is not there.
+        CheckpointError: If the file cannot be used.
+        ConfigError: If the device is not there, or patches do not tile the image size.
+        MissingExtraError: If it is a hub id and huggingface_hub is not installed.
     """
-    model, info = load_model(path)
+    model, info = open_checkpoint(source, OpenOptions(image_size=image_size, resample=resample))
     return Classifier(model, info, device)
 
 

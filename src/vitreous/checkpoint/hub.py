@@ -83,11 +83,12 @@ def _cached(hub: Any, repository: str, revision: str | None, why: str) -> Path:
         folder = Path(hub.snapshot_download(repository, revision=revision, local_files_only=True))
     except Exception as error:  # as above
         raise CheckpointError(
-            f"{why}, and '{repository}' is not in the cache ({os.fspath(hub.constants.HF_HUB_CACHE)}): go online once, "
+            f"'{repository}' is no file or folder here; as a model of the hub: {why}, and it is not in the cache "
+            f"({os.fspath(hub.constants.HF_HUB_CACHE)}): go online once, "
             "or give a local file or folder"
         ) from error
     if not any((folder / name).exists() for name in _WEIGHTS) and not list(folder.glob("*.npz")):
-        raise CheckpointError(f"{why}, and the cache has '{repository}' without its weights: go online once")
+        raise CheckpointError(f"{why}, and the cache has '{repository}' without weights: go online once")
     return folder
 
 

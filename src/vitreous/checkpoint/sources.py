@@ -50,11 +50,12 @@ def locate(source: str | os.PathLike[str]) -> Located:
     path = Path(name).expanduser()
     if not path.exists():
         looks_local = path.suffix in SUFFIXES or name.startswith((".", "/", "~")) or path.parent.is_dir()
-        if hub.HUB_ID.fullmatch(name) and not (looks_local and str(path.parent) != "."):
-            path = hub.fetch(name)
-        else:
+        if not hub.HUB_ID.fullmatch(name) or looks_local:
             beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-            raise CheckpointError(f"no model file or folder '{name}'.{did_you_mean(path.name, beside)}")
+            hint = did_you_mean(path.name, beside)
+            as_id = f" On the hub? Write hf-hub:{name}" if hub.HUB_ID.fullmatch(name) and not hint else ""
+            raise CheckpointError(f"no model {'file' if path.suffix else 'file or folder'} '{name}'.{hint}{as_id}")
+        path = hub.fetch(name)
     file = _in_folder(path, name) if path.is_dir() else path
     if not file.is_file():
         raise CheckpointError(f"'{name}' is no regular file")

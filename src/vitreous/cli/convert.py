@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import typing
 from collections.abc import Sequence
 from typing import Literal
 
 from jsonargparse.typing import PositiveInt
 
+from vitreous.cli.opening import Resample, size_in_pixels
 from vitreous.cli.parsing import Parser
 from vitreous.cli.terminal import narrate
-from vitreous.errors import UsageError
 
 __all__ = ["run"]
 
 _Family = Literal["google", "timm", "huggingface", "torchvision", "vitreous"]
-_Resample = Literal["google", "timm", "huggingface", "torchvision", "dinov2"]
 _Activation = Literal["gelu", "gelu-tanh", "relu"]
 
 
@@ -61,7 +59,7 @@ def _parser() -> Parser:
     parser.add_argument("--patch-size", type=PositiveInt, metavar="N", help="resample the patch kernel (FlexiViT)")
     parser.add_argument(
         "--resample",
-        type=_Resample,
+        type=Resample,
         default=None,
         help="whose function resizes positions; the source family's unless named",
     )
@@ -76,30 +74,21 @@ def _parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     """Run the verb."""
     options = _parser().parse_args(argv)
-    sizes = {name: _size(name, options[name]) for name in ("image_size", "source_size")}
+    image_size = size_in_pixels("--image-size", options.image_size)
+    source_size = size_in_pixels("--source-size", options.source_size)
     from vitreous.checkpoint.convert import convert  # here: torch takes seconds, a wrong option should not
     from vitreous.checkpoint.opening import OpenOptions
 
     asked = OpenOptions(
+        image_size=image_size,
         patch_size=options.patch_size,
         resample=options.resample,
         activation=options.activation,
         drop=tuple(options.drop),
         add=tuple(options.add),
         heads=options.heads,
-        **sizes,
+        source_size=source_size,
     )
     done = convert(options.source, options.destination, options.to, asked, overwrite=options.overwrite, tell=narrate)
     narrate("wrote " + "  ".join(str(file) for file in done.files))
     return 0
-
-
-def _size(name: str, text: str | None) -> int | tuple[int, int] | None:
-    """Read 384 or 224x448."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+)(?:\s*[x,]\s*(\d+))?", text.strip().strip("[]()"))
-    if found is None or not int(found[1]) or found[2] == "0":
-        option = f"--{name.replace('_', '-')}"
-        raise UsageError(f"{option} is '{text}', it must be pixels: a number such as 384, or height x width as 224x448")
-    return (int(found[1]), int(found[2])) if found[2] else int(found[1])

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from jsonargparse.typing import PositiveInt
 
 from vitreous.cli.inputs import expand
+from vitreous.cli.opening import MODEL_HELP, add_size_options, opened
 from vitreous.cli.parsing import Parser
 from vitreous.cli.terminal import bar, narrate
 from vitreous.errors import UsageError
@@ -28,7 +29,7 @@ def _parser() -> Parser:
             ("vitreous embed model.safetensors 'photos/**/*.jpg' -o features.npz", "arrays path and embedding"),
         ],
     )
-    parser.add_argument("model", type=str, metavar="MODEL", help="model.safetensors, or a run folder that has one")
+    parser.add_argument("model", type=str, metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
         "images", type=str, nargs="+", metavar="IMAGES", help="files, folders, quoted globs, or - for a list on stdin"
     )
@@ -43,6 +44,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--batch-size", type=PositiveInt, default=64, help="pictures per forward pass")
     parser.add_argument("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
+    add_size_options(parser)
     return parser
 
 
@@ -54,10 +56,10 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(f"-o is '{options.output}': its extension must be one of {', '.join(_FORMATS)}")
     from vitreous.checkpoint.atomic import replacing  # here: torch takes seconds, a wrong option should not
     from vitreous.cli.features import WRITERS, require
-    from vitreous.predictor import Failure, load
+    from vitreous.predictor import Failure
 
     require(suffix)
-    classifier = load(options.model, device=options.device)
+    classifier = opened(options)
     paths = expand(options.images)
     written = 0
     with replacing(options.output) as path, WRITERS[suffix](path, classifier.features) as write, bar("embed") as at:

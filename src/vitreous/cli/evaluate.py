@@ -7,6 +7,7 @@ from typing import Literal
 
 from jsonargparse.typing import PositiveInt
 
+from vitreous.cli.opening import MODEL_HELP, add_size_options, opened
 from vitreous.cli.parsing import Parser
 from vitreous.cli.terminal import narrate, print_table
 
@@ -26,7 +27,7 @@ def _parser() -> Parser:
             ("vitreous evaluate runs/digits-1 digits --json scores.json", "a known set; all numbers to a file too"),
         ],
     )
-    parser.add_argument("model", type=str, metavar="MODEL", help="model.safetensors, or a run folder that has one")
+    parser.add_argument("model", type=str, metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
         "data", type=str, metavar="DATA", help="a folder, a .csv or .parquet manifest, or a known set, as for training"
     )
@@ -40,6 +41,7 @@ def _parser() -> Parser:
     parser.add_argument("--json", type=str, metavar="FILE", help="write every number there; - is standard output")
     parser.add_argument("--batch-size", type=PositiveInt, default=64, help="pictures per forward pass")
     parser.add_argument("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
+    add_size_options(parser)
     return parser
 
 
@@ -49,9 +51,8 @@ def run(argv: Sequence[str]) -> int:
     from vitreous.cli import scoring  # here: torch takes seconds, a wrong option should not
     from vitreous.evaluate.calibration import calibrate
     from vitreous.evaluate.metrics import evaluate
-    from vitreous.predictor import load
 
-    classifier = load(options.model, device=options.device)
+    classifier = opened(options)
     data = scoring.open_data(classifier.info, options.data, options.data_dir, options.split)
     name, split = scoring.choose_split(data, options.split)
     labels = scoring.labels_by_name(classifier.classes, data, split)

@@ -10,6 +10,7 @@ from typing import Literal
 from jsonargparse.typing import PositiveInt
 
 from vitreous.cli.inputs import expand
+from vitreous.cli.opening import MODEL_HELP, add_size_options, opened
 from vitreous.cli.parsing import Parser
 from vitreous.cli.terminal import bar, narrate
 
@@ -30,7 +31,7 @@ def _parser() -> Parser:
             ("find . -name '*.jpg' | vitreous predict model.safetensors - --format jsonl", "a list of paths"),
         ],
     )
-    parser.add_argument("model", type=str, metavar="MODEL", help="model.safetensors, or a run folder that has one")
+    parser.add_argument("model", type=str, metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
         "images", type=str, nargs="+", metavar="IMAGES", help="files, folders, quoted globs, or - for a list on stdin"
     )
@@ -45,6 +46,7 @@ def _parser() -> Parser:
     parser.add_argument("-o", "--output", type=str, metavar="FILE", help="write there instead of to the terminal")
     parser.add_argument("--batch-size", type=PositiveInt, default=64, help="pictures per forward pass")
     parser.add_argument("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
+    add_size_options(parser)
     return parser
 
 
@@ -52,9 +54,9 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb; 1 if any picture could not be read."""
     options = _parser().parse_args(argv)
     from vitreous.cli.results import writer  # here: torch takes seconds, a wrong option should not
-    from vitreous.predictor import Failure, load
+    from vitreous.predictor import Failure
 
-    classifier = load(options.model, device=options.device)
+    classifier = opened(options)
     paths = expand(options.images)
     top_k = min(options.top_k, len(classifier.classes))
     form = options.format or _EXTENSIONS.get(os.path.splitext(options.output or "")[1].lower(), "table")

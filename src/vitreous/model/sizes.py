@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +20,10 @@ __all__ = ["SIZES", "Cost", "Size", "config_of", "cost", "create"]
 
 @dataclass(frozen=True)
 class Size:
-    """One row: the shape of the encoder, the patch and picture (pixels) meant where none are named, and its source."""
+    """One row: the shape of the encoder, the patch and picture (pixels) meant where none are named, and its source.
+
+    A hybrid's ``resnet`` has the bottlenecks per stage of its stem, by patch size.
+    """
 
     width: int
     depth: int
@@ -28,11 +32,15 @@ class Size:
     patch_size: int
     image_size: int
     source: str
+    resnet: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 _PAPER = "arXiv 2010.11929, table 1"
 _DEIT = "arXiv 2012.12877, table 1"
 _SCALING = "arXiv 2106.04560, table 2"
+_HYBRID = "arXiv 2010.11929, section 4.1 and appendix B.1.1"
+_AUGREG = "arXiv 2106.10270, table 2"
+_R50 = {16: (3, 4, 9), 32: (3, 4, 6, 3)}  # for 16 pixels a token, stage 4 is moved into stage 3
 _BIG_VISION = "big_vision, models/vit.py, decode_variant"
 SIZES: dict[str, Size] = {
     "mu": Size(32, 1, 128, 2, 16, 224, _BIG_VISION),
@@ -45,6 +53,9 @@ SIZES: dict[str, Size] = {
     "g": Size(1408, 40, 6144, 16, 14, 224, _SCALING),
     "G": Size(1664, 48, 8192, 16, 14, 224, _SCALING),
     "So400m": Size(1152, 27, 4304, 16, 14, 224, "arXiv 2305.13035, section 4"),
+    "R26+S": Size(384, 12, 1536, 6, 32, 224, _AUGREG, {32: (2, 2, 2, 2)}),
+    "R50+B": Size(768, 12, 3072, 12, 16, 224, _HYBRID, _R50),
+    "R50+L": Size(1024, 24, 4096, 16, 16, 224, _HYBRID, _R50),
     # For 32-pixel pictures, named width x depth.
     "128x6": Size(128, 6, 256, 2, 4, 32, "vitreous, for two CPU cores"),
     "192x9": Size(192, 9, 384, 12, 4, 32, "arXiv 2112.13492, section 4.1 (ViT)"),
@@ -56,7 +67,7 @@ SIZES: dict[str, Size] = {
 
 
 def config_of(name: str, **overrides: Any) -> ViTConfig:
-    """Return the configuration of a size such as ``"B/16"``, ``"H/14"``, ``"B"`` or ``"128x6/4"``.
+    """Return the configuration of a size such as ``"B/16"``, ``"H/14"``, ``"B"``, ``"R50+B/16"`` or ``"128x6/4"``.
 
     Args:
         name: A row of ``SIZES``, with or without a patch size in pixels.
@@ -73,7 +84,7 @@ def config_of(name: str, **overrides: Any) -> ViTConfig:
         raise UsageError(f"there is no model size '{size_name}'.{hint} Known: {', '.join(SIZES)}")
     if slash and not (patch.isdecimal() and int(patch)):
         raise UsageError(f"'{name}': the part after / is the patch size in pixels, such as {size_name}/16")
-    fields = {
+    fields: dict[str, Any] = {
         "width": size.width,
         "depth": size.depth,
         "mlp_dim": size.mlp_dim,
@@ -81,6 +92,11 @@ def config_of(name: str, **overrides: Any) -> ViTConfig:
         "patch_size": int(patch) if patch else size.patch_size,
         "image_size": size.image_size,
     }
+    if size.resnet:
+        if fields["patch_size"] not in size.resnet:
+            patches = " or ".join(map(str, size.resnet))
+            raise UsageError(f"'{name}': a ResNet leads to {patches} pixels a token, as in {size_name}/{patches[:2]}")
+        fields |= {"stem": "resnet", "resnet_layers": size.resnet[fields["patch_size"]]}
     unknown = sorted(set(overrides) - set(ViTConfig.__dataclass_fields__))
     if unknown:
         known = ViTConfig.__dataclass_fields__
