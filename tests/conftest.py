@@ -12,8 +12,9 @@ import pytest
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
-# Before torch is imported by any test module. With pytest-xdist each worker is one of many.
-os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
+# Before torch is imported by any test module: each worker is one of many, and two threads that wait for each other on a
+# busy core are many times slower than one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def _shared(*parts: str) -> Path:

@@ -12,7 +12,7 @@ from vitreous.train.config import OptimConfig, RunConfig
 
 
 def notebook_cifar10() -> RunConfig:
-    """Width 256, 6 layers, 8 heads, MLP 512, patch 4, dropout 0.2; AdamW, one cycle to 1e-3, batch 256, 180 epochs.
+    """Width 256, 6 layers, 8 heads, MLP 512, patch 4, dropout 0.2; AdamW, one cycle to 3e-4, batch 256, 180 epochs.
 
     Two things differ by design: weight decay leaves biases, norms and embeddings alone, and the one-cycle schedule
     moves the learning rate only, not AdamW's first beta.
@@ -35,7 +35,7 @@ def notebook_cifar10() -> RunConfig:
         preprocess=PreprocessConfig(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),
         augment=AugmentConfig(flip=0.5, pad_crop=4),
         optim=OptimConfig(
-            name="adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.03, schedule="one-cycle", warmup=0.3, clip=None
+            name="adamw", lr=3e-4, betas=(0.9, 0.999), weight_decay=0.03, schedule="one-cycle", warmup=0.3, clip=None
         ),
         batch_size=256,
         epochs=180,
