@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ def fetch(name: str) -> Path:
     """
     try:
         import huggingface_hub
+        from huggingface_hub import constants
     except ImportError as error:
         raise MissingExtraError(
             f"'{name}' is no file or folder here; as a hub id it needs huggingface_hub: pip install 'vitreous[hub]'"
@@ -39,12 +39,12 @@ def fetch(name: str) -> Path:
     if match is None:
         raise CheckpointError(f"'{name}' is no hub id: owner/name, or owner/name@revision")
     repository, revision = match[1], match[2]
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE:
         return _cached(huggingface_hub, repository, revision, "HF_HUB_OFFLINE is set")
     try:
         info = huggingface_hub.HfApi().model_info(repository, revision=revision)
         wanted = _wanted(repository, [sibling.rfilename for sibling in info.siblings or []])
-        folder = huggingface_hub.snapshot_download(repository, revision=info.sha or revision, allow_patterns=wanted)
+        folder = huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=wanted)
     except CheckpointError:
         raise
     except Exception as error:  # the client raises those of its http library, its own and the system's
@@ -79,17 +79,19 @@ def _wanted(repository: str, files: list[str]) -> list[str]:
 
 def _cached(hub: Any, repository: str, revision: str | None, why: str) -> Path:
     """Return what an earlier download left."""
-    try:
-        folder = Path(hub.snapshot_download(repository, revision=revision, local_files_only=True))
-    except Exception as error:  # as above
-        raise CheckpointError(
-            f"'{repository}' is no file or folder here; as a model of the hub: {why}, and it is not in the cache "
-            f"({os.fspath(hub.constants.HF_HUB_CACHE)}): go online once, "
-            "or give a local file or folder"
-        ) from error
-    if not any((folder / name).exists() for name in _WEIGHTS) and not list(folder.glob("*.npz")):
-        raise CheckpointError(f"{why}, and the cache has '{repository}' without weights: go online once")
-    return folder
+    for pattern in (*_WEIGHTS, "*.safetensors", "*.npz"):
+        try:  # one pattern at a time: newer clients refuse a folder that lacks a file of those asked for
+            folder = hub.snapshot_download(
+                repository, revision=revision, allow_patterns=[pattern], local_files_only=True
+            )
+        except Exception:  # as above: not in the cache
+            continue
+        if any(Path(folder).glob(pattern)):
+            return Path(folder)
+    raise CheckpointError(
+        f"'{repository}' is no file or folder here; as a model of the hub: {why}, and its weights are not in the cache "
+        f"({hub.constants.HF_HUB_CACHE}): go online once, or give a local file or folder"
+    )
 
 
 def _is_missing(error: Exception) -> bool:

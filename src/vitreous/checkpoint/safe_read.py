@@ -8,7 +8,8 @@ from __future__ import annotations
 import io
 import math
 import os
-import pickle
+import re
+import struct
 import warnings
 import zipfile
 import zlib
@@ -33,7 +34,7 @@ SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".tar", ".ckpt")
 _SLACK = 1 << 24  # bytes: small files may compress well
 _RATIO = 32  # random weights compress to 0.92, a bomb by a thousand
 _CONTAINERS = ("state_dict", "model_state_dict", "model", "teacher", "module", "net")
-_PICKLE_ERRORS = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, KeyError, IndexError)
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, ValueError, KeyError)
 
 
 def read_tensors(file: Path) -> State:
@@ -89,7 +90,7 @@ def _npz(file: Path) -> State:
                     state[entry.filename.removesuffix(".npy")] = _array(file, entry.filename, archive.read(entry))
                 elif not entry.is_dir():
                     raise CheckpointError(f"'{file}' holds '{entry.filename}', which is no array: no .npz of weights")
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except _ZIP_ERRORS as error:
         raise CheckpointError(f"'{file}' is no whole .npz file, it was cut off or damaged: {error}") from error
     return state
 
@@ -146,7 +147,7 @@ def _pytorch(file: Path) -> State:
             with zipfile.ZipFile(file) as archive:
                 _check_sizes(file, archive)
                 damaged = archive.testzip()  # torch itself does not compare the checksums
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        except _ZIP_ERRORS as error:
             raise CheckpointError(f"'{file}' is no whole PyTorch file, it was cut off or damaged: {error}") from error
         if damaged:
             raise CheckpointError(f"'{file}' is damaged: the checksum of '{damaged}' does not fit")
@@ -154,17 +155,26 @@ def _pytorch(file: Path) -> State:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch's own, about deprecated storages
             loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except _PICKLE_ERRORS as error:
-        if "weights_only" in str(error) or "Unsupported" in str(error) or "GLOBAL" in str(error):
-            wanted = str(error).split("GLOBAL ")[-1].split()[0] if "GLOBAL " in str(error) else "objects"
-            raise CheckpointError(
-                f"'{file}' holds more than tensors ({wanted}): reading it would run code that it names, so it is "
-                "refused. Save the state dict alone, best as .safetensors"
-            ) from error
-        raise CheckpointError(
-            f"'{file}' is no whole PyTorch file, it was cut off or damaged: {str(error).splitlines()[0]}"
-        ) from error
+    except OSError:
+        raise
+    except Exception as error:  # what a damaged pickle says may raise anything
+        raise CheckpointError(f"'{file}' {_why_not(str(error), file)}") from error
     return _tensors_in(file, loaded)
+
+
+def _why_not(said: str, file: Path) -> str:
+    """Tell a file that wants code from a damaged one, by what torch's unpickler said and how the file begins."""
+    wanted = re.search(r"GLOBAL (\S+)", said)
+    with open(file, "rb") as stream:
+        is_pickle = stream.read(1) == b"\x80"
+    if wanted or ("Unsupported" in said and is_pickle):
+        what = wanted[1] if wanted else "instructions of another protocol"
+        return (
+            f"holds more than tensors ({what}): reading it would run code that it names, so it is refused. Save the "
+            "state dict alone, best as .safetensors"
+        )
+    detail = said.strip().splitlines()
+    return f"is no whole PyTorch file, it was cut off or damaged{': ' + detail[0][:120] if detail else ''}"
 
 
 def _tensors_in(file: Path, loaded: Any) -> State:

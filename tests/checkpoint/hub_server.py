@@ -1,0 +1,105 @@
+"""A small server on loopback that answers as huggingface.co does, for as much as the hub client asks of a model."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LARGE = (".safetensors", ".bin", ".npz")  # what the hub keeps as LFS: named by SHA-256
+
+
+class Hub(ThreadingHTTPServer):
+    """Serves ``root/<owner>/<name>/<files>``; ``asked`` has every request, ``spoil`` flips a byte of large files."""
+
+    daemon_threads = True
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.root, self.asked, self.spoil = root, list[str](), False
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Hub
+
+    def log_message(self, *arguments: object) -> None:
+        """Keep quiet."""
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, body: bool) -> None:
+        path = unquote(urlsplit(self.path).path).strip("/")
+        self.server.asked.append(f"{self.command} {path}")
+        parts = path.split("/")
+        if parts[:2] == ["api", "models"] and len(parts) >= 4:
+            self._model("/".join(parts[2:4]), parts[4:], body)
+        elif len(parts) >= 5 and parts[2] == "resolve":
+            self._file("/".join(parts[:2]), parts[3], "/".join(parts[4:]), body)
+        else:
+            self._refuse("RepoNotFound")
+
+    def _model(self, name: str, rest: list[str], body: bool) -> None:
+        folder = self.server.root / name
+        if not folder.is_dir():
+            return self._refuse("RepoNotFound")
+        if rest[:1] == ["revision"] and rest[1:] not in ([COMMIT], ["main"]):
+            return self._refuse("RevisionNotFound")
+        files = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+        if rest[:1] == ["tree"]:
+            listing = [{"type": "file", "path": f, "size": (folder / f).stat().st_size, "oid": "0" * 40} for f in files]
+            return self._send(json.dumps(listing).encode(), {"Content-Type": "application/json"}, body)
+        document = {"id": name, "modelId": name, "sha": COMMIT, "private": False, "tags": [], "downloads": 0,
+                    "siblings": [{"rfilename": f} for f in files]}  # fmt: skip
+        return self._send(json.dumps(document).encode(), {"Content-Type": "application/json"}, body)
+
+    def _file(self, name: str, revision: str, file: str, body: bool) -> None:
+        path = self.server.root / name / file
+        if not path.is_file():
+            return self._refuse("EntryNotFound")
+        content = path.read_bytes()
+        digest = hashlib.sha256(content).hexdigest() if path.suffix in LARGE else hashlib.sha1(content).hexdigest()
+        if self.server.spoil and path.suffix in LARGE:
+            content = content[:-1] + bytes([content[-1] ^ 1])
+        return self._send(content, {"ETag": f'"{digest}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}, body)
+
+    def _send(self, content: bytes, headers: dict[str, str], body: bool) -> None:
+        self.send_response(200)
+        for key, value in (headers | {"Content-Length": str(len(content))}).items():
+            self.send_header(key, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+    def _refuse(self, code: str) -> None:
+        self.send_response(404)
+        self.send_header("X-Error-Code", code)
+        self.send_header("X-Error-Message", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@contextlib.contextmanager
+def serving(root: Path) -> Iterator[Hub]:
+    """Serve while inside."""
+    with Hub(root) as hub:
+        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield hub
+        finally:
+            hub.shutdown()
+            thread.join()

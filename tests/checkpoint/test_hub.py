@@ -1,0 +1,104 @@
+"""Hub ids, through the real hub client and a server on loopback: fetched once, then from the cache, then offline."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hub_server import serving
+
+from vitreous.checkpoint.artifact import ModelInfo, save_model
+from vitreous.checkpoint.convert import convert
+from vitreous.data.config import PreprocessConfig
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.model.sizes import create
+
+LOAD = """
+import json, sys
+from vitreous.errors import VitreousError
+from vitreous.predictor import load
+for name in sys.argv[1:]:
+    try:
+        model = load(name, device="cpu").model
+        total = float(sum(p.double().sum() for p in model.parameters()))
+        print(json.dumps({"width": model.config.width, "sum": total}))
+    except VitreousError as error:
+        print(json.dumps({"error": str(error), "kind": type(error).__name__}))
+"""
+
+
+@pytest.fixture(scope="module")
+def repositories(tmp_path_factory) -> Path:
+    """Models as they lie on the hub: one of ours in each family's format."""
+    root = tmp_path_factory.mktemp("hub")
+    torch.manual_seed(0)
+    model = create("mu/16", num_classes=3, image_size=32, zero_head=False)
+    half = PreprocessConfig(mean=(0.5,) * 3, std=(0.5,) * 3)
+    save_model(root / "own.safetensors", model, ModelInfo(("a", "b", "c"), EvalPipeline((32, 32), 3, half)))
+    for owner in ("timm", "google", "me", "pickles"):
+        (root / owner).mkdir()
+    convert(root / "own.safetensors", root / "timm/vit_mu_patch16_32.augreg_in1k", "timm")
+    convert(root / "own.safetensors", root / "google/vit-mu-patch16-32", "huggingface")
+    (root / "me/own").mkdir()
+    shutil.copy(root / "own.safetensors", root / "me/own/model.safetensors")
+    shutil.copy(root / "own.safetensors", root / "google/vit-mu-patch16-32/tf_model.h5")  # not to be fetched
+    (root / "pickles/only").mkdir()
+    (root / "pickles/only/flax_model.msgpack").write_bytes(b"x")
+    return root
+
+
+def load(names, home: Path, **environment: str):
+    """Load models in a fresh process, one after the other; return what came out, and what was said meanwhile."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    run = subprocess.run(
+        [sys.executable, "-c", LOAD, *names],
+        env=clean | {"HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1", "COLUMNS": "80"} | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    return [json.loads(line) for line in run.stdout.splitlines()], run.stderr
+
+
+def test_fetched_cached_and_offline(repositories, tmp_path):
+    names = ["timm/vit_mu_patch16_32.augreg_in1k", "hf-hub:google/vit-mu-patch16-32@main", "me/own"]
+    bad = ["timm/none", "me/own@nowhere", "pickles/only"]
+    with serving(repositories) as hub:
+        found, said = load([*names, *bad], tmp_path, HF_ENDPOINT=hub.url)
+        first = list(hub.asked)
+        again, _ = load(names, tmp_path, HF_ENDPOINT=hub.url)
+        fetched_again = [line for line in hub.asked[len(first) :] if line.startswith("GET") and "/resolve/" in line]
+        url = hub.url
+    sums = [each["sum"] for each in found[:3]]
+    assert [each["width"] for each in found[:3]] == [32, 32, 32]
+    assert max(sums) - min(sums) < 1e-4
+    assert "%|" in said  # a progress bar
+    assert not any("tf_model.h5" in line for line in first)
+    assert [each["sum"] for each in again] == sums
+    assert fetched_again == []
+    assert all("the hub has no model" in each["error"] for each in found[3:5])
+    assert "no weights that can be read" in found[5]["error"]
+    assert "flax_model.msgpack" in found[5]["error"]
+    names[1] = "google/vit-mu-patch16-32"
+    gone, _ = load([*names, "timm/other"], tmp_path, HF_ENDPOINT=url)  # the server is down now
+    assert [each["sum"] for each in gone[:3]] == sums
+    assert "cannot be reached" in gone[3]["error"]
+    assert "go online once, or give a local file or folder" in gone[3]["error"]
+    offline, _ = load([*names, "timm/other"], tmp_path, HF_HUB_OFFLINE="1")
+    assert [each["sum"] for each in offline[:3]] == sums
+    assert "HF_HUB_OFFLINE is set" in offline[3]["error"]
+    assert all(each.get("kind", "CheckpointError") == "CheckpointError" for each in (*found, *gone, *offline))
+
+
+def test_a_file_that_is_damaged_on_the_way_is_refused(repositories, tmp_path):
+    with serving(repositories) as hub:
+        hub.spoil = True
+        found, _ = load(["me/own"], tmp_path, HF_ENDPOINT=hub.url)
+    assert "is damaged: its SHA-256 is not the hub's" in found[0]["error"]
