@@ -41,13 +41,14 @@ def _parser() -> Parser:
     parser.add_argument(
         "--drop",
         type=str,
-        nargs="+",
+        action="append",
         default=[],
         metavar="NAME",
-        help="leave out: pre_logits, head, mask_token, cls_position, or tensors by (part of) their name",
+        help="leave out (again for another): pre_logits, head, mask_token, cls_position, or tensors by a part of their "
+        "name",
     )
     parser.add_argument(
-        "--add", type=str, nargs="+", default=[], metavar="NAME", help="add, of zeros: mask_token, cls_position"
+        "--add", type=str, action="append", default=[], metavar="NAME", help="add, of zeros: mask_token, cls_position"
     )
     parser.add_argument(
         "--activation",

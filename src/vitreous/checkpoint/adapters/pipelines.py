@@ -85,12 +85,15 @@ def pipeline_to_huggingface(pipeline: EvalPipeline) -> dict[str, Any]:
         "image_mean": list(c.mean),
         "image_std": list(c.std),
     }
+    same = c.fit == "squash"
     if c.fit == "crop":
-        document["size"] = {"shortest_edge": int(min(height, width) / c.crop_ratio)}
+        edge = int(min(height, width) / c.crop_ratio)
+        same = height == width and _ratio(height, edge) == c.crop_ratio
+        document["size"] = {"shortest_edge": edge}
         document |= {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
     else:
         document["size"] = {"height": height, "width": width}
-    if c.fit == "pad" or (c.fit == "crop" and height != width):
+    if not same:
         document[EXACT] = pipeline.to_dict()
     return document
 

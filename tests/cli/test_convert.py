@@ -1,0 +1,136 @@
+"""`vitreous convert` as a user runs it: what it says, what it leaves, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+
+from vitreous.checkpoint.artifact import ModelInfo, load_model, save_model
+from vitreous.cli.main import main
+from vitreous.data.config import PreprocessConfig
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.model.sizes import create
+
+CLASSES = ("daisy", "Löwenzahn", "rose")
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    torch.manual_seed(0)
+    model = create("mu/8", image_size=48, num_classes=3, zero_head=False)
+    pipeline = EvalPipeline((48, 48), 3, PreprocessConfig(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), crop_ratio=0.9))
+    save_model(tmp_path / "model.safetensors", model, ModelInfo(CLASSES, pipeline))
+    return tmp_path / "model.safetensors"
+
+
+def convert(*words: object) -> int:
+    return main(["convert", *map(str, words)])
+
+
+def test_around_all_families_and_back(model_file, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    steps = [("timm", "t"), ("huggingface", "h"), ("torchvision", "v.pth"), ("vitreous", "own.safetensors")]
+    source = model_file
+    for family, name in steps:
+        assert convert(source, tmp_path / name, "--to", family) == 0
+        said = capfd.readouterr().err
+        assert f"wrote {tmp_path / name}" in said
+        assert "read again by vitreous: largest difference 0.0e+00 on a picture" in said
+        if family != "vitreous":
+            assert f"read again by {'transformers' if family == 'huggingface' else family}" in said
+        source = tmp_path / name
+    before, after = load_file(model_file), load_file(source)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    _, info = load_model(source)
+    assert info.classes == CLASSES
+    assert info.pipeline.to_dict() == load_model(model_file)[1].pipeline.to_dict()
+    assert sorted(os.listdir(tmp_path / "h")) == ["config.json", "model.safetensors", "preprocessor_config.json"]
+    assert sorted(os.listdir(tmp_path / "t")) == ["config.json", "model.safetensors"]
+    assert json.loads((tmp_path / "v.json").read_text())["classes"] == list(CLASSES)
+
+
+def test_what_cannot_be_expressed_leaves_nothing(model_file, tmp_path, capfd):
+    before = sorted(os.listdir(tmp_path))
+    assert convert(model_file, tmp_path / "g.npz", "--to", "google") == 1
+    assert "activation gelu (--activation gelu-tanh takes it)" in capfd.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == before
+    assert convert(model_file, tmp_path / "g.npz", "--to=google", "--activation=gelu-tanh") == 0
+    with np.load(tmp_path / "g.npz") as arrays:
+        assert "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel" in arrays
+
+
+def test_a_file_that_comes_back_other_leaves_nothing(model_file, tmp_path, capfd, monkeypatch):
+    from vitreous.checkpoint import writing
+
+    export = writing.export
+
+    def spoiled(opened, family):
+        written = export(opened, family)
+        written.tensors["norm.bias"] = written.tensors["norm.bias"] + 1
+        return written
+
+    monkeypatch.setattr("vitreous.checkpoint.convert.export", spoiled)
+    before = sorted(os.listdir(tmp_path))
+    assert convert(model_file, tmp_path / "t", "--to", "timm") == 1
+    assert "does not come back the same: norm.bias; nothing was kept" in capfd.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_library_that_computes_otherwise_leaves_nothing(model_file, tmp_path, capfd, monkeypatch):
+    from timm.models.vision_transformer import VisionTransformer
+
+    forward = VisionTransformer.forward
+    monkeypatch.setattr(VisionTransformer, "forward", lambda self, x: forward(self, x) * 1.001)
+    assert convert(model_file, tmp_path / "t", "--to", "timm") == 1
+    assert "other logits, read by timm" in capfd.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == ["model.safetensors"]
+
+
+def test_an_existing_destination_is_kept_unless_told(model_file, tmp_path, capfd):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t/mine").write_text("mine")
+    assert convert(model_file, tmp_path / "t", "--to", "timm") == 1
+    assert "exists already: --overwrite" in capfd.readouterr().err
+    assert (tmp_path / "t/mine").read_text() == "mine"
+    assert convert(model_file, tmp_path / "t", "--to", "timm", "--overwrite") == 0
+    assert sorted(os.listdir(tmp_path / "t")) == ["config.json", "model.safetensors"]
+    assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "t"]
+
+
+def test_sizes_on_the_way(model_file, tmp_path, capfd):
+    words = ("--image-size", "64x80", "--resample", "google", "--patch-size", "16")
+    assert convert(model_file, tmp_path / "t", "--to", "timm", *words) == 0
+    assert "'method': 'google'" in capfd.readouterr().err
+    model = timm.create_model(f"local-dir:{tmp_path / 't'}", pretrained=True)
+    assert model.patch_embed.grid_size == (4, 5)
+    assert model.patch_embed.patch_size == (16, 16)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("SRC", "out", "--to", "tim"), 2, "Did you mean 'timm'"),
+        (("SRC", "out"), 2, "--to is missing"),
+        (("SRC", "out.pth", "--to", "google"), 2, "does not fit --to google"),
+        (("SRC", "gone/out", "--to", "timm"), 1, "does not exist"),
+        (("none.npz", "out", "--to", "timm"), 1, "no model file"),
+        (("SRC", "out", "--to", "timm", "--image-size", "big"), 2, "--image-size is 'big'"),
+        (("SRC", "out", "--to", "timm", "--image-size", "50"), 2, "not a multiple of patch"),
+        (("SRC", "out", "--to", "timm", "--drop", "mask_token"), 1, "no mask_token to drop"),
+        (("SRC", "out", "--to", "timm", "--add", "cls_position"), 1, "--add cls_position"),
+    ],
+)
+def test_wrong_use_is_one_line(model_file, tmp_path, capfd, monkeypatch, words, code, said):
+    monkeypatch.chdir(tmp_path)
+    assert convert(*(model_file if word == "SRC" else word for word in words)) == code
+    error = capfd.readouterr().err
+    assert said in error
+    assert error.splitlines()[-1].startswith("vitreous: ")
+    assert sorted(os.listdir(tmp_path)) == ["model.safetensors"]
