@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from vitreous.cli import finetune
 from vitreous.cli.train import configure
 from vitreous.errors import UsageError
 from vitreous.model.vit import VisionTransformer
@@ -16,14 +17,15 @@ from vitreous.recipes import RECIPES, header, recipe, recipe_for
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_opens_with_command_cost_hardware_and_score(name):
     text = header(name)
-    for word in ("Command:  vitreous train ", "\nCost:", "\nHardware:", "\nScore:"):
+    for word in ("Command:  vitreous ", "\nCost:", "\nHardware:", "\nScore:"):
         assert word in text, word
     config = recipe(name)
     assert config.recipe == name
-    command = text.split("Command:  vitreous train ")[1].splitlines()[0].split()
-    parsed = configure(command)[0]
+    verb, *command = text.split("Command:  vitreous ")[1].splitlines()[0].split()
+    parsed = {"train": configure, "finetune": finetune.configure}[verb](command)[0]
     assert parsed.recipe == name
-    assert parsed.model == config.model
+    if verb == "train":  # fine-tuning takes the model from its source
+        assert parsed.model == config.model
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -21,6 +21,7 @@ __all__ = ["HELP", "VERBS", "main"]
 
 VERBS = {
     "train": "vitreous.cli.train",
+    "finetune": "vitreous.cli.finetune",
     "evaluate": "vitreous.cli.evaluate",
     "predict": "vitreous.cli.predict",
     "embed": "vitreous.cli.embed",
@@ -38,6 +39,7 @@ usage: vitreous VERB ... [--help] [--traceback]
 
 Make a model
   train      a classifier, from a folder of images, a known set or a recipe
+  finetune   a classifier, from a trained model: other classes, another resolution, few pictures
 
 Use a model
   predict    what is on these images: labels and probabilities

@@ -14,7 +14,7 @@ from vitreous.errors import UsageError
 from vitreous.recipes import RECIPES, recipe, recipe_for
 from vitreous.train.config import RunConfig
 
-__all__ = ["configure", "run"]
+__all__ = ["configure", "given_fields", "overlaid", "process_started", "run", "split_words"]
 
 _STARTED = time.monotonic()
 _SHORT = {"--data-dir": "--data.dir", "--data_dir": "--data.dir", "--strict": "--data.strict", "--model": "--size"}
@@ -63,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
         return 0
     from vitreous.train.run import run as train
 
-    result = train(config, keep=given, started=_process_started())
+    result = train(config, keep=given, started=process_started())
     return _INTERRUPTED if result.interrupted else 0
 
 
@@ -71,16 +71,16 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], str | Non
     """Resolve the words of the command: recipe, then --config, then --model, then every other option.
 
     Returns:
-        The configuration; the fields of the model that were set on purpose for this data; the file of --show-batch if
-        that was asked.
+        The configuration; what was set on purpose for this data, as :func:`given_fields` says; the file of --show-batch
+        if that was asked.
 
     Raises:
         UsageError: If a word cannot be meant.
     """
     parser = _parser()
-    typed = parser.parse_args(_plain(argv), defaults=False).as_dict()
-    files = typed.pop("config", None) or []
-    stored = parser.parse_args([f"--config={file}" for file in files], defaults=False).as_dict() if files else {}
+    files, words = split_words(argv, _SHORT)
+    stored = parser.parse_args(files, defaults=False).as_dict() if files else {}
+    typed = parser.parse_args(words, defaults=False).as_dict()
     for fields in (typed, stored):
         if fields.get("source"):
             fields.setdefault("data", {})["source"] = fields["source"]
@@ -90,19 +90,24 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], str | Non
         raise UsageError(
             "DATA is missing: `vitreous train digits` to try, or `vitreous train FOLDER` for your pictures"
         )
-    config = _overlaid(recipe(name), stored)
+    config = overlaid(recipe(name), stored)
     if typed.get("size"):
         config = _resized(config, typed["size"])
-    config = dataclasses.replace(_overlaid(config, typed), recipe=name)
+    config = dataclasses.replace(overlaid(config, typed), recipe=name)
     for_this_data = [typed, stored] if "source" not in typed.get("data", {}) else [typed]
-    given = frozenset(field for fields in for_this_data for field in fields.get("model", {}))
-    return config, given, typed.get("show_batch")
+    return config, given_fields(for_this_data), typed.get("show_batch")
 
 
-def _plain(argv: Sequence[str]) -> list[str]:
-    """Spell the short options in full, give --show-batch its file where it has none, and put --config first.
+def given_fields(parts: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """The fields of the model, by name, and of the evaluation pipeline, as `preprocess.mean`, in parsed words."""
+    model = (field for fields in parts for field in fields.get("model", {}))
+    return frozenset((*model, *(f"preprocess.{field}" for fields in parts for field in fields.get("preprocess", {}))))
 
-    Files are applied in the order in which they stand among the words, and the words are to win.
+
+def split_words(argv: Sequence[str], short: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Part the --config files from the other words, which win over them wherever they stand.
+
+    The short options are spelt in full, and --show-batch gets a file where it has none.
     """
     files: list[str] = []
     words: list[str] = []
@@ -116,8 +121,8 @@ def _plain(argv: Sequence[str]) -> list[str]:
         elif name in ("--show-batch", "--show_batch") and not equals:
             words.append(f"--show-batch={rest.pop(0) if rest and rest[0].endswith('.png') else 'batch.png'}")
         else:
-            words.append(_SHORT.get(name, name) + equals + value)
-    return files + words
+            words.append(short.get(name, name) + equals + value)
+    return files, words
 
 
 def _parser() -> Parser:
@@ -143,7 +148,7 @@ def _resized(config: RunConfig, name: str) -> RunConfig:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, **sizes))
 
 
-def _overlaid(config: RunConfig, fields: Mapping[str, Any]) -> RunConfig:
+def overlaid(config: RunConfig, fields: Mapping[str, Any]) -> RunConfig:
     """Replace the fields that are named, group by group; what is no field of a run is passed over."""
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(config):
@@ -153,7 +158,7 @@ def _overlaid(config: RunConfig, fields: Mapping[str, Any]) -> RunConfig:
     return dataclasses.replace(config, **changes)
 
 
-def _process_started() -> float:
+def process_started() -> float:
     """When this process started, in the seconds of time.monotonic(): a budget counts from there."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:

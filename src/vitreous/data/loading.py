@@ -100,6 +100,7 @@ class ImageDataModule(LightningDataModule):
         workers: Processes that decode streamed pictures; None: one for each core, at most 16.
         memory_gb: GiB that all decoded splits may take together to be held in memory.
         label_smoothing: Of the training targets, with `ready`.
+        balanced: Show every class equally often in training (:func:`vitreous.data.plans.balanced_order`).
         ready: Hand out (images float32, targets float32 (B, K)) for training and (images float32, labels) for
             evaluation, instead of the raw dicts that :mod:`vitreous.data.batches` describes.
         progress: Called with (done, all) while a split is decoded.
@@ -117,6 +118,7 @@ class ImageDataModule(LightningDataModule):
         workers: int | None = None,
         memory_gb: float = 2.0,
         label_smoothing: float = 0.0,
+        balanced: bool = False,
         ready: bool = False,
         progress: Progress | None = None,
     ) -> None:
@@ -127,7 +129,8 @@ class ImageDataModule(LightningDataModule):
         self.progress = progress
         self.ready = ready
         self.batch_augment = BatchAugment(self.augment, pipeline, len(data.classes), seed, label_smoothing)
-        self.plans = TrainPlans(len(data.splits["train"]), batch_size, accumulate, seed)
+        train = data.splits["train"]
+        self.plans = TrainPlans(len(train), batch_size, accumulate, seed, train.labels if balanced else None)
         cropped = self.augment.resized_crop < 1
         needed = sum(held_bytes(split, pipeline, cropped and name == "train") for name, split in data.splits.items())
         self.in_memory = needed <= memory_gb * 2**30
@@ -164,6 +167,18 @@ class ImageDataModule(LightningDataModule):
     def _ordered(self, name: str) -> PlanLoader:
         plans = OrderedPlans(len(self.data.splits.get(name, ())), max(1, self.batch_size // self.accumulate))
         return PlanLoader(self._set(name), plans, self._processes)
+
+    def plain_dataloader(self, name: str) -> PlanLoader:
+        """All pictures of any split, in order and as the evaluation pipeline has them: for features.
+
+        Raises:
+            DataError: If the data has no such split.
+        """
+        if name == "train" and self.augment.resized_crop < 1:  # what is held of it are canvases to cut from
+            split = self.data.splits[name]
+            plans = OrderedPlans(len(split), max(1, self.batch_size // self.accumulate))
+            return PlanLoader(StreamedBatches(split, self.pipeline), plans, self.workers if split.paths else 0)
+        return self._ordered(name)
 
     @property
     def _processes(self) -> int:

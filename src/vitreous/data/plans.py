@@ -15,7 +15,7 @@ from torch.utils.data import Sampler
 from vitreous.data.rng import generator
 from vitreous.errors import CheckpointError
 
-__all__ = ["BatchPlan", "OrderedPlans", "TrainPlans"]
+__all__ = ["BatchPlan", "OrderedPlans", "TrainPlans", "balanced_order"]
 
 
 class BatchPlan(NamedTuple):
@@ -34,6 +34,31 @@ class BatchPlan(NamedTuple):
     indices: npt.NDArray[np.int64]
 
 
+def balanced_order(labels: npt.NDArray[np.int64], seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """An epoch's order in which every class has the same number of images, but for one where they do not divide evenly.
+
+    Within a class no image comes twice before each has come once.
+
+    Args:
+        labels: Class of each image, (n,).
+        seed: Of the draws.
+        epoch: From 0.
+
+    Returns:
+        Positions (n,) in random order.
+    """
+    draws = generator(seed, epoch, stream="balanced")
+    classes = np.unique(labels)
+    share, rest = divmod(len(labels), len(classes))
+    counts = share + (draws.permutation(len(classes)) < rest)
+    chosen = []
+    for label, count in zip(classes, counts.tolist(), strict=True):
+        members = np.flatnonzero(labels == label)
+        whole, part = divmod(count, len(members))
+        chosen += [members] * whole + [draws.permutation(members)[:part]]
+    return draws.permutation(np.concatenate(chosen))
+
+
 class TrainPlans(Sampler[BatchPlan]):
     """Every epoch in its own random order; the last images that fill no step are left out of that epoch.
 
@@ -42,13 +67,22 @@ class TrainPlans(Sampler[BatchPlan]):
         batch_size: Images per optimiser step.
         accumulate: Batches that a step is cut into; the order is the same for every value.
         seed: Of the order.
+        balance: Classes of the images, (images,), to show equally often; None shows each image once an epoch.
     """
 
-    def __init__(self, images: int, batch_size: int, accumulate: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self,
+        images: int,
+        batch_size: int,
+        accumulate: int = 1,
+        seed: int = 0,
+        balance: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         self.images = images
         self.batch_size = min(batch_size, images)
         self.parts = min(accumulate, self.batch_size)
         self.seed = seed
+        self.balance = balance
         self.epoch = 0
         self.start = 0
 
@@ -73,7 +107,11 @@ class TrainPlans(Sampler[BatchPlan]):
     def __iter__(self) -> Iterator[BatchPlan]:
         """Plans from the start, which is 0 unless :meth:`seek` moved it for this one pass."""
         epoch, start, self.start = self.epoch, self.start, 0
-        order = generator(self.seed, epoch, stream="order").permutation(self.images)
+        order = (
+            generator(self.seed, epoch, stream="order").permutation(self.images)
+            if self.balance is None
+            else balanced_order(self.balance, self.seed, epoch)
+        )
         for batch in range(start, len(self)):
             step, part = divmod(batch, self.parts)
             first, last = (self.batch_size * edge // self.parts for edge in (part, part + 1))
@@ -81,7 +119,8 @@ class TrainPlans(Sampler[BatchPlan]):
 
     def identity(self) -> dict[str, Any]:
         """What the order depends on besides the epoch."""
-        return {"seed": self.seed, "images": self.images, "batch_size": self.batch_size, "parts": self.parts}
+        counts = {"seed": self.seed, "images": self.images, "batch_size": self.batch_size, "parts": self.parts}
+        return counts | {"balanced": self.balance is not None}
 
     def check(self, state: dict[str, Any]) -> None:
         """Compare with a saved state.

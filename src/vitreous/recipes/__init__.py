@@ -14,7 +14,7 @@ from vitreous.errors import UsageError, did_you_mean
 if TYPE_CHECKING:
     from vitreous.train.config import RunConfig
 
-__all__ = ["RECIPES", "recipe", "recipe_for"]
+__all__ = ["RECIPES", "header", "recipe", "recipe_for"]
 
 RECIPES: dict[str, str] = {
     "digits": "1,797 real handwritten digits, bundled: about half a minute on two CPU cores",
@@ -25,6 +25,7 @@ RECIPES: dict[str, str] = {
     "notebook-cifar100": "the public notebooks' ViT on CIFAR-100: width 256, 24 layers, 180 epochs",
     "annotated-cifar10": "the annotated ViT on CIFAR-10: width 512, 6 layers, 32 epochs",
     "paper-imagenet": "ViT-B/16 on ImageNet from scratch, as arXiv 2010.11929 table 3",
+    "finetune": "from a trained model, the modern way: what `vitreous finetune` uses",
     "paper-finetune": "fine-tuning by SGD at 384 pixels, as arXiv 2010.11929 table 4",
     "simple-vit": "ViT-S/16 on ImageNet in 90 epochs, as arXiv 2205.01580",
 }

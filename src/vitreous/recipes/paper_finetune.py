@@ -1,6 +1,6 @@
 """Fine-tuning as arXiv 2010.11929 (table 4 and appendix B.1.1), set for CIFAR-10.
 
-Command:  vitreous train cifar10 --recipe paper-finetune --optim.lr 0.01
+Command:  vitreous finetune cifar10 --from B_16.npz --protocol paper --image-size 384
 Cost:     not measured yet
 Hardware: not measured here; the paper's models were fine-tuned on TPUv3
 Score:    not measured here; from ImageNet-21k weights the paper reports 98.95 % for B/16 on CIFAR-10 (table 5)

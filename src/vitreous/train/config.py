@@ -10,7 +10,7 @@ from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
 from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig
 
-__all__ = ["OptimConfig", "RunConfig", "parse_duration"]
+__all__ = ["OptimConfig", "RunConfig", "TuneConfig", "parse_duration"]
 
 
 def parse_duration(text: str) -> float:
@@ -49,6 +49,9 @@ class OptimConfig:
         warmup: Linear warm-up, as a share of the run in [0, 1).
         final_lr: Last learning rate as a share of the peak.
         clip: Largest gradient norm; None is off.
+        layer_decay: Factor in (0, 1] by which the rate falls from each layer to the one below it, for fine-tuning: the
+            head and the final norm have the peak, the last block `layer_decay` of it, and the embeddings, below the
+            first of L blocks, its power L + 1 (as BEiT, arXiv 2106.08254); None is off.
     """
 
     name: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
@@ -61,6 +64,7 @@ class OptimConfig:
     warmup: float = 0.1
     final_lr: float = 0.0
     clip: float | None = 1.0
+    layer_decay: float | None = None
 
     def __post_init__(self) -> None:
         """Check ranges, all problems in one error."""
@@ -74,8 +78,52 @@ class OptimConfig:
             problems.append(f"weight_decay is {self.weight_decay}, it cannot be negative")
         if self.clip is not None and self.clip <= 0:
             problems.append(f"clip is {self.clip}, it must be above 0, or null for none")
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
+            problems.append(f"layer_decay is {self.layer_decay}, it must be in (0, 1], or null for none")
         if problems:
             raise ConfigError("; ".join(problems))
+
+
+@dataclass(frozen=True)
+class TuneConfig:
+    """Which weights a run starts from, and which of them it trains (:mod:`vitreous.train.tuning`).
+
+    Args:
+        source: A trained model: a model.safetensors, a run folder, or any family's file, folder or hub id. Its
+            structure and its evaluation pipeline are kept, its head is replaced. None starts from random weights.
+        mode: What is trained: `full`: all weights. `last-K`, such as `last-2`: the last K blocks, the final norm, the
+            pooling and the head. `linear`: the head alone. `lora`: the head and low-rank additions to the matrices of
+            all blocks (arXiv 2106.09685; the extra `lora`), which are merged into these at the end.
+        lora_rank: Rank of these additions.
+        lora_alpha: They are multiplied by this over the rank.
+        probe: Say first what the source's frozen features are worth: k nearest neighbours and a linear probe.
+    """
+
+    source: str | None = None
+    mode: str = "full"
+    lora_rank: int = 8
+    lora_alpha: int = 16
+    probe: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the mode and the ranges, all problems in one error."""
+        problems = []
+        if self.mode not in ("full", "linear", "lora") and not re.fullmatch(r"last-[1-9]\d*", self.mode):
+            problems.append(f"tune is '{self.mode}', it must be full, linear, lora, or last-K such as last-2")
+        problems += [
+            f"{name} is {getattr(self, name)}, it must be at least 1"
+            for name in ("lora_rank", "lora_alpha")
+            if getattr(self, name) < 1
+        ]
+        if self.source is None and self.mode != "full":
+            problems.append(f"tune {self.mode} trains a part of the weights, so it needs trained ones to start from")
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+    @property
+    def blocks(self) -> int | None:
+        """K of `last-K`, else None."""
+        return int(self.mode.removeprefix("last-")) if self.mode.startswith("last-") else None
 
 
 @dataclass(frozen=True)
@@ -89,12 +137,18 @@ class RunConfig:
         preprocess: The evaluation pipeline.
         augment: How training batches vary.
         optim: Optimiser and schedule.
+        tune: Which weights the run starts from, and which of them it trains.
         batch_size: Images per optimiser step.
         accumulate: Split each step into this many parts, to save memory; the step itself stays the same.
         epochs: Passes over the training images.
         steps: Optimiser steps in all, instead of epochs (the paper's fine-tuning counts steps).
         budget: Wall-clock time for the whole command, such as `25m`, instead of epochs; the schedule ends on time.
         label_smoothing: Share of the target spread over all classes, in [0, 1).
+        class_weights: Weight of each class in the training loss, for classes of unlike size. `inverse`: one over its
+            number of training images. `effective`: one over its effective number, with beta 0.999 (arXiv 1901.05555).
+            Scaled so that the mean over the training images is 1.
+        balanced_sampling: Show as many training images of one class as of another in each epoch, whose length stays
+            the same: large classes in part, small ones several times.
         ema: Decay per step of an average of the weights, which is then what is evaluated and saved; None is off.
         patience: Stop after this many epochs without a better validation score; None is off.
         select: Validation metric that picks the saved weights: `top1`, `macro_f1`, `log_loss`, or `last`.
@@ -112,12 +166,15 @@ class RunConfig:
     preprocess: PreprocessConfig = field(default_factory=PreprocessConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    tune: TuneConfig = field(default_factory=TuneConfig)
     batch_size: int = 128
     accumulate: int = 1
     epochs: int = 40
     steps: int | None = None
     budget: str | None = None
     label_smoothing: float = 0.0
+    class_weights: Literal["none", "inverse", "effective"] = "none"
+    balanced_sampling: bool = False
     ema: float | None = None
     patience: int | None = None
     select: Literal["top1", "macro_f1", "log_loss", "last"] = "top1"
@@ -142,6 +199,11 @@ class RunConfig:
             problems.append(f"label_smoothing is {self.label_smoothing}, it must be in [0, 1)")
         if self.ema is not None and not 0 < self.ema < 1:
             problems.append(f"ema is {self.ema}, it must be between 0 and 1, or null for none")
+        if self.balanced_sampling and self.class_weights != "none":
+            problems.append(
+                f"balanced_sampling and class_weights {self.class_weights} would make up for unlike classes twice: "
+                "use one of them"
+            )
         unknown = sorted(set(self.loggers) - {"tensorboard", "wandb", "mlflow"})
         if unknown:
             problems.append(f"unknown loggers {', '.join(unknown)}: tensorboard, wandb and mlflow are known")

@@ -53,10 +53,13 @@ def make_folder(out: str | None, name: str) -> Path:
 
 def recipe_text(config: RunConfig) -> str:
     """A configuration as YAML for ``vitreous train --config``: every field, `out` open, paths absolute."""
-    source = config.data.source
+    source, start = config.data.source, config.tune.source
     if os.path.exists(os.path.expanduser(source)) and not re.fullmatch(r"[\w-]+", source):
         source = os.path.abspath(os.path.expanduser(source))
-    config = dataclasses.replace(config, out=None, data=dataclasses.replace(config.data, source=source))
+    if start is not None and os.path.exists(os.path.expanduser(start)):
+        start = os.path.abspath(os.path.expanduser(start))
+    data, tune = dataclasses.replace(config.data, source=source), dataclasses.replace(config.tune, source=start)
+    config = dataclasses.replace(config, out=None, data=data, tune=tune)
     lines = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

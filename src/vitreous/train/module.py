@@ -26,6 +26,7 @@ from vitreous.evaluate.metrics import Scores, evaluate
 from vitreous.train.config import OptimConfig
 from vitreous.train.finite import FiniteWatch
 from vitreous.train.optim import build_optimizer, schedule, set_learning_rate
+from vitreous.train.tuning import still
 
 __all__ = ["VitModule"]
 
@@ -46,6 +47,9 @@ class VitModule(lightning.LightningModule):
         accumulate: Batches, all of one size, that make one update, as the data module's `accumulate`.
         ema: Decay per step of an average of the weights, which is then what is validated; None is off. The decay
             rises as ``(1 + step) / (10 + step)`` until it gets there, so that short runs forget their first weights.
+        class_weights: Weight of each class in the training loss, (K,): the term of class k in a target counts so many
+            times, as in torch's ``CrossEntropyLoss(weight)``, but the mean is taken over images, not weights, so that
+            neither mixing nor accumulation changes what an image counts. None: all count 1.
         progress: Gives the share of the run that is done, in [0, 1], before a step; None counts the Trainer's steps.
 
     Attributes:
@@ -64,6 +68,7 @@ class VitModule(lightning.LightningModule):
         *,
         accumulate: int = 1,
         ema: float | None = None,
+        class_weights: Tensor | None = None,
         progress: Callable[[int], float] | None = None,
     ) -> None:
         super().__init__()
@@ -73,6 +78,8 @@ class VitModule(lightning.LightningModule):
         self.optim = optim
         self.augment = augment
         self.pipeline = pipeline
+        self.class_weights: Tensor | None
+        self.register_buffer("class_weights", class_weights, persistent=False)
         self.accumulate = accumulate
         self.ema = ema
         self.progress = progress or self._share_of_steps
@@ -110,7 +117,8 @@ class VitModule(lightning.LightningModule):
         self._watch = FiniteWatch(self.model)
 
     def on_train_epoch_start(self) -> None:
-        """Start the epoch's mean loss."""
+        """Start the epoch's mean loss, with frozen parts as in evaluation."""
+        still(self.model)
         self._loss_sum, self.images_seen = 0.0, 0
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
@@ -120,7 +128,7 @@ class VitModule(lightning.LightningModule):
         progress = self.progress(self.global_step)
         images, targets = self.augment.of_batch(batch, progress)
         torch.manual_seed(self._seed_of(batch))
-        loss = F.cross_entropy(self.model(images).float(), targets)
+        loss = F.cross_entropy(self.model(images).float(), targets, weight=self.class_weights)
         self.manual_backward(loss / self.accumulate)
         loss = loss.detach()
         self._loss_sum = self._loss_sum + loss * len(images)

@@ -6,8 +6,10 @@ steps and a run that has a wall-clock budget use the same one.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,11 +18,20 @@ from torch.optim import Optimizer
 
 from vitreous.train.config import OptimConfig
 
-__all__ = ["MuonWithAdamW", "build_optimizer", "parameter_groups", "schedule", "set_learning_rate"]
+__all__ = [
+    "MuonWithAdamW",
+    "build_optimizer",
+    "layer_factors",
+    "parameter_groups",
+    "schedule",
+    "set_learning_rate",
+]
 
 # OneCycleLR's defaults: the first rate is the peak / 25, the last is the first / 10,000.
 _ONE_CYCLE_START = 1 / 25
 _ONE_CYCLE_END = _ONE_CYCLE_START / 1e4
+
+_EMBEDDINGS = ("patch_embed.", "cls_token", "reg_token", "pos_embed")  # what stands below the first block
 
 
 def schedule(config: OptimConfig, progress: float) -> float:
@@ -60,30 +71,56 @@ def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
         group["lr"] = group["initial_lr"] * factor
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Trainable parameters in two groups: the weights of linear and convolution layers decay, nothing else does.
+def layer_factors(names: Iterable[str], layer_decay: float | None) -> dict[str, float]:
+    """The learning rate of each parameter as a factor of the peak, by layer-wise decay.
+
+    With L blocks: ``layer_decay ** (L - i)`` for block i from 0, ``layer_decay ** (L + 1)`` for what stands below the
+    blocks (the patch embedding, tokens and positions), 1 for what stands above (the final norm, pooling, the head).
+
+    Args:
+        names: Of all of the model's parameters, trained or not: they tell the number of blocks.
+        layer_decay: As `OptimConfig.layer_decay`; None is 1 everywhere.
+    """
+    names = list(names)
+    if layer_decay is None:
+        return dict.fromkeys(names, 1.0)
+    inside = {name: int(found[1]) for name in names if (found := re.search(r"(?:^|\.)blocks\.(\d+)\.", name))}
+    blocks = 1 + max(inside.values(), default=-1)
+    factors = {}
+    for name in names:
+        below = blocks + 1 if name.startswith(_EMBEDDINGS) else 0
+        factors[name] = layer_decay ** (blocks - inside[name] if name in inside else below)
+    return factors
+
+
+def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:
+    """Trainable parameters in groups: the weights of linear and convolution layers decay, nothing else does.
 
     So biases, norms, position embeddings, class and register tokens, latents and LayerScale factors never decay,
-    whatever their shape.
+    whatever their shape. With layer-wise learning rates each rate has its groups, the lowest first, so that the last
+    group has the peak rate.
 
     Returns:
-        Groups for a torch optimiser, with `params`, `names` (same order) and `weight_decay`; no empty group.
+        Groups for a torch optimiser, with `params`, `names` (same order), `weight_decay` and `lr_factor`; no empty
+        group.
     """
     decaying = {
         f"{path}.weight" if path else "weight"
         for path, module in model.named_modules()
         if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
     }
+    factors = layer_factors((name for name, _ in model.named_parameters()), layer_decay)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     groups = []
-    for decay in (True, False):
-        chosen = [(name, p) for name, p in named if (name in decaying) == decay]
+    for factor, decay in itertools.product(sorted({factors[name] for name, _ in named}), (True, False)):
+        chosen = [(name, p) for name, p in named if (name in decaying) == decay and factors[name] == factor]
         if chosen:
             groups.append(
                 {
                     "params": [p for _, p in chosen],
                     "names": [name for name, _ in chosen],
                     "weight_decay": weight_decay if decay else 0.0,
+                    "lr_factor": factor,
                 }
             )
     return groups
@@ -138,7 +175,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
 
     Weight decay is decoupled in `adamw` and `muon`; `adam` and `sgd` add it to the gradient, as torch's classes do.
     """
-    groups = parameter_groups(model, config.weight_decay)
+    groups = parameter_groups(model, config.weight_decay, config.layer_decay)
     optimizer: Optimizer
     if config.name == "muon":
         matrices, rest = _split_matrices(groups)
@@ -150,6 +187,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
     else:
         optimizer = _adamw(groups, config)
     for group in optimizer.param_groups:
+        group["lr"] *= group["lr_factor"]
         group["initial_lr"] = group["lr"]
     return optimizer
 

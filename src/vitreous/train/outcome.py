@@ -25,6 +25,7 @@ from vitreous.train.machine import describe_machine, versions
 from vitreous.train.pictures import draw_confusion
 from vitreous.train.prepare import Prepared
 from vitreous.train.report import Predictions, RunFacts, write_report
+from vitreous.train.tuning import plain
 
 __all__ = ["Scored", "Selected", "Writer", "report_seconds", "weights_of"]
 
@@ -117,6 +118,7 @@ class Writer:
         *,
         history: Sequence[Mapping[str, Any]],
         seconds: Mapping[str, float],
+        finetune: Mapping[str, Any] | None = None,
     ) -> None:
         """Write report.json and the pictures."""
         ready, config = self.ready, self.ready.config
@@ -137,6 +139,7 @@ class Writer:
             },
             seconds=seconds,
             machine=describe_machine(ready.device),
+            finetune=finetune,
         )
         val = _predictions(selected, ready.data.splits["val"])
         test = _predictions(tested, ready.data.splits["test"]) if tested is not None else None
@@ -171,9 +174,11 @@ class Writer:
             "precision": ready.precision,
             "versions": versions(),
         }
+        if ready.start is not None:
+            provenance["finetuned_from"] = ready.start.to_dict()
         self._model.load_state_dict(weights)
         info = ModelInfo(ready.data.classes, ready.pipeline, temperature, provenance, scores)
-        save_model(self.folder / name, self._model, info)
+        save_model(self.folder / name, plain(self._model), info)
         return self.folder / name
 
 

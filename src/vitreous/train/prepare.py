@@ -5,6 +5,7 @@ Nothing is written here and no step is made.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
@@ -21,10 +22,13 @@ from vitreous.model.vit import VisionTransformer
 from vitreous.train.config import RunConfig
 from vitreous.train.console import View
 from vitreous.train.machine import choose_device, choose_precision, describe_machine
+from vitreous.train.starting import Start, start_from
+from vitreous.train.tuning import choose_trained
 
-__all__ = ["Prepared", "describe_model", "describe_place", "fit_to_data", "prepare"]
+__all__ = ["Prepared", "describe_model", "describe_place", "fit_to_data", "fitting_threads", "prepare"]
 
 _MEASURED = 500  # pictures, evenly spread over the training images, whose mean and std are taken
+_TINY_STEP = 1e9  # operations of a batch's forward pass
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,11 @@ class Prepared:
         data: The opened source.
         pipeline: With mean and std.
         loading: The loaders; nothing is decoded yet.
-        model: Fresh, on the CPU.
+        model: Fresh, or with the source's tensors and a new head, on the CPU.
         cost: Of the model, for one picture.
         device: Where it trains.
         precision: `bf16` or `float32`.
+        start: What a fine-tuning starts from, its tensors given away; None from random weights.
     """
 
     config: RunConfig
@@ -50,6 +55,7 @@ class Prepared:
     cost: Cost
     device: torch.device
     precision: str
+    start: Start | None = None
 
 
 def prepare(config: RunConfig, keep: Collection[str], view: View) -> Prepared:
@@ -57,11 +63,16 @@ def prepare(config: RunConfig, keep: Collection[str], view: View) -> Prepared:
 
     Args:
         config: Of the run.
-        keep: Fields of the model that the user set: they are checked against the data instead of taken from it.
+        keep: Fields of the model that the user set: they are checked against the data, and in a fine-tuning against
+            the source, instead of taken from it; and of the evaluation pipeline, as `preprocess.mean`.
         view: Shows the reading of files.
     """
     device = choose_device(config.device)
     precision = choose_precision(config.precision, device)
+    start = None
+    if config.tune.source is not None:  # before the pictures: they may take minutes, a wrong name should not
+        config, start = start_from(config, keep)
+        keep = {*keep, "in_channels"}
     with view.counting("reading") as count:
         data = open_source(config.data, progress=count)
     config = fit_to_data(config, data, keep)
@@ -78,10 +89,15 @@ def prepare(config: RunConfig, keep: Collection[str], view: View) -> Prepared:
         workers=config.data.workers,
         memory_gb=config.data.memory_gb,
         label_smoothing=config.label_smoothing,
+        balanced=config.balanced_sampling,
     )
     torch.manual_seed(config.seed)
     model = VisionTransformer(config.model)
-    return Prepared(config, data, pipeline, loading, model, cost(config.model), device, precision)
+    if start is not None:
+        start.give(model)
+        start = replace(start, state={})
+    model = choose_trained(model, config.tune)
+    return Prepared(config, data, pipeline, loading, model, cost(config.model), device, precision, start)
 
 
 def fit_to_data(config: RunConfig, data: ImageData, keep: Collection[str] = ()) -> RunConfig:
@@ -114,7 +130,7 @@ def _sample(split: Split) -> Iterator[Image.Image]:
 def describe_model(config: ViTConfig, size: Cost) -> str:
     """The model in one line, such as ``vit 128x6, patch 8 on 64 px: 65 tokens, 0.9 M parameters, ...``."""
     patch, image = ("x".join(map(str, dict.fromkeys(pair(side)))) for side in (config.patch_size, config.image_size))
-    stem = {"patch": "patch", "linear": "patch", "conv": "convolutional patch"}[config.stem]
+    stem = {"conv": "convolutional patch", "resnet": "ResNet patch"}.get(config.stem, "patch")
     return (
         f"vit {config.width}x{config.depth}, {stem} {patch} on {image} px: {size.tokens:,} tokens, "
         f"{size.parameters / 1e6:.3g} M parameters, {size.flops / 1e9:.2g} GFLOPs a picture"
@@ -122,6 +138,24 @@ def describe_model(config: ViTConfig, size: Cost) -> str:
 
 
 def describe_place(device: torch.device, precision: str) -> str:
-    """The hardware and the precision in some words, such as ``2 CPU cores, bf16``."""
+    """The hardware that is used and the precision in some words, such as ``2 CPU cores, bf16``."""
     machine = describe_machine(device)
-    return f"{machine.gpu or f'{machine.cores} CPU cores'}, {precision}"
+    used = torch.get_num_threads()
+    cores = f"{used} of {machine.cores} CPU cores" if used < machine.cores else f"{machine.cores} CPU cores"
+    return f"{machine.gpu or cores}, {precision}"
+
+
+@contextlib.contextmanager
+def fitting_threads(ready: Prepared) -> Iterator[None]:
+    """Within, a run whose steps are tiny computes on one core.
+
+    Two threads that meet after each small operation gain little, and where another program wants the second core they
+    wait for each other: ten times slower was measured.
+    """
+    before = torch.get_num_threads()
+    if ready.device.type == "cpu" and ready.cost.flops * ready.config.batch_size < _TINY_STEP:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -16,6 +16,9 @@ report.json (format_version 1; a number that is not finite is null)::
                     :class:`~vitreous.evaluate.calibration.Calibration`
     most_confused   up to 20 of {true, predicted, count, share}, on val
     worst_mistakes  up to 25 of {index, name, true, predicted, probability}, on val; name may be null
+    finetune        null for a run from random weights; else {source: {name, family, resampled, classes}, mode,
+                    trained_parameters, probe, verdict: {worse, text, reasons}}. probe is what
+                    :meth:`~vitreous.evaluate.probes.ProbeReport.to_dict` gives; both are null with --no-probe
     versions        {package: version}
     pictures        names of the pictures beside this file
 
@@ -41,7 +44,7 @@ from torch import Tensor
 
 from vitreous.checkpoint.atomic import replacing
 from vitreous.errors import DataError, OutputError, VitreousError
-from vitreous.evaluate.calibration import calibrate, fit_temperature, reliability
+from vitreous.evaluate.calibration import Calibration, calibrate, fit_temperature, reliability
 from vitreous.evaluate.metrics import Scores, evaluate, most_confused, worst_mistakes
 from vitreous.train import pictures
 from vitreous.train.machine import Machine, describe_machine, versions
@@ -90,6 +93,7 @@ class RunFacts:
         data: About the data, such as source, fingerprint and number of images in each split; plain JSON values.
         seconds: Wall-clock time by phase, such as {"train": 63.1, "evaluate": 0.8}.
         machine: The hardware; measured here where it is not given.
+        finetune: What report.json says under that name; plain JSON values.
     """
 
     recipe: str
@@ -103,6 +107,7 @@ class RunFacts:
     data: Mapping[str, Any] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     machine: Machine | None = None
+    finetune: Mapping[str, Any] | None = None
 
 
 def write_report(
@@ -158,20 +163,28 @@ def write_report(
             "pictures": PICTURES,
         }
     )
-    before, after = (reliability(_softmax(measured.logits, t), measured.labels) for t in (1.0, temperature))
     drawn = (
         pictures.draw_curves(history, facts.selected_epoch),
         pictures.draw_confusion(scores.confusion, classes),
-        pictures.draw_mistakes(
-            [_shown(val, mistake) for mistake in mistakes],
-            wrong=int(scores.confusion.sum() - np.trace(scores.confusion)),
-            total=scores.n,
-        ),
-        pictures.draw_calibration(before, after, calibration, "validation" if test is None else "test"),
+        _draw_mistakes(val, mistakes, scores),
+        _draw_calibration(measured, calibration, "validation" if test is None else "test"),
     )
     files = dict(zip(PICTURES, drawn, strict=True))
     _write(folder, files | {"report.json": _json(report)})  # in this order: where the report is, the pictures are
     return report
+
+
+def _draw_mistakes(val: Predictions, mistakes: list[dict[str, Any]], scores: Scores) -> bytes:
+    """The worst mistakes, and how many there are in all."""
+    wrong = int(scores.confusion.sum() - np.trace(scores.confusion))
+    return pictures.draw_mistakes([_shown(val, mistake) for mistake in mistakes], wrong=wrong, total=scores.n)
+
+
+def _draw_calibration(measured: Predictions, calibration: Calibration, split: str) -> bytes:
+    """Confidence against accuracy, before and after the temperature."""
+    temperatures = (1.0, calibration.temperature)
+    before, after = (reliability(_softmax(measured.logits, t), measured.labels) for t in temperatures)
+    return pictures.draw_calibration(before, after, calibration, split)
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -193,6 +206,7 @@ def _told(facts: RunFacts) -> dict[str, Any]:
         "model": {"parameters": facts.parameters, "flops": facts.flops},
         "training": {name: getattr(facts, name) for name in ("epochs", "selected_epoch", "seconds")},
         "machine": machine.to_dict(),
+        "finetune": facts.finetune,
     }
 
 

@@ -1,5 +1,7 @@
 """The story of a run: resolve data and model, say what will happen, fit, select, calibrate, test once, save, report.
 
+A fine-tuning is the same story with two sentences more: what frozen features are worth, and whether it did better.
+
 Each chapter is a function below, in the order in which :func:`run` tells it.
 """
 
@@ -8,8 +10,9 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import lightning
 
@@ -21,13 +24,17 @@ from vitreous.train.clock import Budget, Clock, Steps
 from vitreous.train.config import RunConfig, parse_duration
 from vitreous.train.console import View
 from vitreous.train.finite import NonFiniteStepError
+from vitreous.train.first_probe import Probed, Verdict, judge, probe_first
 from vitreous.train.fit import build_trainer, make_loggers, quiet
 from vitreous.train.folder import make_folder, recipe_text, write_text
 from vitreous.train.module import VitModule
 from vitreous.train.outcome import Scored, Selected, Writer, report_seconds
-from vitreous.train.prepare import Prepared, describe_model, describe_place, prepare
+from vitreous.train.prepare import Prepared, describe_model, describe_place, fitting_threads, prepare
+from vitreous.train.tuning import class_weights
 
 __all__ = ["RunResult", "run", "show_batch"]
+
+_LEAVING_PER_LOADING = 0.35  # time in which Python lets go of the libraries over that in which it loads them, measured
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,7 @@ class RunResult:
         test: Scores on the test split; None without one, or when interrupted.
         seconds: Wall-clock time by phase.
         interrupted: Whether Ctrl-C ended the training.
+        probed: What frozen features were worth, in a fine-tuning that probed first.
     """
 
     folder: Path
@@ -53,6 +61,7 @@ class RunResult:
     test: Scores | None
     seconds: dict[str, float]
     interrupted: bool = False
+    probed: Probed | None = None
 
 
 @dataclass
@@ -68,6 +77,7 @@ class _Run:
     record: Record
     selection: Selection
     seconds: dict[str, float] = field(default_factory=dict)
+    probed: Probed | None = None
 
 
 def run(
@@ -77,7 +87,8 @@ def run(
 
     Args:
         config: What to do. The number of classes and of channels is taken from the data.
-        keep: Fields of the model, such as `num_classes`, that are not to be taken from the data but checked.
+        keep: Fields of the model, such as `num_classes`, that are not to be taken from the data or the source but
+            checked, and of the evaluation pipeline, such as `preprocess.mean`, that are not to be the source's.
         started: When the command started, in the seconds of ``time.monotonic()``; a budget counts from there.
         view: Where the lines for people go; None means stdout.
 
@@ -86,20 +97,26 @@ def run(
         NonFiniteError: If the loss or a gradient is not finite any more; the message names the files left behind.
     """
     started = time.monotonic() if started is None else started
+    leaving = _LEAVING_PER_LOADING * (time.monotonic() - started)
     view = view or View()
     with quiet():
         ready = prepare(config, keep, view)
         folder = _open_folder(ready, view)
         _say(ready, view)
-        this = _set_up(ready, folder, view, started)
+        this = _set_up(ready, folder, view, started, leaving)
+        _probe(this)
         if not _fit(this):
             return _leave(this)
         selected = _select(this)
         temperature = fit_temperature(selected.logits, selected.labels)
         tested = _test_once(this)
         this.writer.model(selected, temperature, tested)
-        this.writer.report(selected, temperature, tested, history=this.record.history, seconds=this.seconds)
-        return _conclude(this, selected, tested)
+        verdict = _judge(this, selected)
+        tuned = _told_of_tuning(this, verdict)
+        this.writer.report(
+            selected, temperature, tested, history=this.record.history, seconds=this.seconds, finetune=tuned
+        )
+        return _conclude(this, selected, tested, verdict)
 
 
 def show_batch(config: RunConfig, path: Path, *, keep: Collection[str] = (), view: View | None = None) -> None:
@@ -142,9 +159,14 @@ def _say(ready: Prepared, view: View) -> None:
         label, _, text = note.rpartition("split: ")
         view.line("split" if not label and text != note else "note", text)
     view.line("model", describe_model(ready.config.model, ready.cost))
+    if ready.start is not None:
+        view.line("from", ready.start.describe(ready.config.model))
+        counts = [sum(p.numel() for p in ready.model.parameters() if p.requires_grad), ready.cost.parameters]
+        trained, of_all = (f"{count / 1e6:.3g} M" for count in counts)
+        view.line("tune", f"{ready.config.tune.mode}: {trained} parameters in training, the model has {of_all}")
 
 
-def _set_up(ready: Prepared, folder: Path, view: View, started: float) -> _Run:
+def _set_up(ready: Prepared, folder: Path, view: View, started: float, leaving: float) -> _Run:
     """Build what trains: the module, the callbacks, the Trainer."""
     config, splits = ready.config, ready.data.splits
     per_epoch = ready.loading.steps_per_epoch
@@ -152,7 +174,8 @@ def _set_up(ready: Prepared, folder: Path, view: View, started: float) -> _Run:
     epochs: int | None = config.epochs if config.steps is None else -(-config.steps // per_epoch)
     planned = f"{config.steps:,} steps" if config.steps else f"{config.epochs} epochs"
     if config.budget is not None:
-        clock = Budget(started, parse_duration(config.budget), reserve=report_seconds(len(ready.data.classes)))
+        reserve = leaving + report_seconds(len(ready.data.classes))
+        clock = Budget(started, parse_duration(config.budget), reserve)
         epochs, planned = None, f"as many epochs as fit into {config.budget}"
     with view.counting("decoding") as count:
         ready.loading.progress = count
@@ -165,13 +188,17 @@ def _set_up(ready: Prepared, folder: Path, view: View, started: float) -> _Run:
         ready.pipeline,
         accumulate=ready.loading.plans.parts,
         ema=config.ema,
+        class_weights=class_weights(splits["train"].labels, len(ready.data.classes), config.class_weights),
         progress=clock.progress,
     )
     if config.compile:
         ready.model.compile()
-    where = describe_place(ready.device, ready.precision)
     stop = Stop(clock, test_share=len(splits.get("test", ())) / len(splits["val"]))
-    record = Record(folder, view, clock, epochs, lambda speed, left: view.machine(where, speed, planned, left))
+
+    def announce(speed: float, left: float) -> None:
+        view.machine(describe_place(ready.device, ready.precision), speed, planned, left)
+
+    record = Record(folder, view, clock, epochs, announce)
     selection = Selection(config.select, config.patience, writer.keep)
     callbacks = [stop, record, selection, Checkpoint(folder / "last.ckpt")]
     loggers = make_loggers(config.loggers, folder)
@@ -179,11 +206,20 @@ def _set_up(ready: Prepared, folder: Path, view: View, started: float) -> _Run:
     return _Run(ready, view, writer, module, trainer, stop, record, selection)
 
 
+def _probe(this: _Run) -> None:
+    """In a fine-tuning, say what the frozen features are worth before anything is trained."""
+    if this.ready.start is None or not this.ready.config.tune.probe:
+        return
+    this.probed = probe_first(this.ready, this.view)
+    this.seconds["probe"] = this.probed.seconds
+    this.view.line("probe", this.probed.describe())
+
+
 def _fit(this: _Run) -> bool:
     """Train; False when Ctrl-C ended it."""
     began = time.monotonic()
     try:
-        with this.stop.on_ctrl_c():
+        with this.stop.on_ctrl_c(), fitting_threads(this.ready):
             this.trainer.fit(this.module, datamodule=this.ready.loading)
     except Interrupted:
         return False
@@ -213,10 +249,32 @@ def _test_once(this: _Run) -> Scored | None:
     if "test" not in this.ready.data.splits:
         return None
     began = time.monotonic()
-    this.trainer.test(this.module, datamodule=this.ready.loading, verbose=False)
+    with fitting_threads(this.ready):
+        this.trainer.test(this.module, datamodule=this.ready.loading, verbose=False)
     this.seconds["test"] = time.monotonic() - began
     module = this.module
     return Scored(evaluate(module.logits, module.labels), module.logits, module.labels)
+
+
+def _judge(this: _Run, selected: Selected) -> Verdict | None:
+    """Compare a fine-tuning with its probes."""
+    if this.ready.start is None or this.probed is None:
+        return None
+    return judge(this.ready, this.ready.start, this.probed, selected, this.record.history)
+
+
+def _told_of_tuning(this: _Run, verdict: Verdict | None) -> dict[str, Any] | None:
+    """What the report says of a fine-tuning besides its scores."""
+    ready, probed = this.ready, this.probed
+    if ready.start is None:
+        return None
+    return {
+        "source": ready.start.to_dict(),
+        "mode": ready.config.tune.mode,
+        "trained_parameters": sum(p.numel() for p in ready.model.parameters() if p.requires_grad),
+        "probe": probed.report.to_dict() if probed else None,
+        "verdict": asdict(verdict) if verdict else None,
+    }
 
 
 def _leave(this: _Run) -> RunResult:
@@ -229,12 +287,13 @@ def _leave(this: _Run) -> RunResult:
         this.view.result(f"interrupted: the best weights so far are saved (epoch {best.epoch}, {_scores(best.scores)})")
     this.view.files(this.writer.folder)
     this.view.next(["vitreous", "predict", str(model), this.writer.example()])
-    again = ["vitreous", "train", "--config", str(this.writer.folder / "recipe.yaml")]
+    verb = "train" if this.ready.start is None else "finetune"
+    again = ["vitreous", verb, "--config", str(this.writer.folder / "recipe.yaml")]
     this.view.line("or again", shlex.join(again))
     return _result(this, None, interrupted=True)
 
 
-def _conclude(this: _Run, selected: Selected, tested: Scored | None) -> RunResult:
+def _conclude(this: _Run, selected: Selected, tested: Scored | None, verdict: Verdict | None) -> RunResult:
     """Say what was reached, where everything is, and what to type next."""
     config = this.ready.config
     chosen = "last" if config.select == "last" else "best"
@@ -242,6 +301,10 @@ def _conclude(this: _Run, selected: Selected, tested: Scored | None) -> RunResul
     this.view.result(f"val  {_scores(selected.scores)} ({chosen}, epoch {selected.epoch}{early})")
     if tested is not None:
         this.view.result(f"test {_scores(tested.scores)}")
+    if verdict is not None:
+        this.view.line("verdict", verdict.text)
+        for reason in verdict.reasons:
+            this.view.line("perhaps", reason)
     this.view.files(this.writer.folder)
     this.view.next(["vitreous", "predict", str(this.writer.folder / "model.safetensors"), this.writer.example()])
     return _result(this, tested)
@@ -258,6 +321,7 @@ def _result(this: _Run, tested: Scored | None, interrupted: bool = False) -> Run
         test=tested.scores if tested else None,
         seconds=this.seconds,
         interrupted=interrupted,
+        probed=this.probed,
     )
 
 

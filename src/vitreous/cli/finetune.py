@@ -1,0 +1,124 @@
+"""`vitreous finetune`: from a trained model and labelled pictures to a model for these."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from vitreous.cli.opening import size_in_pixels
+from vitreous.cli.parsing import Parser
+from vitreous.cli.train import given_fields, overlaid, process_started, split_words
+from vitreous.data.config import DataConfig
+from vitreous.errors import UsageError
+from vitreous.recipes import recipe, recipe_for
+from vitreous.recipes.finetune import finetune
+from vitreous.train.config import RunConfig, TuneConfig
+
+__all__ = ["configure", "run"]
+
+_SHORT = {
+    "--from": "--tune.source",
+    "--tune": "--tune.mode",
+    "--no-probe": "--tune.probe=false",
+    "--no_probe": "--tune.probe=false",
+    "--resample": "--model.resample",
+    "--data-dir": "--data.dir",
+    "--data_dir": "--data.dir",
+    "--strict": "--data.strict",
+}
+_PROTOCOLS = {"modern": "finetune", "paper": "paper-finetune"}
+_INTERRUPTED = 130
+
+_HELP = """\
+Fine-tune a trained model on labelled pictures. It gets a new head, which starts at zero, with the data's classes; it \
+keeps its structure and its evaluation pipeline. Before it trains, it says what the frozen features are worth by k \
+nearest neighbours and a linear probe; after it, whether fine-tuning did better, and if not, why that may be.
+
+examples:
+  vitreous finetune flowers/ --from runs/photos-1
+      a model of one's own, on other classes
+  vitreous finetune flowers/ --from timm/vit_small_patch16_224.augreg_in21k --image-size 384
+      a published one, by its hub id, at a higher resolution: position embeddings are resampled
+  vitreous finetune flowers/ --from B_16.npz --tune last-2
+      train the last two blocks and the head
+  vitreous finetune cifar10 --from B_16.npz --protocol paper --image-size 384 --steps 10000
+      as arXiv 2010.11929, table 4
+  vitreous finetune rare/ --from runs/photos-1 --class-weights effective
+      classes of unlike size
+
+common options:
+  --from SOURCE               a model.safetensors, a run folder, or any family's file, folder or hub id
+  --tune PART                 full, last-K (such as last-2), linear (the head alone), or lora
+  --protocol NAME             modern (AdamW, layer-wise rates, drop path), or paper (SGD, no decay, dropout 0)
+  --image-size N              see pictures at 384, or 480x640, pixels
+  --resample FAMILY           whose function resizes position embeddings (--model.resample)
+  --no-probe                  train at once
+  --epochs N   --steps N   --budget 25m   how long
+  --data-dir FOLDER           where known sets are (--data.dir)
+  --out FOLDER                where to write, instead of runs/NAME-1
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb; 130 if Ctrl-C ended the training."""
+    config, given, picture = configure(argv)
+    if picture is not None:
+        from vitreous.train.run import show_batch  # here and below: torch takes seconds, a typo should not
+
+        show_batch(config, Path(picture), keep=given)
+        return 0
+    from vitreous.train.run import run as train
+
+    result = train(config, keep=given, started=process_started())
+    return _INTERRUPTED if result.interrupted else 0
+
+
+def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], str | None]:
+    """Resolve the words of the command: protocol, then --config, then every other option.
+
+    Returns:
+        As :func:`vitreous.cli.train.configure`.
+
+    Raises:
+        UsageError: If a word cannot be meant.
+    """
+    parser = _parser()
+    files, words = split_words(argv, _SHORT)
+    stored = parser.parse_args(files, defaults=False).as_dict() if files else {}
+    typed = parser.parse_args(words, defaults=False).as_dict()
+    for fields in (typed, stored):
+        if fields.get("source"):
+            fields.setdefault("data", {})["source"] = fields["source"]
+    if typed.get("image_size"):
+        typed.setdefault("model", {})["image_size"] = size_in_pixels("--image-size", typed["image_size"])
+    name = typed.get("recipe") or _PROTOCOLS.get(str(typed.get("protocol"))) or stored.get("recipe") or "finetune"
+    wanted: dict[str, Any] = {**stored.get("tune", {}), **typed.get("tune", {})}
+    if "source" not in {**stored.get("data", {}), **typed.get("data", {})}:
+        raise UsageError("DATA is missing: `vitreous finetune FOLDER --from MODEL`")
+    if not wanted.get("source"):
+        raise UsageError("--from is missing: a model.safetensors, a run folder, or any family's file, folder or hub id")
+    mode = TuneConfig(**wanted).mode
+    config = finetune(mode) if name == "finetune" else recipe(name)
+    source = typed.get("data", {}).get("source") or stored["data"]["source"]
+    flip = recipe(recipe_for(source)).augment.flip  # a mirrored digit is another one
+    config = dataclasses.replace(config, augment=dataclasses.replace(config.augment, flip=flip))
+    # The source's structure is not known yet: with patches of one pixel, any size that is asked for can be meant.
+    config = dataclasses.replace(config, data=DataConfig(), model=dataclasses.replace(config.model, patch_size=1))
+    config = overlaid(overlaid(config, stored), typed)
+    anew = "source" in typed.get("data", {}) or "source" in typed.get("tune", {})
+    given = given_fields([typed] if anew else [typed, stored])
+    return dataclasses.replace(config, recipe=name), given, typed.get("show_batch")
+
+
+def _parser() -> Parser:
+    parser = Parser("finetune", "DATA --from SOURCE [options]", _HELP)
+    add = parser.add_argument
+    add("source", type=str, nargs="?", metavar="DATA", help="a folder, a manifest, or a known set such as cifar10")
+    add("--protocol", type=Literal["modern", "paper"] | None, help="modern or paper: the settings to begin with")
+    add("--image-size", type=str | None, metavar="N", help="height and width in pixels, such as 384 or 480x640")
+    add("--config", action="config", help="a YAML file of options, such as the recipe.yaml of a run")
+    add("--show-batch", type=str | None, metavar="[FILE.png]", help="only draw an augmented batch [batch.png]")
+    parser.add_class_arguments(RunConfig)
+    return parser

@@ -1,0 +1,36 @@
+"""Fine-tuning a trained model on other pictures, the modern way: layer-wise rates, drop path, no mixing.
+
+Command:  vitreous finetune photos/ --from runs/digits-1
+Cost:     not measured yet
+Hardware: not measured yet
+Score:    not measured yet
+"""
+
+from vitreous.data.config import AugmentConfig, DataConfig
+from vitreous.model.config import ViTConfig
+from vitreous.train.config import OptimConfig, RunConfig
+
+
+def finetune(mode: str = "full") -> RunConfig:
+    """AdamW with a rate that falls by 0.75 from layer to layer (arXiv 2106.08254), for a few hundred pictures and more.
+
+    Mixup and CutMix are off: on small sets they need more epochs than fine-tuning has. Size, structure and evaluation
+    pipeline are the source's. A head alone, low-rank additions, which start at zero, and the last blocks alone take
+    higher rates, the same in every layer.
+
+    Args:
+        mode: As `TuneConfig.mode`.
+    """
+    rates = {"linear": OptimConfig(lr=2e-2, weight_decay=0.0), "lora": OptimConfig(lr=2e-3, weight_decay=0.0)}
+    if mode.startswith("last-"):
+        rates[mode] = OptimConfig(lr=2e-3)
+    return RunConfig(
+        recipe="finetune",
+        data=DataConfig(source="photos"),
+        model=ViTConfig(zero_head=True, drop_path=0.1),
+        augment=AugmentConfig(flip=0.5, resized_crop=0.5),
+        optim=rates.get(mode, OptimConfig(lr=1e-3, layer_decay=0.75)),
+        batch_size=64,
+        epochs=20,
+        label_smoothing=0.1,
+    )
