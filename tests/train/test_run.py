@@ -94,7 +94,7 @@ def test_one_row_an_epoch_in_metrics_csv(finished):
     scores = ["log_loss", "top1", "top5", "macro_precision", "macro_recall", "macro_f1", "precision", "recall", "f1"]
     for name in ("lr", "train_loss", *(f"val_{score}" for score in scores), "images_per_second", "seconds"):
         assert all(math.isfinite(float(row[name])) for row in rows), name
-    best = max(range(3), key=lambda n: float(rows[n]["val_top1"]))
+    best = max(range(3), key=lambda n: (float(rows[n]["val_top1"]), -float(rows[n]["val_log_loss"])))
     assert result.selected_epoch == best + 1
     assert float(rows[best]["val_top1"]) == result.val.top1
 
@@ -257,7 +257,8 @@ def test_better_knows_which_way_each_metric_goes():
     unsure = evaluate(torch.tensor([[0.1, 0], [0, 0.1], [0.1, 0], [0.1, 0]]), labels)
     wrong = evaluate(torch.tensor([[0.0, 4], [4, 0], [4, 0], [4, 0]]), labels)
     assert better("top1", sure, wrong)
-    assert not better("top1", unsure, sure)
+    assert better("top1", sure, unsure) == (sure.log_loss < unsure.log_loss)  # equal shares
+    assert not better("top1", sure, sure)
     assert better("macro_f1", sure, wrong)
     assert better("log_loss", unsure, wrong)
     assert not better("log_loss", wrong, unsure)

@@ -24,7 +24,6 @@ from vitreous.train.outcome import Selected, weights_of
 
 __all__ = ["Checkpoint", "Interrupted", "Record", "Selection", "Stop", "better"]
 
-_HIGHER_IS_BETTER = {"top1": True, "macro_f1": True, "log_loss": False}
 _TIMED_STEPS, _TIMED_SECONDS = 5, 1.0  # after which the speed of a run is told
 _CHECKPOINT_EVERY = 60.0  # seconds
 _EVALUATION_SPEED = 2.0  # images a second without gradients over those with: a cautious guess until it is measured
@@ -109,11 +108,15 @@ class Stop(Callback):
 
 
 def better(select: str, new: Scores, old: Scores) -> bool:
-    """Whether new scores beat old ones by a metric of `RunConfig.select`; with `last` they always do."""
+    """Whether new scores beat old ones by a metric of `RunConfig.select`; with `last` they always do.
+
+    Of equal shares, which small splits often give, the one with the lower log loss is the better.
+    """
     if select == "last":
         return True
-    sign = 1 if _HIGHER_IS_BETTER[select] else -1
-    return bool(sign * (getattr(new, select) - getattr(old, select)) > 0)
+    if select == "log_loss":
+        return new.log_loss < old.log_loss
+    return (getattr(new, select), -new.log_loss) > (getattr(old, select), -old.log_loss)
 
 
 class Selection(Callback):
