@@ -20,7 +20,7 @@ from PIL import Image, UnidentifiedImageError
 
 from vitreous.errors import DataError
 
-__all__ = ["MAX_PIXELS", "PictureFacts", "PictureSource", "find_pictures", "inspect_picture", "read_picture"]
+__all__ = ["MAX_PIXELS", "PictureFacts", "PictureSource", "explain", "find_pictures", "inspect_picture", "read_picture"]
 
 PictureSource = str | os.PathLike[str] | IO[bytes] | bytes | Image.Image | npt.NDArray[Any]
 

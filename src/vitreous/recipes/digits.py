@@ -33,11 +33,12 @@ def digits() -> RunConfig:
             pool="mean",
         ),
         preprocess=PreprocessConfig(),
-        augment=AugmentConfig(flip=0.0, pad_crop=2),
+        augment=AugmentConfig(flip=0.0, pad_crop=1),
         optim=OptimConfig(name="muon", lr=3e-3, muon_lr=0.02, weight_decay=0.05),
         batch_size=64,
         epochs=50,
         label_smoothing=0.1,
         ema=0.99,
+        select="last",
         precision="float32",
     )
