@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from vitreous.cli.opening import size_in_pixels
 from vitreous.cli.parsing import Parser
-from vitreous.cli.train import given_fields, overlaid, process_started, split_words
+from vitreous.cli.train import add_looks, carry_out, given_fields, overlaid, split_words
 from vitreous.data.config import DataConfig
 from vitreous.errors import UsageError
 from vitreous.recipes import recipe, recipe_for
@@ -29,7 +28,6 @@ _SHORT = {
     "--strict": "--data.strict",
 }
 _PROTOCOLS = {"modern": "finetune", "paper": "paper-finetune"}
-_INTERRUPTED = 130
 
 _HELP = """\
 Fine-tune a trained model on labelled pictures. It gets a new head, which starts at zero, with the data's classes; it \
@@ -63,16 +61,7 @@ common options:
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; 130 if Ctrl-C ended the training."""
-    config, given, picture = configure(argv)
-    if picture is not None:
-        from vitreous.train.run import show_batch  # here and below: torch takes seconds, a typo should not
-
-        show_batch(config, Path(picture), keep=given)
-        return 0
-    from vitreous.train.run import run as train
-
-    result = train(config, keep=given, started=process_started())
-    return _INTERRUPTED if result.interrupted else 0
+    return carry_out(argv, configure)
 
 
 def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], str | None]:
@@ -119,6 +108,6 @@ def _parser() -> Parser:
     add("--protocol", type=Literal["modern", "paper"] | None, help="modern or paper: the settings to begin with")
     add("--image-size", type=str | None, metavar="N", help="height and width in pixels, such as 384 or 480x640")
     add("--config", action="config", help="a YAML file of options, such as the recipe.yaml of a run")
-    add("--show-batch", type=str | None, metavar="[FILE.png]", help="only draw an augmented batch [batch.png]")
+    add_looks(parser)
     parser.add_class_arguments(RunConfig)
     return parser

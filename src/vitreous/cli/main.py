@@ -47,7 +47,6 @@ Use a model
   embed      images as feature vectors, for search, clustering or another classifier
   convert    a checkpoint of Google, timm, Hugging Face or torchvision to any other of these, with proof
   probe      how well a model's features tell classes apart, new ones too: k-NN, linear, few shots
-  convert    a checkpoint of Google, timm, Hugging Face or torchvision from one format to another, with proof
 
 Look up
   models     the sizes there are: parameters, FLOPs and memory of each

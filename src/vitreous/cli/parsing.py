@@ -88,6 +88,7 @@ class Parser(ArgumentParser):  # type: ignore[misc,unused-ignore]
             formatter_class=HelpFormatter,
             exit_on_error=False,
             allow_abbrev=False,
+            print_config=None,
         )
 
     def parse_args(  # type: ignore[override,unused-ignore]

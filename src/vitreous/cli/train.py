@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from vitreous.errors import UsageError
 from vitreous.recipes import RECIPES, recipe, recipe_for
 from vitreous.train.config import RunConfig
 
-__all__ = ["configure", "given_fields", "overlaid", "process_started", "run", "split_words"]
+__all__ = ["add_looks", "carry_out", "configure", "given_fields", "overlaid", "process_started", "run", "split_words"]
 
 _STARTED = time.monotonic()
 _SHORT = {"--data-dir": "--data.dir", "--data_dir": "--data.dir", "--strict": "--data.strict", "--model": "--size"}
@@ -48,16 +49,31 @@ common options:
   --data-dir FOLDER           where known sets are, or are downloaded to (--data.dir)
   --strict                    stop at files that cannot be read (--data.strict)
   --out FOLDER                where to write, instead of runs/NAME-1
+  --print-config              print every setting as it stands after all of this, and train nothing
 
 recipes:
 """
 
 
+Configure = Callable[[Sequence[str]], tuple[RunConfig, frozenset[str], str | None]]
+
+
 def run(argv: Sequence[str]) -> int:
     """Run the verb; 130 if Ctrl-C ended the training."""
-    config, given, picture = configure(argv)
+    return carry_out(argv, configure)
+
+
+def carry_out(argv: Sequence[str], resolve: Configure) -> int:
+    """Train, or draw a batch, or print the configuration, as the words say; `resolve` is :func:`configure` or alike."""
+    words = [word for word in argv if word not in ("--print-config", "--print_config")]
+    config, given, picture = resolve(words)
+    if len(words) < len(argv):
+        from vitreous.train.folder import recipe_text  # here and below: torch takes seconds, a typo should not
+
+        sys.stdout.write(recipe_text(config))
+        return 0
     if picture is not None:
-        from vitreous.train.run import show_batch  # here and below: torch takes seconds, a typo should not
+        from vitreous.train.run import show_batch
 
         show_batch(config, Path(picture), keep=given)
         return 0
@@ -132,9 +148,17 @@ def _parser() -> Parser:
     add("source", type=str, nargs="?", metavar="DATA", help="a folder, a manifest, or a known set such as digits")
     add("--size", type=str | None, metavar="NAME", help="what --model NAME means: a size such as S/16")
     add("--config", action="config", help="a YAML file of options, such as the recipe.yaml of a run")
-    add("--show-batch", type=str | None, metavar="[FILE.png]", help="only draw an augmented batch [batch.png]")
+    add_looks(parser)
     parser.add_class_arguments(RunConfig)
     return parser
+
+
+def add_looks(parser: Parser) -> None:
+    """Add the options that look at a run without training."""
+    parser.add_argument(
+        "--show-batch", type=str | None, metavar="[FILE.png]", help="only draw an augmented batch [batch.png]"
+    )
+    parser.add_argument("--print-config", action="store_true", help="only print every setting, resolved, as YAML")
 
 
 def _resized(config: RunConfig, name: str) -> RunConfig:
