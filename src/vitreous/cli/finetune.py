@@ -93,8 +93,9 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], str | Non
     source = typed.get("data", {}).get("source") or stored["data"]["source"]
     flip = recipe(recipe_for(source)).augment.flip  # a mirrored digit is another one
     config = dataclasses.replace(config, augment=dataclasses.replace(config.augment, flip=flip))
-    # The source's structure is not known yet: with patches of one pixel, any size that is asked for can be meant.
-    config = dataclasses.replace(config, data=DataConfig(), model=dataclasses.replace(config.model, patch_size=1))
+    # The source's structure is not known yet: with one head and patches of a pixel, whatever is asked for can be meant.
+    model = dataclasses.replace(config.model, patch_size=1, heads=1)
+    config = dataclasses.replace(config, data=DataConfig(), model=model)
     config = overlaid(overlaid(config, stored), typed)
     anew = "source" in typed.get("data", {}) or "source" in typed.get("tune", {})
     given = given_fields([typed] if anew else [typed, stored])
