@@ -35,7 +35,7 @@ def test_cost_by_depth_is_exact(name):
     [
         (["b"], "there is no model size 'b'. Did you mean 'B'?"),
         (["B/x"], "'B/x': the part after / is the patch size in pixels"),
-        (["H/14", "--image-size", "225"], "image height 225 is not a multiple of patch height 14"),
+        (["H/14", "--image-size", "225"], "image size 225 is not a multiple of patch size 14"),
     ],
 )
 def test_wrong_sizes_are_exit_code_2(vitreous, words, said):

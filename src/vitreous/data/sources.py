@@ -138,7 +138,8 @@ def _open_named(config: DataConfig) -> PixelSet | Listing:
     near = path.parent if path.parent.is_dir() else Path()
     siblings = [str(near / entry.name) if near != Path() else entry.name for entry in near.iterdir() if entry.is_dir()]
     if os.sep in source or "/" in source or "." in source or source.startswith("~"):
-        raise DataError(f"folder not found: {source}.{did_you_mean(os.path.normpath(path), siblings)}")
+        hint = did_you_mean(os.path.normpath(path), siblings) or " Check the spelling and where you are"
+        raise DataError(f"folder not found: {source}.{hint}")
     hint = did_you_mean(source, [*KNOWN, *siblings])
     raise UsageError(f"'{source}' is neither a folder nor a known set ({', '.join(KNOWN)}).{hint}")
 

@@ -172,8 +172,11 @@ def _problems(c: ViTConfig) -> Iterator[str]:
     if below:
         yield from below
         return
-    yield from _misfits(height, ph, "height")
-    yield from _misfits(width, pw, "width")
+    if (height, ph) == (width, pw):
+        yield from _misfits(height, ph, "size")
+    else:
+        yield from _misfits(height, ph, "height")
+        yield from _misfits(width, pw, "width")
     if c.width % c.heads:
         fits = sorted((h for h in range(1, c.width + 1) if c.width % h == 0), key=lambda h: abs(h - c.heads))[:2]
         yield f"width {c.width} is not a multiple of heads {c.heads}: use {' or '.join(map(str, sorted(fits)))} heads"
