@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -62,9 +63,14 @@ def make_loggers(names: Sequence[str], folder: Path) -> list[Logger]:
     make: dict[str, Any] = {
         "tensorboard": lambda: loggers.TensorBoardLogger(folder, name="", version="tensorboard"),
         "wandb": lambda: loggers.WandbLogger(name=folder.name, project="vitreous", save_dir=folder),
-        "mlflow": lambda: loggers.MLFlowLogger("vitreous", folder.name, tracking_uri=f"file:{folder / 'mlflow'}"),
+        "mlflow": lambda: loggers.MLFlowLogger("vitreous", folder.name, tracking_uri=_mlflow_store(folder)),
     }
     return [make[name]() for name in names]
+
+
+def _mlflow_store(folder: Path) -> str:
+    """The server that the user's environment names, as MLflow itself has it; else a database in the run's folder."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
 
 
 @contextlib.contextmanager
