@@ -6,24 +6,20 @@ Hardware: not measured yet
 Score:    not measured yet
 """
 
-from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
-from vitreous.model.sizes import config_of
-from vitreous.train.config import OptimConfig, RunConfig
+from dataclasses import replace
+
+from vitreous.data.config import PreprocessConfig
+from vitreous.recipes.cifar10 import cifar10
+from vitreous.train.config import RunConfig
 
 
 def cifar100() -> RunConfig:
-    """Size 192x9 of arXiv 2112.13492 with a convolutional stem, Muon, mixup, CutMix and TrivialAugment."""
-    return RunConfig(
+    """The recipe of CIFAR-10 as it is: no setting is tuned to one of the two sets."""
+    same = cifar10()
+    return replace(
+        same,
         recipe="cifar100",
-        data=DataConfig(source="cifar100", val_fraction=0.05),
-        model=config_of("192x9/4", num_classes=100, heads=6, stem="conv", pool="mean", drop_path=0.1),
+        data=replace(same.data, source="cifar100"),
+        model=replace(same.model, num_classes=100),
         preprocess=PreprocessConfig(mean=(0.5071, 0.4866, 0.4409), std=(0.2673, 0.2564, 0.2762)),
-        augment=AugmentConfig(
-            flip=0.5, pad_crop=4, policy="trivial", erasing=0.25, mixup=0.2, cutmix=1.0, mix_chance=0.5, off_last=0.1
-        ),
-        optim=OptimConfig(name="muon", lr=1e-3, muon_lr=0.01, weight_decay=0.05),
-        batch_size=256,
-        epochs=100,
-        label_smoothing=0.1,
-        ema=0.999,
     )
