@@ -38,7 +38,7 @@ def write_folders(data: ImageData, folder: Path, per_class: int, source_per_clas
     """Write CIFAR-10 as PNG files: `source-N` with N training pictures of seven classes, `target-N` of the others."""
     most = source_per_class, per_class
     places = folder / f"source-{source_per_class}", folder / f"target-{per_class}"
-    if all((place / "done").exists() for place in places):
+    if all(place.with_name(f"{place.name}.done").exists() for place in places):
         return places
     for split in ("train", "val", "test"):
         pictures = data.splits[split]
@@ -53,7 +53,7 @@ def write_folders(data: ImageData, folder: Path, per_class: int, source_per_clas
             place.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(place / f"{n:05}.png", compress_level=1)
     for place in places:
-        (place / "done").touch()
+        place.with_name(f"{place.name}.done").touch()
     return places
 
 
