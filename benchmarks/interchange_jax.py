@@ -72,7 +72,7 @@ CASES = [
     Case("S/16 of big_vision, mean", *S, 16, pool="gap", big_vision=True),
     Case("S/16 of big_vision, token", *S, 16, pool="tok", big_vision=True),
     Case("S/16 of big_vision, map, pre_logits", *S, 16, pool="map", representation=384, big_vision=True),
-    Case("S/16 of big_vision, map, scanned", *S, 16, pool="map", big_vision=True, scan=True),
+    Case("Ti/16 at 64 px of big_vision, map, scanned", *TI, 16, side=64, pool="map", big_vision=True, scan=True),
 ]
 FULL = [
     Case("B/16", *B, 16),
