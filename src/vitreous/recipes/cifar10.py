@@ -1,9 +1,9 @@
 """CIFAR-10, strong: a 2.7-million-parameter ViT with modern training.
 
 Command:  vitreous train cifar10
-Cost:     not measured yet
-Hardware: not measured yet
-Score:    not measured yet
+Cost:     100 epochs: not measured; 5 epochs (--epochs 5): 18 minutes of training, 230 to 260 pictures a second
+Hardware: two CPU cores with AVX-512 and bf16 (AMD EPYC), torch 2.15.0
+Score:    100 epochs: not measured; 5 epochs: 66.0 % of the test set, 66.8 % of validation (n = 1, seed 0)
 """
 
 from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
