@@ -100,9 +100,10 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         labels: (N,) true classes.
 
     Returns:
-        The temperature, in [0.05, 20]. 1.0, that is, no change, where the data cannot settle it: fewer than two
-        images, or a loss that still falls at the lower bound, as when every prediction is right. 20 where it still
-        falls at the upper bound: then the logits say nothing about the labels.
+        The temperature, in [0.05, 20]. Where the loss still falls at the lower bound, as when every prediction is
+        right, the labels count as right with probability (N + 1) / (N + 2) only, Platt's targets (1999, section 2.2):
+        N right ones do not prove that the next one is. 20 where it still falls at the upper bound: then the logits
+        say nothing about the labels. 1.0, that is, no change, for fewer than two images or logits that are all equal.
 
     Raises:
         DataError: If the shapes do not fit, there is no image, or a label is outside [0, K).
@@ -119,6 +120,9 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         return float((p * logits).sum(dim=1).mean() - truth)
 
     coldest, hottest = -math.log(LOWEST), -math.log(HIGHEST)
+    if slope(coldest) <= 0:
+        doubt, others = 1 / (len(logits) + 2), (logits.sum(1).mean() - truth) / max(1, logits.shape[1] - 1)
+        truth = (1 - doubt) * truth + doubt * others
     if slope(coldest) <= 0:
         return 1.0
     if slope(hottest) >= 0:
