@@ -255,7 +255,7 @@ def test_only_the_command_line_prints_and_exits():
     talk = [
         f"{path}:{node.lineno}: {ast.unparse(node.func)}"
         for name, path in modules(SRC).items()
-        if room(name) != "cli"
+        if room(name) not in ("cli", "__main__")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in {"print", "exit", "quit", "sys.exit", "os._exit"}
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import logging
 import os
 import warnings
@@ -132,7 +133,7 @@ def test_report_of_a_perfect_model_of_strange_classes(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "report.json").read_bytes().decode()) == report
     assert report["classes"] == classes
     assert report["worst_mistakes"] == report["most_confused"] == []
-    assert report["calibration"]["temperature"] == 1.0
+    assert report["calibration"]["temperature"] == pytest.approx(9 / math.log(15))  # Platt's target: 5/6 to 3 x 1/18
 
 
 def test_many_classes_leave_the_matrix_away(tmp_path: Path) -> None:

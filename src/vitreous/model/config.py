@@ -177,13 +177,7 @@ def _problems(c: ViTConfig) -> Iterator[str]:
     else:
         yield from _misfits(height, ph, "height")
         yield from _misfits(width, pw, "width")
-    if c.width % c.heads:
-        fits = sorted((h for h in range(1, c.width + 1) if c.width % h == 0), key=lambda h: abs(h - c.heads))[:2]
-        yield f"width {c.width} is not a multiple of heads {c.heads}: use {' or '.join(map(str, sorted(fits)))} heads"
-    elif c.position == "rope-2d" and c.head_dim % 4:
-        yield f"position rope-2d needs width / heads to be a multiple of 4, it is {c.head_dim}"
-    if c.position in ("sincos-2d", "learned-2d") and c.width % 4:
-        yield f"position {c.position} needs a width that is a multiple of 4, it is {c.width}"
+    yield from _width_misfits(c)
     if c.pool == "cls" and c.class_token is False:
         yield "pool cls reads the class token, but class_token is off: use pool mean, map or seq"
     if c.stem == "conv" and (ph != pw or ph & (ph - 1) or ph < 2):
@@ -219,6 +213,17 @@ def _stem_misfits(c: ViTConfig, ph: int, pw: int) -> Iterator[str]:
         yield f"resnet_width is {c.resnet_width}, it must be a multiple of 32"
     if min(c.resnet_layers, default=1) < 1:
         yield f"resnet_layers is {c.resnet_layers}, every stage needs at least 1"
+
+
+def _width_misfits(c: ViTConfig) -> Iterator[str]:
+    """Yield what does not divide the width: heads, and what a position embedding splits it into."""
+    if c.width % c.heads:
+        fits = sorted((h for h in range(1, c.width + 1) if c.width % h == 0), key=lambda h: abs(h - c.heads))[:2]
+        yield f"width {c.width} is not a multiple of heads {c.heads}: use {' or '.join(map(str, sorted(fits)))} heads"
+    elif c.position == "rope-2d" and c.head_dim % 4:
+        yield f"position rope-2d needs width / heads to be a multiple of 4, it is {c.head_dim}"
+    if c.position in ("sincos-2d", "learned-2d") and c.width % 4:
+        yield f"position {c.position} needs a width that is a multiple of 4, it is {c.width}"
 
 
 def _misfits(length: int, patch: int, side: str) -> Iterator[str]:

@@ -22,7 +22,7 @@ from vitreous.train.console import View
 from vitreous.train.module import VitModule
 from vitreous.train.outcome import Selected, weights_of
 
-__all__ = ["Checkpoint", "Interrupted", "Record", "Selection", "Stop", "better"]
+__all__ = ["Checkpoint", "Interrupted", "Record", "Selection", "Stop", "better", "rises"]
 
 _TIMED_STEPS, _TIMED_SECONDS = 5, 1.0  # after which the speed of a run is told
 _CHECKPOINT_EVERY = 60.0  # seconds
@@ -114,9 +114,14 @@ def better(select: str, new: Scores, old: Scores) -> bool:
     """
     if select == "last":
         return True
-    if select == "log_loss":
-        return new.log_loss < old.log_loss
-    return (getattr(new, select), -new.log_loss) > (getattr(old, select), -old.log_loss)
+    return rises(select, new, old) or (not rises(select, old, new) and new.log_loss < old.log_loss)
+
+
+def rises(select: str, new: Scores, old: Scores) -> bool:
+    """Whether the metric alone is better in new scores than in old ones; with `last` it always is."""
+    if select in ("last", "log_loss"):
+        return select == "last" or new.log_loss < old.log_loss
+    return bool(getattr(new, select) > getattr(old, select))
 
 
 class Selection(Callback):
@@ -124,7 +129,8 @@ class Selection(Callback):
 
     Args:
         select: As `RunConfig.select`.
-        patience: Epochs without a better one after which training stops; None is off.
+        patience: Epochs without a higher score (an equal one with a lower log loss does not count) after which
+            training stops; None is off.
         save: Called with each new selection, to write the model file.
     """
 
@@ -132,6 +138,7 @@ class Selection(Callback):
         self.select, self.patience, self.save = select, patience, save
         self.best: Selected | None = None
         self.stopped_early = False
+        self._risen = 0  # the epoch that had the highest score first
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Compare the epoch with the best so far."""
@@ -139,10 +146,12 @@ class Selection(Callback):
         if module.scores is None:
             return
         epoch = trainer.current_epoch + 1
+        if self.best is None or rises(self.select, module.scores, self.best.scores):
+            self._risen = epoch
         if self.best is None or better(self.select, module.scores, self.best.scores):
             self.best = Selected(module.scores, module.logits, module.labels, epoch, weights_of(module.evaluated))
             self.save(self.best)
-        elif self.patience is not None and epoch - self.best.epoch >= self.patience:
+        if self.patience is not None and epoch - self._risen >= self.patience:
             self.stopped_early = True
             trainer.should_stop = True
 

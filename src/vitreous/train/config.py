@@ -150,7 +150,7 @@ class RunConfig:
         balanced_sampling: Show as many training images of one class as of another in each epoch, whose length stays
             the same: large classes in part, small ones several times.
         ema: Decay per step of an average of the weights, which is then what is evaluated and saved; None is off.
-        patience: Stop after this many epochs without a better validation score; None is off.
+        patience: Stop after this many epochs without a higher score on validation; None is off.
         select: Validation metric that picks the saved weights: `top1`, `macro_f1`, `log_loss`, or `last`.
         precision: `bf16` where the machine computes it, `float32` else; `auto` chooses and says so.
         device: `auto`, `cpu`, `cuda` or `mps`.
@@ -204,6 +204,8 @@ class RunConfig:
                 f"balanced_sampling and class_weights {self.class_weights} would make up for unlike classes twice: "
                 "use one of them"
             )
+        if self.patience is not None and self.select == "last":
+            problems.append("patience compares epochs, but select is last: choose top1, macro_f1 or log_loss")
         unknown = sorted(set(self.loggers) - {"tensorboard", "wandb", "mlflow"})
         if unknown:
             problems.append(f"unknown loggers {', '.join(unknown)}: tensorboard, wandb and mlflow are known")

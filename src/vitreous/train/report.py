@@ -145,9 +145,10 @@ def write_report(
     """
     temperature = fit_temperature(val.logits, val.labels) if temperature is None else temperature
     scores = evaluate(val.logits, val.labels)
-    named = {"val": _named(scores, classes), "test": None}
-    if test is not None:
-        named["test"] = _named(evaluate(test.logits, test.labels), classes)
+    named = {
+        "val": _named(scores, classes),
+        "test": _named(evaluate(test.logits, test.labels), classes) if test else None,
+    }
     mistakes = _mistakes(val, classes)
     measured_on, measured = ("val", val) if test is None else ("test", test)
     calibration = calibrate(measured.logits, measured.labels, temperature)
@@ -169,8 +170,8 @@ def write_report(
         _draw_mistakes(val, mistakes, scores),
         _draw_calibration(measured, calibration, "validation" if test is None else "test"),
     )
-    files = dict(zip(PICTURES, drawn, strict=True))
-    _write(folder, files | {"report.json": _json(report)})  # in this order: where the report is, the pictures are
+    # In this order: where the report is, the pictures are.
+    _write(folder, dict(zip(PICTURES, drawn, strict=True)) | {"report.json": _json(report)})
     return report
 
 
