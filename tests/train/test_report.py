@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import logging
+import math
 import os
 import warnings
 from collections.abc import Callable

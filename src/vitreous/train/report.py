@@ -124,7 +124,6 @@ def write_report(
 
     Confusion and mistakes are shown on the validation split, so that studying them leaves the test split untouched.
     Calibration is measured on the test split where there is one, since the temperature was fitted on the other.
-    What report.json holds is at the head of this module.
 
     Args:
         folder: The run's folder; made where it is missing.
@@ -136,7 +135,7 @@ def write_report(
         temperature: The temperature stored with the model; None fits it on `val`.
 
     Returns:
-        What report.json holds.
+        What report.json holds, as the head of this module says.
 
     Raises:
         OutputError: If a file cannot be written; files that were there before stay whole.
@@ -145,10 +144,8 @@ def write_report(
     """
     temperature = fit_temperature(val.logits, val.labels) if temperature is None else temperature
     scores = evaluate(val.logits, val.labels)
-    named = {
-        "val": _named(scores, classes),
-        "test": _named(evaluate(test.logits, test.labels), classes) if test else None,
-    }
+    tested = evaluate(test.logits, test.labels) if test else None
+    named = {"val": _named(scores, classes), "test": _named(tested, classes) if tested else None}
     mistakes = _mistakes(val, classes)
     measured_on, measured = ("val", val) if test is None else ("test", test)
     calibration = calibrate(measured.logits, measured.labels, temperature)
