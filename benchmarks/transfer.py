@@ -124,6 +124,7 @@ def main() -> None:
     parser.add_argument("--data-dir", default="~/.cache/vitreous", help="where cifar-10-batches-py is")
     parser.add_argument("--work", type=Path, default=Path("runs/transfer"), help="where pictures and runs go")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0, help="to run seeds side by side, then once more for all")
     parser.add_argument("--source-epochs", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=20, help="of fine-tuning, and from scratch")
     parser.add_argument("--per-class", type=int, default=400, help="training pictures of each of the three classes")
@@ -135,7 +136,7 @@ def main() -> None:
     began = time.monotonic()
     data = open_source(DataConfig(source="cifar10", dir=options.data_dir, val_fraction=0.1))
     places = write_folders(data, options.work, options.per_class, options.source_per_class)
-    every = [transfer(options, places, seed) for seed in range(options.seeds)]
+    every = [transfer(options, places, seed) for seed in range(options.first_seed, options.first_seed + options.seeds)]
     print(
         f"\n{options.per_class} training pictures of each of {', '.join(APART)}; {options.image_size} pixels; ", end=""
     )
