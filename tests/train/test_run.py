@@ -155,6 +155,18 @@ def test_steps_are_counted_and_the_last_weights_are_saved_when_asked(tmp_path):
     assert result.epochs == result.selected_epoch == 2
 
 
+def test_scores_are_those_of_the_saved_model_in_use(tmp_path):
+    result = train(tmp_path / "run", precision="bf16")
+    classifier = load(result.model, device="cpu")
+    data = open_source(recipe("digits").data)
+    for name, scores in (("val", result.val), ("test", result.test)):
+        split = data.splits[name]
+        logits = classifier.logits([split.picture(index) for index in range(len(split))])
+        used = evaluate(torch.from_numpy(logits), torch.from_numpy(split.labels))
+        assert used.confusion.tolist() == scores.confusion.tolist()
+        assert used.log_loss == pytest.approx(scores.log_loss, rel=1e-5)  # bfloat16 would be 1e-3 away
+
+
 def test_patience_ends_a_run_that_does_not_improve(tmp_path):
     result = train(tmp_path / "run", epochs=50, patience=2, select="top1", optim=OptimConfig(lr=1e-12))
     assert result.epochs < 50  # the score stands still, whatever its log loss does

@@ -161,7 +161,11 @@ class VitModule(lightning.LightningModule):
         """Score the split as a whole and log it."""
         self.log_dict({f"val_{name}": value for name, value in self._score().items()}, batch_size=1)
 
-    test_step = validation_step
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        """Keep the logits of a batch in float32, as whoever uses the saved model will compute them."""
+        with torch.autocast(self.device.type, enabled=False):
+            self.validation_step(batch, batch_idx)
+
     on_test_epoch_start = on_validation_epoch_start
 
     def on_test_epoch_end(self) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +193,7 @@ def _set_up(ready: Prepared, folder: Path, view: View, started: float, leaving: 
     )
     if config.compile:
         ready.model.compile()
-    stop = Stop(clock, test_share=len(splits.get("test", ())) / len(splits["val"]))
+    stop = Stop(clock, test_share=len(splits.get("test", ())) / len(splits["val"]), precision=ready.precision)
 
     def announce(speed: float, left: float) -> None:
         view.machine(describe_place(ready.device, ready.precision), speed, planned, left)
@@ -236,12 +236,22 @@ def _fit(this: _Run) -> bool:
 
 
 def _select(this: _Run) -> Selected:
-    """Take the weights of the best epoch."""
+    """Take the weights of the best epoch, and score them anew in the precision in which they will be used."""
     selected = this.selection.best
     if selected is None:
         raise TrainingError("training ended before the first validation: give it more epochs or a larger --budget")
     this.module.evaluated.load_state_dict(selected.weights)
+    exact = _scored(this, this.ready.loading.val_dataloader())
+    selected = replace(selected, scores=exact.scores, logits=exact.logits, labels=exact.labels)
+    this.selection.best = selected
     return selected
+
+
+def _scored(this: _Run, loader: Iterable[Any]) -> Scored:
+    """Score the weights as they are on a split, in float32."""
+    this.trainer.test(this.module, dataloaders=loader, verbose=False)
+    module = this.module
+    return Scored(evaluate(module.logits, module.labels), module.logits, module.labels)
 
 
 def _test_once(this: _Run) -> Scored | None:
@@ -250,10 +260,9 @@ def _test_once(this: _Run) -> Scored | None:
         return None
     began = time.monotonic()
     with fitting_threads(this.ready):
-        this.trainer.test(this.module, datamodule=this.ready.loading, verbose=False)
+        tested = _scored(this, this.ready.loading.test_dataloader())
     this.seconds["test"] = time.monotonic() - began
-    module = this.module
-    return Scored(evaluate(module.logits, module.labels), module.logits, module.labels)
+    return tested
 
 
 def _judge(this: _Run, selected: Selected) -> Verdict | None:
