@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous.checkpoint.artifact import ModelInfo
-from vitreous.checkpoint.atomic import replacing
-from vitreous.cli.terminal import bar
+from vitreous.cli.terminal import bar, write_document
 from vitreous.data.sources import ImageData
 from vitreous.errors import DataError
 from vitreous.evaluate.fewshot import FewShot
@@ -82,12 +79,7 @@ def write_json(file: str, report: ProbeReport, *, model: str, data: ImageData) -
         "unreadable": [{"path": str(path), "reason": reason} for path, reason in data.unreadable],
         "probes": report.to_dict(),
     }
-    text = json.dumps(document, indent=2, ensure_ascii=True) + "\n"
-    if file == "-":
-        sys.stdout.write(text)
-        return
-    with replacing(file) as path:
-        path.write_text(text, encoding="utf-8")
+    write_document(file, document)
 
 
 def _with_spread(each: FewShot, split: str) -> str:

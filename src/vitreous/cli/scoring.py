@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -17,8 +15,7 @@ from rich.text import Text
 from torch import Tensor
 
 from vitreous.checkpoint.artifact import ModelInfo
-from vitreous.checkpoint.atomic import replacing
-from vitreous.cli.terminal import bar
+from vitreous.cli.terminal import bar, write_document
 from vitreous.data.config import DataConfig
 from vitreous.data.sources import ImageData, Split, open_source
 from vitreous.errors import DataError, did_you_mean
@@ -164,12 +161,7 @@ def write_json(
         "scores": scores.to_dict(),
         "calibration": calibration.to_dict(),
     }
-    text = json.dumps(document, indent=2, ensure_ascii=True) + "\n"
-    if file == "-":
-        sys.stdout.write(text)
-        return
-    with replacing(file) as path:
-        path.write_text(text, encoding="utf-8")
+    write_document(file, document)
 
 
 def _open(config: DataConfig, hold_out: bool) -> ImageData:
