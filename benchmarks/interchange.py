@@ -1,7 +1,7 @@
 """Checkpoints of timm, torchvision and Hugging Face, both ways, at full size and with random weights in every tensor.
 
     pip install -e '.[dev]'
-    python benchmarks/interchange.py [--full]
+    python benchmarks/interchange.py [--full] [--only TEXT]
 
 For each model: it is written by its own library, opened here, and the logits compared; converted to a model file of
 vitreous and from there back to its family, loaded by its own library, and the logits compared again; and every tensor
@@ -79,6 +79,7 @@ def measure(
         wanted = read(theirs(images))
         ours, _ = open_checkpoint(source, OpenOptions())
         imported = apart(wanted, ours(images))
+        del ours  # the largest models need the room
         own = source.with_name("own.safetensors")
         convert(source, own, "vitreous")
         convert(own, back, family)  # type: ignore[arg-type]
@@ -177,6 +178,7 @@ def main() -> int:
     """Measure every model and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true", help="the large models too: up to 8 GB of memory, half an hour")
+    parser.add_argument("--only", default="", metavar="TEXT", help="those whose name has this text")
     options = parser.parse_args()
     packages = ("torch", "timm", "torchvision", "transformers")
     print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages) + "; float32 on the CPU\n")
@@ -184,6 +186,8 @@ def main() -> int:
     print("|---|---|---|---|")
     failed = False
     for name, run in cases(options.full).items():
+        if options.only not in name:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             imported, exported, same = run(Path(folder))
         failed |= not (same and max(imported, exported) <= BOUND)

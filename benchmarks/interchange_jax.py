@@ -1,7 +1,8 @@
 """Google's .npz files against JAX: our logits and those of a forward pass in flax, on random weights, both ways.
 
     pip install jax flax torch safetensors scikit-learn pillow numpy     # in an environment of its own
-    PYTHONPATH=src python benchmarks/interchange_jax.py [--vision-transformer CHECKOUT] [--big-vision CHECKOUT] [--full]
+    PYTHONPATH=src python benchmarks/interchange_jax.py [--vision-transformer CHECKOUT] [--big-vision CHECKOUT]
+        [--full] [--only TEXT]
 
 No package index has Google's code. Given checkouts of google-research/vision_transformer and of big_vision, their own
 modules compute the reference; without, the modules below do, which use the same layers of flax (LayerNorm,
@@ -77,6 +78,7 @@ CASES = [
 FULL = [
     Case("B/16", *B, 16),
     Case("L/16", *L, 16),
+    Case("H/14", 1280, 32, 5120, 16, 14),
     Case("R50+L/16", *L, 1, stages=(3, 4, 9), bound=3e-5),
     Case("R50+L/32", *L, 1, stages=(3, 4, 6, 3), bound=3e-5),
 ]
@@ -317,6 +319,7 @@ def measure(case: Case, folder: Path, checkouts: tuple[Path | None, Path | None]
         found = ours(torch.from_numpy(images).permute(0, 3, 1, 2)).numpy()
     scale = np.abs(wanted).max()
     imported = float(np.abs(found - wanted).max() / scale)
+    del ours  # the largest models need the room
     convert(source, folder / "own.safetensors", "vitreous", overwrite=True)
     convert(folder / "own.safetensors", folder / "back.npz", "google", overwrite=True)
     with np.load(folder / "back.npz") as file:
@@ -332,6 +335,7 @@ def main() -> int:
     parser.add_argument("--vision-transformer", type=Path, help="a checkout of google-research/vision_transformer")
     parser.add_argument("--big-vision", type=Path, help="a checkout of google-research/big_vision")
     parser.add_argument("--full", action="store_true", help="the large models too")
+    parser.add_argument("--only", default="", metavar="TEXT", help="those whose name has this text")
     options = parser.parse_args()
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "flax", "torch"))
     print(f"{versions}; float32 on the CPU\n")
@@ -339,6 +343,8 @@ def main() -> int:
     print("|---|---|---|---|---|---|")
     failed = False
     for case in CASES + FULL * options.full:
+        if options.only not in case.name:
+            continue
         theirs = options.big_vision if case.big_vision else options.vision_transformer
         if case.scan and theirs is None:
             continue  # the modules here do not scan
@@ -349,7 +355,8 @@ def main() -> int:
         good = same and max(imported, exported) <= case.bound
         failed |= not good
         print(
-            f"| {case.name} | {by} | {imported:.1e} | {exported:.1e} | {case.bound:.0e} | {'yes' if same else 'NO'} |"
+            f"| {case.name} | {by} | {imported:.1e} | {exported:.1e} | {case.bound:.0e} | {'yes' if same else 'NO'} |",
+            flush=True,
         )
     return int(failed)
 

@@ -88,7 +88,7 @@ def once(config: RunConfig, given: frozenset[str] = frozenset()) -> tuple[float,
 
 def probe(source: Path, data: ImageData, image_size: int) -> tuple[float, float]:
     """Top-1 on the test split of k nearest neighbours and of the linear probe, chosen on val."""
-    classifier = load(source, image_size=image_size)
+    classifier = load(source, image_size=image_size, precision="float32")
     features = {name: classifier.embed(list(split.paths)) for name, split in data.splits.items()}
     labels = {name: np.asarray(split.labels) for name, split in data.splits.items()}
     report = probe_report(

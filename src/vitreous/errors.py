@@ -14,6 +14,7 @@ VitreousError (exit 1)
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 __all__ = [
@@ -28,6 +29,10 @@ __all__ = [
     "VitreousError",
     "did_you_mean",
 ]
+
+
+_LONGEST = 1600  # characters
+_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")  # control, line and direction
 
 
 class VitreousError(Exception):
@@ -51,7 +56,16 @@ class DataError(VitreousError):
 
 
 class CheckpointError(VitreousError):
-    """A model file is damaged, foreign, of another format version, or does not fit the model."""
+    """A model file is damaged, foreign, of another format version, or does not fit the model.
+
+    The message may cite what a stranger's file says: it is kept to one line of bounded length, and characters that
+    would steer a terminal are spelled out.
+    """
+
+    def __init__(self, message: str) -> None:
+        """Keep the message to what may be shown."""
+        text = _STEERING.sub(lambda found: repr(found[0])[1:-1], message)
+        super().__init__(text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}")
 
 
 class TrainingError(VitreousError):

@@ -16,13 +16,18 @@ LARGE = (".safetensors", ".bin", ".npz")  # what the hub keeps as LFS: named by 
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves ``root/<owner>/<name>/<files>``; ``asked`` has every request, ``spoil`` flips a byte of large files."""
+    """Serves ``root/<owner>/<name>/<files>``.
+
+    ``asked`` has every request, ``spoil`` flips a byte of large files, ``cut`` ends their body in the middle, and
+    ``failing`` gives ids a status and an error code.
+    """
 
     daemon_threads = True
 
     def __init__(self, root: Path) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
-        self.root, self.asked, self.spoil = root, list[str](), False
+        self.root, self.asked, self.spoil, self.cut = root, list[str](), False, False
+        self.failing: dict[str, tuple[int, str]] = {}
 
     @property
     def url(self) -> str:
@@ -45,12 +50,14 @@ class Answer(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path).strip("/")
         self.server.asked.append(f"{self.command} {path}")
         parts = path.split("/")
+        for name, (status, code) in self.server.failing.items():
+            if name in path:
+                return self._refuse(code, status)
         if parts[:2] == ["api", "models"] and len(parts) >= 4:
-            self._model("/".join(parts[2:4]), parts[4:], body)
-        elif len(parts) >= 5 and parts[2] == "resolve":
-            self._file("/".join(parts[:2]), parts[3], "/".join(parts[4:]), body)
-        else:
-            self._refuse("RepoNotFound")
+            return self._model("/".join(parts[2:4]), parts[4:], body)
+        if len(parts) >= 5 and parts[2] == "resolve":
+            return self._file("/".join(parts[:2]), parts[3], "/".join(parts[4:]), body)
+        return self._refuse("RepoNotFound")
 
     def _model(self, name: str, rest: list[str], body: bool) -> None:
         folder = self.server.root / name
@@ -81,11 +88,14 @@ class Answer(BaseHTTPRequestHandler):
         for key, value in (headers | {"Content-Length": str(len(content))}).items():
             self.send_header(key, value)
         self.end_headers()
-        if body:
+        if body and self.server.cut and len(content) > 10_000:
+            self.wfile.write(content[: len(content) // 2])
+            self.close_connection = True
+        elif body:
             self.wfile.write(content)
 
-    def _refuse(self, code: str) -> None:
-        self.send_response(404)
+    def _refuse(self, code: str, status: int = 404) -> None:
+        self.send_response(status)
         self.send_header("X-Error-Code", code)
         self.send_header("X-Error-Message", code)
         self.send_header("Content-Length", "0")

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -168,7 +169,8 @@ def test_other_files_are_named_for_what_they_are(tmp_path):
         (b"", "empty"),
         (b"abc", "only 3 bytes"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
-        (b"\xff\xd8\xff\xe0" + bytes(1000), "header claims"),
+        (b"\xff\xd8\xff\xe0" + bytes(1000), "is a picture (JPEG), no model"),
+        (b"\xff\xd9\xff\xe0" + bytes(1000), "header claims"),
         (struct.pack("<Q", 2**63) + b"{}", "header claims"),
         (struct.pack("<Q", 4) + b"nope", "header is unreadable"),
         (struct.pack("<Q", 2) + b"[]", "header is unreadable"),
@@ -187,6 +189,21 @@ def test_cut_and_lengthened_files_are_refused(saved):
     assert f"{len(whole) - 1:,} bytes found, {len(whole):,} expected" in refused(saved)
     saved.write_bytes(whole + b"x")
     refused(saved)
+
+
+def test_every_flipped_bit_is_refused(saved):
+    whole = saved.read_bytes()
+    weights = 8 + int.from_bytes(whole[:8], "little")
+    random = Random(0)
+    places = [random.randrange(weights) for _ in range(60)] + [random.randrange(weights, len(whole)) for _ in range(20)]
+    for place in places:
+        spoiled = bytearray(whole)
+        spoiled[place] ^= 1 << random.randrange(8)
+        saved.write_bytes(spoiled)
+        message = refused(saved)
+        assert place < weights or "its SHA-256 is not the one" in message
+    saved.write_bytes(whole)
+    load_model(saved)
 
 
 def test_a_file_of_another_program_is_recognised(tmp_path):

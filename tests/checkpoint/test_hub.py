@@ -15,8 +15,10 @@ from hub_server import serving
 
 from vitreous.checkpoint.artifact import ModelInfo, save_model
 from vitreous.checkpoint.convert import convert
+from vitreous.checkpoint.hub import fetch
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
+from vitreous.errors import CheckpointError
 from vitreous.model.sizes import create
 
 LOAD = """
@@ -95,6 +97,42 @@ def test_fetched_cached_and_offline(repositories, tmp_path):
     assert [each["sum"] for each in offline[:3]] == sums
     assert "HF_HUB_OFFLINE is set" in offline[3]["error"]
     assert all(each.get("kind", "CheckpointError") == "CheckpointError" for each in (*found, *gone, *offline))
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message"),
+    [
+        (401, "GatedRepo", "needs your consent first: accept its conditions at"),
+        (403, "GatedRepo", "needs your consent first: accept its conditions at"),
+        (401, "RepoNotFound", "the hub has no model 'me/own' that you may read: check the id, or log in"),
+        (401, "", "the hub has no model 'me/own' that you may read: check the id, or log in"),
+        (500, "", "the hub answered with an error: HfHubHTTPError"),
+        (503, "", "go online once, or give a local file or folder"),
+        (429, "", "the hub answered with an error: HfHubHTTPError"),
+    ],
+)
+def test_a_hub_that_refuses_or_is_out_of_order(repositories, tmp_path, monkeypatch, status, code, message):
+    from huggingface_hub import constants
+
+    with serving(repositories) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        hub.failing["me/own"] = (status, code)
+        with pytest.raises(CheckpointError) as caught:
+            fetch("me/own")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_download_that_breaks_off_is_said_and_the_next_one_is_whole(repositories, tmp_path):
+    with serving(repositories) as hub:
+        hub.cut = True
+        broken, _ = load(["me/own"], tmp_path, HF_ENDPOINT=hub.url)
+        hub.cut = False
+        whole, _ = load(["me/own"], tmp_path, HF_ENDPOINT=hub.url)
+    assert broken[0]["kind"] == "CheckpointError"
+    assert whole[0]["width"] == 32
 
 
 def test_a_file_that_is_damaged_on_the_way_is_refused(repositories, tmp_path):

@@ -123,6 +123,7 @@ def npy(descr: str, shape: str, body: bytes) -> bytes:
         (npy("|O", "(1,)", b"\0" * 16), "run code"),
         (npy("nonsense", "(1,)", b"\0" * 16), "unreadable"),
         (npy("<f4", "__import__('os').system('true')", b"\0" * 16), "unreadable"),
+        (npy("<f4", "(" * 90, b"\0" * 16), "unreadable"),
         (b"", "unreadable"),
     ],
 )
@@ -215,6 +216,36 @@ def test_what_is_no_model(tmp_path, name, content, message):
         open_checkpoint(tmp_path / name)
 
 
+@pytest.mark.parametrize("suffix", ["safetensors", "npz", "pth", "bin", "png", "weights"])
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (b"\x89PNG\r\n\x1a\n", r"is a picture \(PNG\), no model: give a model\.safetensors"),
+        (b"\xff\xd8\xff\xe0", "is a picture"),
+        (b"RIFF\0\0\0\0WEBP", "is a picture"),
+        (b"%PDF-1.7", "a PDF document"),
+        (b"<!DOCTYPE html><html>", "a web page, no model: the download went wrong"),
+        (b'{"hidden_size": 192}', "JSON text, no model: give the weights that lie beside it"),
+        (b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
+    ],
+)
+def test_what_people_mistake_for_a_model_is_named(tmp_path, suffix, start, message):
+    path = tmp_path / f"m.{suffix}"
+    path.write_bytes(start + bytes(range(256)))
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(path)
+
+
+def test_a_length_that_begins_like_a_picture_is_a_length(tmp_path):
+    save_file(STATE, tmp_path / "m.safetensors", metadata={"x": "y" * (0x4D42 - 8 - 200)})
+    content = (tmp_path / "m.safetensors").read_bytes()
+    header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+    padded = struct.pack("<Q", 0x4D42) + header.rstrip().ljust(0x4D42) + content[8 + len(header) :]
+    assert padded.startswith(b"BM")
+    (tmp_path / "m.safetensors").write_bytes(padded)
+    assert read_tensors(tmp_path / "m.safetensors").keys() == STATE.keys()
+
+
 def test_what_is_no_state_dict(tmp_path):
     torch.save([1, 2], tmp_path / "list.pth")
     torch.save({"model": {"a": 1}}, tmp_path / "numbers.pth")
@@ -237,12 +268,15 @@ def test_folders(tmp_path):
         torch.save({"a": torch.zeros(3)}, tmp_path / f"{name}.pth")
     with pytest.raises(CheckpointError, match="has 2 files of weights"):
         open_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="File name too long"):
+        open_checkpoint("a" * 5000)
     with pytest.raises(CheckpointError, match=r"Did you mean 'one\.pth'"):
         open_checkpoint(tmp_path / "onne.pth")
     index = tmp_path / "model.safetensors.index.json"
     for places, message in (
         ({"a": "../../etc/passwd"}, "outside its folder"),
         ({"a": "gone.safetensors"}, "no model file"),
+        ({"a": "9" * 5000}, "File name too long"),
         ("x", "no weight_map"),
     ):
         index.write_text(json.dumps({"weight_map": places}))
@@ -251,3 +285,14 @@ def test_folders(tmp_path):
     index.write_text("{")
     with pytest.raises(CheckpointError, match="no readable JSON"):
         open_checkpoint(tmp_path)
+
+
+def test_what_a_file_says_cannot_steer_a_terminal_or_fill_it(tmp_path):
+    save_file({"a\n\x1b[2J\u202eb": torch.zeros(3), "x" * 50_000: torch.zeros(3)}, tmp_path / "m.safetensors")
+    with pytest.raises(CheckpointError, match="no known family") as caught:
+        open_checkpoint(tmp_path / "m.safetensors")
+    message = str(caught.value)
+    assert message.isprintable()
+    assert r"a\n\x1b[2J\u202eb" in message
+    assert len(message) < 2000
+    assert message.endswith("Vision Transformers are read")

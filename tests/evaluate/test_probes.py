@@ -125,6 +125,13 @@ def test_with_a_test_split_val_chooses_as_a_sweep_by_hand(digits):
     assert [point.strength for point in probe.sweep] == list(STRENGTHS[: len(probe.sweep)])
 
 
+def test_val_can_be_asked_to_choose_without_a_test_split(digits):
+    asked = probe_linear(digits["train"], {"val": digits["val"]}, 10, on_val=True)
+    beside = probe_linear(digits["train"], {"val": digits["val"], "test": digits["test"]}, 10)
+    assert (asked.chosen_on, asked.strength, asked.sweep) == ("val", beside.strength, beside.sweep)
+    assert asked.accuracy["val"] == max(point.val for point in asked.sweep)
+
+
 def test_without_a_test_split_val_has_no_say(digits):
     shuffled = Labelled(digits["val"].features, np.random.default_rng(0).permutation(digits["val"].labels))
     honest, blind = (probe_linear(digits["train"], {"val": val}, 10) for val in (digits["val"], shuffled))

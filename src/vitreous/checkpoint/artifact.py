@@ -7,6 +7,7 @@ it fits the bytes that are there. The raw container is read in :mod:`vitreous.ch
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -33,6 +34,7 @@ __all__ = ["FORMAT_VERSION", "ModelInfo", "load_model", "save_model"]
 
 FORMAT_VERSION = 1
 KEY = "vitreous"
+_DIGEST = "vitreous_sha256"  # of the description and every tensor; the container itself has no checksum
 _LARGEST_SIDE = 16_384  # pixels: a pipeline beyond it would have a stranger's file claim gigabytes per picture
 _SHOWN = 5  # problems of one kind that an error spells out
 _FLOATS = ("F64", "F32", "F16", "BF16")  # in the format's words
@@ -98,10 +100,12 @@ def save_model(path: str | os.PathLike[str], model: VisionTransformer, info: Mod
         "scores": info.scores,
     }
     text = json.dumps(_plain(document), ensure_ascii=False, allow_nan=False)
+    # Bytes of folder names that are no text are lone surrogates in Python; as \udcff they are JSON and come back.
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     with replacing(path) as written:
         try:
-            save_file(tensors, written, metadata={KEY: text})
+            save_file(tensors, written, metadata={KEY: text, _DIGEST: _digest(text, tensors)})
         except SafetensorError as error:  # its writer wraps the system's errors: disk full, read-only
             raise OutputError(f"cannot write '{os.fspath(path)}': {error}") from error
 
@@ -135,11 +139,28 @@ def load_model(path: str | os.PathLike[str]) -> tuple[VisionTransformer, ModelIn
     _check_tensors(file, header, expected)
     try:
         with safe_open(file, framework="pt") as stored:
-            state = {name: stored.get_tensor(name).to(like.dtype, copy=True) for name, like in expected.items()}
+            tensors = {name: stored.get_tensor(name) for name in expected}
+            digest = header.metadata.get(_DIGEST)  # absent in files that other programs put together
+            if digest is not None and digest != _digest(header.metadata[KEY], tensors):
+                raise CheckpointError(
+                    f"'{file}' is damaged, or was changed by another program: its SHA-256 is not the one that it was "
+                    "written with. Copy or download it again"
+                )
+            state = {name: tensors[name].to(like.dtype, copy=True) for name, like in expected.items()}
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"'{file}' cannot be read: {error}") from error
     model.load_state_dict(state, assign=True)
     return model.eval(), info
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a description and of the tensors' names, types, shapes and bytes: 2 GB/s on today's CPUs."""
+    found = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        found.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _find(path: Path) -> Path:

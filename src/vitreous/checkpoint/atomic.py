@@ -14,7 +14,7 @@ __all__ = ["replacing"]
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(path: str | os.PathLike[str], keep: Path | None = None) -> Iterator[Path]:
     """Give a temporary path beside ``path`` to write to; on leaving, make it durable and rename it over ``path``.
 
     After an error, or an interrupt, ``path`` is as it was and the temporary file is gone. A link is followed. What is
@@ -22,6 +22,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     Args:
         path: The file to write. Its folder must exist.
+        keep: Where the file that was at ``path`` goes, in the same folder; None: it is gone.
 
     Raises:
         OutputError: If it cannot be written: the message has the path and the system's reason.
@@ -44,6 +45,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
                 written, mode
             )  # as the user's umask wants it: some writers make files of their own, closed to others
             _sync(written)
+            if keep is not None and target.exists():
+                os.replace(target, keep)
             os.replace(written, target)
             _sync(target.parent)
     except BrokenPipeError:  # the reader of a pipe went away: the command line ends quietly

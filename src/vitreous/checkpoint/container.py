@@ -13,16 +13,32 @@ from pathlib import Path
 
 from vitreous.errors import CheckpointError
 
-__all__ = ["Header", "read_header"]
+__all__ = ["Header", "read_header", "refuse_other_kinds"]
 
 _MAX_HEADER = 100_000_000  # bytes: the limit of the safetensors library itself
 
-_FOREIGN = (
+_PICKLES = (
     (b"PK\x03\x04", "a zip archive, as torch.save writes it, with a pickle inside"),
     (b"\x80", "a Python pickle"),
-    (b"\x89HDF", "an HDF5 file (Keras)"),
-    (b"version https://git-lfs", "a Git LFS pointer and not the file itself: run `git lfs pull`, then try again"),
 )
+_REMEDY = "give a model.safetensors, a run folder, or another family's weights"
+_OTHERS = (
+    (b"\x89PNG", "a picture (PNG)", _REMEDY),
+    (b"\xff\xd8\xff", "a picture (JPEG)", _REMEDY),
+    (b"GIF8", "a picture (GIF)", _REMEDY),
+    (b"BM", "a picture (BMP)", _REMEDY),
+    (b"II*\0", "a picture (TIFF)", _REMEDY),
+    (b"MM\0*", "a picture (TIFF)", _REMEDY),
+    (b"RIFF", "a picture (WebP) or a recording", _REMEDY),
+    (b"%PDF", "a PDF document", _REMEDY),
+    (b"GGUF", "a GGUF file of a language model", _REMEDY),
+    (b"\x1f\x8b", "packed with gzip", "unpack it first"),
+    (b"\x89HDF", "an HDF5 file (Keras)", _REMEDY),
+    (b"version https://git-lfs", "a Git LFS pointer and not the file itself", "run `git lfs pull`, then try again"),
+    (b"<", "a web page", "the download went wrong, or needs a login"),
+    (b"{", "JSON text", "give the weights that lie beside it, or their folder"),
+)
+"""First bytes, what begins with them, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +66,8 @@ def read_header(file: Path) -> Header:
         size = os.path.getsize(file)
         with open(file, "rb") as stream:
             start = stream.read(64)
-            _refuse_foreign(file, start, size)
+            refuse_other_kinds(file, start)
+            _refuse_pickles(file, start, size)
             length = int.from_bytes(start[:8], "little")
             if length > min(size - 8, _MAX_HEADER):
                 raise CheckpointError(
@@ -68,7 +85,7 @@ def read_header(file: Path) -> Header:
         dtypes = {str(name): str(entry["dtype"]) for name, entry in content.items()}
         end = max((int(entry["data_offsets"][1]) for entry in content.values()), default=0)
         texts = {str(name): str(value) for name, value in metadata.items()}
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+    except (LookupError, ValueError, OverflowError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"'{file}' is no safetensors file, or a damaged one: its header is unreadable") from error
     if 8 + length + end != size:
         less = "it was cut off: copy or download it again" if 8 + length + end > size else "it has bytes too many"
@@ -76,14 +93,30 @@ def read_header(file: Path) -> Header:
     return Header(texts, shapes, dtypes)
 
 
-def _refuse_foreign(file: Path, start: bytes, size: int) -> None:
-    """Name files that people mistake for a model file."""
+def refuse_other_kinds(file: Path, start: bytes) -> None:
+    """Name files that hold no weights but that people give for a model.
+
+    Args:
+        file: For the message.
+        start: Its first bytes, 24 at least where it has as many.
+
+    Raises:
+        CheckpointError: If it is a picture, a document, text, or what a failed download leaves.
+    """
+    if start[8:9] == b"{":  # a length may begin like anything; then JSON follows at byte 8
+        return
+    for magic, kind, remedy in _OTHERS:
+        if start.startswith(magic):
+            raise CheckpointError(f"'{file}' is {kind}, no model: {remedy}")
+
+
+def _refuse_pickles(file: Path, start: bytes, size: int) -> None:
+    """Refuse PyTorch's own files where a .safetensors is expected, and what is too short for one."""
     if size < 8:
         raise CheckpointError(f"'{file}' is {'empty' if size == 0 else f'only {size} bytes long'}: no model file")
-    # A pickle begins with 0x80 and its protocol, 2 to 5. So may a length; but then JSON's "{" follows at byte 8.
-    for magic, kind in _FOREIGN:
+    for magic, kind in _PICKLES:  # 0x80 and its protocol, 2 to 5
         if start.startswith(magic) and start[8:9] != b"{":
-            risk = (
-                "" if "LFS" in kind or "HDF5" in kind else " A pickle can run code when it is read, so it is refused."
+            raise CheckpointError(
+                f"'{file}' is {kind}, which can run code when it is read, so it is refused. A model file of vitreous "
+                "is a .safetensors; of other families' files that end in .pth, .pt or .bin the tensors alone are read"
             )
-            raise CheckpointError(f"'{file}' is {kind}.{risk} Models are read from .safetensors files only")

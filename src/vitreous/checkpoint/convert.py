@@ -143,6 +143,7 @@ def _compare(source: Opened, used: Opened, to: Family, weights: Path, tell: Call
     wanted = _run(used.model, picture), _run(used.model, noise)
     bound = HYBRID_BOUND if used.model.config.stem == "resnet" else BOUND
     found = [Comparison("vitreous", *_apart(wanted, (_run(again.model, picture), _run(again.model, noise))))]
+    del again  # its library needs the room: twice the model, to read it and to run it
     results = [witness(to, weights, used.model.config, images) for images in (picture, noise)]
     if results[0] is not None and results[1] is not None:
         found.append(Comparison(results[0][0], *_apart(wanted, (results[0][1], results[1][1]))))

@@ -48,11 +48,17 @@ def fetch(name: str) -> Path:
     except CheckpointError:
         raise
     except Exception as error:  # the client raises those of its http library, its own and the system's
+        if "GatedRepoError" in {kind.__name__ for kind in type(error).__mro__}:
+            raise CheckpointError(
+                f"hub model '{name}' needs your consent first: accept its conditions at "
+                f"{constants.ENDPOINT}/{repository}, then log in with `hf auth login`"
+            ) from error
         if _is_missing(error):
             raise CheckpointError(
                 f"the hub has no model '{name}' that you may read: check the id, or log in with `hf auth login`"
             ) from error
-        return _cached(huggingface_hub, repository, revision, f"the hub cannot be reached: {_brief(error)}")
+        answered = "answered with an error" if _status(error) else "cannot be reached"
+        return _cached(huggingface_hub, repository, revision, f"the hub {answered}: {_brief(error)}")
     for file in wanted:
         _verify(Path(folder) / file)
     return Path(folder)
@@ -94,12 +100,20 @@ def _cached(hub: Any, repository: str, revision: str | None, why: str) -> Path:
     )
 
 
+def _status(error: Exception) -> int | None:
+    """The HTTP status that the hub answered with; None where it did not answer."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
+
+
 def _is_missing(error: Exception) -> bool:
     """Whether the hub answered that there is no such thing for this user."""
+    if _status(error) in (401, 403):
+        return True
     names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(
-        names & {"RepositoryNotFoundError", "RevisionNotFoundError", "GatedRepoError", "EntryNotFoundError"}
-    ) and ("LocalEntryNotFoundError" not in names)
+    return bool(names & {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError"}) and (
+        "LocalEntryNotFoundError" not in names
+    )
 
 
 def _brief(error: Exception) -> str:

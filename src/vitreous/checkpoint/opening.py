@@ -113,35 +113,38 @@ def open_fully(source: str | os.PathLike[str], options: OpenOptions) -> Opened:
     return _changed(opened, options, located.name)
 
 
-def _recognise(tensors: Mapping[str, Tensor], name: str) -> tuple[str, str]:
+def _recognise(foreign: Foreign) -> tuple[str, str]:
     """Return the family whose names these are, and why.
 
     Raises:
         CheckpointError: If no family's are.
     """
     for family, adapter in FAMILIES.items():
-        why = adapter.recognise(tensors)
+        why = adapter.recognise(foreign.tensors)
         if why:
             return family, str(why)
+    document = foreign.documents.get("config.json") or {}
+    said = str(document.get("model_type") or document.get("architecture") or "")
+    claim = f", and config.json says {said[:100]}" if said else ""
     raise CheckpointError(
-        f"'{name}' has names of no known family ({few(sorted(tensors))}): google, timm, huggingface and torchvision "
-        "Vision Transformers are read"
+        f"'{foreign.name}' has names of no known family ({few(sorted(foreign.tensors))}){claim}: google, timm, "
+        "huggingface and torchvision Vision Transformers are read"
     )
 
 
 def _import(foreign: Foreign, options: OpenOptions) -> Opened:
     """Map a foreign checkpoint to a model, and account for every tensor."""
-    family, why = _recognise(foreign.tensors, foreign.name)
+    family, why = _recognise(foreign)
     dropped = [name for name in foreign.tensors if _named(name, set(options.drop) - _PARTS)]
     tensors = {name: tensor for name, tensor in foreign.tensors.items() if name not in dropped}
     hints = Hints(options.heads, pair(options.source_size) if options.source_size else None)
     try:
         found: Imported = FAMILIES[family].read(Foreign(tensors, foreign.documents, foreign.name), hints)
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         if isinstance(error, ConfigError):
             raise CheckpointError(f"'{foreign.name}': {error}") from error
         raise CheckpointError(
-            f"the configuration beside '{foreign.name}' is damaged ({type(error).__name__}: {error})"
+            f"the configuration beside '{foreign.name}' is damaged ({type(error).__name__}: {str(error)[:160]})"
         ) from error
     wide = {key: t for key, t in found.state.items() if t.dtype not in (torch.float32, torch.float16, torch.bfloat16)}
     odd = [key for key, t in wide.items() if not torch.equal(t.to(torch.float32).to(t.dtype), t)]

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import struct
+import tokenize
 import warnings
 import zipfile
 import zlib
@@ -23,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitreous.checkpoint.adapters.common import State, few
-from vitreous.checkpoint.container import read_header
+from vitreous.checkpoint.container import read_header, refuse_other_kinds
 from vitreous.errors import CheckpointError
 
 __all__ = ["SUFFIXES", "read_tensors"]
@@ -44,11 +45,12 @@ def read_tensors(file: Path) -> State:
         CheckpointError: If it is missing, damaged, of another kind, holds objects that would need code to be run, or
             numbers that are not finite. One line that says which.
     """
-    if not file.is_file():
-        raise CheckpointError(f"no model file '{file}'")
     try:
+        if not file.is_file():
+            raise CheckpointError(f"no model file '{file}'")
         with file.open("rb") as stream:
-            start = stream.read(8)
+            start = stream.read(64)
+        refuse_other_kinds(file, start)
         if file.suffix == ".npz":
             state = _npz(file)
         elif start.startswith(b"PK") or file.suffix in (".pth", ".pt", ".bin", ".tar", ".ckpt"):
@@ -91,8 +93,13 @@ def _npz(file: Path) -> State:
                 elif not entry.is_dir():
                     raise CheckpointError(f"'{file}' holds '{entry.filename}', which is no array: no .npz of weights")
     except _ZIP_ERRORS as error:
-        raise CheckpointError(f"'{file}' is no whole .npz file, it was cut off or damaged: {error}") from error
+        raise CheckpointError(f"'{file}' is no whole .npz file, it was cut off or damaged: {_brief(error)}") from error
     return state
+
+
+def _brief(error: Exception) -> str:
+    """The first line of what another library says, short: it may cite the file's own bytes."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
 def _array(file: Path, name: str, content: bytes) -> Tensor:
@@ -102,7 +109,7 @@ def _array(file: Path, name: str, content: bytes) -> Tensor:
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(stream)
-    except (ValueError, SyntaxError, TypeError, EOFError, RecursionError) as error:
+    except (ValueError, SyntaxError, TypeError, EOFError, RecursionError, tokenize.TokenError) as error:
         raise CheckpointError(f"'{file}' is damaged: the header of '{name}' is unreadable") from error
     if dtype.hasobject:
         raise CheckpointError(
@@ -148,7 +155,8 @@ def _pytorch(file: Path) -> State:
                 _check_sizes(file, archive)
                 damaged = archive.testzip()  # torch itself does not compare the checksums
         except _ZIP_ERRORS as error:
-            raise CheckpointError(f"'{file}' is no whole PyTorch file, it was cut off or damaged: {error}") from error
+            reason = f"is no whole PyTorch file, it was cut off or damaged: {_brief(error)}"
+            raise CheckpointError(f"'{file}' {reason}") from error
         if damaged:
             raise CheckpointError(f"'{file}' is damaged: the checksum of '{damaged}' does not fit")
     try:
@@ -174,7 +182,7 @@ def _why_not(said: str, file: Path) -> str:
             "state dict alone, best as .safetensors"
         )
     detail = said.strip().splitlines()
-    return f"is no whole PyTorch file, it was cut off or damaged{': ' + detail[0][:120] if detail else ''}"
+    return f"is no whole PyTorch file, it was cut off or damaged{': ' + detail[0][:160] if detail else ''}"
 
 
 def _tensors_in(file: Path, loaded: Any) -> State:

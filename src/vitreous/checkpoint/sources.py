@@ -48,7 +48,11 @@ def locate(source: str | os.PathLike[str]) -> Located:
     """
     name = os.fspath(source)
     path = Path(name).expanduser()
-    if not path.exists():
+    try:
+        found = path.exists()
+    except OSError as error:  # a name too long, a folder that may not be looked into
+        raise CheckpointError(f"cannot read '{name}': {error.strerror or error}") from error
+    if not found:
         looks_local = path.suffix in SUFFIXES or name.startswith((".", "/", "~")) or path.parent.is_dir()
         if not hub.HUB_ID.fullmatch(name) or looks_local:
             beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []

@@ -90,7 +90,7 @@ def _huggingface(weights: Path, config: ViTConfig, images: Tensor) -> Tensor:
     if problems:
         raise CheckpointError(f"transformers finds {problems} in what was written")
     result = model.eval()(images)
-    if name == "ViTForImageClassification":
+    if name.endswith("ForImageClassification"):
         output: Tensor = result.logits
     elif config.head == "mlp":
         output = result.pooler_output

@@ -111,7 +111,8 @@ def write_files(written: Written, family: str, weights: Path) -> list[Path]:
 
 
 def _write_json(file: Path, document: Any) -> None:
-    file.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    file.write_text(text, encoding="utf-8", errors="backslashreplace")  # names that are no text, as JSON's escapes
 
 
 def _array(tensor: Tensor) -> Any:

@@ -100,12 +100,13 @@ def probe_linear(
     classes: int,
     *,
     strengths: Sequence[float] = STRENGTHS,
+    on_val: bool = False,
     device: str = "cpu",
     step: Callable[[], None] = lambda: None,
 ) -> LinearProbe:
     """Choose C, fit on all of train, and score.
 
-    The pictures that choose are never those that the result is judged by: with a test split val chooses; without one
+    The pictures that choose are not those that the result is judged by: with a test split val chooses; without one
     val is what there is to judge by, so a fifth of train, of each class, chooses. The same fifth every time.
 
     Args:
@@ -113,6 +114,7 @@ def probe_linear(
         scored: ``val``, and ``test`` where there is one.
         classes: K, above every label.
         strengths: Values of C above 0; tried in rising order.
+        on_val: Let val choose all the same: to compare with what was itself chosen by its score on val.
         device: Where to compute: ``cpu``, or a CUDA device.
         step: Called after each value.
 
@@ -123,7 +125,7 @@ def probe_linear(
     strengths = sorted(strengths)
     if not strengths or not 0 < strengths[0] <= strengths[-1] < math.inf:
         raise ConfigError(f"C is {', '.join(map(str, strengths)) or 'missing'}: give values above 0")
-    if "test" in scored:
+    if on_val or "test" in scored:
         fitted, chooser, chosen_on = train, scored["val"], "val"
     else:
         held = _held_out(train.labels)

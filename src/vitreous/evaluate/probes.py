@@ -119,6 +119,7 @@ def probe_report(
     neighbours: Sequence[int] = NEIGHBOURS,
     temperature: float = 0.07,
     strengths: Sequence[float] = logistic.STRENGTHS,
+    on_val: bool = False,
     shots: Sequence[int] = SHOTS,
     seeds: int = 5,
     whiten: bool = False,
@@ -138,6 +139,7 @@ def probe_report(
         neighbours: Values of k; those above n count as n.
         temperature: Of the neighbours' vote, as :func:`probe_knn`.
         strengths: Values of C to sweep.
+        on_val: Let val choose C without a test split too.
         shots: Pictures per class in few-shot evaluation; empty leaves it out.
         seeds: Draws of them.
         whiten: Standardise few-shot features, as :class:`~vitreous.evaluate.fewshot.LeastSquares`.
@@ -160,14 +162,12 @@ def probe_report(
 
     knn = probe_knn(train, scored, classes, neighbours=neighbours, temperature=temperature, device=device)
     step()
-    linear = probe_linear(train, scored, classes, strengths=strengths, device=device, step=step)
+    linear = probe_linear(train, scored, classes, strengths=strengths, on_val=on_val, device=device, step=step)
     counter = itertools.count(2 + len(strengths))  # the sweep may end early
     few_shot = probe_few_shot(train, scored, classes, shots=shots, seeds=seeds, whiten=whiten, l2=l2, step=step)
     notes = _notes(train, scored, neighbours=neighbours, linear=linear, strengths=strengths, few_shot=few_shot)
     pictures = {name: len(data.labels) for name, data in {"train": train, **scored}.items()}
-    return ProbeReport(
-        pictures, classes, train.features.shape[1], temperature, knn, linear, few_shot, whiten, tuple(notes)
-    )
+    return ProbeReport(pictures, classes, train.features.shape[1], temperature, knn, linear, few_shot, whiten, notes)
 
 
 def probe_knn(
@@ -239,7 +239,7 @@ def _notes(
     linear: LinearProbe,
     strengths: Sequence[float],
     few_shot: Sequence[FewShot],
-) -> list[str]:
+) -> tuple[str, ...]:
     """What a reader of the scores should know."""
     notes = []
     for name, data in scored.items():
@@ -251,7 +251,8 @@ def _notes(
     if linear.chosen_on == "nothing":
         notes.append(f"no class has a second train picture to choose C by: C is {linear.strength:g}, unchosen")
     elif linear.chosen_on == "val":
-        notes.append("val chose the linear probe's C, so its score there is a little high; test is untouched")
+        rest = "; test is untouched" if "test" in scored else ""
+        notes.append(f"val chose the linear probe's C, so its score there is a little high{rest}")
     if linear.sweep and linear.strength in (min(strengths), max(strengths)) and len(strengths) > 1:
         notes.append(f"the chosen C, {linear.strength:g}, is at the end of the sweep: a value beyond may be better")
     if not linear.model.converged:
@@ -262,4 +263,4 @@ def _notes(
             notes.append(f"{each.shots} shots: classes with fewer train pictures give all they have: {share}")
         if each.chosen_on == "nothing":
             notes.append(f"{each.shots} shots: all of train, which leaves none to choose l2: it is {each.l2:g}")
-    return notes
+    return tuple(notes)

@@ -9,15 +9,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoImageProcessor,
+    DeiTConfig,
+    DeiTForImageClassification,
     Dinov2Config,
     Dinov2ForImageClassification,
     Dinov2Model,
     Dinov2WithRegistersConfig,
+    Dinov2WithRegistersForImageClassification,
     Dinov2WithRegistersModel,
     ViTConfig,
     ViTForImageClassification,
     ViTImageProcessor,
     ViTModel,
+    ViTMSNConfig,
+    ViTMSNForImageClassification,
 )
 from witness import BOUND, apart, pictures, randomise
 
@@ -47,8 +52,8 @@ def features(pooler=True, mask=False, **more):
     return model, lambda result: result.pooler_output if pooler else result.last_hidden_state[:, 0]
 
 
-def dinov2():
-    return Dinov2Model(Dinov2Config(**DINO)), lambda result: result.pooler_output
+def dinov2(**more):
+    return Dinov2Model(Dinov2Config(**DINO, **more)), lambda result: result.pooler_output
 
 
 def registers():
@@ -56,16 +61,27 @@ def registers():
     return Dinov2WithRegistersModel(config), lambda result: result.pooler_output
 
 
+def classifier(kind, config, **more):
+    return kind(config(**DINO, **more, num_labels=3)), lambda result: result.logits
+
+
 MODELS = {
     "ViT": vit,
     "ViT without biases": lambda: vit(qkv_bias=False),
     "ViT tanh": lambda: vit(hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6),
+    "ViT gelu_fast": lambda: vit(hidden_act="gelu_fast"),
     "ViT rectangle": rectangle,
     "ViTModel": features,
     "ViTModel with another pooler": lambda: features(pooler_output_size=40, pooler_act="relu"),
     "ViTModel without pooler": lambda: features(pooler=False),
     "ViTModel with mask token": lambda: features(mask=True),
     "DINOv2": dinov2,
+    "DINOv2 without mask token": lambda: dinov2(use_mask_token=False),
+    "DINOv2 without biases": lambda: dinov2(qkv_bias=False),
+    "DINOv2 classifier": lambda: classifier(Dinov2ForImageClassification, Dinov2Config),
+    "DINOv2 with registers, classifier": lambda: classifier(
+        Dinov2WithRegistersForImageClassification, Dinov2WithRegistersConfig, num_register_tokens=3
+    ),
     "DINOv2 with registers": registers,
 }
 
@@ -152,12 +168,20 @@ def test_pictures_are_prepared_as_by_its_processor(tmp_path, photos, given):
         assert float((ours - theirs_pixels).abs().max()) <= 1e-5
 
 
+def test_a_dinov2_without_its_classifier_is_one_without(tmp_path):
+    theirs = randomise(Dinov2ForImageClassification(Dinov2Config(**DINO, num_labels=3)))
+    theirs.save_pretrained(tmp_path / "head")
+    images = pictures(2, 48)
+    convert(tmp_path / "head", tmp_path / "bare", "huggingface", OpenOptions(drop=("classifier",)))
+    again = Dinov2Model.from_pretrained(tmp_path / "bare").eval()
+    with torch.inference_mode():
+        assert apart(theirs.dinov2(images).pooler_output, again(images).pooler_output) <= BOUND
+    for family in ("timm", "google", "torchvision"):
+        with pytest.raises(CheckpointError, match="pool cls-mean"):
+            convert(tmp_path / "head", tmp_path / f"{family}-out", family)
+
+
 def test_what_cannot_be_read_says_why(tmp_path):
-    randomise(Dinov2ForImageClassification(Dinov2Config(**DINO, num_labels=3))).save_pretrained(tmp_path / "head")
-    with pytest.raises(CheckpointError, match="--drop classifier"):
-        open_checkpoint(tmp_path / "head")
-    model, _ = open_checkpoint(tmp_path / "head", OpenOptions(drop=("classifier",)))
-    assert model.config.num_classes == 0
     Dinov2Model(Dinov2Config(**DINO, use_swiglu_ffn=True)).save_pretrained(tmp_path / "gated")
     with pytest.raises(CheckpointError, match="SwiGLU"):
         open_checkpoint(tmp_path / "gated")
@@ -166,6 +190,20 @@ def test_what_cannot_be_read_says_why(tmp_path):
     (tmp_path / "beit/config.json").write_text(json.dumps(document))
     with pytest.raises(CheckpointError, match="of type beit"):
         open_checkpoint(tmp_path / "beit")
+    ViTMSNForImageClassification(ViTMSNConfig(**VIT)).save_pretrained(tmp_path / "msn")
+    with pytest.raises(CheckpointError, match="of type vit_msn"):
+        open_checkpoint(tmp_path / "msn")
+    DeiTForImageClassification(DeiTConfig(**VIT)).save_pretrained(tmp_path / "deit")
+    with pytest.raises(CheckpointError, match=r"no known family.*config\.json says deit"):
+        open_checkpoint(tmp_path / "deit")
+
+
+@pytest.mark.parametrize("size", [{"shortest_edge": 0}, {"shortest_edge": "x"}, {"shortest_edge": 1e999}])
+def test_a_damaged_description_of_the_pipeline_is_one_clear_error(tmp_path, size):
+    vit()[0].save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": size, "crop_size": 32}))
+    with pytest.raises(CheckpointError, match="the configuration beside"):
+        open_checkpoint(tmp_path)
 
 
 def test_one_lost_bias_is_an_error(tmp_path):

@@ -25,6 +25,13 @@ VARIANTS = {
     "registers with positions": {"reg_tokens": 2},
     "mean": {"global_pool": "avg"},
     "mean without [CLS]": {"global_pool": "avg", "class_token": False},
+    "mean, registers, no [CLS]": {
+        "global_pool": "avg",
+        "class_token": False,
+        "reg_tokens": 2,
+        "no_embed_class": True,
+    },
+    "mean, registers with positions, no [CLS]": {"global_pool": "avg", "class_token": False, "reg_tokens": 2},
     "mean after norm": {"global_pool": "avg", "fc_norm": False},
     "mean with prefix": {"global_pool": "avg", "pool_include_prefix": True},
     "map": {"global_pool": "map", "class_token": False},
@@ -81,9 +88,28 @@ def test_published_architectures_from_the_state_dict_and_config_alone(tmp_path, 
     with torch.inference_mode():
         assert apart(model(images), ours(images)) <= BOUND
     torch.save(model.state_dict(), tmp_path / "bare.pth")  # the positions tell the size, the shapes the rest
+    assert any("exact GELU" in line for line in open_fully(tmp_path / "bare.pth", OpenOptions()).reasons)
     bare, _ = open_checkpoint(tmp_path / "bare.pth", OpenOptions(activation=ours.config.activation))
     with torch.inference_mode():
         assert apart(model(images), bare(images)) <= BOUND
+
+
+@pytest.mark.parametrize("entry", ["test_vit", "test_vit3", "vit_base_patch16_gap_224"])
+def test_what_only_the_name_of_the_architecture_says(tmp_path, entry):
+    """Their heads are not 64 wide, and test_vit3 pools over its register: no tensor shows either."""
+    model = randomise(timm.create_model(entry, depth=1))
+    save_for_hf(model, tmp_path / "hub", safe_serialization=True)
+    images = pictures(1, *model.patch_embed.img_size)
+    ours, _ = open_checkpoint(tmp_path / "hub")
+    with torch.inference_mode():
+        assert apart(model(images), ours(images)) <= BOUND
+
+
+def test_norms_after_the_branches_are_refused_where_the_name_says_so(tmp_path):
+    model = timm.create_model("vit_base_patch16_rpn_224", depth=1, embed_dim=64, num_heads=1)
+    save_for_hf(model, tmp_path, safe_serialization=True)
+    with pytest.raises(CheckpointError, match="norms after the residual branches"):
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +227,8 @@ def test_number_formats_come_back_to_the_last_bit(tmp_path, dtype):
         (lambda s, d: s.update({"patch_embed.proj.weight": torch.zeros(64, 3)}), "expected 4 dimensions"),
         (lambda s, d: s.update({"norm_pre.weight": torch.ones(64)}), "norm_pre.weight"),
         (lambda s, d: d["model_args"].update(act_layer="quick_gelu"), "activation quick_gelu"),
+        (lambda s, d: d["model_args"].update(block_fn="ResPostBlock"), "block_fn ResPostBlock"),
+        (lambda s, d: d["model_args"].update(norm_layer="rmsnorm"), "norm_layer rmsnorm"),
         (lambda s, d: d.update(global_pool="avgmax"), "pooling avgmax"),
         (lambda s, d: d["pretrained_cfg"].update(mean="grey"), "evaluation pipeline"),
         (lambda s, d: d.update(model_args=[1]), "configuration beside"),

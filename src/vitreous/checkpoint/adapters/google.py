@@ -253,7 +253,7 @@ def _problems(c: ViTConfig, kept: State) -> list[str]:
         f"stem {c.stem}": c.stem == "conv",
         f"patch_activation {c.patch_activation}": c.patch_activation != "none",
         f"position {c.position}": c.position not in ("learned", "sincos-2d"),
-        f"pool {c.pool}": c.pool == "seq",
+        f"pool {c.pool}": c.pool in ("seq", "cls-mean"),
         f"a class token that pool {c.pool} does not read": c.pool != "cls" and c.has_class_token,
         f"{c.registers} registers": c.registers > 0,
         f"final_norm {c.final_norm}": c.final_norm != "tokens",

@@ -1,6 +1,7 @@
 """Hugging Face's ViT, DINOv2 and DINOv2 with registers: folders of safetensors, config.json, preprocessor_config.json.
 
-transformers 5 renamed the modules in memory and kept the names in files; both occur in files of other programs.
+DINOv2's classifiers read the class token and the mean of the patches, side by side. transformers 5 renamed the modules
+in memory and kept the names in files; both occur in files of other programs.
 Query, key and value lie apart there and fused here.
 """
 
@@ -52,7 +53,10 @@ _OUTSIDE = {
 }
 _PREFIXES = ("", "vit.", "dinov2.", "dinov2_with_registers.")
 _PATCH = "embeddings.patch_embeddings.projection.weight"
-_ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu-tanh", "gelu_new": "gelu-tanh", "relu": "relu"}
+_ACTIVATIONS = {
+    **{"gelu": "gelu", "gelu_python": "gelu", "relu": "relu"},
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "gelu-tanh"),
+}
 _BACK = {"gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "relu": "relu"}
 _KINDS = ("vit", "dinov2", "dinov2_with_registers")
 
@@ -73,19 +77,15 @@ def read(source: Foreign, hints: Hints) -> Imported:
     """
     document = source.documents.get("config.json") or {}
     prefix = next(p for p in _PREFIXES if f"{p}{_PATCH}" in source.tensors)
-    names = _naming(source, prefix)
-    kind = str(document.get("model_type") or ("vit" if names.startswith("vit") else "dinov2"))
-    if kind not in _KINDS:
+    kind = str(document.get("model_type") or "")
+    if kind and kind not in _KINDS:
         raise CheckpointError(
             f"'{source.name}' is a Hugging Face model of type {kind}, supported are {', '.join(_KINDS)}"
         )
+    names = _naming(source, prefix)
+    kind = kind or ("vit" if names.startswith("vit") else "dinov2")
     layout: dict[str, Any] = {"family": "huggingface", "prefix": prefix, "names": names, "kind": kind}
     state, kept = _state(source, prefix, names)
-    if kind != "vit" and "head.weight" in state:
-        raise CheckpointError(
-            f"'{source.name}' has a classifier over the class token beside the mean of the patches, which this model "
-            "has not: --drop classifier takes the features alone"
-        )
     reasons: list[str] = []
     config = _config(source, state, kind, hints, reasons)
     labels = document.get("id2label")
@@ -155,7 +155,7 @@ def _config(source: Foreign, state: State, kind: str, hints: Hints, reasons: lis
     if activation not in _ACTIVATIONS:
         raise CheckpointError(f"'{source.name}' has the activation {activation}, known are {', '.join(_ACTIVATIONS)}")
     known: dict[str, Any] = {
-        "pool": "cls",
+        "pool": "cls-mean" if kind != "vit" and "head.weight" in state else "cls",
         "activation": _ACTIVATIONS[activation],
         "norm_eps": float(document.get("layer_norm_eps", 1e-12 if kind == "vit" else 1e-6)),
         "heads": document.get("num_attention_heads"),
@@ -184,7 +184,7 @@ def adopt(config: ViTConfig) -> tuple[dict[str, Any], list[str]]:
 
 
 def write(model: Outgoing) -> Written:
-    """Give a folder that ``ViTForImageClassification``, ``ViTModel`` or ``Dinov2Model.from_pretrained`` reads.
+    """Give a folder that ``from_pretrained`` of ``ViTModel``, ``Dinov2Model`` or their classifiers reads.
 
     Raises:
         CheckpointError: If they have no such model: everything that they cannot express, in one error.
@@ -194,7 +194,7 @@ def write(model: Outgoing) -> Written:
     refuse("Hugging Face", _problems(config, kind, kept))
     same = layout.get("family") == "huggingface"
     names = layout["names"] if same else "vit" if kind == "vit" else "dinov2"
-    prefix = "vit." if kind == "vit" and config.num_classes else ""
+    prefix = f"{kind}." if config.num_classes else ""
     prefix = layout["prefix"] if same and not config.num_classes else prefix
     blocks, table = _NAMES[names]
     back = {ours: theirs for theirs, ours in table.items()}
@@ -213,7 +213,7 @@ def write(model: Outgoing) -> Written:
             tensors[f"{front}{_look_up(name, outside)}"] = tensor
     tensors |= {f"{prefix}embeddings.{name}": tensor for name, tensor in kept.items()}
     documents = {
-        "config.json": _document(config, kind, model.classes),
+        "config.json": _document(config, kind, model.classes, "mask_token" in kept),
         "preprocessor_config.json": pipeline_to_huggingface(model.pipeline),
     }
     return Written(tensors, documents)
@@ -229,35 +229,34 @@ def _kind(c: ViTConfig) -> str:
 def _problems(c: ViTConfig, kind: str, kept: State) -> list[str]:
     """Everything that no argument of these models says."""
     dino = kind != "vit"
+    on_token = dino and c.num_classes > 0 and c.pool == "cls"
     odd = {
         f"stem {c.stem}": c.stem not in ("patch", "linear"),
         f"patch_activation {c.patch_activation}": c.patch_activation != "none",
         f"position {c.position}": c.position != "learned",
         "registers with positions of their own": c.position_prefix == "all" and c.registers > 0,
         "a class token without a position (--add cls_position writes one of zeros)": c.position_prefix == "none",
-        f"pool {c.pool}": c.pool != "cls",
+        f"pool {c.pool}": c.pool != ("cls-mean" if dino and c.num_classes else "cls") and not on_token,
+        "a mean over registers": c.pool == "cls-mean" and c.pools_prefix,
         f"final_norm {c.final_norm}": c.final_norm != "tokens",
         "QK-norm": c.qk_norm,
         "registers without LayerScale": c.registers > 0 and c.layer_scale is None,
         "pre_logits in front of a classifier (--drop pre_logits leaves it out)": c.head == "mlp" and c.num_classes > 0,
-        "a DINOv2 with a classifier on the class token alone (--drop head leaves it out)": dino and c.num_classes > 0,
+        "a DINOv2 with a classifier on the class token alone (--drop head leaves it out)": on_token,
         "a DINOv2 with a pooler (--drop pre_logits leaves it out)": dino and c.head == "mlp",
         f"a DINOv2 with MLP {c.mlp_dim}, no multiple of its width": dino and c.mlp_dim % c.width != 0,
-        "a DINOv2 without a mask token (--add mask_token writes one of zeros)": dino and "mask_token" not in kept,
+        "registers without a mask token (--add mask_token writes one of zeros)": c.registers > 0
+        and "mask_token" not in kept,
     }
     return [what for what, is_odd in odd.items() if is_odd]
 
 
-def _document(config: ViTConfig, kind: str, classes: tuple[str, ...]) -> dict[str, Any]:
+def _document(config: ViTConfig, kind: str, classes: tuple[str, ...], masked: bool) -> dict[str, Any]:
     """config.json."""
     size, patch = pair(config.image_size), pair(config.patch_size)
-    architecture = {
-        "vit": "ViTForImageClassification" if config.num_classes else "ViTModel",
-        "dinov2": "Dinov2Model",
-        "dinov2_with_registers": "Dinov2WithRegistersModel",
-    }[kind]
+    front = {"vit": "ViT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}[kind]
     document: dict[str, Any] = {
-        "architectures": [architecture],
+        "architectures": [f"{front}{'ForImageClassification' if config.num_classes else 'Model'}"],
         "model_type": kind,
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
@@ -278,7 +277,7 @@ def _document(config: ViTConfig, kind: str, classes: tuple[str, ...]) -> dict[st
             document |= {"pooler_output_size": config.head_hidden or config.width, "pooler_act": config.head_activation}
     else:
         document |= {"mlp_ratio": config.mlp_dim // config.width, "layerscale_value": 1.0, "use_swiglu_ffn": False}
-        document |= {"num_register_tokens": config.registers} if config.registers else {"use_mask_token": True}
+        document |= {"num_register_tokens": config.registers} if config.registers else {"use_mask_token": masked}
     if config.num_classes:
         document["id2label"] = {str(i): name for i, name in enumerate(classes)}
         document["label2id"] = {name: i for i, name in enumerate(classes)}

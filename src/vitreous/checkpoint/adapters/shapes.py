@@ -99,6 +99,11 @@ def _stem(state: State, proj: Tensor, name: str) -> dict[str, Any]:
     """Fields of the way from pixels to patches."""
     kernel = (proj.shape[2], proj.shape[3])
     root = "patch_embed.backbone.stem.conv.weight"
+    others = [key for key in state if key.startswith("patch_embed.backbone.")]
+    if root not in state and others:
+        raise CheckpointError(
+            f"'{name}' has a stem of another kind than BiT's ResNet ({others[0]}), which vitreous has not"
+        )
     if root not in state:
         return {"in_channels": proj.shape[1], "patch_size": _plain(kernel)}
     conv = _need(state, root, 4, name)

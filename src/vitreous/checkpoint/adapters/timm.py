@@ -23,6 +23,20 @@ _TANH = (  # timm.models.vision_transformer: entries with act_layer='gelu_tanh' 
     "vit_so400m_patch16_siglip_",
     "vit_giantopt_patch16_siglip_",
 )
+_HEADS = {
+    **{"vit_base_patch16_gap_224": 16, "test_vit": 2, "test_vit2": 2, "test_vit3": 3},
+    **{f"vit_giantopt_patch16_siglip_{kind}": 16 for kind in ("256", "384", "gap_256", "gap_384")},
+}
+"""Heads of entries whose heads are not 64 wide and whose width and depth others share."""
+_POOLS_PREFIX = ("test_vit3",)  # entries with pool_include_prefix=True of their own
+_HARMLESS = {  # arguments of timm's VisionTransformer that no forward pass in evaluation reads, or that shapes show
+    *("img_size", "patch_size", "in_chans", "num_classes", "global_pool", "embed_dim", "depth", "num_heads"),
+    *("mlp_ratio", "qkv_bias", "qk_norm", "init_values", "class_token", "no_embed_class", "reg_tokens", "final_norm"),
+    *("fc_norm", "pool_include_prefix", "dynamic_img_size", "dynamic_img_pad", "strict_img_size", "act_layer"),
+    *("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"),
+    *("weight_init", "fix_init", "pos_embed", "proj_bias", "exportable", "scriptable"),
+}
+_OFF = (None, False, "layernorm")  # the value of an argument that changes nothing
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "relu": "relu"}
 _BACK = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
 _POOLS = {"token": "cls", "avg": "mean", "map": "map"}
@@ -79,7 +93,14 @@ def read(source: Foreign, hints: Hints) -> Imported:
     if isinstance(arguments.get("num_heads"), int):
         known["heads"] = arguments["num_heads"]
         reasons.append(f"{known['heads']} heads: config.json, model_args")
+    elif architecture in _HEADS and hints.heads is None:
+        known["heads"] = _HEADS[architecture]
+        reasons.append(f"{known['heads']} heads: timm's {architecture}")
     config = config_from(state, source.name, hints, reasons, **known)
+    if not document:
+        reasons.append(
+            "no config.json: exact GELU and norms before the branches are assumed (--activation sets the first)"
+        )
     if architecture:
         layout["architecture"] = architecture
         reasons.insert(0, f"timm architecture {architecture}: config.json")
@@ -112,6 +133,8 @@ def _conventions(state: State, document: dict[str, Any], dinov2: bool, name: str
     problems += [f"pooling {pool}"] * (pool not in _POOLS)
     foreign = [key for key in state if key.startswith(("norm_pre.", "head_dist.", "dist_token", "rope."))]
     problems += [f"{key}" for key in foreign]
+    problems += [f"{key} {value}" for key, value in arguments.items() if key not in _HARMLESS and value not in _OFF]
+    problems += ["norms after the residual branches"] * ("_rpn_" in architecture)
     if problems:
         raise CheckpointError(f"'{name}' is a timm model of a kind that vitreous has not: {few(problems)}")
     known: dict[str, Any] = {
@@ -123,7 +146,8 @@ def _conventions(state: State, document: dict[str, Any], dinov2: bool, name: str
         "init": "timm",
     }
     if "reg_token" in state or ("cls_token" in state and pool != "token"):
-        known["pool_prefix"] = bool(arguments.get("pool_include_prefix", False)) if pool != "token" else None
+        prefix = bool(arguments.get("pool_include_prefix", architecture in _POOLS_PREFIX))
+        known["pool_prefix"] = prefix if pool != "token" else None
     return known
 
 
@@ -163,7 +187,7 @@ def _problems(c: ViTConfig) -> list[str]:
         f"stem {c.stem}": c.stem == "conv",
         f"patch_activation {c.patch_activation}": c.patch_activation != "none",
         f"position {c.position}": c.position not in ("learned", "none"),
-        f"pool {c.pool}": c.pool == "seq",
+        f"pool {c.pool}": c.pool not in _POOLS.values(),
         f"a ResNet stem of stages {c.resnet_layers} and width {c.resnet_width}": c.stem == "resnet"
         and (c.resnet_layers not in _HYBRIDS or c.resnet_width != 64),
         "pre_logits (--drop pre_logits leaves it out)": c.head == "mlp",
@@ -233,7 +257,7 @@ def _arguments(c: ViTConfig, pool: str) -> dict[str, Any]:
         "qk_norm": c.qk_norm,
         "init_values": 1e-5 if c.layer_scale is not None else None,
         "class_token": c.has_class_token,
-        "no_embed_class": c.position_prefix == "none",
+        "no_embed_class": not {"none": 0, "cls": int(c.has_class_token), "all": c.prefix_tokens}[c.position_prefix],
         "reg_tokens": c.registers,
         "pos_embed": "learn" if c.position == "learned" else "none",
         "final_norm": c.final_norm != "none",
