@@ -133,6 +133,21 @@ def test_boxes_are_cut_from_canvases_and_flips_follow():
         augment()(canvases, labels, epoch=0, step=0)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_large_images_go_through_in_groups_as_they_would_alone(layout):
+    canvases, labels = tiles(30, 160, 200), torch.zeros(30, dtype=torch.long)
+    boxes = torch.rand(30, 4, generator=torch.Generator().manual_seed(0)) / 2 + torch.tensor([0, 0, 0.4, 0.4])
+    strong = BatchAugment(AugmentConfig(color_jitter=0.4), pipeline(150, 180), K, 0)
+    images = canvases.contiguous(memory_format=layout)
+    together, _ = strong(images, labels, epoch=0, step=0, boxes=boxes.clamp(max=1))
+    for at in range(30):
+        alone, _ = strong(
+            canvases[at : at + 1], labels[:1], epoch=0, step=0, offset=at, boxes=boxes[at : at + 1].clamp(max=1)
+        )
+        assert torch.allclose(together[at], alone[0], atol=0.03)  # a level where sums round
+        assert (together[at] == alone[0]).float().mean() > 0.999
+
+
 def test_erasing_touches_its_box_only_and_fills_it_with_normal_noise():
     images, labels = batch(48)
     plain = PIPELINE.normalise(images)

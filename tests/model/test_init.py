@@ -149,6 +149,14 @@ def test_torch_is_the_layers_own() -> None:
     assert float(found["cls_token"].std()) == pytest.approx(1, rel=0.3)
 
 
+def test_with_zero_residual_every_block_is_the_identity_at_first() -> None:
+    torch.manual_seed(0)
+    model = VisionTransformer(ViTConfig(**(SHAPE | {"zero_residual": True}))).eval()  # type: ignore[arg-type]
+    z = torch.randn(2, 5, model.config.width)
+    for block in model.blocks:
+        torch.testing.assert_close(block(z), z, rtol=0, atol=1e-5)  # the second bias is drawn with 1e-6
+
+
 @pytest.mark.parametrize("init", INITS)
 def test_zero_head(init: str) -> None:
     for zero, expected in ((None, init in ("jax", "torchvision")), (True, True), (False, False)):

@@ -227,9 +227,10 @@ def head(z: Tensor, w: Weights, c: ViTConfig) -> Tensor:
         z = z[:, P:]
     if c.pool == "cls":
         y = z[:, 0]
-    elif c.pool == "mean":
+    elif c.pool in ("mean", "cls-mean"):
         first = P if not c.pool_prefix else 0
         y = sum(z[:, n] for n in range(first, z.shape[1])) / (z.shape[1] - first)
+        y = torch.cat((z[:, 0], y), 1) if c.pool == "cls-mean" else y
     elif c.pool == "seq":
         share = softmax(linear(z, w, "seq_pool.score"), 1)  # B N 1
         y = (share * z).sum(1)

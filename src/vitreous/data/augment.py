@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitreous.data import color, geometry, mixing, policy
 from vitreous.data.config import AugmentConfig
+from vitreous.data.groups import in_groups
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import generator, uniforms
 from vitreous.errors import ConfigError
@@ -132,7 +133,7 @@ class BatchAugment:
                     images = policy.trivial_augment(images, uniform, fill)
         if config.color_jitter:
             factor = 1 + config.color_jitter * (2 * draw.each("jitter", 3) - 1)
-            images = color.jitter(images, draw.move(np.maximum(factor, 0)))
+            images = in_groups(color.jitter, images, draw.move(np.maximum(factor, 0)))
         return images
 
     def _erase(self, pixels: Tensor, draw: _Draws) -> Tensor:

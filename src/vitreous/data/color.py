@@ -29,8 +29,8 @@ def _luma(pixels: Tensor) -> Tensor:
     """ITU-R 601 luma, (B, 1, H, W); a single channel is its own."""
     if pixels.shape[1] == 1:
         return pixels
-    weights = pixels.new_tensor([0.2989, 0.587, 0.114]).view(1, 3, 1, 1)
-    return (pixels * weights).sum(1, keepdim=True)
+    red, green, blue = pixels.split(1, 1)
+    return (red * 0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114)
 
 
 def _blend(pixels: Tensor, other: Tensor, amount: Tensor) -> Tensor:
@@ -129,6 +129,9 @@ def jitter(images: Tensor, amount: Tensor) -> Tensor:
         images: uint8 (B, C, H, W).
         amount: (B, 3) the three factors.
     """
-    pixels = (images * amount[:, 0].view(-1, 1, 1, 1)).clamp(0, 255)
-    pixels = _blend(pixels, _mean_luma(pixels), amount[:, 1])
-    return _bytes(_blend(pixels, _luma(pixels), amount[:, 2]))
+    brightness, contrast, saturation = amount.view(-1, 3, 1, 1, 1).unbind(1)
+    pixels = (images * brightness).clamp_(0, 255)
+    level = _mean_luma(pixels) * (1 - contrast)
+    pixels.mul_(contrast).add_(level).clamp_(0, 255)
+    torch.lerp(_luma(pixels), pixels, saturation, out=pixels).clamp_(0, 255)
+    return pixels.round_().to(torch.uint8)

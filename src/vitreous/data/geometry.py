@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitreous.data.groups import in_groups
+
 __all__ = ["CROP_COLUMNS", "affine", "crop_boxes", "erase_boxes", "flip", "pad_crop", "resized_crop"]
 
 _TRIES = 10  # torchvision draws a box anew this often before it falls back
@@ -107,33 +109,45 @@ def erase_boxes(uniform: Floats, size: tuple[int, int]) -> npt.NDArray[np.int64]
     return np.stack([top, left, *extent], 1).astype(np.int64)
 
 
-def _resize_matrix(start: Tensor, length: Tensor, source: int, target: int, mirrored: Tensor | None) -> Tensor:
+def _taps(start: Tensor, length: Tensor, source: int, target: int, mirrored: Tensor | None) -> tuple[Tensor, Tensor]:
     """Antialiased linear interpolation of [start, start + length) in ``source`` pixels to ``target`` pixels.
 
     As Pillow's ``resize(box=...)``: the triangle filter widens with the scale when it shrinks, and sees past the box.
 
     Returns:
-        (B, target, source) weights whose rows sum to 1.
+        The k source pixels that each target pixel is a weighted sum of, integers (B, target, k), and their weights
+        (B, target, k), which sum to 1.
     """
     out = torch.arange(target, device=start.device, dtype=start.dtype) + 0.5
-    pixel = torch.arange(source, device=start.device, dtype=start.dtype) + 0.5  # (source,)
-    start, length = start[:, None, None], length[:, None, None]  # (B, 1, 1)
     if mirrored is not None:
         out = torch.where(mirrored[:, None], target - out, out)  # (B, target)
-    centre = start + out[..., :, None] * length / target  # (B, target, 1)
-    reach = (length / target).clamp(min=1)
-    weight = (1 - (pixel - centre).abs() / reach).clamp(min=0)
-    return F.normalize(weight, p=1, dim=2)
+    centre = start[:, None] + out * (length[:, None] / target)  # (B, target)
+    reach = (length / target).clamp(min=1)[:, None, None]
+    most = math.ceil(2 * max(1, source / target))  # known without a look at the device
+    first = (centre - reach[..., 0] + 0.5).floor()[..., None]
+    pixel = first + torch.arange(most, device=start.device)  # (B, target, k)
+    weight = (1 - (pixel + 0.5 - centre[..., None]).abs() / reach).clamp(min=0)
+    weight = torch.where((pixel >= 0) & (pixel < source), weight, 0)
+    return pixel.clamp_(0, source - 1).long(), weight / weight.sum(2, keepdim=True)
+
+
+def _weighted_sums(table: Tensor, taps: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums of few rows each of tables (B, source, values): (B, target, values) for taps (B, target, k)."""
+    B, source, values = table.shape
+    first = torch.arange(0, B * source, source, device=table.device).view(-1, 1, 1)
+    rows = (taps + first).flatten(0, 1)
+    sums = F.embedding_bag(rows, table.reshape(-1, values), mode="sum", per_sample_weights=weights.flatten(0, 1))
+    return sums.view(B, -1, values)
 
 
 def resized_crop(images: Tensor, boxes: Tensor, size: tuple[int, int], mirrored: Tensor | None = None) -> Tensor:
     """Cut each image's box and resize it, antialiased, to one size; mirror those marked.
 
-    The map is separable, so that a batch is two batched matrix products: as fast as ``grid_sample``, which has no
-    antialiasing.
+    The map is separable, and two or three pixels make one in each direction: so few that sums of rows of a table, once
+    for the rows and once for the columns, are several times faster than products with matrices of all weights.
 
     Args:
-        images: uint8 (B, C, H, W).
+        images: uint8 (B, C, H, W); fastest where they lie as (B, H, W, C) in memory.
         boxes: (B, 4) top, left, height, width as shares of H and W.
         size: h, w of the result.
         mirrored: (B,) booleans.
@@ -141,12 +155,20 @@ def resized_crop(images: Tensor, boxes: Tensor, size: tuple[int, int], mirrored:
     Returns:
         uint8 (B, C, h, w).
     """
-    H, W = images.shape[2:]
+    C, H, W = images.shape[1:]
+    h, w = size
     top, left, height, width = boxes.unbind(1)
-    rows = _resize_matrix(top * H, height * H, H, size[0], None)  # (B, h, H)
-    columns = _resize_matrix(left * W, width * W, W, size[1], mirrored)  # (B, w, W)
-    pixels = rows[:, None] @ images.float() @ columns.transpose(1, 2)[:, None]  # (B, C, h, w)
-    return pixels.round_().clamp_(0, 255).to(torch.uint8)
+
+    def cut(images: Tensor, row: Tensor, row_weight: Tensor, column: Tensor, column_weight: Tensor) -> Tensor:
+        pixels = images.permute(0, 2, 3, 1).flatten(2).float()  # B H W*C
+        pixels = _weighted_sums(pixels, row, row_weight)  # B h W*C
+        pixels = pixels.transpose(1, 2).reshape(-1, W, C * h)
+        pixels = _weighted_sums(pixels, column, column_weight).unflatten(2, (C, h))  # B w C h
+        return pixels.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+
+    rows = _taps(top * H, height * H, H, h, None)
+    columns = _taps(left * W, width * W, W, w, mirrored)
+    return in_groups(cut, images, *rows, *columns).contiguous()
 
 
 def affine(images: Tensor, matrices: Tensor, fill: Tensor) -> Tensor:

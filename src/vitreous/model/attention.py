@@ -1,4 +1,4 @@
-"""Multi-head self-attention (appendix A of arXiv 2010.11929), its position variants, and the choice of kernel.
+"""Multi-head self-attention (appendix A of arXiv 2010.11929) and its position variants.
 
 Shapes: B batch, H heads, N tokens, D width, d = D / H channels of a head, P prefix tokens ([CLS] and registers).
 """
@@ -12,34 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.model.config import ViTConfig
+from vitreous.model.kernels import LayerNorm, Linear, attend, split_heads
 
-__all__ = ["Attention", "Raster", "attend", "rotate"]
+__all__ = ["Attention", "Raster", "rotate"]
 
 Raster = tuple[Tensor, int]
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-    """Return softmax(q kᵀ / sqrt(d) + bias) v by the kernel that is fastest for the device and dtype (equations 6, 7).
-
-    On a CPU in bfloat16 the fused kernel's backward pass is several times slower than the products written out
-    (docs/benchmarks.md), so there, and only where a gradient is wanted, they are written out.
-
-    Args:
-        q: Queries, B x H x N x d.
-        k: Keys, B x H x M x d.
-        v: Values, B x H x M x d.
-        bias: Added to the scaled scores, broadcastable to B x H x N x M.
-        dropout: Share of attention weights set to zero, in [0, 1).
-
-    Returns:
-        B x H x N x d.
-    """
-    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and torch.is_grad_enabled():
-        scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.transpose(-2, -1)  # B H N M
-        if bias is not None:
-            scores = scores + bias
-        return F.dropout(scores.softmax(-1).to(v.dtype), dropout) @ v
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
 
 
 class Attention(nn.Module):
@@ -54,17 +31,19 @@ class Attention(nn.Module):
         width = config.width
         self.heads, self.head_dim, self.prefix = config.heads, config.head_dim, config.prefix_tokens
         self.dropout = config.attention_dropout
-        self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias)
-        norm = nn.LayerNorm if config.qk_norm else None
+        self.qkv = Linear(width, 3 * width, bias=config.qkv_bias)
+        norm = LayerNorm if config.qk_norm else None
         self.q_norm = norm(self.head_dim, eps=config.norm_eps) if norm else nn.Identity()
         self.k_norm = norm(self.head_dim, eps=config.norm_eps) if norm else nn.Identity()
-        self.proj = nn.Linear(width, width)
+        self.proj = Linear(width, width)
         self.proj_drop = nn.Dropout(config.dropout)
         if config.position == "relative":
             rows, columns = config.grid
             self.relative = nn.Parameter(torch.zeros(2 * rows * columns - 1, self.head_dim))
 
-    def forward(self, x: Tensor, rotary: Tensor | None = None, raster: Raster | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, rotary: Tensor | None = None, raster: Raster | None = None, wanted: int | None = None
+    ) -> Tensor:
         """Mix tokens.
 
         Args:
@@ -72,18 +51,18 @@ class Attention(nn.Module):
             rotary: Cosines and sines per patch for rotary positions, 2 x (1 or B) x 1 x (N - P) x d.
             raster: For relative positions, the index of each patch in raster order, (1 or B) x (N - P), and the
                 number of patches of the whole picture.
+            wanted: How many tokens of the result are needed, the first ones; None is all.
 
         Returns:
-            B x N x D.
+            B x N x D, N being `wanted` where it is given.
         """
-        B, N, D = x.shape
-        q, k, v = self.qkv(x).view(B, N, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)  # B H N d
+        q, k, v = split_heads(self.qkv(x), self.heads)  # B H N d
         q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:
             q, k = rotate(q, rotary, self.prefix), rotate(k, rotary, self.prefix)
-        bias = None if raster is None else self.relative_bias(q, raster)
-        out = attend(q, k, v, bias, self.dropout if self.training else 0.0)  # B H N d
-        return self.proj_drop(self.proj(out.transpose(1, 2).reshape(B, N, D)))  # B N D
+        bias = None if raster is None else self.relative_bias(q, raster)[:, :, :wanted]
+        out = attend(q[:, :, :wanted], k, v, bias, self.dropout if self.training else 0.0)  # B H N d
+        return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))  # B N D
 
     def relative_bias(self, q: Tensor, raster: Raster) -> Tensor:
         """Return the logits of the relative attention, B x H x N x N, zero wherever a prefix token takes part."""
@@ -93,7 +72,7 @@ class Attention(nn.Module):
             table = F.interpolate(table.t()[None], size=2 * total - 1, mode="linear", align_corners=True)[0].t()
         offsets = place[:, :, None] - place[:, None, :] + total - 1  # (1 or B) n n
         logits = q[:, :, self.prefix :] @ table.t().to(q.dtype) / math.sqrt(self.head_dim)  # B H n 2T-1
-        index = offsets[:, None].expand(len(q), self.heads, -1, -1)
+        index = offsets[:, None].expand(q.shape[0], self.heads, -1, -1)
         return F.pad(logits.gather(-1, index), (self.prefix, 0, self.prefix, 0))  # B H N N
 
 

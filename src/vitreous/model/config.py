@@ -52,9 +52,9 @@ class ViTConfig:
         position_prefix: Which leading tokens have a learned 1-D position of their own: `cls`: the class token
             (equation 1), `all`: registers too (timm), `none` (timm's no_embed_class).
         pool: What the head reads. `cls`: the class token (equation 4). `mean`: the mean of the patch tokens
-            (appendix D.3). `map`: one learned query attends to all tokens (arXiv 2106.04560). `seq`: a learned
-            weighted mean (arXiv 2104.05704).
-        pool_prefix: Whether `mean`, `map` and `seq` pool over [CLS] and registers too. None: `map` and `seq` do.
+            (appendix D.3). `cls-mean`: both, side by side (DINOv2's classifiers, arXiv 2304.07193). `map`: one learned
+            query attends to all tokens (arXiv 2106.04560). `seq`: a learned weighted mean (arXiv 2104.05704).
+        pool_prefix: Whether means, `map` and `seq` pool over [CLS] and registers too. None: `map` and `seq` do.
         class_token: Whether there is a [CLS] token; None means only where `pool` reads it.
         registers: Extra learned tokens that nothing reads (arXiv 2309.16588).
         head: `linear`, or `mlp`: the paper's head with one hidden layer (section 3.1, equation 4).
@@ -62,6 +62,7 @@ class ViTConfig:
         head_activation: Activation of the `mlp` head; the paper's code uses tanh.
         zero_head: Start the last layer of the head at zero (section 3.2). None: as `init` does (jax and torchvision
             start it at zero, timm and torch do not).
+        zero_residual: Start the last matrix of each residual branch at zero, so that a block begins as the identity.
         final_norm: Where the last LayerNorm stands. `tokens`: before pooling (equation 4). `pooled`: after it
             (timm's `fc_norm`). `none`.
         activation: The MLP's. `gelu-tanh` is the approximation that JAX calls gelu.
@@ -97,7 +98,7 @@ class ViTConfig:
     patch_activation: Literal["none", "relu"] = "none"
     position: Literal["learned", "learned-2d", "relative", "sincos-2d", "rope-2d", "none"] = "learned"
     position_prefix: Literal["cls", "all", "none"] = "cls"
-    pool: Literal["cls", "mean", "map", "seq"] = "cls"
+    pool: Literal["cls", "mean", "cls-mean", "map", "seq"] = "cls"
     pool_prefix: bool | None = None
     class_token: bool | None = None
     registers: int = 0
@@ -105,6 +106,7 @@ class ViTConfig:
     head_hidden: int | None = None
     head_activation: Literal["tanh", "relu", "gelu"] = "tanh"
     zero_head: bool | None = None
+    zero_residual: bool = False
     final_norm: Literal["tokens", "pooled", "none"] = "tokens"
     activation: Literal["gelu", "gelu-tanh", "relu"] = "gelu"
     qkv_bias: bool = True
@@ -132,7 +134,7 @@ class ViTConfig:
     @property
     def has_class_token(self) -> bool:
         """Whether a [CLS] token leads the sequence."""
-        return self.pool == "cls" if self.class_token is None else self.class_token
+        return self.pool in ("cls", "cls-mean") if self.class_token is None else self.class_token
 
     @property
     def pools_prefix(self) -> bool:
@@ -161,6 +163,16 @@ class ViTConfig:
         """Channels of one attention head (D_h)."""
         return self.width // self.heads
 
+    @property
+    def pooled_width(self) -> int:
+        """Length of what pooling gives."""
+        return 2 * self.width if self.pool == "cls-mean" else self.width
+
+    @property
+    def features(self) -> int:
+        """Length of what the head's last layer reads."""
+        return (self.head_hidden or self.width) if self.head == "mlp" else self.pooled_width
+
 
 def _problems(c: ViTConfig) -> Iterator[str]:
     """Yield one sentence per contradiction in a configuration."""
@@ -178,8 +190,10 @@ def _problems(c: ViTConfig) -> Iterator[str]:
         yield from _misfits(height, ph, "height")
         yield from _misfits(width, pw, "width")
     yield from _width_misfits(c)
-    if c.pool == "cls" and c.class_token is False:
-        yield "pool cls reads the class token, but class_token is off: use pool mean, map or seq"
+    if c.pool in ("cls", "cls-mean") and c.class_token is False:
+        yield f"pool {c.pool} reads the class token, but class_token is off: use pool mean, map or seq"
+    if c.pool == "cls-mean" and c.final_norm == "pooled":
+        yield "pool cls-mean has no norm after it: use final_norm tokens"
     if c.stem == "conv" and (ph != pw or ph & (ph - 1) or ph < 2):
         yield f"stem conv halves the picture per layer: patch_size must be 2, 4, 8, 16 or 32, it is {c.patch_size}"
     if c.stem == "resnet":

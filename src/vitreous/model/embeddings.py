@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig, pair
+from vitreous.model.kernels import in_bfloat16_on_cpu, linear
 from vitreous.model.resnet import ResNetStem
 
 __all__ = ["PatchEmbed", "resample", "rotary_table", "sincos_table"]
@@ -31,7 +32,7 @@ class PatchEmbed(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.patch, self.channels = pair(config.patch_size), config.in_channels
-        self.linear = config.stem == "linear"
+        self.linear, self.flat = config.stem == "linear", config.stem in ("linear", "patch")
         self.activation = nn.ReLU() if config.patch_activation == "relu" else nn.Identity()
         self.backbone: nn.Module
         if config.stem == "conv":
@@ -61,10 +62,11 @@ class PatchEmbed(nn.Module):
         if H % ph or W % pw or not (H and W):
             raise ConfigError(f"images are {H} x {W} pixels, both sides must be multiples of the patch, {ph} x {pw}")
         grid = (H // ph, W // pw)
-        if self.linear:
+        if self.linear or (self.flat and in_bfloat16_on_cpu(images)):
+            images = images.to(torch.bfloat16) if in_bfloat16_on_cpu(images) else images
             x = images.unflatten(3, (grid[1], pw)).unflatten(2, (grid[0], ph))  # B C h ph w pw
             x = x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # B N C*ph*pw
-            x = F.linear(x, self.proj.weight.flatten(1), self.proj.bias)  # B N D
+            x = linear(x, self.proj.weight.flatten(1), self.proj.bias)  # B N D
         else:
             x = self.proj(self.backbone(images)).flatten(2).transpose(1, 2)  # B N D
         return self.activation(x), grid

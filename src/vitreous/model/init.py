@@ -22,6 +22,10 @@ def initialise(model: VisionTransformer, config: ViTConfig) -> None:
     if zero and isinstance(model.head, nn.Linear):
         nn.init.zeros_(model.head.weight)
         nn.init.zeros_(model.head.bias)
+    if config.zero_residual:
+        for name, weight in model.blocks.named_parameters():
+            if name.endswith(("attn.proj.weight", "mlp.fc2.weight")):
+                nn.init.zeros_(weight)
 
 
 def _jax(model: VisionTransformer) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from vitreous.model.config import ViTConfig
+from vitreous.model.kernels import Linear
 
 __all__ = ["ACTIVATIONS", "Mlp"]
 
@@ -23,9 +24,9 @@ class Mlp(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.width, config.mlp_dim)
+        self.fc1 = Linear(config.width, config.mlp_dim)
         self.act = ACTIVATIONS[config.activation]()
-        self.fc2 = nn.Linear(config.mlp_dim, config.width)
+        self.fc2 = Linear(config.mlp_dim, config.width)
         self.drop = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:

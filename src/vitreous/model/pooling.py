@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitreous.model.attention import attend
 from vitreous.model.config import ViTConfig
+from vitreous.model.kernels import LayerNorm, Linear, attend
 from vitreous.model.mlp import Mlp
 
 __all__ = ["AttentionPool", "SequencePool"]
@@ -23,10 +23,10 @@ class AttentionPool(nn.Module):
         width = config.width
         self.heads, self.head_dim = config.heads, config.head_dim
         self.latent = nn.Parameter(torch.zeros(1, 1, width))
-        self.q = nn.Linear(width, width)
-        self.kv = nn.Linear(width, 2 * width)
-        self.proj = nn.Linear(width, width)
-        self.norm = nn.LayerNorm(width, eps=config.norm_eps)
+        self.q = Linear(width, width)
+        self.kv = Linear(width, 2 * width)
+        self.proj = Linear(width, width)
+        self.norm = LayerNorm(width, eps=config.norm_eps)
         self.mlp = Mlp(config)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class SequencePool(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.score = nn.Linear(config.width, 1)
+        self.score = Linear(config.width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return B x D for tokens B x N x D."""

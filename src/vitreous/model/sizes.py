@@ -147,7 +147,7 @@ def cost(config: ViTConfig, image_size: Size2d | None = None) -> Cost:
         # Tensors that share one storage are kept once; holding them keeps their ids apart.
         keep = saved_tensors_hooks(lambda t: saved.setdefault(t.untyped_storage()._cdata, t), lambda t: t)
         with FlopCounterMode(display=False) as counter:
-            model.eval()(image)
+            model.eval().forward_head(model.forward_features(image))  # all tokens of all blocks, as the paper counts
         with keep:
             model.train()(image)
     own = {p.untyped_storage()._cdata for p in model.parameters()}

@@ -17,6 +17,7 @@ from vitreous.model.attention import Attention, Raster
 from vitreous.model.config import ViTConfig
 from vitreous.model.embeddings import PatchEmbed, resample, rotary_table, sincos_table
 from vitreous.model.init import initialise
+from vitreous.model.kernels import LayerNorm, in_bfloat16_on_cpu
 from vitreous.model.mlp import ACTIVATIONS, Mlp
 from vitreous.model.pooling import AttentionPool, SequencePool
 
@@ -41,17 +42,23 @@ class Block(nn.Module):
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
         width, scale = config.width, config.layer_scale
-        self.norm1 = nn.LayerNorm(width, eps=config.norm_eps)
+        self.norm1 = LayerNorm(width, eps=config.norm_eps)
         self.attn = Attention(config)
         self.ls1 = nn.Identity() if scale is None else LayerScale(width, scale)
-        self.norm2 = nn.LayerNorm(width, eps=config.norm_eps)
+        self.norm2 = LayerNorm(width, eps=config.norm_eps)
         self.mlp = Mlp(config)
         self.ls2 = nn.Identity() if scale is None else LayerScale(width, scale)
         self.drop_path = drop_path
 
-    def forward(self, z: Tensor, rotary: Tensor | None = None, raster: Raster | None = None) -> Tensor:
-        """Map tokens B x N x D to B x N x D; see :class:`~vitreous.model.attention.Attention` for the rest."""
-        z = z + self._maybe_drop(self.ls1(self.attn(self.norm1(z), rotary, raster)))  # equation 2
+    def forward(
+        self, z: Tensor, rotary: Tensor | None = None, raster: Raster | None = None, wanted: int | None = None
+    ) -> Tensor:
+        """Map tokens B x N x D to B x N x D; see :class:`~vitreous.model.attention.Attention` for the rest.
+
+        With ``wanted``, compute no more than the first so many tokens of the result.
+        """
+        mixed = self.attn(self.norm1(z), rotary, raster, wanted)
+        z = z[:, :wanted] + self._maybe_drop(self.ls1(mixed))  # equation 2
         return z + self._maybe_drop(self.ls2(self.mlp(self.norm2(z))))  # equation 3
 
     def _maybe_drop(self, branch: Tensor) -> Tensor:
@@ -104,39 +111,47 @@ class VisionTransformer(nn.Module):
         self.pos_drop = nn.Dropout(c.dropout)
         self.patch_dropout = c.patch_dropout  # an attribute of its own, so that a schedule can change it
         self.blocks = nn.ModuleList(Block(c, c.drop_path * i / max(1, c.depth - 1)) for i in range(c.depth))
-        self.norm = nn.LayerNorm(width, eps=c.norm_eps) if c.final_norm == "tokens" else nn.Identity()
+        self.norm = LayerNorm(width, eps=c.norm_eps) if c.final_norm == "tokens" else nn.Identity()
         if c.pool == "map":
             self.attn_pool = AttentionPool(c)
         elif c.pool == "seq":
             self.seq_pool = SequencePool(c)
-        self.fc_norm = nn.LayerNorm(width, eps=c.norm_eps) if c.final_norm == "pooled" else nn.Identity()
-        hidden = (c.head_hidden or width) if c.head == "mlp" else width
-        self.pre_logits = PreLogits(width, hidden, c.head_activation) if c.head == "mlp" else nn.Identity()
-        self.head = nn.Linear(hidden, c.num_classes) if c.num_classes else nn.Identity()
+        self.fc_norm = LayerNorm(width, eps=c.norm_eps) if c.final_norm == "pooled" else nn.Identity()
+        self.pre_logits = PreLogits(c.pooled_width, c.features, c.head_activation) if c.head == "mlp" else nn.Identity()
+        self.head = nn.Linear(c.features, c.num_classes) if c.num_classes else nn.Identity()
+        self.merging: Callable[[nn.ModuleList, Tensor], Tensor] | None = None  # set by vitreous.model.merging
         # Position tables of resolutions met before, each with the parameters' values that it was made from.
         self._tables: dict[Any, tuple[Tensor, tuple[Tensor, ...]]] = {}
         initialise(self, c)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits B x K for images B x C x H x W, normalised as the evaluation pipeline does."""
-        return self.forward_head(self.forward_features(images))
+        # A head that reads the class token alone needs nothing else of the last block.
+        return self.forward_head(self._encode(images, wanted=1 if self.config.pool == "cls" else None))
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Return all tokens after the encoder, B x N x D, [CLS] first, then registers, then patches in raster order."""
+        return self._encode(images)
+
+    def _encode(self, images: Tensor, wanted: int | None = None) -> Tensor:
+        """Return the tokens after the encoder: all of them, or the first so many that are wanted."""
         x, grid = self.patch_embed(images)  # B hw D
         z, kept = self._embed(x, grid)  # B N D
+        if self.merging and not self.training:
+            return self.norm(self.merging(self.blocks, z))
         rotary, raster = self._relations(grid, kept, z)
         for block in self.blocks:
+            read = wanted if block is self.blocks[-1] else None
             if self.config.checkpoint_blocks and self.training and torch.is_grad_enabled():
-                z = checkpoint(block, z, rotary, raster, use_reentrant=False)
+                z = checkpoint(block, z, rotary, raster, read, use_reentrant=False)
             else:
-                z = block(z, rotary, raster)
+                z = block(z, rotary, raster, read)
         return self.norm(z)
 
     def forward_head(self, z: Tensor, pre_logits: bool = False) -> Tensor:
         """Pool tokens B x N x D and classify (equation 4).
 
-        With ``pre_logits`` return the features that the last linear layer reads, B x D (or B x head_hidden).
+        With ``pre_logits`` return the features that the last linear layer reads, B x ``config.features``.
         """
         c = self.config
         read = z if c.pools_prefix else z[:, c.prefix_tokens :]
@@ -144,6 +159,8 @@ class VisionTransformer(nn.Module):
             y = z[:, 0]
         elif c.pool == "mean":
             y = read.mean(1)
+        elif c.pool == "cls-mean":
+            y = torch.cat((z[:, 0], read.mean(1)), -1)  # B 2D
         else:
             y = self.attn_pool(read) if c.pool == "map" else self.seq_pool(read)
         y = self.pre_logits(self.fc_norm(y))
@@ -151,19 +168,21 @@ class VisionTransformer(nn.Module):
 
     def _embed(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
         """Equation 1: add positions, drop patches in training, put the prefix in front; also return what was kept."""
+        # The residual stream has the precision of the weights; but under autocast on a CPU, where converting to
+        # float32 and back costs as much time as a matrix product, that of the products.
+        dtype = torch.bfloat16 if in_bfloat16_on_cpu(x) else self.patch_embed.proj.weight.dtype
         positions = self._positions(grid)
         prefix = [getattr(self, name) for name in ("cls_token", "reg_token") if hasattr(self, name)]
         front = torch.cat(prefix, 1) if prefix else x.new_zeros(1, 0, x.shape[-1])  # 1 P D
         if positions is not None:
             own = positions.shape[1] - x.shape[1]  # prefix tokens that have a position
             front = torch.cat((front[:, :own] + positions[:, :own], front[:, own:]), 1)
-            x = x + positions[:, own:]
+            x = x + positions[:, own:].to(dtype)
         kept = self._kept_patches(x)
         if kept is not None:
             x = x.gather(1, kept[..., None].expand(-1, -1, x.shape[-1]))
-        # Under autocast x may be bfloat16: the residual stream keeps the precision of the weights.
-        z = torch.cat((front.expand(len(x), -1, -1), x.to(front.dtype)), 1) if prefix else x  # B N D
-        return self.pos_drop(z.to(self.patch_embed.proj.weight.dtype)), kept
+        front = front.to(dtype).expand(x.shape[0], -1, -1)
+        return self.pos_drop(torch.cat((front, x.to(dtype)), 1) if prefix else x.to(dtype)), kept  # B N D
 
     def _kept_patches(self, x: Tensor) -> Tensor | None:
         """Draw which patches stay under patch dropout, B x n in raster order, or None for all."""

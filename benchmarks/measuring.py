@@ -1,0 +1,143 @@
+"""What the benchmarks share: measuring in turn, the machine's matmul peak, the memory of a piece of work, spreads.
+
+Everything that is compared is measured in turn, A B C A B C, and compared round by round: a burst of other work on the
+machine then hits neighbours alike, and the ratio of neighbours stays.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+from vitreous.train.machine import describe_machine
+
+MIB = 2**20
+
+
+def header(device: torch.device, packages: Iterable[str] = ("torch",)) -> str:
+    """Say what was measured: commit, machine, threads, versions."""
+    here = Path(__file__).parent
+    git = ("git", "-C", str(here), "describe", "--always", "--dirty")
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    machine = describe_machine(device)
+    place = machine.gpu or f"{machine.cpu}, {machine.cores} cores, {torch.get_num_threads()} threads"
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    return f"commit {commit}; {place}; Python {platform.python_version()}, {versions}"
+
+
+def seconds(work: Callable[[], object], device: torch.device, repeat: int = 1) -> float:
+    """Wall-clock time of one call, the mean of `repeat` calls in a row; on CUDA until the card is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    for _ in range(repeat):
+        work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - start) / repeat
+
+
+def in_turn(
+    works: Mapping[str, Callable[[], object]], device: torch.device, rounds: int, warm_up: int = 2, repeat: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of each piece of work in each round, all measured in turn."""
+    for work in works.values():
+        seconds(work, device, warm_up)
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        for name, work in works.items():
+            times[name].append(seconds(work, device, repeat))
+    return times
+
+
+class Apart:
+    """A piece of work in a process of its own, the present script run anew, so that what one program does to its memory
+    allocator, threads and caches is nothing to another. The script is to call :func:`serve` with the work."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, sys.argv[0], *arguments]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def seconds(self, repeat: int) -> float:
+        """Mean time of so many calls in a row, as the other process sees it."""
+        print(repeat, file=self._process.stdin, flush=True)
+        return float(self._process.stdout.readline())
+
+    def __enter__(self) -> Apart:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+
+def serve(work: Callable[[], object], device: torch.device) -> None:
+    """Answer the process that made this one by :class:`Apart`: a number of calls a line, until there are no more."""
+    for line in sys.stdin:
+        print(seconds(work, device, int(line)), flush=True)
+
+
+def ratios(these: list[float], those: list[float]) -> str:
+    """Median and range of these / those, round by round."""
+    each = sorted(a / b for a, b in zip(these, those, strict=True))
+    return f"{statistics.median(each):.2f} ({each[0]:.2f} to {each[-1]:.2f})"
+
+
+def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating-point operations a second of the fastest large square matrix product, 2 for each multiply-add.
+
+    The fastest of several sizes, layouts and repetitions: what a program that did nothing else could reach.
+    """
+    sizes, repeats = ((1024, 2048, 3072), 5) if device.type == "cpu" else ((4096, 8192, 16384), 10)
+    best = 0.0
+    for n in sizes:
+        a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+        for right in (b, b.t()):
+            seconds(lambda a=a, right=right: a @ right, device)
+            fastest = min(seconds(lambda a=a, right=right: a @ right, device) for _ in range(repeats))
+            best = max(best, 2 * n**3 / fastest)
+    return best
+
+
+def peak_memory(device: torch.device, work: Callable[[], object]) -> int:
+    """Bytes that a piece of work takes at its peak above what the process held before; once in a process.
+
+    On the CPU from the high-water mark of the process' resident memory, which Linux lets one reset; elsewhere the mark
+    of the whole life of the process counts, libraries included.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        return torch.cuda.max_memory_allocated(device) - before
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        work()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    before = _status("VmRSS")
+    work()
+    return _status("VmHWM") - before
+
+
+def _status(key: str) -> int:
+    """A memory figure of this process in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:")) * 1024
+
+
+def in_subprocess(*arguments: str) -> str:
+    """Run the present script anew with other arguments; its last line, or why there is none."""
+    done = subprocess.run([sys.executable, sys.argv[0], *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        killed = "killed, probably for memory" if done.returncode < 0 else f"exit {done.returncode}"
+        return f"failed: {(done.stderr.strip().splitlines() or [killed])[-1][:120]}"
+    return done.stdout.strip().splitlines()[-1]
