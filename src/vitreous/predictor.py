@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -22,10 +21,15 @@ from torch import Tensor
 from vitreous.checkpoint.artifact import ModelInfo
 from vitreous.checkpoint.opening import OpenOptions, open_checkpoint
 from vitreous.checkpoint.resize import Resample
+from vitreous.data.ahead import done_ahead
 from vitreous.data.pictures import read_picture
 from vitreous.data.preprocess import EvalPipeline
+from vitreous.engines.base import Engine
+from vitreous.engines.choose import EngineChoice
+from vitreous.engines.names import EngineName, PrecisionName
 from vitreous.errors import CheckpointError, ConfigError, DataError
 from vitreous.model.config import Size2d
+from vitreous.model.merging import merge_tokens as merge
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["Classifier", "Embedding", "Failure", "Prediction", "load"]
@@ -70,21 +74,45 @@ class Failure:
 
 
 class Classifier:
-    """A model that is ready for use. It computes in float32 on every device.
+    """A model that is ready for use.
 
     Args:
-        model: Its weights; it is moved to the device and set to evaluation mode.
+        model: Its weights; it is moved to the device and set to evaluation mode. An engine that is not PyTorch in
+            float32 keeps a copy of them, made when it is chosen.
         info: Class names, pipeline and temperature.
         device: ``auto`` (CUDA, else Apple's GPU, else CPU), or a torch device such as ``cpu`` or ``cuda:1``.
+        engine: What computes: ``torch``, ``openvino``, ``onnxruntime``, or ``auto``: the fastest of those that are
+            installed, agree with PyTorch in float32 on a check picture, and pay for as many pictures as there are
+            (:mod:`vitreous.engines.choose`). Answers may then differ, within the bounds of
+            :mod:`vitreous.engines.check`, as more pictures come.
+        precision: What it multiplies in: ``float32``, ``bf16``, or ``auto``: bf16 where the device computes it in
+            hardware and it agrees, else float32.
+        source: The model's file, beside which converted graphs are kept; None: the user's cache folder.
+        tell: Is told, in a line, when a model is converted and when an engine is passed over.
 
     Raises:
-        ConfigError: If the device is not there.
+        ConfigError: If the device is not there, or the engine does not run on it.
+        MissingExtraError: If the engine is not installed.
     """
 
-    def __init__(self, model: VisionTransformer, info: ModelInfo, device: str | torch.device = "auto") -> None:
+    def __init__(
+        self,
+        model: VisionTransformer,
+        info: ModelInfo,
+        device: str | torch.device = "auto",
+        *,
+        engine: EngineName = "torch",
+        precision: PrecisionName = "float32",
+        source: Path | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
         self.device = _choose_device(device)
         self.model = model.to(self.device).eval()
         self.info = info
+        self._choice = EngineChoice(
+            self.model, info.pipeline, info.temperature, engine=engine, precision=precision, source=source, tell=tell
+        )
+        self._seen = 0  # pictures computed so far: what a conversion costs may be saved over many calls
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -147,7 +175,7 @@ class Classifier:
 
     def embed_stream(self, items: Iterable[Picture], batch_size: int = 64) -> Iterator[Embedding | Failure]:
         """Yield an :class:`Embedding`, or a :class:`Failure`, for each picture, as :meth:`predict_stream`."""
-        for name, row in self._rows(items, batch_size, self._features):
+        for name, row in self._rows(items, batch_size, lambda logits, features: features):
             yield row if isinstance(row, Failure) else Embedding(row, name)
 
     def logits(self, x: Picture | Iterable[Picture], batch_size: int = 64) -> Floats:
@@ -162,71 +190,61 @@ class Classifier:
 
     def logits_stream(self, items: Iterable[Picture], batch_size: int = 64) -> Iterator[Floats | Failure]:
         """Yield the logits (K,), or a :class:`Failure`, for each picture, as :meth:`predict_stream`."""
-        for _, row in self._rows(items, batch_size, self._logits):
+        for _, row in self._rows(items, batch_size, lambda logits, features: logits):
             yield row
 
     @property
     def features(self) -> int:
         """Length of an embedding (F)."""
-        config = self.model.config
-        return (config.head_hidden or config.width) if config.head == "mlp" else config.width
+        return self.model.config.features
+
+    def prepare(self, pictures: int, batch_size: int = 64) -> Engine:
+        """Choose the engine that computes this many more pictures, which may convert the model, and return it.
+
+        The methods above do so by themselves, as far as the length of what they are given is known.
+
+        Raises:
+            ConfigError: If an engine or precision was named that fails, or disagrees with PyTorch in float32.
+            OutputError: If an engine was named, and no folder for its graph can be written.
+        """
+        return self._choice.engine(self._seen + pictures, batch_size)
 
     def _rows(
-        self, items: Iterable[Picture], batch_size: int, compute: Callable[[Tensor], Tensor]
+        self, items: Iterable[Picture], batch_size: int, take: Callable[[Tensor, Tensor], Tensor]
     ) -> Iterator[tuple[str, Floats | Failure]]:
-        """Yield each picture's name with its row of what ``compute`` makes of a batch, in order."""
+        """Yield each picture's name with its row of what ``take`` makes of a batch's outputs, in order."""
         _check_positive(batch_size=batch_size)
-        decoded = self._decoded(items, ahead=2 * batch_size)
+        engine = self.prepare(len(items) if isinstance(items, Sized) else 0, batch_size)
+        decoded = done_ahead(self._pixels, items, ahead=2 * batch_size)
         while chunk := list(itertools.islice(decoded, batch_size)):
             readable = [pixels for _, pixels in chunk if not isinstance(pixels, Failure)]
-            rows = iter(self._run(np.stack(readable), compute) if readable else ())
+            rows = iter(self._run(engine, np.stack(readable), take) if readable else ())
+            self._seen += len(readable)
             for name, pixels in chunk:
                 yield name, pixels if isinstance(pixels, Failure) else next(rows)
 
-    def _decoded(self, items: Iterable[Picture], ahead: int) -> Iterator[tuple[str, npt.NDArray[np.uint8] | Failure]]:
-        """Yield each picture's name and pixels (H, W, C), decoded in threads, at most ``ahead`` of what is asked."""
-        pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1), thread_name_prefix="vitreous-decode")
-        waiting: deque[tuple[str, Future[npt.NDArray[np.uint8] | Failure]]] = deque()
+    def _pixels(self, position: int, item: Picture) -> tuple[str, npt.NDArray[np.uint8] | Failure]:
+        """Decode one picture and fit it to the model's rectangle (H, W, C), or say why not; with its name."""
+        name = _name_of(item, position)
         try:
-            for position, item in enumerate(items):
-                name = _name_of(item, position)
-                waiting.append((name, pool.submit(self._pixels, item, name)))
-                if len(waiting) >= ahead:
-                    name, pixels = waiting.popleft()
-                    yield name, pixels.result()
-            while waiting:
-                name, pixels = waiting.popleft()
-                yield name, pixels.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-    def _pixels(self, item: Picture, name: str) -> npt.NDArray[np.uint8] | Failure:
-        """Decode one picture and fit it to the model's rectangle, or say why not."""
-        try:
-            return self.pipeline.pixels(read_picture(item))
+            return name, self.pipeline.pixels(read_picture(item))
         except DataError as error:
-            return Failure(name, str(error).removeprefix(f"{name}: "))
+            return name, Failure(name, str(error).removeprefix(f"{name}: "))
 
     @torch.inference_mode()
-    def _run(self, pixels: npt.NDArray[np.uint8], compute: Callable[[Tensor], Tensor]) -> Floats:
+    def _run(self, engine: Engine, pixels: npt.NDArray[np.uint8], take: Callable[[Tensor, Tensor], Tensor]) -> Floats:
         """Compute rows for pixels B x H x W x C."""
-        batch = torch.from_numpy(pixels).permute(0, 3, 1, 2).to(self.device)  # B C H W
-        rows: Floats = compute(self.pipeline.normalise(batch)).float().cpu().numpy()
+        # Put in order as bytes, a quarter of the floats that the pipeline makes of them: half the time of the step.
+        batch = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().to(self.device)  # B C H W
+        rows: Floats = take(*engine(self.pipeline.normalise(batch))).float().cpu().numpy()
         if not np.isfinite(rows).all():
             raise CheckpointError(
                 "the model's outputs are not finite: its weights are damaged, or its training diverged"
             )
         return rows
 
-    def _logits(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.model(images)
-        return logits  # B K
-
-    def _probabilities(self, images: Tensor) -> Tensor:
-        return (self._logits(images) / self.info.temperature).softmax(dim=1)  # B K
-
-    def _features(self, images: Tensor) -> Tensor:
-        return self.model.forward_head(self.model.forward_features(images), pre_logits=True)  # B F
+    def _probabilities(self, logits: Tensor, features: Tensor) -> Tensor:
+        return (logits / self.info.temperature).softmax(dim=1)  # B K
 
     def _prediction(self, name: str, probabilities: Floats, top_k: int) -> Prediction:
         """Name the most probable classes; equal ones come in the order of the classes."""
@@ -240,6 +258,11 @@ def load(
     device: str | torch.device = "auto",
     image_size: Size2d | None = None,
     resample: Resample | None = None,
+    *,
+    engine: EngineName = "auto",
+    precision: PrecisionName = "auto",
+    merge_tokens: int = 0,
+    tell: Callable[[str], None] | None = None,
 ) -> Classifier:
     """Load a classifier.
 
@@ -251,14 +274,29 @@ def load(
             resampled. None: what the model was made for.
         resample: Whose function resamples them: `google`, `timm`, `huggingface`, `torchvision` or `dinov2`. None: that
             of the family that the model comes from.
+        engine: As :class:`Classifier` takes it. ``torch`` in ``float32`` is what others are compared with.
+        precision: As ``engine``.
+        merge_tokens: Patches that are joined with others in each block, for speed at some loss
+            (:mod:`vitreous.model.merging`); 0 is the model as it is.
+        tell: As ``engine``.
 
     Raises:
         CheckpointError: If the file cannot be used.
-        ConfigError: If the device is not there, or patches do not tile the image size.
-        MissingExtraError: If it is a hub id and huggingface_hub is not installed.
+        ConfigError: If the device is not there, patches do not tile the image size, tokens cannot be merged, or the
+            engine does not run on the device.
+        MissingExtraError: If it is a hub id and huggingface_hub is not installed, or the engine is not.
     """
     model, info = open_checkpoint(source, OpenOptions(image_size=image_size, resample=resample))
-    return Classifier(model, info, device)
+    merge(model, merge_tokens)
+    file = _file_of(source)
+    return Classifier(model, info, device, engine=engine, precision=precision, source=file, tell=tell)
+
+
+def _file_of(source: str | os.PathLike[str]) -> Path | None:
+    """The file that a model is in, as far as it lies where the user says; None for hub ids."""
+    path = Path(source).expanduser()
+    inside = path / "model.safetensors"
+    return next((each for each in (inside, path) if each.is_file()), None)
 
 
 def _one_or_all(x: Any, stream: Callable[[Iterable[Picture]], Iterator[Any]]) -> Any:

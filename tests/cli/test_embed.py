@@ -1,6 +1,7 @@
 """`vitreous embed` as people run it: every format has the library's vectors."""
 
 import csv
+import re
 
 import numpy as np
 import pytest
@@ -22,16 +23,18 @@ def asked(tmp_path, photographs) -> list[str]:
 
 def test_parquet_has_the_librarys_vectors_and_leaves_out_what_cannot_be_read(command, model_file, asked, tmp_path):
     (tmp_path / "bad.png").write_bytes(b"bad")
-    run = command("embed", model_file, *asked[:1], "bad.png", *asked[1:], "-o", "f.parquet", "--device=cpu")
+    run = command("embed", model_file, *asked[:1], "bad.png", *asked[1:], "-o", "f.parquet", "--precision=float32")
     assert run.returncode == 1
-    assert run.stderr.splitlines() == [
+    said = run.stderr.splitlines()
+    assert re.fullmatch(r"4 pictures in [\d.]+ s, [\d,.]+ img/s: \w+, \w+, cpu", said.pop(1))
+    assert said == [
         "vitreous: bad.png: not a picture",
         "3 vectors of 32 numbers in f.parquet",
         "vitreous: 1 of 4 pictures could not be read",
     ]
     table = parquet.read_table(tmp_path / "f.parquet")
     assert table["path"].to_pylist() == asked
-    expected = package.load(model_file, device="cpu").embed([tmp_path / name for name in asked])
+    expected = package.load(model_file, precision="float32").embed([tmp_path / name for name in asked])
     np.testing.assert_allclose(np.stack(table["embedding"].to_numpy()), expected, rtol=1e-4, atol=1e-5)
 
 

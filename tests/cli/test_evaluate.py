@@ -1,6 +1,7 @@
 """`vitreous evaluate` as people run it: the scores are scikit-learn's, on the right pictures."""
 
 import json
+import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from vitreous.train.config import RunConfig
 
 def by_hand(model_file: Path, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """Labels (n,) and calibrated probabilities (n, K), from the files."""
-    classifier = package.load(model_file, device="cpu")
+    classifier = package.load(model_file, device="cpu", engine="torch", precision="float32")
     files = sorted(folder.rglob("*.png"))
     scaled = classifier.logits(files).astype(np.float64) / classifier.info.temperature
     odds = np.exp(scaled - scaled.max(1, keepdims=True))
@@ -28,7 +29,8 @@ def by_hand(model_file: Path, folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def test_scores_of_a_folder_are_those_of_scikit_learn(command, model_file, digits, tmp_path):
     run = command("evaluate", model_file, "digits-folder", "--json", "s.json", "--device=cpu")
-    assert (run.returncode, run.stderr) == (0, "")
+    assert run.returncode == 0
+    assert re.fullmatch(r"60 pictures in [\d.]+ s, [\d,.]+ img/s: torch, float32, cpu\n", run.stderr)
     assert "digits-folder, all pictures: 60 pictures" in run.stdout
     document = json.loads((tmp_path / "s.json").read_text())
     labels, probabilities = by_hand(model_file, digits)
@@ -47,7 +49,7 @@ def test_classes_are_matched_by_name_and_may_be_few(vitreous, model_file, digits
         shutil.rmtree(digits / name)
     run = vitreous("evaluate", model_file, "digits-folder", "--json", "-", "--device=cpu")
     assert run.returncode == 0
-    assert run.stderr == "5 of the model's 10 classes are not in the data: zero, two, four, six, eight\n"
+    assert run.stderr.startswith("5 of the model's 10 classes are not in the data: zero, two, four, six, eight\n")
     labels, probabilities = by_hand(model_file, digits)
     assert json.loads(run.stdout)["scores"]["top1"] == pytest.approx(accuracy_score(labels, probabilities.argmax(1)))
 
@@ -115,3 +117,27 @@ def test_colour_pictures_meet_a_grey_model(vitreous, model_file, photographs, tm
         (tmp_path / "photos" / name).mkdir(parents=True)
         Image.fromarray(photographs[n]).save(tmp_path / "photos" / name / "x.jpg")
     assert vitreous("evaluate", model_file, "photos").returncode == 0
+
+
+def test_merging_is_scored_against_the_model_as_it_is(vitreous, model_file, digits, tmp_path):
+    plain = vitreous("evaluate", model_file, "digits-folder", "--json", "-")
+    assert json.loads(plain.stdout)["computed_by"] == {
+        "engine": "torch",
+        "precision": "float32",
+        "device": "cpu",
+        "merge_tokens": 0,
+        "merging": None,
+    }
+    run = vitreous("evaluate", model_file, "digits-folder", "--merge-tokens", 3, "--json", "m.json", "--device=cpu")
+    assert run.returncode == 0, run.stderr
+    document = json.loads((tmp_path / "m.json").read_text())
+    merging = document["computed_by"]["merging"]
+    assert merging["top1"] == document["scores"]["top1"]
+    assert merging["top1_without"] == json.loads(plain.stdout)["scores"]["top1"]
+    loss = 100 * (merging["top1"] - merging["top1_without"])
+    assert re.search(rf"difference, points\s+{re.escape(f'{loss:+.2f}')}", run.stdout)
+    assert "3 tokens merged in each block" in run.stdout
+    labels, _ = by_hand(model_file, digits)
+    merged = package.load(model_file, device="cpu", engine="torch", precision="float32", merge_tokens=3)
+    called = merged.logits(sorted(digits.rglob("*.png"))).argmax(1)
+    assert merging["top1"] == pytest.approx(accuracy_score(labels, called))

@@ -3,6 +3,8 @@
 import csv
 import json
 import os
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from PIL import Image
 
 import vitreous as package
 
+PACE = r"{} pictures in [\d.]+ s, [\d,.]+ img/s: torch, float32, cpu\n"
 NAMES = ["b.png", 'a "quoted", [x] 犬.JPG', "deep/er/c.webp"]
 
 
@@ -27,7 +30,8 @@ def folder(tmp_path, photographs) -> Path:
 def test_csv_has_what_the_library_says_in_the_order_asked(command, model_file, folder):
     asked = [f"in/{name}" for name in NAMES]
     run = command("predict", model_file, *asked, "--format", "csv", "--top-k", "2", "--device", "cpu")
-    assert (run.returncode, run.stderr) == (0, "")
+    assert run.returncode == 0
+    assert re.fullmatch(PACE.format(3), run.stderr)
     rows = list(csv.DictReader(run.stdout.splitlines()))
     expected = package.load(model_file, device="cpu").predict([folder.parent / name for name in asked])
     assert [row["path"] for row in rows] == asked
@@ -67,7 +71,8 @@ def test_lists_globs_and_names_that_are_no_text(command, model_file, folder):
     odd = os.fsdecode(b"in/\xff\xfe.png")
     os.rename(os.fsencode(folder / "b.png"), os.fsencode(folder.parent / odd))
     run = command("predict", model_file, "-", "in/**/*.webp", "--format=jsonl", text_in=f"{odd}\nin/{NAMES[1]}\n\n")
-    assert (run.returncode, run.stderr) == (0, "")
+    assert run.returncode == 0
+    assert re.fullmatch(PACE.format(3), run.stderr)
     assert [json.loads(line)["path"] for line in run.stdout.splitlines()] == [odd, f"in/{NAMES[1]}", f"in/{NAMES[2]}"]
     run = command("predict", model_file, odd, "--format=csv")
     assert next(iter(csv.DictReader(run.stdout.splitlines())))["path"] == odd
@@ -83,7 +88,8 @@ def test_a_single_picture_is_shown_with_a_bar_for_each_class(vitreous, model_fil
 
 def test_output_goes_to_a_file_whole_or_not_at_all(vitreous, model_file, folder, tmp_path):
     run = vitreous("predict", model_file, "in", "-o", "labels.csv")
-    assert (run.returncode, run.stdout, run.stderr) == (0, "", "3 predictions in labels.csv\n")
+    assert (run.returncode, run.stdout) == (0, "")
+    assert run.stderr.endswith("\n3 predictions in labels.csv\n")
     assert len(list(csv.DictReader((tmp_path / "labels.csv").read_text(encoding="utf-8").splitlines()))) == 3
     run = vitreous("predict", model_file, "in", "-o", "gone/labels.csv")
     assert (run.returncode, run.stderr) == (
@@ -107,3 +113,30 @@ def test_nothing_to_do_is_an_error(vitreous, model_file, tmp_path, words, said):
     run = vitreous("predict", *(model_file if word == "MODEL" else word for word in words))
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr == f"vitreous: {said}\n"
+
+
+def test_the_engine_is_what_was_asked_for_and_is_recorded(vitreous, model_file, folder, tmp_path):
+    pytest.importorskip("openvino", reason="openvino is not installed: pip install -e '.[dev]'")
+    (tmp_path / "m").mkdir()
+    file = shutil.copy(model_file, tmp_path / "m")
+    said = {}
+    for engine in ("torch", "openvino"):
+        run = vitreous("predict", file, "in", "--format=jsonl", "--engine", engine, "--precision=float32")
+        assert run.returncode == 0, run.stderr
+        assert re.search(rf"\n?3 pictures in .* img/s: {engine}, float32, cpu\n$", run.stderr)
+        said[engine] = [json.loads(line) for line in run.stdout.splitlines()]
+        assert all((r["engine"], r["precision"], r["device"]) == (engine, "float32", "cpu") for r in said[engine])
+    for one, other in zip(*said.values(), strict=True):
+        assert one["label"] == other["label"]
+        assert one["probability"] == pytest.approx(other["probability"], abs=1e-4)
+    run = vitreous("predict", file, "in", "--engine=openvin")
+    assert run.returncode == 2
+
+
+def test_merged_tokens_change_what_is_computed(vitreous, model_file, folder):
+    whole, merged, refused = (
+        vitreous("predict", model_file, "in/b.png", "--format=csv", f"--merge-tokens={count}") for count in (0, 3, -1)
+    )
+    assert whole.returncode == merged.returncode == 0
+    assert whole.stdout != merged.stdout
+    assert refused.returncode == 2

@@ -39,7 +39,7 @@ def split_of(model_file: Path, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """Features and labels of a folder of classes, through the library."""
     files = sorted(folder.rglob("*.png"), key=lambda file: file.relative_to(folder))
     labels = [sorted(os.listdir(folder)).index(file.parent.name) for file in files]
-    return package.load(model_file, device="cpu").embed(files), np.asarray(labels)
+    return package.load(model_file, device="cpu", engine="torch", precision="float32").embed(files), np.asarray(labels)
 
 
 def test_new_classes_are_scored_as_the_library_and_scikit_learn_do(vitreous, model_file, parity, tmp_path):

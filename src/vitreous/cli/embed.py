@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 
 from jsonargparse.typing import PositiveInt
 
 from vitreous.cli.inputs import expand
-from vitreous.cli.opening import MODEL_HELP, add_size_options, opened
+from vitreous.cli.opening import MODEL_HELP, add_engine_options, add_size_options, opened, pace
 from vitreous.cli.parsing import Parser
 from vitreous.cli.terminal import bar, narrate
 from vitreous.errors import UsageError
@@ -44,6 +45,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--batch-size", type=PositiveInt, default=64, help="pictures per forward pass")
     parser.add_argument("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
+    add_engine_options(parser)
     add_size_options(parser)
     return parser
 
@@ -61,7 +63,8 @@ def run(argv: Sequence[str]) -> int:
     require(suffix)
     classifier = opened(options)
     paths = expand(options.images)
-    written = 0
+    engine = classifier.prepare(len(paths), options.batch_size)
+    written, start = 0, time.perf_counter()
     with replacing(options.output) as path, WRITERS[suffix](path, classifier.features) as write, bar("embed") as at:
         for done, result in enumerate(classifier.embed_stream(paths, options.batch_size), start=1):
             at(done, len(paths))
@@ -70,6 +73,7 @@ def run(argv: Sequence[str]) -> int:
             else:
                 write(result)
                 written += 1
+    narrate(pace(len(paths), time.perf_counter() - start, classifier, engine))
     narrate(f"{written:,} vectors of {classifier.features} numbers in {options.output}")
     failed = len(paths) - written
     if failed:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Literal
 
 from jsonargparse.typing import PositiveInt
 
-from vitreous.cli.opening import MODEL_HELP, add_size_options, opened
+from vitreous.cli.opening import MODEL_HELP, add_engine_options, add_size_options, computed_by, opened, pace
 from vitreous.cli.parsing import Parser
 from vitreous.cli.terminal import narrate, print_table
 
@@ -41,6 +42,7 @@ def _parser() -> Parser:
     parser.add_argument("--json", type=str, metavar="FILE", help="write every number there; - is standard output")
     parser.add_argument("--batch-size", type=PositiveInt, default=64, help="pictures per forward pass")
     parser.add_argument("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
+    add_engine_options(parser, "float32", why=" [float32, in which scores of training are computed too]")
     add_size_options(parser)
     return parser
 
@@ -58,14 +60,25 @@ def run(argv: Sequence[str]) -> int:
     labels = scoring.labels_by_name(classifier.classes, data, split)
     for note in scoring.remarks(classifier.info, data, name):
         narrate(note)
+    engine = classifier.prepare(len(split), options.batch_size)
+    start = time.perf_counter()
     logits = scoring.logits_of(classifier, split, options.batch_size)
+    seconds = time.perf_counter() - start
+    narrate(pace(len(split), seconds, classifier, engine))
     scores = evaluate(logits / classifier.info.temperature, labels)
     calibration = calibrate(logits, labels, classifier.info.temperature)
+    merging = None
+    if options.merge_tokens:
+        whole = opened(options, merge_tokens=0)
+        merging = scoring.loss_of_merging(whole, split, labels, options.batch_size, scores=scores, seconds=seconds)
     if options.json != "-":
         title = f"{data.name}, {'all pictures' if name == 'all' else name + ' split'}: {scores.n:,} pictures"
         for table in scoring.tables(title, scores, calibration, classifier.classes):
             print_table(table)
+        if merging:
+            print_table(scoring.merging_table(options.merge_tokens, merging))
     if options.json:
         facts = {"model": options.model, "data": data, "split": name, "classes": classifier.classes}
-        scoring.write_json(options.json, scores, calibration, **facts)
+        how = {**computed_by(classifier, engine), "merge_tokens": options.merge_tokens, "merging": merging}
+        scoring.write_json(options.json, scores, calibration, **facts, computed_by=how)
     return 0

@@ -5,7 +5,6 @@ F numbers a picture.
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitreous.cli.results import csv_rows
 from vitreous.errors import MissingExtraError
 from vitreous.predictor import Embedding
 
@@ -63,7 +63,7 @@ def _parquet(path: Path, length: int) -> Iterator[Write]:
 def _csv(path: Path, length: int) -> Iterator[Write]:
     """A header, then a row each: path, f0, f1, ...; as many digits as float32 needs to come back the same."""
     with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as stream:
-        rows = csv.writer(stream, lineterminator="\n")
+        rows = csv_rows(stream)
         rows.writerow(["path", *(f"f{n}" for n in range(length))])
 
         def write(result: Embedding) -> None:

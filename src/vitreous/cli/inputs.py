@@ -29,7 +29,7 @@ def expand(words: Iterable[str]) -> list[str]:
 
 
 def _expand_one(word: str) -> Iterator[str]:
-    from vitreous.data.pictures import find_pictures  # here: a wrong option should be told before Pillow is loaded
+    from vitreous.data.finding import find_pictures  # here: a wrong option should be told before Pillow is loaded
 
     if word == "-":
         yield from _listed()

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import Namespace
+from jsonargparse.typing import NonNegativeInt
 
 from vitreous.cli.parsing import Parser
+from vitreous.cli.terminal import narrate
+from vitreous.engines.names import EngineName, PrecisionName
 from vitreous.errors import UsageError
 
 if TYPE_CHECKING:
+    from vitreous.engines.base import Engine
     from vitreous.predictor import Classifier
 
-__all__ = ["MODEL_HELP", "Resample", "add_size_options", "opened", "size_in_pixels"]
+__all__ = [
+    "MODEL_HELP",
+    "Resample",
+    "add_engine_options",
+    "add_size_options",
+    "computed_by",
+    "opened",
+    "pace",
+    "size_in_pixels",
+]
 
 MODEL_HELP = "a model.safetensors, a run folder, or any family's file, folder or hub id"
 
@@ -28,8 +41,38 @@ def add_size_options(parser: Parser) -> None:
     )
 
 
-def opened(options: Namespace) -> Classifier:
+def add_engine_options(parser: Parser, precision: PrecisionName = "auto", why: str = "") -> None:
+    """Add the options of what computes; ``why`` explains a default precision that is not auto."""
+    parser.add_argument(
+        "--engine",
+        type=EngineName,
+        default="auto",
+        metavar="auto|torch|openvino|onnxruntime",
+        help="what computes; auto: the fastest that is installed, agrees with torch in float32 on a check picture, and "
+        "pays for as many pictures. A graph converted for it is kept beside the model file",
+    )
+    parser.add_argument(
+        "--precision",
+        type=PrecisionName,
+        default=precision,
+        metavar="auto|bf16|float32",
+        help=f"what it multiplies in; auto: bf16 where the machine computes it and it agrees, else float32{why}",
+    )
+    parser.add_argument(
+        "--merge-tokens",
+        type=NonNegativeInt,
+        default=0,
+        metavar="R",
+        help="join R patches with others that look alike in each block: faster, at some loss (arXiv 2210.09461)",
+    )
+
+
+def opened(options: Namespace, **changes: Any) -> Classifier:
     """Load the model that the words of a verb name.
+
+    Args:
+        options: The verb's; one without engines computes with PyTorch in float32.
+        changes: Arguments of :func:`vitreous.predictor.load` that are others than the words say.
 
     Raises:
         UsageError: If the image size is no size.
@@ -38,7 +81,27 @@ def opened(options: Namespace) -> Classifier:
     size = size_in_pixels("--image-size", options.image_size)
     from vitreous.predictor import load  # here: torch takes seconds, a wrong option should not
 
-    return load(options.model, device=options.device, image_size=size, resample=options.resample)
+    arguments = {
+        "device": options.device,
+        "image_size": size,
+        "resample": options.resample,
+        "engine": options.get("engine", "torch"),
+        "precision": options.get("precision", "float32"),
+        "merge_tokens": options.get("merge_tokens", 0),
+        "tell": narrate,
+    }
+    return load(options.model, **(arguments | changes))
+
+
+def computed_by(classifier: Classifier, engine: Engine) -> dict[str, str]:
+    """Return what computed, as JSON output records it."""
+    return {"engine": engine.name, "precision": engine.precision, "device": str(classifier.device)}
+
+
+def pace(pictures: int, seconds: float, classifier: Classifier, engine: Engine) -> str:
+    """Say how fast pictures were done, from the first file's opening to the last result, and by what."""
+    speed = f"{pictures:,} pictures in {seconds:.1f} s, {pictures / max(seconds, 1e-9):,.1f} img/s"
+    return f"{speed}: {engine.name}, {engine.precision}, {classifier.device}"
 
 
 def size_in_pixels(option: str, text: str | None) -> int | tuple[int, int] | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import Literal
 
 from jsonargparse.typing import PositiveInt
 
 from vitreous.cli.inputs import expand
-from vitreous.cli.opening import MODEL_HELP, add_size_options, opened
+from vitreous.cli.opening import MODEL_HELP, add_engine_options, add_size_options, computed_by, opened, pace
 from vitreous.cli.parsing import Parser
 from vitreous.cli.terminal import bar, narrate
 
@@ -46,6 +47,7 @@ def _parser() -> Parser:
     parser.add_argument("-o", "--output", type=str, metavar="FILE", help="write there instead of to the terminal")
     parser.add_argument("--batch-size", type=PositiveInt, default=64, help="pictures per forward pass")
     parser.add_argument("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
+    add_engine_options(parser)
     add_size_options(parser)
     return parser
 
@@ -61,14 +63,19 @@ def run(argv: Sequence[str]) -> int:
     top_k = min(options.top_k, len(classifier.classes))
     form = options.format or _EXTENSIONS.get(os.path.splitext(options.output or "")[1].lower(), "table")
     to_terminal = options.output is None and form != "table" and sys.stdout.isatty()  # lines would meet the bar
-    failed = 0
-    with writer(form, options.output, top_k) as write, bar("predict", not to_terminal) as at:
+    engine = classifier.prepare(len(paths), options.batch_size)
+    failed, start = 0, time.perf_counter()
+    with (
+        writer(form, options.output, top_k, computed_by(classifier, engine)) as write,
+        bar("predict", not to_terminal) as at,
+    ):
         for done, result in enumerate(classifier.predict_stream(paths, top_k, options.batch_size), start=1):
             write(result)
             at(done, len(paths))
             if isinstance(result, Failure):
                 failed += 1
                 narrate(f"vitreous: {result.name}: {result.reason}")
+    narrate(pace(len(paths), time.perf_counter() - start, classifier, engine))
     if options.output:
         narrate(f"{len(paths) - failed:,} predictions in {options.output}")
     if failed:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from vitreous.checkpoint.artifact import ModelInfo
 from vitreous.cli.terminal import bar, write_document
+from vitreous.data.listing import visible
 from vitreous.data.sources import ImageData
 from vitreous.errors import DataError
 from vitreous.evaluate.fewshot import FewShot
@@ -51,7 +52,7 @@ def table(name: str, report: ProbeReport) -> Table:
     splits = [split for split in report.pictures if split != "train"]
     counts = " and ".join(f"{split} {report.pictures[split]:,}" for split in splits)
     title = (
-        f"{name}: {report.features:,} frozen features, {report.classes:,} classes\n"
+        f"{visible(name)}: {report.features:,} frozen features, {report.classes:,} classes\n"
         f"fitted on train {report.pictures['train']:,}, scored on {counts}"
     )
     rows = Table("probe", "setting", box=SIMPLE_HEAD, title=Text(title, style="bold"), title_justify="left")

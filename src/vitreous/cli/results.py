@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
@@ -15,9 +16,10 @@ from rich.text import Text
 
 from vitreous.checkpoint.atomic import replacing
 from vitreous.cli.terminal import print_table
+from vitreous.data.listing import printable, visible
 from vitreous.predictor import Failure, Prediction
 
-__all__ = ["writer"]
+__all__ = ["csv_rows", "writer"]
 
 Write = Callable[[Prediction | Failure], None]
 _ENCODING: dict[str, Any] = {
@@ -27,9 +29,17 @@ _ENCODING: dict[str, Any] = {
 
 
 @contextmanager
-def writer(form: str, output: str | None, top_k: int) -> Iterator[Write]:
-    """Give a function that writes one result; a file is written whole or not at all."""
-    formats = {"table": _write_table, "jsonl": _write_jsonl, "csv": _write_csv}
+def writer(form: str, output: str | None, top_k: int, computed_by: Mapping[str, str]) -> Iterator[Write]:
+    """Give a function that writes one result; a file is written whole or not at all.
+
+    Args:
+        form: `table`, `jsonl` or `csv`.
+        output: The file; None is standard output.
+        top_k: Classes in a result.
+        computed_by: What computed, for the lines of `jsonl`.
+    """
+    formats: dict[str, Callable[[TextIO, int], Iterator[Write]]]
+    formats = {"table": _write_table, "jsonl": partial(_write_jsonl, computed_by), "csv": _write_csv}
     if output is None:
         yield from formats[form](sys.stdout, top_k)
         return
@@ -37,8 +47,8 @@ def writer(form: str, output: str | None, top_k: int) -> Iterator[Write]:
         yield from formats[form](stream, top_k)
 
 
-def _write_jsonl(stream: TextIO, top_k: int) -> Iterator[Write]:
-    """One object a line: path, label, probability, top; or path, error."""
+def _write_jsonl(computed_by: Mapping[str, str], stream: TextIO, top_k: int) -> Iterator[Write]:
+    """One object a line: path, label, probability, top, engine, precision, device; or path, error."""
 
     def write(result: Prediction | Failure) -> None:
         record: dict[str, Any] = {"path": result.name}
@@ -47,6 +57,7 @@ def _write_jsonl(stream: TextIO, top_k: int) -> Iterator[Write]:
         else:
             top = [{"label": label, "probability": _short(probability)} for label, probability in result.top]
             record |= {"label": result.label, "probability": _short(result.probability), "top": top}
+            record |= computed_by
         text = json.dumps(record, ensure_ascii=False)
         # A name that is no text would make a line that is no JSON; escaped, Python and others read it back.
         stream.write((text if text.isprintable() else json.dumps(record)) + "\n")
@@ -54,10 +65,23 @@ def _write_jsonl(stream: TextIO, top_k: int) -> Iterator[Write]:
     yield write
 
 
+def csv_rows(stream: TextIO) -> Any:
+    """A writer of CSV with lines that end in a line feed, in which a carriage return within a field is quoted too.
+
+    Before Python 3.13 the csv module quotes only the characters that end its own lines.
+    """
+
+    class Lines:
+        def write(self, line: str) -> None:
+            stream.write(line.removesuffix("\r\n") + "\n")
+
+    return csv.writer(Lines(), lineterminator="\r\n")
+
+
 def _write_csv(stream: TextIO, top_k: int) -> Iterator[Write]:
     """A header, then a row each: path, label, probability, label_2, probability_2, ..., error."""
     further = [f"{what}_{rank}" for rank in range(2, top_k + 1) for what in ("label", "probability")]
-    rows = csv.writer(stream, lineterminator="\n")
+    rows = csv_rows(stream)
     rows.writerow(["path", "label", "probability", *further, "error"])
 
     def write(result: Prediction | Failure) -> None:
@@ -78,11 +102,11 @@ def _write_table(stream: TextIO, top_k: int) -> Iterator[Write]:
     finally:
         predictions = [result for result in results if isinstance(result, Prediction)]
         if len(results) == 1 and predictions:
-            stream.write(f"{predictions[0].name}\n")
+            stream.write(f"{visible(predictions[0].name)}\n")
             table = Table(box=None, show_header=False)
             for label, probability in predictions[0].top:
                 bar = "\u2501" * round(30 * probability)
-                table.add_row(Text(label), f"{probability:7.2%}", bar)
+                table.add_row(Text(visible(label)), f"{probability:7.2%}", bar)
             print_table(table, stream)
         elif results:
             print_table(_rows_for_people(results), stream)
@@ -94,10 +118,11 @@ def _rows_for_people(results: Sequence[Prediction | Failure]) -> Table:
     table.columns[2].justify = "right"
     for result in results:
         if isinstance(result, Failure):
-            table.add_row(Text(result.name), "", "", Text(result.reason, style="red"))
+            table.add_row(Text(visible(result.name)), "", "", Text(printable(result.reason), style="red"))
         else:
-            rest = ", ".join(f"{label} {probability:.1%}" for label, probability in result.top[1:])
-            table.add_row(Text(result.name), Text(result.label), f"{result.probability:.1%}", Text(rest))
+            rest = ", ".join(f"{visible(label)} {probability:.1%}" for label, probability in result.top[1:])
+            name, label = Text(visible(result.name)), Text(visible(result.label))
+            table.add_row(name, label, f"{result.probability:.1%}", Text(rest))
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -17,13 +18,24 @@ from torch import Tensor
 from vitreous.checkpoint.artifact import ModelInfo
 from vitreous.cli.terminal import bar, write_document
 from vitreous.data.config import DataConfig
+from vitreous.data.listing import printable, visible
 from vitreous.data.sources import ImageData, Split, open_source
 from vitreous.errors import DataError, did_you_mean
 from vitreous.evaluate.calibration import Calibration
-from vitreous.evaluate.metrics import Scores, most_confused
+from vitreous.evaluate.metrics import Scores, evaluate, most_confused
 from vitreous.predictor import Classifier, Failure
 
-__all__ = ["choose_split", "labels_by_name", "logits_of", "open_data", "remarks", "tables", "write_json"]
+__all__ = [
+    "choose_split",
+    "labels_by_name",
+    "logits_of",
+    "loss_of_merging",
+    "merging_table",
+    "open_data",
+    "remarks",
+    "tables",
+    "write_json",
+]
 
 _MANY = 40  # classes beyond which the table shows only the worst
 _SHOWN = 10
@@ -104,9 +116,44 @@ def logits_of(classifier: Classifier, split: Split, batch_size: int) -> Tensor:
     return torch.from_numpy(np.stack(rows))
 
 
+def loss_of_merging(
+    whole: Classifier, split: Split, labels: Tensor, batch_size: int, *, scores: Scores, seconds: float
+) -> dict[str, float]:
+    """Score the model as it is on the pictures that were scored with merged tokens.
+
+    Args:
+        whole: The classifier that merges none.
+        split: The pictures.
+        labels: Their classes (n,).
+        batch_size: Pictures per forward pass.
+        scores: What was reached with merged tokens.
+        seconds: What that took.
+
+    Returns:
+        Top-1 with and without merging, and how many times as fast merging was, decoding included.
+    """
+    whole.prepare(len(split), batch_size)
+    start = time.perf_counter()
+    logits = logits_of(whole, split, batch_size)
+    without = evaluate(logits / whole.info.temperature, labels)
+    taken = time.perf_counter() - start
+    return {"top1": scores.top1, "top1_without": without.top1, "times_as_fast": taken / seconds}
+
+
+def merging_table(count: int, merging: Mapping[str, float]) -> Table:
+    """What merged tokens cost and bring."""
+    table = Table(f"{count} tokens merged in each block", "top-1", box=SIMPLE_HEAD)
+    table.columns[1].justify = "right"
+    table.add_row("with", f"{merging['top1']:.2%}")
+    table.add_row("without", f"{merging['top1_without']:.2%}")
+    table.add_row("difference, points", f"{100 * (merging['top1'] - merging['top1_without']):+.2f}")
+    table.add_row("times as fast, decoding included", f"{merging['times_as_fast']:.2f}")
+    return table
+
+
 def tables(title: str, scores: Scores, calibration: Calibration, classes: Sequence[str]) -> Iterator[Table]:
     """Yield the tables for people: overall, per class, and what is taken for what."""
-    overall = Table(title=Text(title, style="bold"), title_justify="left", box=None, show_header=False)
+    overall = Table(title=Text(printable(title), style="bold"), title_justify="left", box=None, show_header=False)
     overall.add_row("top-1", f"{scores.top1:7.2%}", Text("precision, recall and F1 overall are the same", style="dim"))
     if scores.top5 is not None:
         overall.add_row("top-5", f"{scores.top5:7.2%}")
@@ -130,7 +177,7 @@ def tables(title: str, scores: Scores, calibration: Calibration, classes: Sequen
     for n in shown:
         own = scores.per_class[n]
         numbers = (f"{own.support:,}", f"{own.precision:.3f}", f"{own.recall:.3f}", f"{own.f1:.3f}")
-        per_class.add_row(Text(classes[n]), *numbers)
+        per_class.add_row(Text(visible(classes[n])), *numbers)
     yield per_class
     pairs = most_confused(scores.confusion, classes, n=5)
     if pairs:
@@ -138,7 +185,9 @@ def tables(title: str, scores: Scores, calibration: Calibration, classes: Sequen
         mistakes.add_column("pictures", justify="right")
         mistakes.add_column("of its class", justify="right")
         for pair in pairs:
-            mistakes.add_row(Text(pair.true), Text(pair.predicted), f"{pair.count:,}", f"{pair.share:.1%}")
+            mistakes.add_row(
+                Text(visible(pair.true)), Text(visible(pair.predicted)), f"{pair.count:,}", f"{pair.share:.1%}"
+            )
         yield mistakes
 
 
@@ -151,11 +200,13 @@ def write_json(
     data: ImageData,
     split: str,
     classes: Sequence[str],
+    computed_by: Mapping[str, Any],
 ) -> None:
     """Write every number; ``file`` ``-`` is standard output."""
     document = {
         "model": model,
         "data": {"name": data.name, "fingerprint": data.fingerprint, "split": split, "pictures": scores.n},
+        "computed_by": dict(computed_by),
         "unreadable": [{"path": str(path), "reason": reason} for path, reason in data.unreadable],
         "classes": list(classes),
         "scores": scores.to_dict(),

@@ -1,0 +1,273 @@
+"""Inference: every engine of ours against other libraries, in turn; and the whole of `predict` against a pipeline.
+
+    pip install timm transformers vit-pytorch 'vitreous[openvino,onnx]'
+    python benchmarks/inference.py models
+    python benchmarks/inference.py models --sizes S/16 --batches 16 --rounds 9 --merge-tokens 13
+    python benchmarks/inference.py whole-path --data flowers/val --sizes B/16
+    python benchmarks/inference.py costs
+
+`models`: one forward pass at 224 pixels from normalised float32 pictures to logits. Peers are built as their
+documentation says and run in inference mode, in float32 as they come and with bfloat16 weights. A default marked * is
+what `auto` chooses for many pictures. "Slower by" is a variant's time over the default's in the same round.
+
+`whole-path`: paths of JPEGs to labels: `Classifier.predict_stream`, which is all that `vitreous predict` does between
+opening the model and the end, against transformers' image-classification pipeline on the same weights, converted,
+at its fastest batch size, each in float32 and in bf16.
+
+`costs`: what an engine costs to convert, to open and to compare, and from how much work on it has paid: the constants
+of `vitreous.engines.choose`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from measuring import header, ratios
+from peer_models import of_huggingface, of_timm, of_torchvision, of_vit_pytorch
+from vitreous.checkpoint.artifact import ModelInfo, save_model
+from vitreous.checkpoint.convert import convert
+from vitreous.data.config import PreprocessConfig
+from vitreous.data.finding import find_pictures
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.engines.base import Engine
+from vitreous.engines.cache import FOLDER
+from vitreous.engines.names import Precision
+from vitreous.engines.opening import CONVERTED, Opener, installed
+from vitreous.model.sizes import create
+from vitreous.model.vit import VisionTransformer
+from vitreous.predictor import Classifier, Failure, load
+from vitreous.train.machine import computes_bf16
+
+Run = Callable[[Tensor], object]
+SIZES = ("Ti/16", "S/16", "B/16")
+PEERS = {"timm": of_timm, "Hugging Face": of_huggingface, "torchvision": of_torchvision, "vit-pytorch": of_vit_pytorch}
+CPU = torch.device("cpu")
+MANY = 1_000_000  # pictures, for which `auto` does all that it can
+PACKAGES = ("torch", "torchvision", "timm", "transformers", "vit-pytorch", "openvino", "onnxruntime")
+
+
+def model_file(size: str, folder: Path) -> Path:
+    """A model of random weights with 1,000 classes, as a file."""
+    torch.manual_seed(0)
+    model = create(size, num_classes=1000, init="timm")
+    half = PreprocessConfig("squash", 1.0, "bilinear", (0.5,) * 3, (0.5,) * 3)
+    pipeline = EvalPipeline((224, 224), 3, half)
+    file = folder / "model.safetensors"
+    save_model(file, model, ModelInfo(tuple(f"class {n}" for n in range(1000)), pipeline))
+    return file
+
+
+def ours(file: Path, batch: int, merged: list[int]) -> Iterator[tuple[str, Run]]:
+    """Every engine in every precision, the default marked, and the default with merged tokens."""
+    default = load(file, "cpu").prepare(MANY, batch)
+    for name in ("torch", *filter(installed, CONVERTED)):
+        for precision in ("float32", "bf16"):
+            if (name, precision) != ("onnxruntime", "bf16"):
+                engine = load(file, "cpu", engine=name, precision=precision).prepare(MANY, batch)
+                mark = " *" if (name, precision) == (default.name, default.precision) else ""
+                yield f"ours, {name}, {precision}{mark}", engine
+    for count in merged:
+        engine = load(file, "cpu", merge_tokens=count).prepare(MANY, batch)
+        yield f"ours, {engine.name}, {engine.precision}, {count} tokens merged in each block", engine
+
+
+def peers(size: str, plain: VisionTransformer) -> Iterator[tuple[str, Run]]:
+    """The other libraries' models of the size, in float32 and bfloat16; timm's with the same weights."""
+    for name, build in PEERS.items():
+        if name == "torchvision" and size != "B/16":
+            continue  # it has no smaller one
+        for dtype in (torch.float32, torch.bfloat16):
+            model = build(plain.config)
+            if name == "timm":
+                model.load_state_dict(plain.state_dict())
+            model = model.eval().to(dtype)
+            yield f"{name}, {'float32' if dtype == torch.float32 else 'bf16'}", _inference(model, dtype)
+
+
+def _inference(model: nn.Module, dtype: torch.dtype) -> Run:
+    @torch.inference_mode()
+    def run(images: Tensor) -> object:
+        return model(images.to(dtype))
+
+    return run
+
+
+def measure_models(size: str, batch: int, rounds: int, calls: int, merged: list[int]) -> None:
+    """Print the table of one size and batch."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = model_file(size, Path(folder))
+        plain = load(file, "cpu", engine="torch", precision="float32").model
+        runs = dict(ours(file, batch, merged)) | dict(peers(size, plain))
+        images = torch.randn(batch, 3, 224, 224)
+        for run in runs.values():
+            run(images)
+            run(images)
+        latencies: dict[str, list[list[float]]] = {name: [] for name in runs}
+        for _ in range(rounds):
+            for name, run in runs.items():
+                latencies[name].append([_timed(lambda run=run: run(images)) for _ in range(calls)])
+    default = next(name for name in runs if name.endswith("*"))
+    base = [statistics.median(each) for each in latencies[default]]
+    print(f"\n### {size} at 224 px, batch {batch}; {rounds} rounds of {calls}\n")
+    print("| | p50, ms | p95, ms | img/s | slower by |\n|---|---|---|---|---|")
+    for name, taken in latencies.items():
+        every = sorted(second for each in taken for second in each)
+        p50, p95 = statistics.median(every), every[math.ceil(0.95 * len(every)) - 1]
+        slower = ratios([statistics.median(each) for each in taken], base)
+        print(f"| {name} | {1e3 * p50:.1f} | {1e3 * p95:.1f} | {batch / p50:.1f} | {slower} |", flush=True)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def measure_whole_path(size: str, data: Path, count: int, rounds: int, precisions: list[str]) -> None:
+    """Print the table of `predict` and the pipeline on a folder of pictures."""
+    found = find_pictures(data)[0]
+    paths = [str(path) for path in found[:: max(1, len(found) // count)]][:count]
+    with tempfile.TemporaryDirectory() as folder:
+        file = model_file(size, Path(folder))
+        convert(file, Path(folder) / "theirs", "huggingface")
+        runs: dict[str, Callable[[], list[str]]] = {}
+        for precision in precisions:
+            classifier = load(file, "cpu", precision=precision)
+            engine = classifier.prepare(MANY)
+            runs[f"ours, {engine.name}, {precision}"] = lambda classifier=classifier: _labels(classifier, paths)
+            name, run = _fastest_pipeline(Path(folder) / "theirs", precision, paths)
+            runs[name] = run
+        labels = {name: run() for name, run in runs.items()}
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(rounds):
+            for name, run in runs.items():
+                times[name].append(_timed(run))
+    print(f"\n### {size} at 224 px, {len(paths)} JPEGs to labels; {rounds} rounds\n")
+    print("| | img/s | their time / ours | same label |\n|---|---|---|---|")
+    names = list(runs)
+    for own, other in zip(names[::2], names[1::2], strict=True):
+        same = statistics.mean(a == b for a, b in zip(labels[own], labels[other], strict=True))
+        print(f"| {own} | {len(paths) / statistics.median(times[own]):.1f} | | |")
+        speed = len(paths) / statistics.median(times[other])
+        print(f"| {other} | {speed:.1f} | {ratios(times[other], times[own])} | {same:.0%} |", flush=True)
+
+
+def _labels(classifier: Classifier, paths: list[str]) -> list[str]:
+    found = list(classifier.predict_stream(paths))
+    assert not any(isinstance(each, Failure) for each in found)
+    return [each.label for each in found]  # type: ignore[union-attr]
+
+
+def _fastest_pipeline(folder: Path, precision: str, paths: list[str]) -> tuple[str, Callable[[], list[str]]]:
+    """transformers' pipeline at the batch size that is fastest on a part of the pictures."""
+    import transformers
+
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    pipe = transformers.pipeline("image-classification", model=str(folder), dtype=dtype, device="cpu")
+
+    def run(some: list[str], batch_size: int) -> list[str]:
+        return [each[0]["label"] for each in pipe(some, batch_size=batch_size)]
+
+    part = paths[:32]
+    run(part[:8], 8)
+    seconds = {size: min(_timed(lambda size=size: run(part, size)) for _ in range(2)) for size in (1, 4, 8, 16, 32)}
+    best = min(seconds, key=lambda size: seconds[size])
+    return f"transformers' pipeline, batch {best}, {precision}", lambda: run(paths, best)
+
+
+def measure_costs(size: str) -> None:
+    """Print what engines cost to have, and from how many pictures on that is saved."""
+    with tempfile.TemporaryDirectory() as folder:
+        classifier = load(model_file(size, Path(folder)), "cpu", engine="torch", precision="float32")
+        for precision in ("float32", "bf16") if computes_bf16(CPU) else ("float32",):
+            for name in filter(installed, CONVERTED):
+                if (name, precision) != ("onnxruntime", "bf16"):
+                    print(
+                        f"| {size} | {name}, {precision} {_costs(classifier, Path(folder), name, precision)}",
+                        flush=True,
+                    )
+                    shutil.rmtree(Path(folder) / FOLDER)
+
+
+def _costs(classifier: Classifier, folder: Path, name: str, precision: Precision) -> str:
+    """The cells of an engine's row."""
+    engines: dict[str, Engine] = {}
+
+    def new() -> Opener:
+        file = folder / "model.safetensors"
+        return Opener(classifier.model, classifier.pipeline, 1.0, file, lambda line: None)
+
+    def open_graph(opener: Opener, convert: bool) -> None:
+        opened = opener.graph(name, precision, convert)
+        assert opened is not None
+        engines["engine"] = opened.engine
+
+    first, again = new(), new()
+    costs = {
+        "reference": _timed(lambda: (first.reference, again.reference)) / 2,
+        "compared": _timed(lambda: engines.update(torch=first.torch(precision))),
+        "converted": _timed(lambda: open_graph(first, convert=True)),
+        "opened": _timed(lambda: open_graph(again, convert=False)),
+    }
+    images = first.images.expand(8, -1, -1, -1).contiguous()
+    plain, fast, other = (_per_picture(each, images) for each in (first.plain, engines["torch"], engines["engine"]))
+    few = f"{(costs['reference'] + costs['compared']) / (plain - fast):.1f}" if precision == "bf16" else ""
+    cells = [f"{costs[key]:.2f}" for key in ("reference", "compared", "opened", "converted")]
+    cells += [f"{1e3 * each:.1f}" for each in (plain, fast, other)]
+    cells += [
+        f"{1 - other / fast:.0%}",
+        few,
+        *(f"{costs[key] / (fast - other):.0f}" for key in ("opened", "converted")),
+    ]
+    return "".join(f"| {cell} " for cell in cells) + "|"
+
+
+def _per_picture(engine: Engine, images: Tensor) -> float:
+    """Median seconds of a picture in a batch."""
+    engine(images)
+    return statistics.median(_timed(lambda: engine(images)) for _ in range(3)) / len(images)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("models", "whole-path", "costs"))
+    parser.add_argument("--sizes", nargs="+", default=SIZES)
+    parser.add_argument("--batches", nargs="+", type=int, default=(1, 16))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--calls", type=int, default=3, help="timed one by one in each round")
+    parser.add_argument("--merge-tokens", nargs="*", type=int, default=[], help="also our default with these merged")
+    parser.add_argument("--data", type=Path, help="a folder of JPEGs, for whole-path")
+    parser.add_argument("--pictures", type=int, default=128, help="how many of them")
+    parser.add_argument("--precisions", nargs="+", default=["float32", "bf16"], help="for whole-path")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    print(header(CPU, PACKAGES), flush=True)
+    if options.part == "costs":
+        print(
+            "\nSeconds, then milliseconds a picture at batch 8, then from how many pictures on each has paid.\n\n"
+            "| size | engine | reference | torch compared | opened | converted | torch float32, ms | torch, ms | "
+            "engine, ms | saved | bf16 pays | opening pays | converting pays |\n" + "|---" * 13 + "|"
+        )
+    for size in options.sizes:
+        if options.part == "models":
+            for batch in options.batches:
+                measure_models(size, batch, options.rounds, options.calls, options.merge_tokens)
+        elif options.part == "whole-path":
+            measure_whole_path(size, options.data, options.pictures, options.rounds, options.precisions)
+        else:
+            measure_costs(size)
+
+
+if __name__ == "__main__":
+    main()

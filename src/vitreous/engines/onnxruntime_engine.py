@@ -1,0 +1,66 @@
+"""ONNX Runtime as an engine: exports a model to ONNX, and runs that on the CPU in float32."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitreous.engines.base import DynamicBatch, Outputs
+from vitreous.engines.names import Precision
+from vitreous.errors import ConfigError
+from vitreous.model.vit import VisionTransformer
+
+__all__ = ["PACKAGES", "Graph", "convert"]
+
+_FILE = "graph.onnx"
+PACKAGES = ("onnxruntime", "onnx", "onnxscript")
+
+
+def convert(model: VisionTransformer, size: tuple[int, int], folder: Path) -> None:
+    """Write a model's graph for pictures of one size and any number of them, float32."""
+    traced = DynamicBatch(model, size)
+    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):  # the exporter tells its steps on stdout
+        torch.onnx.export(
+            Outputs(model).eval(),
+            (traced.images,),
+            folder / _FILE,
+            dynamo=True,
+            dynamic_shapes=traced.shapes,
+            input_names=["images"],
+            output_names=["logits", "features"],
+            verbose=False,
+        )
+
+
+class Graph:
+    """An exported graph on the CPU.
+
+    Args:
+        folder: Where :func:`convert` wrote it.
+        precision: `float32`, the only one that its CPU kernels have.
+
+    Raises:
+        ConfigError: If the precision is another.
+    """
+
+    name = "onnxruntime"
+
+    def __init__(self, folder: Path, precision: Precision) -> None:
+        import onnxruntime
+
+        if precision != "float32":
+            raise ConfigError(f"engine onnxruntime has no {precision} on the CPU: use --precision float32")
+        self.precision = precision
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3  # errors: warnings are about the machine, such as a missing GPU
+        self._session = onnxruntime.InferenceSession(folder / _FILE, options, providers=["CPUExecutionProvider"])
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits B x K and features B x F of normalised images B x C x H x W."""
+        logits, features = self._session.run(None, {"images": images.contiguous().numpy()})
+        return torch.from_numpy(logits), torch.from_numpy(features)

@@ -1,0 +1,166 @@
+"""Opening an engine for a model: on a graph that was kept or is converted now, and only if it agrees with PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.engines import onnxruntime_engine, openvino_engine
+from vitreous.engines.base import Engine
+from vitreous.engines.cache import GraphCache, digest
+from vitreous.engines.check import TOLERANCE, agreement, check_picture
+from vitreous.engines.names import Precision
+from vitreous.engines.torch_engine import TorchEngine
+from vitreous.model.vit import VisionTransformer
+
+__all__ = ["CONVERTED", "Opened", "Opener", "UnfitError", "installed"]
+
+CONVERTED = {"openvino": openvino_engine, "onnxruntime": onnxruntime_engine}
+"""Engines beside PyTorch, each a module that converts a model and runs what it converted; the faster one first."""
+
+
+class UnfitError(Exception):
+    """Why an engine cannot be used for a model, to be read after its name."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An engine that agrees, and the folder of its graph."""
+
+    engine: Engine
+    folder: Path
+
+
+class Opener:
+    """Opens engines for one model.
+
+    Args:
+        model: On its device, float32, in evaluation mode.
+        pipeline: Its pictures' size and constants.
+        temperature: Of its probabilities.
+        source: The model's file, beside which graphs are kept; None: they are kept in the user's cache folder.
+        tell: Is told, in a line, that a graph is converted.
+    """
+
+    def __init__(
+        self,
+        model: VisionTransformer,
+        pipeline: EvalPipeline,
+        temperature: float,
+        source: Path | None,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.model, self.pipeline, self.temperature = model, pipeline, temperature
+        self.device = next(model.parameters()).device
+        self.plain = TorchEngine(model, "float32")
+        self._source, self._tell = source, tell
+
+    @cached_property
+    def images(self) -> Tensor:
+        """The check picture, normalised, 1 x C x H x W."""
+        return self.pipeline.normalise(check_picture(self.pipeline.channels, self.pipeline.size).to(self.device))
+
+    @cached_property
+    def reference(self) -> tuple[Tensor, Tensor]:
+        """Its logits and features by PyTorch in float32."""
+        return self.plain(self.images)
+
+    def seconds(self, engine: Engine) -> float:
+        """Return what one picture takes an engine."""
+        engine(self.images)  # allocates
+        start = time.perf_counter()
+        engine(self.images)
+        return time.perf_counter() - start
+
+    def torch(self, precision: Precision) -> Engine:
+        """Open PyTorch.
+
+        Raises:
+            UnfitError: If the precision disagrees with float32.
+        """
+        return self.plain if precision == "float32" else self._agreeing(lambda: TorchEngine(self.model, precision))
+
+    def graph(self, name: str, precision: Precision, convert: bool) -> Opened | None:
+        """Open an engine on its graph; one that is damaged or wrong is converted again.
+
+        Args:
+            name: One of `CONVERTED`.
+            precision: What it multiplies in.
+            convert: Whether a graph that is not there yet is converted; if not, None is returned.
+
+        Raises:
+            UnfitError: If the model cannot be converted, or the engine fails or disagrees.
+            OutputError: If the graph can be kept nowhere.
+        """
+        module: Any = CONVERTED[name]
+        folder = self._cache.find(name, module.PACKAGES)
+        if folder is not None:
+            try:
+                return Opened(self._agreeing(lambda: module.Graph(folder, precision)), folder)
+            except UnfitError:
+                if precision != "float32" and self._is_sound(module, folder):
+                    raise  # the precision is at fault, not the graph
+        if not convert:
+            return None
+        if folder is not None:
+            self._cache.discard(folder)
+        self._tell(f"converting the model for {name}, once")
+        folder = self._cache.write(name, module.PACKAGES, lambda to: self._convert(module, to))
+        return Opened(self._agreeing(lambda: module.Graph(folder, precision)), folder)
+
+    @cached_property
+    def _cache(self) -> GraphCache:
+        return GraphCache([digest(self.model), self.pipeline.size, repr(self.model.merging)], self._source)
+
+    def _convert(self, module: Any, folder: Path) -> None:
+        """Have a module convert the model."""
+        self.reference  # noqa: B018 - tables of positions are made by a first pass, not while the graph is traced
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of converters, about their own insides
+                module.convert(self.model, self.pipeline.size, folder)
+        except OSError:  # the disk: another place may do
+            raise
+        except Exception as error:  # converters raise anything
+            raise UnfitError(f"cannot convert this model ({_in_short(error)})") from error
+
+    def _agreeing(self, start: Callable[[], Engine]) -> Engine:
+        """Start an engine, and compare it with the reference."""
+        try:
+            engine = start()
+            found = agreement(engine, self.images, self.reference, self.temperature)
+        except Exception as error:  # engines too
+            raise UnfitError(f"cannot run this model ({_in_short(error)})") from error
+        bound = TOLERANCE[engine.precision]
+        if not found.within(bound):
+            raise UnfitError(f"disagrees with torch in float32 on the check picture ({found}; at most {bound})")
+        return engine
+
+    def _is_sound(self, module: Any, folder: Path) -> bool:
+        """Whether a graph agrees in float32."""
+        try:
+            self._agreeing(lambda: module.Graph(folder, "float32"))
+        except UnfitError:
+            return False
+        return True
+
+
+def installed(name: str) -> bool:
+    """Whether all that an engine needs is installed."""
+    packages: tuple[str, ...] = CONVERTED[name].PACKAGES
+    return all(importlib.util.find_spec(package) is not None for package in packages)
+
+
+def _in_short(error: Exception) -> str:
+    """An error of somebody's library in a few words."""
+    lines = str(error).strip().splitlines() or ["no reason given"]
+    return f"{type(error).__name__}: {lines[0][:160]}"

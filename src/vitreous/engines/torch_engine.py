@@ -1,0 +1,36 @@
+"""PyTorch as an engine: the reference in float32, and a copy of the weights in bfloat16."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from vitreous.engines.base import Outputs
+from vitreous.engines.names import Precision
+from vitreous.model.vit import VisionTransformer
+
+__all__ = ["TorchEngine"]
+
+
+class TorchEngine:
+    """The model itself in float32; in bf16 a copy of it, which is faster than autocast (docs/benchmarks.md).
+
+    Args:
+        model: In evaluation mode, float32, on the device that is to compute.
+        precision: What weights and activations are.
+    """
+
+    name = "torch"
+
+    def __init__(self, model: VisionTransformer, precision: Precision) -> None:
+        self.precision = precision
+        self._dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        self._outputs = Outputs(model if precision == "float32" else copy.deepcopy(model).to(self._dtype)).eval()
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits B x K and features B x F, float32, of normalised images B x C x H x W."""
+        logits, features = self._outputs(images.to(self._dtype))
+        return logits.float(), features.float()

@@ -1,0 +1,35 @@
+"""What the tests of engines share: a small model in a file, and photographs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine_models import info_of, model_of
+from sklearn.datasets import load_sample_images
+
+from vitreous.checkpoint.artifact import save_model
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    """A home folder of the test's own, whose cache folder engines may use."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def model_file(tmp_path, home) -> Path:
+    """A model file in a folder of its own."""
+    (tmp_path / "run").mkdir()
+    model = model_of()
+    save_model(tmp_path / "run" / "model.safetensors", model, info_of(model))
+    return tmp_path / "run" / "model.safetensors"
+
+
+@pytest.fixture(scope="session")
+def photos() -> list[np.ndarray]:
+    china, flower = load_sample_images().images
+    return [china, flower, china[:200], flower[:, :200], np.ascontiguousarray(china[:, ::-1])]

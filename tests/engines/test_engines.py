@@ -1,0 +1,83 @@
+"""Every engine computes what PyTorch does in float32, for every kind of model and any number of pictures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from engine_models import info_of, model_of
+
+from vitreous.engines.choose import EngineChoice
+from vitreous.engines.opening import installed
+from vitreous.predictor import Classifier
+
+VARIANTS = {
+    "plain": {"depth": 2},
+    "rotary, registers, QK-norm, LayerScale": {
+        "position": "rope-2d",
+        "registers": 2,
+        "qk_norm": True,
+        "layer_scale": 0.3,
+    },
+    "relative, mlp head": {"position": "relative", "head": "mlp", "head_hidden": 20},
+    "learned-2d, map": {"position": "learned-2d", "pool": "map", "final_norm": "pooled"},
+    "sincos, linear stem, seq": {"position": "sincos-2d", "stem": "linear", "pool": "seq"},
+    "no head, convolutions": {"num_classes": 0, "stem": "conv", "pool": "mean"},
+}
+
+
+@pytest.fixture(params=["openvino", "onnxruntime"])
+def engine(request) -> str:
+    if not installed(request.param):
+        pytest.skip(f"{request.param} is not installed: pip install -e '.[dev]'")
+    return request.param
+
+
+def both(changes, engine, precision="float32", merge=0):
+    from vitreous.model.merging import merge_tokens
+
+    model = model_of(**changes)
+    merge_tokens(model, merge)
+    plain = Classifier(model, info_of(model), "cpu")
+    return plain, Classifier(model, info_of(model), "cpu", engine=engine, precision=precision)
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_logits_and_features_are_pytorchs(home, engine, changes, photos):
+    plain, other = both(changes, engine)
+    for batch_size in (1, 2, 5):
+        found, expected = other.logits(photos, batch_size), plain.logits(photos, batch_size)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+        found, expected = other.embed(photos, batch_size), plain.embed(photos, batch_size)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    assert (other.prepare(1).name, other.prepare(1).precision) == (engine, "float32")
+
+
+def test_merged_tokens_are_converted_too(home, engine, photos):
+    plain, other = both({"depth": 2}, engine, merge=3)
+    np.testing.assert_allclose(other.logits(photos), plain.logits(photos), rtol=1e-4, atol=1e-3)
+    whole = Classifier(model_of(depth=2), plain.info, "cpu")
+    assert np.abs(plain.logits(photos) - whole.logits(photos)).max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["torch", "openvino"])
+def test_bf16_is_near_and_not_the_same(home, name, photos):
+    if name != "torch" and not installed(name):
+        pytest.skip(f"{name} is not installed")
+    plain, other = both({"depth": 2}, name, "bf16")
+    found, expected = other.logits(photos), plain.logits(photos)
+    assert other.prepare(1).precision == "bf16"
+    assert np.abs(found - expected).max() <= 0.05 * np.abs(expected - expected.mean(1, keepdims=True)).max()
+    assert found.dtype == np.float32
+    if name == "torch":
+        assert not np.array_equal(found, expected)
+
+
+def test_float32_of_torch_is_the_model_itself(photos):
+    model = model_of()
+    choice = EngineChoice(model, info_of(model).pipeline, 1.0, engine="torch", precision="float32")
+    images = torch.randn(3, 3, 32, 32)
+    with torch.inference_mode():  # close, not equal: the last bits hang on where MKL finds the numbers in memory
+        torch.testing.assert_close(
+            choice.engine(10, 2)(images)[0], model(images)
+        )  # not in every bit: MKL looks at addresses
