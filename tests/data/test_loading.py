@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -257,6 +259,23 @@ def test_a_picture_that_goes_bad_is_named_in_one_line(photographs, tmp_path, wor
     assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match="truncated"):
         ImageDataModule(broken, pipeline(24, 24), augment, batch_size=8).setup("fit")
+
+
+LEFT_OPEN = """
+from vitreous.data.config import DataConfig, PreprocessConfig
+from vitreous.data.loading import ImageDataModule
+from vitreous.data.preprocess import EvalPipeline
+
+from vitreous.data.sources import open_source
+pipeline = EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.5,), std=(0.5,)))
+module = ImageDataModule(open_source(DataConfig(source="digits")), pipeline, batch_size=32, memory_gb=0, workers=2)
+batches = iter(module.train_dataloader())
+next(batches)
+"""
+
+
+def test_a_program_that_leaves_its_workers_waiting_ends():
+    subprocess.run([sys.executable, "-c", LEFT_OPEN], timeout=120, check=True)  # it waited for ever
 
 
 def test_a_missing_split_is_named(photographs):

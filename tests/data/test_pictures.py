@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms, ImageFile
 
-from vitreous.data.pictures import MAX_PIXELS, find_pictures, inspect_picture, read_picture
+from vitreous.data.finding import find_pictures
+from vitreous.data.pictures import MAX_PIXELS, inspect_picture, read_picture
 from vitreous.data.scan import content_hash, scan
 from vitreous.errors import DataError
 
@@ -335,6 +336,16 @@ def test_symlinks_are_followed_and_loops_end(cat, tmp_path):
     (root / "file.png").symlink_to(real / "1.png")
     found = [path.relative_to(root).as_posix() for path in find_pictures(root)[0]]
     assert found == ["file.png", "linked/1.png", "linked/inner/2.png", "twice/1.png", "twice/inner/2.png"]
+
+
+def test_a_pipe_is_no_picture_and_is_not_waited_for(cat, tmp_path):
+    cat.save(tmp_path / "1.png")
+    os.mkfifo(tmp_path / "pipe.jpg")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "gone.jpg").symlink_to(tmp_path / "nothing")
+    pictures, others = find_pictures(tmp_path)
+    assert [path.name for path in pictures] == ["1.png", "gone.jpg"]
+    assert [path.name for path in others] == ["pipe", "pipe.jpg"]
 
 
 def test_a_missing_folder_cannot_be_listed(tmp_path):

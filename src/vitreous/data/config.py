@@ -23,7 +23,7 @@ class DataConfig:
         val_fraction: Share of the training images held out for validation where the data has no split for it.
             An image's side depends on its content alone, so adding images moves none across.
         strict: Stop at the first summary of unreadable files instead of training without them.
-        exclude: A text file of paths, one a line, to leave out.
+        exclude: A text file of paths, one a line, to leave out, such as `vitreous audit --write-exclude` makes.
         memory_gb: Sets whose decoded pictures fit into this many GiB are held in memory; larger ones stream from disk.
         workers: Processes that decode streamed pictures; None picks by the number of cores.
     """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vitreous.data.finding import find_pictures
 from vitreous.data.listing import SPLIT_NAMES, Entry, Listing, first_ten, many, plain_name
-from vitreous.data.pictures import find_pictures
 from vitreous.errors import DataError
 
 __all__ = ["LAYOUT", "list_folder"]

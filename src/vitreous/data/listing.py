@@ -5,6 +5,7 @@ Also the list of pictures to leave out. Files are opened in :mod:`vitreous.data.
 
 from __future__ import annotations
 
+import json
 import os
 import unicodedata
 from collections.abc import Collection, Sequence
@@ -13,7 +14,19 @@ from pathlib import Path
 
 from vitreous.errors import DataError
 
-__all__ = ["SPLIT_NAMES", "Entry", "Listing", "excluded", "first_ten", "many", "ordered_classes", "plain_name"]
+__all__ = [
+    "SPLIT_NAMES",
+    "Entry",
+    "Listing",
+    "as_line",
+    "excluded",
+    "first_ten",
+    "many",
+    "ordered_classes",
+    "plain_name",
+    "printable",
+    "visible",
+]
 
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -21,6 +34,8 @@ SPLIT_NAMES = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 """How people call their splits, in lower case, and what each is called here."""
+
+_JOINERS = "\u200c\u200d"  # inside Persian and Indic words and inside emoji; alone they do nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +90,39 @@ def plain_name(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
+def visible(name: str) -> str:
+    """A name with what a terminal or a page would obey or hide made visible, as Python writes it in a string.
+
+    That is: control characters, marks that turn the direction of text, separators of lines, bytes that are no text, and
+    spaces at the ends. Letters of every script and emoji stay as they are, with the joiners that both need.
+    """
+    shown = printable(name)
+    bare = shown.strip(" ")
+    if not bare:
+        return "\\x20" * len(shown)
+    before, after = shown.index(bare), len(shown) - len(bare) - shown.index(bare)
+    return "\\x20" * before + bare + "\\x20" * after
+
+
+def printable(text: str) -> str:
+    """A line for people, with all in it made visible as :func:`visible` does, but for its spaces."""
+    return "".join(char if char.isprintable() or char in _JOINERS else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    """One character as an escape; a byte that was no text as that byte."""
+    code = ord(char)
+    if 0xDC80 <= code <= 0xDCFF:  # how os.fsdecode keeps a byte that is not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return char.encode("unicode_escape").decode("ascii") if code >= 32 or char in "\t\n\r" else f"\\x{code:02x}"
+
+
+def as_line(name: str) -> str:
+    """A picture's name as a line of a list of exclusions; in JSON's quotes where it would not come back as it is."""
+    plain = name.isprintable() and name == name.strip() and not name.startswith(("#", '"', "~")) and ": " not in name
+    return name if plain and name else json.dumps(name)
+
+
 def ordered_classes(names: Collection[str]) -> tuple[str, ...]:
     """Class names in order: by number where all are whole numbers, else by Unicode code point."""
     unique = set(names)
@@ -91,7 +139,7 @@ def excluded(
     A line is a picture's name as this package prints it, a path relative to the data folder or to the current one, an
     absolute path, or a bare file name that only one picture has. Lines that start with `#` are comments. What
     follows a colon is ignored where the line is no path as it stands, so that a run's list of unreadable files, with
-    its reasons, can be used as it is.
+    its reasons, can be used as it is. Any name can be written as a JSON string, as :func:`as_line` does with odd ones.
 
     Args:
         list_file: Path of the text file, UTF-8.
@@ -106,27 +154,30 @@ def excluded(
         DataError: If the list cannot be read.
     """
     try:
-        lines = Path(list_file).expanduser().read_text(encoding="utf-8-sig").splitlines()
+        text = Path(list_file).expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"the list of pictures to exclude, {list_file}, cannot be read: {error}") from error
-    wanted = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    wanted = [line.strip() for line in text.split("\n") if line.strip() and not line.strip().startswith("#")]
+    exact: dict[str, list[int]] = {}
     known: dict[str, list[int]] = {}
     for position, name in enumerate(names):
+        exact.setdefault(name, []).append(position)
         keys = {name, os.path.basename(name)}
         if paths is not None:
             keys.add(os.path.abspath(paths[position]))
         for key in keys:
             known.setdefault(key, []).append(position)
-    exact = set(names)
     found: set[int] = set()
     missed: list[str] = []
     vague: list[str] = []
     for line in wanted:
-        hits = next((known[key] for key in _meanings(line, root) if key in known), [])
-        if len(hits) == 1 or line in exact:
+        meanings = _meanings(line, root)
+        named = next((exact[key] for key in meanings if key in exact), None)
+        hits = named or next((known[key] for key in meanings if key in known), [])
+        if len(hits) == 1 or named:
             found.update(hits)
         else:
-            (vague if hits else missed).append(line)
+            (vague if hits else missed).append(visible(line))
     notes = [f"{many(len(found), 'picture')} left out by {list_file}"]
     if missed:
         notes.append(f"in {list_file}, {many(len(missed), 'line')} without a picture: {first_ten(missed)}")
@@ -141,10 +192,21 @@ def _meanings(line: str, root: Path | None) -> list[str]:
     """The keys that a line may stand for, the most literal first."""
     colons = [at for at in range(len(line)) if line.startswith(": ", at)]
     meanings = []
-    for text in (line, *(line[:at] for at in colons)):
+    for text in (line, *_quoted(line), *(line[:at] for at in colons)):
         expanded = os.path.expanduser(text)
         meanings += [text, os.path.normpath(text).replace(os.sep, "/")]
         if root is not None:
             meanings.append(os.path.abspath(os.path.join(root, expanded)))
         meanings.append(os.path.abspath(expanded))
     return meanings
+
+
+def _quoted(line: str) -> list[str]:
+    """What a line says as a JSON string, if it is one."""
+    if not line.startswith('"'):
+        return []
+    try:
+        inside = json.loads(line)
+    except ValueError:
+        return []
+    return [inside] if isinstance(inside, str) else []

@@ -5,6 +5,7 @@ What a batch is stands in batches.py, the order in plans.py, what a training bat
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,18 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
+_GRACE = 5  # seconds that a worker goes on after a SIGTERM
+
+
+def _outlast_signals(worker: int) -> None:
+    """In a worker: Ctrl-C and a scheduler's SIGTERM reach all processes, and the main one still wants its batches.
+
+    SIGTERM is not ignored for good: Python ends with it the workers that are left when it exits, and waits for them.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(_GRACE))
+
+
 class PlanLoader(DataLoader[Batch | VitreousError]):
     """A loader whose sampler gives plans of whole batches, and which a checkpoint can stop and go on at any batch.
 
@@ -44,6 +57,7 @@ class PlanLoader(DataLoader[Batch | VitreousError]):
             num_workers=workers,
             persistent_workers=workers > 0,
             collate_fn=_as_it_is,
+            worker_init_fn=_outlast_signals,
             pin_memory=torch.cuda.is_available(),
         )
         self.plans = plans
@@ -144,6 +158,10 @@ class ImageDataModule(LightningDataModule):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass over the training loader; a Trainer does this by itself."""
         self.plans.set_epoch(epoch)
+
+    def cut_steps(self, parts: int) -> None:
+        """Cut the steps of the next pass into another number of parts: the order and the steps stay the same."""
+        self.accumulate = self.plans.parts = parts
 
     def setup(self, stage: str | None = None) -> None:
         """Decode what is held in memory, once: train and val for fitting, test when it is tested."""

@@ -1,6 +1,7 @@
-"""One picture, however people have it, as 8-bit RGB in upright orientation; and the pictures of a folder.
+"""One picture, however people have it, as 8-bit RGB in upright orientation.
 
-What a picture becomes for the model (size, mean, std) is :mod:`vitreous.data.preprocess`.
+The pictures of a folder are :mod:`vitreous.data.finding`; what a picture becomes for the model (size, mean, std) is
+:mod:`vitreous.data.preprocess`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,17 @@ from PIL import Image, UnidentifiedImageError
 
 from vitreous.errors import DataError
 
-__all__ = ["MAX_PIXELS", "PictureFacts", "PictureSource", "explain", "find_pictures", "inspect_picture", "read_picture"]
+__all__ = [
+    "MAX_PIXELS",
+    "PictureFacts",
+    "PictureSource",
+    "explain",
+    "inspect_picture",
+    "open_picture",
+    "orientation_of",
+    "read_picture",
+    "starts_like_picture",
+]
 
 PictureSource = str | os.PathLike[str] | IO[bytes] | bytes | Image.Image | npt.NDArray[Any]
 
@@ -30,10 +41,6 @@ MAX_PIXELS = 178_956_970
 # Formats with a signature. Pillow decides by content among these alone: EPS and PDF would start other programs, and
 # TGA and PCX accept random bytes.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "DIB", "AVIF", "HEIF", "JPEG2000", "MPO", "PPM", "ICO", "QOI")
-_EXTENSIONS = (
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".tif", ".tiff", ".bmp", ".dib"),
-    *(".avif", ".heic", ".heif", ".jp2", ".j2k", ".jpx", ".ppm", ".pgm", ".pbm", ".pnm", ".ico", ".qoi"),
-)
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"\0\0\0\x0cjP  ")
 _BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIF", b"heix": "HEIF", b"mif1": "HEIF"}
 
@@ -93,6 +100,19 @@ def read_picture(source: PictureSource) -> Image.Image:
         raise DataError(f"{_name_of(source)}: {error}") from error
 
 
+def open_picture(content: bytes) -> Image.Image:
+    """Read the header of a file's bytes: format, mode and size; :func:`read_picture` takes it from there.
+
+    Raises:
+        DataError: If it is no picture, or one of too many pixels; the reason alone.
+    """
+    try:
+        with _QUIET_PILLOW:
+            return _open(content)
+    except _UnreadableError as error:
+        raise DataError(str(error)) from error
+
+
 def inspect_picture(content: bytes) -> PictureFacts:
     """Decode a file's bytes as far as needed to know that :func:`read_picture` can, and measure it.
 
@@ -105,7 +125,7 @@ def inspect_picture(content: bytes) -> PictureFacts:
             if image.format in ("JPEG", "MPO"):
                 image.draft(image.mode, (max(1, width // 8), max(1, height // 8)))
                 _decode(image)
-                if _orientation(image) in (5, 6, 7, 8):
+                if orientation_of(image) in (5, 6, 7, 8):
                     width, height = height, width
             else:
                 upright = _decode(image)
@@ -116,48 +136,16 @@ def inspect_picture(content: bytes) -> PictureFacts:
         return PictureFacts((0, 0), False, str(error))
 
 
-def find_pictures(folder: str | os.PathLike[str]) -> tuple[list[Path], list[Path]]:
-    """Find the pictures under a folder, at any depth.
-
-    A file is a picture by its extension in any case, or by its first bytes. Symbolic links are followed, but
-    not into a folder that they lie in, so loops end. Hidden files and folders are left out.
-
-    Returns:
-        The pictures, and the other files that are not hidden; both sorted by path.
-
-    Raises:
-        DataError: If a folder cannot be listed.
-    """
-    pictures: list[Path] = []
-    others: list[Path] = []
-    above: dict[str, frozenset[tuple[int, int]]] = {os.fspath(folder): frozenset()}  # real folders that a path is in
-
-    def complain(error: OSError) -> None:
-        raise DataError(f"folder {error.filename} cannot be listed: {error.strerror}") from error
-
-    for parent, folders, files in os.walk(folder, followlinks=True, onerror=complain):
-        status = os.stat(parent)
-        lineage = above.pop(parent) | {(status.st_dev, status.st_ino)}
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
-        inner = {name: os.stat(os.path.join(parent, name)) for name in folders}
-        folders[:] = [name for name in folders if (inner[name].st_dev, inner[name].st_ino) not in lineage]
-        above.update((os.path.join(parent, name), lineage) for name in folders)
-        for name in files:
-            if not name.startswith("."):
-                path = Path(parent, name)
-                (pictures if _looks_like_picture(path) else others).append(path)
-    return sorted(pictures), sorted(others)
-
-
-def _looks_like_picture(path: Path) -> bool:
-    """Whether the extension or the first bytes say picture; only files with another extension are opened."""
-    if path.suffix.lower() in _EXTENSIONS:
-        return True
+def orientation_of(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8; a damaged EXIF block does not make a picture unreadable."""
     try:
-        with path.open("rb") as file:
-            start = file.read(16)
-    except OSError:
-        return False
+        return int(image.getexif().get(0x0112, 1))
+    except Exception:  # whatever a damaged block raises
+        return 1
+
+
+def starts_like_picture(start: bytes) -> bool:
+    """Whether a file's first 16 bytes are those of a picture."""
     return start.startswith(_SIGNATURES) or (start[:4] == b"RIFF" and start[8:12] == b"WEBP") or _brand(start) != ""
 
 
@@ -273,18 +261,10 @@ def _decode(image: Image.Image) -> Image.Image:
         raise _UnreadableError(_too_many(image.width * image.height))
     try:
         image.load()
-        turn = _UPRIGHT.get(_orientation(image))
+        turn = _UPRIGHT.get(orientation_of(image))
         return image if turn is None else image.transpose(turn)
     except Exception as error:  # as above: OSError, SyntaxError, EOFError, struct.error, zlib.error ...
         raise _UnreadableError(_why_not(error)) from error
-
-
-def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8; a damaged EXIF block does not make a picture unreadable."""
-    try:
-        return int(image.getexif().get(0x0112, 1))
-    except Exception:  # whatever a damaged block raises
-        return 1
 
 
 def _is_grey(image: Image.Image) -> bool:

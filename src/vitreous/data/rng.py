@@ -6,11 +6,13 @@ A stream is one use of chance ("flip", "crop", ...): switching one on or off lea
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["generator", "uniforms"]
+__all__ = ["generator", "model_seed", "uniforms"]
 
 
 def generator(seed: int, *coordinates: int, stream: str) -> np.random.Generator:
@@ -37,3 +39,9 @@ def uniforms(
     """
     rows = generator(seed, epoch, step, stream=stream).random((offset + count, columns), dtype=np.float32)
     return rows[offset:]
+
+
+def model_seed(seed: int, batch: Mapping[str, Any]) -> int:
+    """What a model's own draws on a training batch (dropout, stochastic depth) depend on: seed, epoch, step, part."""
+    draws = generator(seed, batch["epoch"], batch["step"], stream="model")
+    return int(draws.integers(2**62)) + int(batch.get("offset", 0))

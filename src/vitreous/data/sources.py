@@ -26,7 +26,7 @@ from vitreous.data.scan import Progress, Scanned, content_hash, scan
 from vitreous.data.split import absent_classes, copies_across, held_out, hold_out_val
 from vitreous.errors import DataError, UsageError, did_you_mean
 
-__all__ = ["ImageData", "Split", "open_source"]
+__all__ = ["ImageData", "Split", "fingerprint_of", "list_source", "open_source"]
 
 _ORDER = ("all", "train", "val", "test")
 
@@ -115,14 +115,19 @@ def open_source(config: DataConfig, progress: Progress | None = None, hold_out: 
         DataError: If it is missing, empty, has one class only, does not fit its own splits, or, with `strict`, has
             files that cannot be decoded.
     """
-    opened = _open_named(config)
+    opened = list_source(config)
     if isinstance(opened, PixelSet):
         return _from_pixels(config, opened)
     return _from_files(config, opened, progress, hold_out)
 
 
-def _open_named(config: DataConfig) -> PixelSet | Listing:
-    """Find out what the source is, and list it."""
+def list_source(config: DataConfig) -> PixelSet | Listing:
+    """Find out what the source is, and list it, before any picture of a folder or a manifest is opened.
+
+    Raises:
+        UsageError: If the source is the name of nothing.
+        DataError: If it is missing or holds no labelled pictures.
+    """
     source = config.source
     if source in KNOWN:
         return load_known(source, config.dir)
@@ -168,7 +173,7 @@ def _from_pixels(config: DataConfig, pixels: PixelSet) -> ImageData:
         if len(chosen):
             splits[name] = Split(labels[chosen], tuple(names[n] for n in chosen), arrays=images[chosen])
     size = (int(images.shape[1]), int(images.shape[2]))
-    fingerprint = _fingerprint(names, [pixels.classes[label] for label in labels], digests)
+    fingerprint = fingerprint_of(names, [pixels.classes[label] for label in labels], digests)
     return ImageData(config.source, pixels.classes, splits, int(images.shape[3]), size, size, fingerprint, notes=notes)
 
 
@@ -217,7 +222,7 @@ def _from_files(config: DataConfig, listing: Listing, progress: Progress | None,
         channels=1 if all(fact.grey for fact in facts) else 3,
         native_size=median if (sizes == sizes[0]).all() else None,
         median_size=median,
-        fingerprint=_fingerprint(names, [entry.label for entry in entries], digests),
+        fingerprint=fingerprint_of(names, [entry.label for entry in entries], digests),
         unreadable=unreadable,
         notes=notes,
     )
@@ -270,7 +275,7 @@ def _plain_source_name(source: str) -> str:
     return (path.name if path.is_dir() else path.stem) or "data"
 
 
-def _fingerprint(names: Sequence[str], labels: Sequence[str], digests: Sequence[str]) -> str:
+def fingerprint_of(names: Sequence[str], labels: Sequence[str], digests: Sequence[str]) -> str:
     """BLAKE2b over the sorted (name, label, content hash) of all pictures, 32 hex digits."""
     whole = hashlib.blake2b(digest_size=16)
     for row in sorted(zip(names, labels, digests, strict=True)):

@@ -1,0 +1,136 @@
+"""`vitreous audit`: what is wrong with labelled pictures, before a model is trained on them or after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jsonargparse.typing import PositiveInt
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from vitreous.cli.opening import MODEL_HELP, add_size_options, opened
+from vitreous.cli.parsing import Parser
+from vitreous.cli.terminal import bar, narrate, print_table, write_document
+
+if TYPE_CHECKING:
+    from vitreous.audit.findings import Audit
+
+__all__ = ["run"]
+
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "audit",
+        "DATA [options]",
+        "Look for what is wrong with labelled pictures: files that cannot be read or are not what they seem, exact and "
+        "near copies within a split and across splits, one picture under two labels, classes that are small or are one "
+        "under two names; with a trained model also labels that look wrong. Nothing is changed or deleted.\n"
+        "What was seen of each file is kept in the user's cache folder, by path, size and time, never in DATA. The "
+        "exit code is 0 whatever is found; with --strict it is 1 where there is an error.",
+        [
+            ("vitreous audit photos/", "a table of what was found"),
+            ("vitreous audit photos/ --html audit.html --json audit.json", "a page with thumbnails; all findings"),
+            ("vitreous audit photos/ --write-exclude out.txt", "then: vitreous train photos/ --exclude out.txt"),
+            ("vitreous audit photos/ --model runs/photos-1 --html audit.html", "suspected label errors too, ranked"),
+        ],
+    )
+    add = parser.add_argument
+    add("data", type=str, metavar="DATA", help="a folder, a .csv or .parquet manifest, or a known set, as for training")
+    add("--html", type=str, metavar="FILE", help="write a page with thumbnails, complete in one file")
+    add("--json", type=str, metavar="FILE", help="write every finding there; - is standard output")
+    add("--write-exclude", type=str, metavar="FILE", help="write the pictures to leave out, for train --exclude")
+    add("--exclude", type=str, metavar="FILE", help="audit what is left after such a list")
+    add("--model", type=str, metavar="MODEL", help=f"also look for wrong labels with it: {MODEL_HELP}")
+    add("--strict", type=bool, default=False, help="exit with 1 where there is an error, as for a build server")
+    add("--show", type=PositiveInt, default=3, help="findings of each kind in the table")
+    add("--fresh", type=bool, default=False, help="look at every file again, whatever was seen before")
+    add("--workers", type=PositiveInt, metavar="N", help="processes [one per core]")
+    add("--data-dir", type=str, metavar="DIR", help="where the known sets are [~/.cache/vitreous]")
+    add("--batch-size", type=PositiveInt, default=64, help="pictures per forward pass of the model")
+    add("--device", type=str, default="auto", metavar="NAME", help="of the model: auto, cpu, cuda, cuda:1 or mps")
+    add_size_options(parser)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb; 1 if there is an error and --strict asked for that."""
+    options = _parser().parse_args(argv)
+    from vitreous.audit.run import audit, exclusions  # here: a wrong option should not wait for libraries
+    from vitreous.checkpoint.atomic import replacing
+    from vitreous.data.config import DataConfig
+
+    config = DataConfig(options.data, dir=options.data_dir or DataConfig.dir, exclude=options.exclude)
+    classifier = None
+    if options.model:
+        from vitreous.cli.suspects import split_as_trained, suspected
+        from vitreous.evaluate.confident import require_cleanlab
+
+        require_cleanlab()
+        classifier = opened(options)
+        config = split_as_trained(config, classifier.info)
+    result, copies = audit(config, workers=options.workers, fresh=options.fresh, bar=bar)
+    if classifier is not None:
+        result.add(suspected(result, copies, classifier, options.batch_size))
+    for note in result.notes:
+        narrate(note)
+    if options.json != "-":
+        print_table(_table(result, options.show))
+        narrate(_last_line(result))
+    if options.json:
+        write_document(options.json, result.to_dict())
+    if options.html:
+        from vitreous.audit.page import page
+
+        with bar("page") as at, replacing(options.html) as path, open(path, "w", encoding="utf-8") as file:
+            file.writelines(page(result, at))
+    if options.write_exclude:
+        with replacing(options.write_exclude) as path:
+            path.write_text("\n".join(exclusions(result)) + "\n", encoding="utf-8")
+        count = len({result.pictures[n].name for one in result.findings for n in one.drop})
+        narrate(f"{options.write_exclude}: {count:,} to leave out; vitreous train {options.data} --exclude it")
+    return int(options.strict and result.counts()["error"] > 0)
+
+
+def _table(result: Audit, shown: int) -> Table:
+    """A row per kind with its first findings."""
+    from vitreous.audit.findings import KINDS
+
+    table = Table("level", "what", box=SIMPLE_HEAD)
+    table.add_column("found", justify="right")
+    table.add_column("such as")
+    for name, findings in result.of_kind().items():
+        kind = KINDS[name]
+        examples = [_in_words(result, n) for n in range(len(result.findings)) if result.findings[n].kind == name]
+        more = [f"and {len(findings) - shown:,} more"] if len(findings) > shown else []
+        level = Text(kind.level, style=_STYLES[kind.level])
+        table.add_row(level, Text(kind.title), f"{len(findings):,}", Text("\n".join(examples[:shown] + more)))
+    return table
+
+
+def _in_words(result: Audit, position: int) -> str:
+    """A finding in a line: its pictures, and what is particular."""
+    from vitreous.data.listing import visible
+
+    finding = result.findings[position]
+    names = [visible(result.pictures[n].name) for n in finding.pictures]
+    if finding.kind.endswith("two-labels"):
+        names = [
+            f"{name} ({visible(result.pictures[n].label)})" for name, n in zip(names, finding.pictures, strict=True)
+        ]
+    equals = "~" if finding.kind.startswith("near") else "="
+    several = (
+        f" {equals} {names[1]}" + (f" and {len(names) - 2:,} more" if len(names) > 2 else "") if len(names) > 1 else ""
+    )
+    first = "" if finding.kind == "class-names" or not names else names[0] + several
+    return f"{first}: {finding.text}" if first and finding.text else first or finding.text
+
+
+def _last_line(result: Audit) -> str:
+    """How many findings of each level, in how many pictures, and what it took."""
+    counts = ", ".join(f"{count:,} {level}{'s' if count != 1 else ''}" for level, count in result.counts().items())
+    known = f", {result.from_cache:,} seen before" if result.from_cache else ""
+    return f"{counts} in {len(result.pictures):,} pictures ({result.seconds:.1f} s{known})"

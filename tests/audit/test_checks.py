@@ -1,0 +1,144 @@
+"""Class names that pass for each other, classes of unlike size, and what is no fault at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vitreous.audit.checks import check_classes, check_files, reason_kind
+from vitreous.audit.findings import Picture
+from vitreous.audit.look import Look
+from vitreous.data.listing import Entry, Listing
+
+WHOLE = Look(digest="0", length=50_000, form="JPEG", mode="RGB", size=(300, 400), thumb=b"0")
+
+
+def pictures(sizes: dict[str, int], split: str = "train", look: Look = WHOLE) -> list[Picture]:
+    return [
+        Picture(f"{split}/{label}/{n}.jpg", label, split, look, Path(f"/{split}/{label}/{n}.jpg"))
+        for label, count in sizes.items()
+        for n in range(count)
+    ]
+
+
+def found(rows: list[Picture], listing: Listing | None = None) -> dict[str, list[str]]:
+    kinds: dict[str, list[str]] = {}
+    for finding in check_classes(rows, listing):
+        kinds.setdefault(finding.kind, []).append(finding.text)
+    return kinds
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("daisy", "Daisy"),
+        ("daisy", "daisy "),
+        ("red rose", "red_rose"),
+        ("red rose", "redrose"),
+        ("stra\u00dfe", "STRASSE"),
+        ("\ufb01g", "fig"),
+        ("daisy", "dai\u200bsy"),
+        ("daisy", "\u202edaisy"),
+        ("caf\u00e9", "CAFE\u0301"),
+        ("\uff21", "a"),
+    ],
+)
+def test_names_that_pass_for_each_other(names):
+    (text,) = found(pictures({**dict.fromkeys(names, 20), "other": 20}))["class-names"]
+    assert text.count('"') + text.count("'") == 4
+    one, other = text.split(" and ")
+    assert one != other
+    assert text.isprintable()
+
+
+def test_names_that_only_look_a_little_alike_are_two():
+    assert (
+        found(pictures(dict.fromkeys(["cat", "cats", "c++", "c", "1", "01", "e\u0301t\u00e9", "ete", "-", "_"], 20)))
+        == {}
+    )
+
+
+def test_folders_that_unicode_writes_in_two_ways_are_said():
+    names = ["caf\u00e9/1.jpg", "cafe\u0301/2.jpg", "tea/3.jpg"]
+    entries = [
+        Entry(Path("/") / name, name, label, None)
+        for name, label in zip(names, ["caf\u00e9"] * 2 + ["tea"], strict=True)
+    ]
+    (text,) = found(pictures({"caf\u00e9": 20, "tea": 20}), Listing(Path("/"), entries))["class-spelling"]
+    assert text == r"'cafe\u0301' and 'caf\xe9'"
+
+
+def test_sizes_of_classes():
+    even = pictures({"a": 60, "b": 40})
+    assert found(even) == {}
+    assert found(pictures({"a": 9, "b": 12})) == {"few": ['"a": 9 pictures in train']}
+    assert found(pictures({"a": 1, "b": 12}, split="all")) == {
+        "few": ['"a": 1 picture'],
+        "unbalanced": ['"a" has 1 picture, "b" 12'],
+    }
+    assert found(pictures({"a": 101, "b": 10}))["unbalanced"] == ['"b" has 10 pictures, "a" 101']
+    assert "unbalanced" not in found(pictures({"a": 100, "b": 10}))
+    assert found(pictures({"a": 50}))["few"] == ['only one class, "a": there is nothing to tell apart']
+    with_val = [*even, *pictures({"a": 3}, split="val")]
+    assert found(with_val) == {"few": ["no picture in val: b"]}
+    assert found([*even, *pictures({"b": 2, "c": 2}, split="test")])["class-unknown"] == [
+        '"c": 2 pictures, all in test'
+    ]
+    many = found(pictures(dict.fromkeys("abcdefghijklmnop", 3)))["few"]
+    assert len(many) == 1
+    assert many[0].startswith("16 classes have under 10 pictures in train: ")
+
+
+def test_a_file_that_cannot_be_read_does_not_count():
+    rows = [*pictures({"a": 20, "b": 9}), *pictures({"b": 20}, look=Look("truncated"))]
+    assert found(rows)["few"] == ['"b": 9 pictures in train']
+
+
+@pytest.mark.parametrize(
+    ("look", "name", "kinds"),
+    [
+        (WHOLE, "a.jpg", []),
+        (WHOLE, "a.JPEG", []),
+        (WHOLE, "a.jfif", []),
+        (WHOLE, "a.png", ["extension"]),
+        (WHOLE, "a", ["extension"]),
+        (Look(form="MPO", mode="RGB", size=(3000, 4000), length=4_000_000, thumb=b"0"), "a.jpg", []),
+        (Look(form="PNG", mode="RGB", size=(300, 1200), length=9000, thumb=b"0"), "a.png", ["aspect"]),
+        (Look(form="PNG", mode="RGB", size=(300, 1190), length=9000, thumb=b"0"), "a.png", []),
+        (Look(form="PNG", mode="L", size=(8000, 8000), length=60_000, thumb=b"0"), "a.png", ["inflates"]),
+        (Look(form="PNG", mode="RGB", size=(31, 40), length=900, thumb=b"0"), "a.png", ["tiny"]),
+        (
+            Look(form="TIFF", mode="CMYK", size=(300, 400), length=900, frames=3, deep=True),
+            "a.tif",
+            ["frames", "cmyk", "deep"],
+        ),
+    ],
+)
+def test_one_file_among_ordinary_ones(look, name, kinds):
+    rows = [*pictures({"a": 10}), Picture(name, "a", "train", look, Path("/") / name)]
+    assert [finding.kind for finding in check_files(rows)] == kinds
+
+
+def test_a_set_of_small_pictures_has_no_tiny_ones():
+    small = Look(form="PNG", mode="L", size=(8, 8), length=200, thumb=b"0")
+    rows = [Picture(f"{n}.png", "a", "train", small, Path(f"/{n}.png")) for n in range(20)]
+    assert list(check_files(rows)) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("empty, 0 bytes", "empty"),
+        ("truncated", "truncated"),
+        ("damaged or truncated", "truncated"),
+        ("not a picture", "undecodable"),
+        ("HEIF pictures cannot be read here, save it as JPEG", "undecodable"),
+        ("2,500,000,000 pixels, the limit is 178,956,970", "bomb"),
+        ("no such file", "unopened"),
+        ("permission denied", "unopened"),
+        ("its decoder takes more than 5 s", "breaks"),
+    ],
+)
+def test_reasons_make_kinds(reason, kind):
+    assert reason_kind(reason) == kind

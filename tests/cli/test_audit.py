@@ -1,0 +1,178 @@
+"""`vitreous audit` as people run it: what it prints and writes, its exit code, odd names, and with a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from vitreous.data.sources import open_source
+
+ODD = ['quo"te', "new\nline", "<b>bold", "\u202egnp", os.fsdecode(b"\xff"), "\U0001f33b", "\x1b[31mred"]
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def photos_with_faults(photos: Path, tmp_path: Path) -> Path:
+    """Four photographs cut to 48 in two classes, and in the first: an empty file, a copy, odd names."""
+    tiles = []
+    for path in sorted(photos.iterdir()):
+        image = Image.open(path).convert("RGB")
+        side = image.height // 3
+        tiles += [
+            image.crop((x * side, y * side, x * side + side, y * side + side)) for x in range(4) for y in range(3)
+        ]
+    for n, tile in enumerate(tiles):
+        folder = tmp_path / "set" / ("train" if n % 4 else "val") / ("odd", "even")[n % 3 % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        tile.resize((96, 96)).save(folder / f"{n}.png")
+    odd = tmp_path / "set/train/odd"
+    (odd / "empty.png").write_bytes(b"")
+    for name in ODD:
+        (odd / f"{name}.png").write_bytes(b"")
+    kept = next(iter(sorted((tmp_path / "set/val/even").iterdir())))
+    shutil.copy(kept, tmp_path / "set/train/even/copy.png")
+    return tmp_path / "set"
+
+
+def test_a_table_a_page_a_document_and_a_list(command, photos_with_faults, tmp_path):
+    before = sorted((path, path.stat().st_mtime_ns) for path in photos_with_faults.rglob("*"))
+    run = command("audit", "set", "--html", "a.html", "--json", "a.json", "--write-exclude", "out.txt")
+    assert run.returncode == 0, run.stderr
+    assert sorted((path, path.stat().st_mtime_ns) for path in photos_with_faults.rglob("*")) == before
+    row = next(line for line in run.stdout.splitlines() if "same picture in two splits" in line)
+    assert "train/even/copy.png = val/even/" in row
+    assert "empty file" in run.stdout
+    assert "9 errors, " in run.stderr
+    assert f"out.txt: {len(ODD) + 2} to leave out; vitreous train set --exclude" in run.stderr
+    document = json.loads((tmp_path / "a.json").read_text(encoding="ascii"))
+    assert document["counts"]["error"] == len(ODD) + 2
+    empty = {p["name"] for f in document["findings"] if f["kind"] == "empty" for p in f["pictures"]}
+    assert empty == {f"train/odd/{name}.png" for name in [*ODD, "empty"]}
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    for raw in ("<b>bold", "\u202e", "\x1b", "new\nline"):
+        assert raw not in page
+        assert raw not in run.stdout.replace("\n", " ") or raw == "<b>bold"
+    from vitreous.data.config import DataConfig
+
+    data = open_source(
+        DataConfig("set" if Path.cwd() == tmp_path else str(tmp_path / "set"), exclude=str(tmp_path / "out.txt"))
+    )
+    assert data.unreadable == []
+    assert not any("in train" in note for note in data.notes)
+    again = command("audit", "set", "--exclude", "out.txt", "--strict")
+    assert again.returncode == 0, again.stdout
+    assert "0 errors" in again.stderr
+    assert "seen before" in again.stderr
+    assert command("audit", "set", "--strict").returncode == 1
+
+
+def test_odd_names_are_shown_and_steer_nothing(vitreous, photos_with_faults):
+    run = vitreous("audit", "set", "--show", "20")
+    for shown in (r"new\nline", r"\u202egnp", r"\xff", "\U0001f33b", r"\x1b[31mred", "<b>bold", 'quo"te'):
+        assert f"train/odd/{shown}.png" in run.stdout
+    assert "\x1b" not in run.stdout
+
+
+def test_json_alone_on_standard_output(vitreous, photos_with_faults):
+    run = vitreous("audit", "set", "--json=-")
+    assert json.loads(run.stdout)["data"] == "set"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("nowhere/at/all",), 1, "folder not found: nowhere/at/all"),
+        (("digitz",), 2, "Did you mean 'digits'?"),
+        ((), 2, "DATA is missing"),
+        (("set", "--htlm", "x"), 2, "Did you mean '--html'?"),
+        (("set", "--html", "no/such/folder/a.html"), 1, "cannot write 'no/such/folder/a.html'"),
+        (("set", "--model", "nothing.safetensors"), 1, "nothing.safetensors"),
+        (("set", "--workers", "0"), 2, "--workers is '0', it must be a whole number of at least 1"),
+    ],
+)
+def test_wrong_words_are_one_line(vitreous, photos_with_faults, words, code, message):
+    run = vitreous("audit", *words)
+    assert run.returncode == code
+    assert message in run.stderr.splitlines()[-1]
+    assert "Traceback" not in run.stderr
+
+
+def test_with_a_model_changed_labels_are_found_by_its_features(vitreous, model_file, tmp_path):
+    """The features of a ViT with random weights: poor, and not trained on any label."""
+    pytest.importorskip("cleanlab")
+    data = load_digits()
+    changed = {f"{(data.target[n] + 3) % 10}/{n:03}.png" for n in range(0, 300, 20)}
+    for n in range(300):
+        label = (data.target[n] + 3) % 10 if n % 20 == 0 else data.target[n]
+        (tmp_path / "d" / str(label)).mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray((data.images[n] * 255 / 16).astype(np.uint8)).resize((16, 16))
+        image.save(tmp_path / "d" / str(label) / f"{n:03}.png")
+    run = vitreous("audit", "d", "--model", model_file, "--json=a.json", "--write-exclude=out.txt", "--device=cpu")
+    assert run.returncode == 0, run.stderr
+    assert "label errors: 300 are judged by logistic regression on its frozen features, 5-fold" in run.stderr
+    assert "learned by heart" not in run.stderr
+    found = [f for f in json.loads((tmp_path / "a.json").read_text())["findings"] if f["kind"] == "suspect"]
+    names = [f["pictures"][0]["name"] for f in found]
+    assert len(changed & set(names)) >= 8  # of 15
+    share = re.search(r"it agrees with (\d+)\.\d % of the labels", run.stderr)
+    assert share
+    assert 30 < int(share[1]) < 80  # so little that a reader is warned
+    assert "so few that most suspected labels will be right" in run.stderr
+    scores = [f["score"] for f in found]
+    assert scores == sorted(scores, reverse=True)
+    lines = (tmp_path / "out.txt").read_text().splitlines()
+    assert all(f"# {name}" in lines and name not in lines for name in names)
+
+
+def test_what_the_models_training_held_out_is_judged_by_the_model(vitreous, digits, tmp_path):
+    pytest.importorskip("cleanlab")
+    import torch
+
+    from vitreous.checkpoint.artifact import load_model, save_model
+    from vitreous.data.config import DataConfig
+
+    data = open_source(DataConfig(str(digits), val_fraction=0.4))
+    torch.manual_seed(0)
+    model, info = load_model(_model(tmp_path))
+    provenance = {
+        "data": {"source": str(digits), "fingerprint": data.fingerprint},
+        "config": {"data": {"source": str(digits), "val_fraction": 0.4}},
+    }
+    save_model(
+        tmp_path / "trained.safetensors", model, dataclasses.replace(info, classes=data.classes, provenance=provenance)
+    )
+    run = vitreous("audit", digits, "--model", "trained.safetensors", "--device=cpu")
+    assert run.returncode == 0, run.stderr
+    held = len(data.splits["val"])
+    assert f"was trained on these pictures; the {held} that its training held out are judged by its own" in run.stderr
+    assert "are judged by logistic regression" in run.stderr
+    assert "errors that it learned by heart" in run.stderr
+
+
+def _model(folder: Path) -> Path:
+    """A small model of ten classes with random weights."""
+    from vitreous.checkpoint.artifact import ModelInfo, save_model
+    from vitreous.data.config import PreprocessConfig
+    from vitreous.data.preprocess import EvalPipeline
+    from vitreous.model.config import ViTConfig
+    from vitreous.model.vit import VisionTransformer
+
+    config = ViTConfig(
+        image_size=8, patch_size=4, in_channels=1, num_classes=10, width=16, depth=1, heads=2, mlp_dim=32
+    )
+    pipeline = EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
+    save_model(folder / "m.safetensors", VisionTransformer(config), ModelInfo(tuple("0123456789"), pipeline))
+    return folder / "m.safetensors"

@@ -1,0 +1,57 @@
+"""A few of the damaged pictures of benchmarks/fuzz_pictures.py: each is one reason of ours, or is read, in little time.
+
+In processes of their own: their memory is limited.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def in_process(code: str, *words: object) -> str:
+    """Run code beside the benchmark; return what it printed."""
+    run = subprocess.run(
+        [sys.executable, "-c", f"import json, sys; sys.path.insert(0, sys.argv[1]); {code}", BENCHMARKS, *words],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+    return run.stdout
+
+
+def test_damaged_pictures_of_every_kind_are_one_reason_or_read(tmp_path):
+    said = in_process(
+        "import fuzz_pictures as f; from pathlib import Path; place = Path(sys.argv[2]); f.tiny_model(place)\n"
+        "for kind in f.KINDS: print(json.dumps([kind, f.work(kind, place, 15, 1, None)]))\n"
+        "print(json.dumps(['commands', f.commands(place, 15 * len(f.KINDS))]))",
+        tmp_path,
+    )
+    found = dict(json.loads(line) for line in said.splitlines())
+    assert found.pop("commands") == {}
+    assert len(found) == 10
+    for kind, each in found.items():
+        assert each["wrong"] == {}, kind
+        assert each["counts"]["refused"] + each["counts"]["read"] == 15
+    assert sum(each["counts"]["refused"] for each in found.values()) > 50
+    assert sum(each["counts"].get("read", 0) for each in found.values()) > 10
+
+
+def test_a_png_of_50_000_by_50_000_is_refused_before_it_is_decoded():
+    said = in_process("import fuzz_pictures; print(fuzz_pictures.refused_large())")
+    assert said == "picture: 2,500,000,000 pixels, the limit is 178,956,970\n"
+
+
+def test_the_same_seed_damages_alike():
+    code = (
+        "import random, hashlib, fuzz_pictures as f; from fuzz_picture_mutations import files, mutated\n"
+        "whole = files(f.photographs(None)); chance = random.Random(3)\n"
+        "damaged = [mutated(file, chance)[0] for each in whole.values() for file in each]\n"
+        "print(len(damaged), hashlib.sha256(b''.join(damaged)).hexdigest())"
+    )
+    first, second = (in_process(code) for _ in range(2))
+    assert first == second
+    assert first.startswith("20 ")
