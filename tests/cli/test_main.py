@@ -80,7 +80,7 @@ def test_version(command):
     ("words", "said"),
     [
         (["predcit", "x"], "unknown verb 'predcit'. Did you mean 'predict'?"),
-        (["xyz"], "unknown verb 'xyz'. The verbs are train, finetune, evaluate, predict, embed, "),
+        (["xyz"], "unknown verb 'xyz'. The verbs are train, "),
         (["--verbose"], "unknown option '--verbose' before the verb."),
         (["predict"], "MODEL and IMAGES are missing. Usage: vitreous predict MODEL IMAGES... [options]"),
         (["predict", "m", "i", "--topk", "3"], "unknown option '--topk'. Did you mean '--top-k'?"),

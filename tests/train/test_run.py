@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from vitreous.checkpoint.artifact import load_model
 from vitreous.cli.train import configure
@@ -26,7 +27,7 @@ from vitreous.data.sources import open_source
 from vitreous.errors import ConfigError, NonFiniteError, UsageError
 from vitreous.evaluate.metrics import evaluate
 from vitreous.model.config import ViTConfig
-from vitreous.model.vit import VisionTransformer
+from vitreous.model.vit import Block, VisionTransformer
 from vitreous.predictor import load
 from vitreous.recipes import recipe
 from vitreous.train.callbacks import better
@@ -36,7 +37,9 @@ from vitreous.train.console import View
 from vitreous.train.finite import FiniteWatch
 from vitreous.train.fit import quiet
 from vitreous.train.module import VitModule
+from vitreous.train.resume import RunState
 from vitreous.train.run import run, show_batch
+from vitreous.train.state_file import read_state
 
 TINY = ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, width=16, depth=2, heads=2, mlp_dim=32)
 
@@ -101,7 +104,7 @@ def test_one_row_an_epoch_in_metrics_csv(finished):
 
 def test_the_saved_model_gives_the_reported_scores_on_real_pictures(finished):
     result, _, asked = finished
-    classifier = load(result.model, device="cpu")
+    classifier = load(result.model, device="cpu", precision="float32")
     split = open_source(asked.data).splits["test"]
     predicted = classifier.predict([split.picture(n) for n in range(len(split))])
     right = sum(p.label == classifier.classes[label] for p, label in zip(predicted, split.labels, strict=True))
@@ -122,11 +125,13 @@ def test_the_recipe_runs_again_as_it_is(finished):
     assert "num_classes" in given
 
 
-def test_the_checkpoint_loads_without_pickles(finished):
+def test_the_checkpoint_holds_the_end_of_training(finished):
     result, _, _ = finished
-    stored = torch.load(result.folder / "last.ckpt", weights_only=True)
-    assert stored["global_step"] > 0
-    assert any(name.startswith("average.") for name in stored["state_dict"])
+    state = RunState.from_dict(read_state(result.folder / "last.ckpt"))
+    assert (state.trained, state.epoch, state.step, len(state.history)) == (True, 3, 0, 3)
+    saved = load_file(result.model)
+    assert state.average.keys() == state.model.keys() == state.best["weights"].keys() == saved.keys()
+    assert all(torch.equal(saved[name], state.best["weights"][name]) for name in saved)
 
 
 @pytest.mark.parametrize("options", [{}, {"model": {"dropout": 0.1, "drop_path": 0.2}, "optim": "muon"}])
@@ -151,13 +156,28 @@ def test_accumulation_does_not_change_the_step(tmp_path):
 
 def test_steps_are_counted_and_the_last_weights_are_saved_when_asked(tmp_path):
     result = train(tmp_path / "run", steps=20, select="last")
-    assert torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)["global_step"] == 20
+    assert read_state(tmp_path / "run" / "last.ckpt")["history"][-1]["step"] == 20
     assert result.epochs == result.selected_epoch == 2
+
+
+def test_patches_are_dropped_until_the_last_part_of_a_run(tmp_path):
+    seen = []
+
+    def look(block, args):
+        if isinstance(block, Block) and block.training and args[0].device.type == "cpu":  # on meta, costs are counted
+            seen.append(args[0].shape[1])
+
+    hook = register_module_forward_pre_hook(look)
+    try:
+        train(tmp_path / "run", steps=10, model={"patch_dropout": 0.5, "depth": 1, "pool": "mean"}, patches_last=0.4)
+    finally:
+        hook.remove()
+    assert seen == [2] * 6 + [4] * 4
 
 
 def test_scores_are_those_of_the_saved_model_in_use(tmp_path):
     result = train(tmp_path / "run", precision="bf16")
-    classifier = load(result.model, device="cpu")
+    classifier = load(result.model, device="cpu", precision="float32")
     data = open_source(recipe("digits").data)
     for name, scores in (("val", result.val), ("test", result.test)):
         split = data.splits[name]
@@ -202,9 +222,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_evidence(tmp_pat
     with pytest.raises(NonFiniteError) as caught:
         train(tmp_path / "run", optim=OptimConfig(name="sgd", lr=1e30, schedule="constant", warmup=0.0))
     message = str(caught.value)
-    for part in ("epoch 1, step ", "learning rate 1e+30", "nonfinite-batch.safetensors", "last-good.safetensors"):
+    for part in ("epoch 1, step ", "learning rate 1e+30", "vitreous replay ", "last-good.safetensors"):
         assert part in message, message
-    batch = load_file(tmp_path / "run" / "nonfinite-batch.safetensors")
+    (batch,) = read_state(tmp_path / "run" / "nonfinite.replay")["batches"]
     assert batch["images"].dtype == torch.uint8
     assert batch["images"].shape[1:] == (1, 8, 8)
     assert len(batch["labels"]) == len(batch["images"])
@@ -219,7 +239,9 @@ def test_the_watch_names_the_first_bad_step_and_keeps_the_weights_of_the_last_lo
 
     def step(n, norm):
         batch = {"images": torch.full((1,), n), "labels": torch.zeros(1)}
-        watch.check(batch, epoch=4, step=10 + n, lr=0.25, loss=torch.tensor(1.0), norm=torch.tensor(norm))
+        watch.check(
+            [batch], epoch=4, step=10 + n, progress=0.5, lr=0.25, loss=torch.tensor(1.0), norm=torch.tensor(norm)
+        )
         with torch.no_grad():
             model.weight.add_(1)
 
@@ -227,8 +249,9 @@ def test_the_watch_names_the_first_bad_step_and_keeps_the_weights_of_the_last_lo
     step(1, float("inf"))
     with pytest.raises(NonFiniteError, match=r"gradient norm is inf in epoch 5, step 11, at learning rate 0.25") as e:
         step(2, float("nan"))
-    assert e.value.batch["images"].item() == 1
-    assert torch.equal(e.value.weights["weight"], good)
+    assert e.value.batches[0]["images"].item() == 1
+    assert torch.equal(e.value.good["weight"], good)
+    assert e.value.behind == 1  # one update was made between these weights and the bad step
 
 
 def test_the_module_and_the_data_module_work_in_a_script_of_the_users_own(tmp_path):

@@ -26,6 +26,7 @@ _SHORT = {
     "--data-dir": "--data.dir",
     "--data_dir": "--data.dir",
     "--strict": "--data.strict",
+    "--exclude": "--data.exclude",
 }
 _PROTOCOLS = {"modern": "finetune", "paper": "paper-finetune"}
 
@@ -55,12 +56,14 @@ common options:
   --no-probe                  train at once
   --epochs N   --steps N   --budget 25m   how long
   --data-dir FOLDER           where known sets are (--data.dir)
+  --exclude FILE              leave out the pictures it lists, one a line (--data.exclude)
   --out FOLDER                where to write, instead of runs/NAME-1
+  --resume                    go on where the same command stopped, or begin where there is nothing to go on from
 """
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; 130 if Ctrl-C ended the training."""
+    """Run the verb; 130 if Ctrl-C ended the training, 143 if SIGTERM did."""
     return carry_out(argv, configure)
 
 

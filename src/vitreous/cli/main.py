@@ -21,7 +21,10 @@ __all__ = ["HELP", "VERBS", "main"]
 
 VERBS = {
     "train": "vitreous.cli.train",
+    "plan": "vitreous.cli.plan",
     "finetune": "vitreous.cli.finetune",
+    "replay": "vitreous.cli.replay",
+    "audit": "vitreous.cli.audit",
     "evaluate": "vitreous.cli.evaluate",
     "predict": "vitreous.cli.predict",
     "embed": "vitreous.cli.embed",
@@ -39,7 +42,12 @@ usage: vitreous VERB ... [--help] [--traceback]
 
 Make a model
   train      a classifier, from a folder of images, a known set or a recipe
+  plan       what a training will take here: memory, time, operations, the largest batch
   finetune   a classifier, from a trained model: other classes, another resolution, few pictures
+  replay     a step whose loss was not finite, to see which module it comes from
+
+Check the data
+  audit      what is wrong with labelled pictures: broken files, copies, leaks between splits, wrong labels
 
 Use a model
   predict    what is on these images: labels and probabilities
@@ -139,7 +147,12 @@ def _one_line(error: Exception, traceback_shown: bool) -> str:
         text = f"this is a bug in vitreous {__version__}: {type(error).__name__}: {error}"
         if not traceback_shown:
             text += ". Run the same command with --traceback, and report what it prints"
-    return " ".join(line.strip() for line in text.splitlines())
+    text = " ".join(line.strip() for line in text.splitlines())
+    if not text.isprintable():
+        from vitreous.data.listing import printable  # here: most errors have nothing to hide
+
+        text = printable(text)
+    return text
 
 
 def _accept_any_name(stream: TextIO) -> None:

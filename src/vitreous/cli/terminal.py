@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from vitreous.checkpoint.atomic import replacing
+from vitreous.data.listing import printable
 
 __all__ = ["bar", "narrate", "number", "print_table", "write_document"]
 
@@ -32,8 +33,8 @@ def print_table(table: Table, stream: TextIO | None = None) -> None:
 
 
 def narrate(text: str) -> None:
-    """Say something about the work on standard error, as it is: brackets in file names are no markup."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
+    """Say a line about the work on standard error; brackets in it are no markup, control characters are shown."""
+    print(printable(text), file=sys.stderr, flush=True)  # noqa: T201
 
 
 @contextlib.contextmanager

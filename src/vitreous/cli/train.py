@@ -15,12 +15,29 @@ from vitreous.errors import UsageError
 from vitreous.recipes import RECIPES, recipe, recipe_for
 from vitreous.train.config import RunConfig
 
-__all__ = ["add_looks", "carry_out", "configure", "given_fields", "overlaid", "process_started", "run", "split_words"]
+__all__ = [
+    "add_looks",
+    "carry_out",
+    "configure",
+    "given_fields",
+    "overlaid",
+    "process_started",
+    "resolve",
+    "run",
+    "split_words",
+    "train_parser",
+]
 
 _STARTED = time.monotonic()
-_SHORT = {"--data-dir": "--data.dir", "--data_dir": "--data.dir", "--strict": "--data.strict", "--model": "--size"}
+_SHORT = {
+    "--data-dir": "--data.dir",
+    "--data_dir": "--data.dir",
+    "--strict": "--data.strict",
+    "--exclude": "--data.exclude",
+    "--model": "--size",
+}
 _SIZE_FIELDS = ("width", "depth", "mlp_dim", "heads")
-_INTERRUPTED = 130
+_FLAGS = ("--print-config", "--print_config", "--resume")  # words of the verb that are no part of a configuration
 
 _HELP = """\
 Train a Vision Transformer on labelled pictures. The model file, a report, and pictures of what it learned go to a \
@@ -48,7 +65,9 @@ common options:
   --recipe NAME               which recipe; without it the data's name decides, else it is folder
   --data-dir FOLDER           where known sets are, or are downloaded to (--data.dir)
   --strict                    stop at files that cannot be read (--data.strict)
+  --exclude FILE              leave out the pictures it lists, as `vitreous audit --write-exclude` does (--data.exclude)
   --out FOLDER                where to write, instead of runs/NAME-1
+  --resume                    go on where the same command stopped, or begin where there is nothing to go on from
   --print-config              print every setting as it stands after all of this, and train nothing
 
 recipes:
@@ -59,15 +78,16 @@ Configure = Callable[[Sequence[str]], tuple[RunConfig, frozenset[str], str | Non
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; 130 if Ctrl-C ended the training."""
+    """Run the verb; 130 if Ctrl-C ended the training, 143 if SIGTERM did."""
     return carry_out(argv, configure)
 
 
 def carry_out(argv: Sequence[str], resolve: Configure) -> int:
     """Train, or draw a batch, or print the configuration, as the words say; `resolve` is :func:`configure` or alike."""
-    words = [word for word in argv if word not in ("--print-config", "--print_config")]
-    config, given, picture = resolve(words)
-    if len(words) < len(argv):
+    end = argv.index("--") if "--" in argv else len(argv)
+    flags = {word for word in argv[:end] if word in _FLAGS}
+    config, given, picture = resolve([word for n, word in enumerate(argv) if n >= end or word not in _FLAGS])
+    if flags & {"--print-config", "--print_config"}:
         from vitreous.train.folder import recipe_text  # here and below: torch takes seconds, a typo should not
 
         sys.stdout.write(recipe_text(config))
@@ -79,8 +99,7 @@ def carry_out(argv: Sequence[str], resolve: Configure) -> int:
         return 0
     from vitreous.train.run import run as train
 
-    result = train(config, keep=given, started=process_started())
-    return _INTERRUPTED if result.interrupted else 0
+    return train(config, keep=given, started=process_started(), resume="--resume" in flags).exit_code
 
 
 def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], str | None]:
@@ -93,7 +112,23 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], str | Non
     Raises:
         UsageError: If a word cannot be meant.
     """
-    parser = _parser()
+    config, given, typed = resolve(argv, train_parser("train", "DATA [options]", _HELP))
+    return config, given, typed.get("show_batch")
+
+
+def resolve(argv: Sequence[str], parser: Parser) -> tuple[RunConfig, frozenset[str], Mapping[str, Any]]:
+    """Resolve words as :func:`configure` does.
+
+    Args:
+        argv: After the verb.
+        parser: Of :func:`train_parser`, which may know options besides.
+
+    Returns:
+        The configuration, what was set on purpose, and every option that was typed.
+
+    Raises:
+        UsageError: If a word cannot be meant.
+    """
     files, words = split_words(argv, _SHORT)
     stored = parser.parse_args(files, defaults=False).as_dict() if files else {}
     typed = parser.parse_args(words, defaults=False).as_dict()
@@ -111,7 +146,7 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], str | Non
         config = _resized(config, typed["size"])
     config = dataclasses.replace(overlaid(config, typed), recipe=name)
     for_this_data = [typed, stored] if "source" not in typed.get("data", {}) else [typed]
-    return config, given_fields(for_this_data), typed.get("show_batch")
+    return config, given_fields(for_this_data), typed
 
 
 def given_fields(parts: Sequence[Mapping[str, Any]]) -> frozenset[str]:
@@ -141,9 +176,10 @@ def split_words(argv: Sequence[str], short: Mapping[str, str]) -> tuple[list[str
     return files, words
 
 
-def _parser() -> Parser:
+def train_parser(verb: str, usage: str, text: str) -> Parser:
+    """A parser of every option of `vitreous train`, for a verb with a help text of its own; the recipes end it."""
     recipes = "\n".join(f"  {name:<19}{line}" for name, line in RECIPES.items())
-    parser = Parser("train", "DATA [options]", _HELP + recipes)
+    parser = Parser(verb, usage, text + recipes)
     add = parser.add_argument
     add("source", type=str, nargs="?", metavar="DATA", help="a folder, a manifest, or a known set such as digits")
     add("--size", type=str | None, metavar="NAME", help="what --model NAME means: a size such as S/16")

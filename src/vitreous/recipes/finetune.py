@@ -1,9 +1,9 @@
 """Fine-tuning a trained model on other pictures, the modern way: layer-wise rates, drop path, no mixing.
 
 Command:  vitreous finetune photos/ --from runs/digits-1
-Cost:     not measured yet
-Hardware: not measured yet
-Score:    not measured yet
+Cost:     8 s an epoch for 1,200 pictures at 48 pixels from a 128x6/4
+Hardware: one core of an AMD EPYC (Zen 5)
+Score:    79.9 ± 0.9 % top-1 on three classes of CIFAR-10 that the source never saw, n = 3 (docs/benchmarks.md)
 """
 
 from vitreous.data.config import AugmentConfig, DataConfig

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import lightning
 from lightning.pytorch.callbacks import Callback
 
-from vitreous.checkpoint.atomic import replacing
 from vitreous.errors import OutputError
 from vitreous.evaluate.metrics import Scores
 from vitreous.train.clock import Budget, Clock
@@ -22,20 +18,15 @@ from vitreous.train.console import View
 from vitreous.train.module import VitModule
 from vitreous.train.outcome import Selected, weights_of
 
-__all__ = ["Checkpoint", "Interrupted", "Record", "Selection", "Stop", "better", "rises"]
+__all__ = ["Record", "Selection", "Stop", "better", "rises"]
 
 _TIMED_STEPS, _TIMED_SECONDS = 5, 1.0  # after which the speed of a run is told
-_CHECKPOINT_EVERY = 60.0  # seconds
 _EXACT_PER_BF16 = 3.0  # time of a forward pass in float32 over that in bf16, on a CPU that multiplies bf16
 _EVALUATION_SPEED = 2.0  # images a second without gradients over those with: a cautious guess until it is measured
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: the user asked
-    """Ctrl-C was pressed during training; raised between two steps, so that the weights are whole."""
-
-
 class Stop(Callback):
-    """Ends training when the clock says so, or between two steps after Ctrl-C.
+    """Ends training when the clock says so.
 
     Args:
         clock: Of the run.
@@ -45,47 +36,23 @@ class Stop(Callback):
 
     def __init__(self, clock: Clock, test_share: float = 0.0, precision: str = "float32") -> None:
         self.clock = clock
-        self.asked = False
         self._test_share = test_share
         self._exact = _EXACT_PER_BF16 if precision == "bf16" else 1.0
         self._report = clock.reserve if isinstance(clock, Budget) else 0.0
         self._validating = 0.0
 
-    @contextlib.contextmanager
-    def on_ctrl_c(self) -> Iterator[None]:
-        """Within, Ctrl-C ends training after the step; a second one ends it at once."""
-        if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
-            yield
-            return
-
-        def ask(number: int, frame: object) -> None:
-            if self.asked:
-                raise KeyboardInterrupt
-            self.asked = True
-
-        before = signal.signal(signal.SIGINT, ask)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    def _obey(self) -> None:
-        if self.asked:
-            raise Interrupted
-
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Start the clock."""
         self.clock.begin()
-        self._started = time.monotonic()
+        self._started, self._images = time.monotonic(), cast(VitModule, pl_module).images_seen
 
     def on_train_batch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, *_: Any) -> None:
-        """Look at the clock and at Ctrl-C."""
-        self._obey()
+        """Look at the clock."""
         module = cast(VitModule, pl_module)
         if isinstance(self.clock, Budget) and not self._validating:
-            images, val = module.images_seen, len(cast(Any, trainer).datamodule.data.splits["val"])
-            per_image = (time.monotonic() - self._started) / max(images, 1)
-            self._reserve(val * per_image / _EVALUATION_SPEED)
+            images, val = module.images_seen - self._images, len(cast(Any, trainer).datamodule.data.splits["val"])
+            if images:
+                self._reserve(val * (time.monotonic() - self._started) / images / _EVALUATION_SPEED)
         if self.clock.over(trainer.global_step):
             trainer.should_stop = True
 
@@ -97,10 +64,6 @@ class Stop(Callback):
     def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Time the validation."""
         self._validation_started = time.monotonic()
-
-    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
-        """Look at Ctrl-C."""
-        self._obey()
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Keep as much time for what follows the last step as it took now."""
@@ -135,13 +98,18 @@ class Selection(Callback):
         patience: Epochs without a higher score (an equal one with a lower log loss does not count) after which
             training stops; None is off.
         save: Called with each new selection, to write the model file.
+
+    Attributes:
+        best: The selection so far.
+        stopped_early: Whether patience ended the training.
+        risen: The epoch, counted from 1, that had the highest score first.
     """
 
     def __init__(self, select: str, patience: int | None, save: Callable[[Selected], None]) -> None:
         self.select, self.patience, self.save = select, patience, save
         self.best: Selected | None = None
         self.stopped_early = False
-        self._risen = 0  # the epoch that had the highest score first
+        self.risen = 0
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Compare the epoch with the best so far."""
@@ -150,11 +118,11 @@ class Selection(Callback):
             return
         epoch = trainer.current_epoch + 1
         if self.best is None or rises(self.select, module.scores, self.best.scores):
-            self._risen = epoch
+            self.risen = epoch
         if self.best is None or better(self.select, module.scores, self.best.scores):
             self.best = Selected(module.scores, module.logits, module.labels, epoch, weights_of(module.evaluated))
             self.save(self.best)
-        if self.patience is not None and epoch - self._risen >= self.patience:
+        if self.patience is not None and epoch - self.risen >= self.patience:
             self.stopped_early = True
             trainer.should_stop = True
 
@@ -181,22 +149,28 @@ class Record(Callback):
         self._announce: Callable[[float, float], None] | None = announce
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Time the run."""
-        self._run_started = time.monotonic()
+        """Time the run, and write anew what it had recorded before it was resumed."""
+        self._run_started, self._first_step = time.monotonic(), trainer.global_step
+        self._time_epoch(cast(VitModule, pl_module).images_seen)
+        if self.history:
+            self._write(self.history)
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Time the epoch."""
-        self._epoch_started = time.monotonic()
-        self._stepping = 1e-9
-        self._left = 0.0
+        self._time_epoch(0)
+
+    def _time_epoch(self, images: int) -> None:
+        """Start the epoch's clock, with the images that an earlier process has seen in it."""
+        self._epoch_started, self._images = time.monotonic(), images
+        self._stepping, self._left = 1e-9, 0.0
 
     def on_train_batch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, *_: Any) -> None:
         """Move the live line."""
         module, step, now = cast(VitModule, pl_module), trainer.global_step, time.monotonic()
         self._stepping = now - self._epoch_started
-        speed = module.images_seen / self._stepping
-        self._left = self.clock.seconds_left(step, (now - self._run_started) / max(1, step))
-        if step >= _TIMED_STEPS and now - self._run_started > _TIMED_SECONDS:
+        speed = (module.images_seen - self._images) / self._stepping
+        self._left = self.clock.seconds_left(step, (now - self._run_started) / max(1, step - self._first_step))
+        if step - self._first_step >= _TIMED_STEPS and now - self._run_started > _TIMED_SECONDS:
             self._tell(speed)
         share = self.clock.progress(max(0, step - 1))
         self.view.step(self._name(trainer), share, lambda: module.train_loss, speed, self._left)
@@ -204,7 +178,7 @@ class Record(Callback):
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Write the row of the epoch."""
         module = cast(VitModule, pl_module)
-        speed = module.images_seen / self._stepping
+        speed = (module.images_seen - self._images) / self._stepping
         self._tell(speed)
         row = {
             "epoch": trainer.current_epoch + 1,
@@ -216,7 +190,7 @@ class Record(Callback):
             "seconds": time.monotonic() - self._epoch_started,
         }
         self.history.append(row)
-        self._write(row)
+        self._write([row] if len(self.history) > 1 else self.history)
         self.view.epoch(self._name(trainer), row, self._left)
 
     def _tell(self, speed: float) -> None:
@@ -229,40 +203,14 @@ class Record(Callback):
         number = trainer.current_epoch + 1
         return str(number) if self.epochs is None else f"{number:>{len(str(self.epochs))}}/{self.epochs}"
 
-    def _write(self, row: dict[str, float]) -> None:
-        path = self.folder / "metrics.csv"
-        first = len(self.history) == 1
+    def _write(self, rows: list[dict[str, float]]) -> None:
+        """Append rows to metrics.csv, or write all of them anew."""
+        path, anew = self.folder / "metrics.csv", rows is self.history
         try:
-            with path.open("w" if first else "a", newline="", encoding="utf-8") as file:
+            with path.open("w" if anew else "a", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, list(self.history[0]))
-                if first:
+                if anew:
                     writer.writeheader()
-                writer.writerow(row)
+                writer.writerows(rows)
         except OSError as error:
             raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-class Checkpoint(Callback):
-    """Writes Lightning's checkpoint of the whole state now and then, and when training ends for whatever reason.
-
-    Args:
-        path: The file, replaced as a whole each time.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._written = time.monotonic()
-
-    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Write if the last one is old."""
-        if time.monotonic() - self._written > _CHECKPOINT_EVERY:
-            self._write(trainer)
-
-    def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Write the end."""
-        self._write(trainer)
-
-    def _write(self, trainer: lightning.Trainer) -> None:
-        with replacing(self.path) as temporary:
-            trainer.save_checkpoint(temporary)
-        self._written = time.monotonic()

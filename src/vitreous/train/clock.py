@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 __all__ = ["Budget", "Clock", "Steps"]
@@ -20,6 +21,13 @@ class Steps:
 
     def begin(self) -> None:
         """Training starts."""
+
+    def state(self) -> dict[str, float]:
+        """Nothing: the steps tell."""
+        return {}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Nothing is needed."""
 
     def progress(self, step: int) -> float:
         """The middle of a step as a share of all, so that neither the first nor the last update has rate zero."""
@@ -48,11 +56,21 @@ class Budget:
     seconds: float
     reserve: float
     _begun: float = field(default=0.0, init=False)
+    _from: float = field(default=0.0, init=False)
     _progress: float = field(default=0.0, init=False)
 
     def begin(self) -> None:
-        """Training starts."""
-        self._begun = time.monotonic()
+        """Training starts, or goes on where it was: its progress then covers what is left in the time that is left."""
+        self._begun, self._from = time.monotonic(), self._progress
+
+    def state(self) -> dict[str, float]:
+        """The seconds that were used, the progress, and the reserve as it was corrected."""
+        return {"used": time.monotonic() - self.started, "progress": self._progress, "reserve": self.reserve}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Count what was used before this command started, as of :meth:`state`."""
+        self.started -= state["used"]
+        self._progress, self.reserve = state["progress"], state["reserve"]
 
     @property
     def _last_step(self) -> float:
@@ -61,7 +79,8 @@ class Budget:
     def progress(self, step: int) -> float:
         """Share of the training time that has passed, in [0, 1]; never falls when the reserve is corrected."""
         length = max(self._last_step - self._begun, 1e-3)
-        self._progress = max(self._progress, min(1.0, (time.monotonic() - self._begun) / length))
+        share = min(1.0, (time.monotonic() - self._begun) / length)
+        self._progress = max(self._progress, self._from + (1 - self._from) * share)
         return self._progress
 
     def over(self, steps_done: int) -> bool:

@@ -150,6 +150,7 @@ class RunConfig:
         balanced_sampling: Show as many training images of one class as of another in each epoch, whose length stays
             the same: large classes in part, small ones several times.
         ema: Decay per step of an average of the weights, which is then what is evaluated and saved; None is off.
+        patches_last: Share of the run, at its end, that trains on all patches where the model has `patch_dropout`.
         patience: Stop after this many epochs without a higher score on validation; None is off.
         select: Validation metric that picks the saved weights: `top1`, `macro_f1`, `log_loss`, or `last`.
         precision: `bf16` where the machine computes it, `float32` else; `auto` chooses and says so.
@@ -158,6 +159,8 @@ class RunConfig:
         loggers: Besides metrics.csv, which is always written: any of `tensorboard`, `wandb`, `mlflow`.
         seed: Of every random draw. Two CPU runs with the same seed end in the same bits.
         out: The run's folder; None makes runs/NAME-1, -2 and so on.
+        checkpoint_every: Wall-clock time, such as `5m`, after which what a resume needs is saved again.
+        checkpoint_epochs: Save it at the end of every so many epochs besides; None is off.
     """
 
     recipe: str = "folder"
@@ -176,6 +179,7 @@ class RunConfig:
     class_weights: Literal["none", "inverse", "effective"] = "none"
     balanced_sampling: bool = False
     ema: float | None = None
+    patches_last: float = 0.0
     patience: int | None = None
     select: Literal["top1", "macro_f1", "log_loss", "last"] = "top1"
     precision: Literal["auto", "bf16", "float32"] = "auto"
@@ -184,19 +188,23 @@ class RunConfig:
     loggers: tuple[str, ...] = ()
     seed: int = 0
     out: str | None = None
+    checkpoint_every: str = "5m"
+    checkpoint_epochs: int | None = None
 
     def __post_init__(self) -> None:
         """Check ranges, all problems in one error."""
         object.__setattr__(self, "loggers", tuple(self.loggers))
         problems = [
             f"{name} is {getattr(self, name)}, it must be at least 1"
-            for name in ("batch_size", "accumulate", "epochs", "steps", "patience")
+            for name in ("batch_size", "accumulate", "epochs", "steps", "patience", "checkpoint_epochs")
             if getattr(self, name) is not None and getattr(self, name) < 1
         ]
         if self.accumulate > 0 and self.batch_size % self.accumulate:
             problems.append(f"batch_size {self.batch_size} is not a multiple of accumulate {self.accumulate}")
         if not 0 <= self.label_smoothing < 1:
             problems.append(f"label_smoothing is {self.label_smoothing}, it must be in [0, 1)")
+        if not 0 <= self.patches_last <= 1:
+            problems.append(f"patches_last is {self.patches_last}, it is a share of the run and must be in [0, 1]")
         if self.ema is not None and not 0 < self.ema < 1:
             problems.append(f"ema is {self.ema}, it must be between 0 and 1, or null for none")
         if self.balanced_sampling and self.class_weights != "none":
@@ -211,5 +219,6 @@ class RunConfig:
             problems.append(f"unknown loggers {', '.join(unknown)}: tensorboard, wandb and mlflow are known")
         if self.budget is not None:
             parse_duration(self.budget)
+        parse_duration(self.checkpoint_every)
         if problems:
             raise ConfigError("; ".join(problems))

@@ -6,6 +6,7 @@ On a terminal one live line shows the epoch; elsewhere each epoch is one plain l
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from vitreous.data.listing import printable, visible
 
 __all__ = ["View", "duration"]
 
@@ -49,8 +52,10 @@ class View:
         self._score = ""
 
     def line(self, label: str, text: str) -> None:
-        """Write one line: a word on the left, the rest aligned."""
-        self.console.print(f"{label:<{_LABEL}}{text}", markup=False, highlight=False, soft_wrap=True, emoji=False)
+        """Write one line: a word on the left, the rest aligned; control characters in it are shown, not obeyed."""
+        self.console.print(
+            printable(f"{label:<{_LABEL}}{text}"), markup=False, highlight=False, soft_wrap=True, emoji=False
+        )
 
     @contextlib.contextmanager
     def counting(self, label: str) -> Iterator[Callable[[int, int], None]]:
@@ -65,7 +70,7 @@ class View:
 
     def data(self, name: str, counts: Mapping[str, int]) -> None:
         """Say what was found: pictures in all, and in each class."""
-        shown = [f"{label} {count:,}" for label, count in list(counts.items())[:_NAMED_CLASSES]]
+        shown = [f"{visible(label)} {count:,}" for label, count in list(counts.items())[:_NAMED_CLASSES]]
         more = f", and {len(counts) - _NAMED_CLASSES} more" if len(counts) > _NAMED_CLASSES else ""
         total = sum(counts.values())
         self.line("data", f"{name}: {total:,} pictures, {len(counts)} classes: {', '.join(shown)}{more}")
@@ -115,7 +120,7 @@ class View:
     def result(self, text: str) -> None:
         """Write the scores."""
         self.stop_bar()
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True, emoji=False)
+        self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True, emoji=False)
 
     def files(self, folder: Path) -> None:
         """Name the run's folder and what is in it."""
@@ -125,7 +130,18 @@ class View:
 
     def next(self, command: Sequence[str]) -> None:
         """Say what to type next, quoted for a shell."""
-        self.line("next", shlex.join(command))
+        self.line("next", " ".join(map(_quoted, command)))
+
+
+def _quoted(word: str) -> str:
+    """A word for a shell; one that cannot be printed in the escapes that bash, zsh and ksh read back."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = "".join(
+        char if char.isprintable() and char not in "\\'" else "".join(f"\\x{byte:02x}" for byte in os.fsencode(char))
+        for char in word
+    )
+    return f"$'{escaped}'"
 
 
 def _two_digits(value: float) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +22,10 @@ _COPY_INTERVAL = 16  # steps, at least, between two copies of good weights
 class _Step:
     """What is remembered of a step until it has been looked at."""
 
-    batch: dict[str, Any]
+    batches: Sequence[Mapping[str, Any]]
     epoch: int
     step: int
+    progress: float
     lr: float
     loss: Tensor
     norm: Tensor
@@ -32,14 +35,26 @@ class NonFiniteStepError(NonFiniteError):
     """A :class:`~vitreous.errors.NonFiniteError` that carries what is needed to look into it.
 
     Attributes:
-        batch: The images (uint8, B x C x H x W) and labels of the step, as loaded.
-        weights: The model's state dict of at most 32 steps before, which gave a finite loss.
+        batches: The batches of the step as they were loaded (:mod:`vitreous.data.batches`), on the CPU.
+        good: The model's state dict of at most 32 steps before, which gave a finite loss.
+        weights: The state dict that the step began with; on CUDA, where later updates have passed over it, `good`.
+        behind: Updates that were made between `weights` and the step.
+        progress: Share of the run that was done.
     """
 
-    def __init__(self, message: str, batch: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        batches: Sequence[dict[str, Any]],
+        good: dict[str, Tensor],
+        weights: dict[str, Tensor],
+        behind: int,
+        progress: float,
+    ) -> None:
         super().__init__(message)
-        self.batch = batch
-        self.weights = weights
+        self.batches, self.good, self.weights = batches, good, weights
+        self.behind, self.progress = behind, progress
 
 
 class FiniteWatch:
@@ -62,13 +77,23 @@ class FiniteWatch:
         self._good = self._copy()
         self._since_copy = 0
 
-    def check(self, batch: dict[str, Any], *, epoch: int, step: int, lr: float, loss: Tensor, norm: Tensor) -> None:
+    def check(
+        self,
+        batches: Sequence[Mapping[str, Any]],
+        *,
+        epoch: int,
+        step: int,
+        progress: float,
+        lr: float,
+        loss: Tensor,
+        norm: Tensor,
+    ) -> None:
         """Register a step before its update, and look if it is time to.
 
         Raises:
             NonFiniteStepError: If the loss or the gradient norm of a registered step is not finite.
         """
-        self._pending.append(_Step(batch, epoch, step, lr, loss.detach(), norm.detach()))
+        self._pending.append(_Step(batches, epoch, step, progress, lr, loss.detach(), norm.detach()))
         if len(self._pending) >= self.interval:
             self.flush()
 
@@ -80,7 +105,7 @@ class FiniteWatch:
         finite = values.isfinite().all(dim=1).tolist()
         if not all(finite):
             first = finite.index(False)
-            self._fail(self._pending[first], *values[first].tolist())
+            self._fail(first, *values[first].tolist())
         self._since_copy += len(self._pending)
         self._pending.clear()
         if self._since_copy >= _COPY_INTERVAL:
@@ -89,10 +114,16 @@ class FiniteWatch:
     def _copy(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
 
-    def _fail(self, bad: _Step, loss: float, norm: float) -> None:
-        what = f"the loss is {loss}" if not torch.tensor(loss).isfinite() else f"the gradient norm is {norm}"
+    def _fail(self, place: int, loss: float, norm: float) -> None:
+        bad = self._pending[place]
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
+        good = {name: value.cpu() for name, value in self._good.items()}
+        at_once = self.interval == 1  # then no update has followed
         raise NonFiniteStepError(
             f"{what} in epoch {bad.epoch + 1}, step {bad.step}, at learning rate {bad.lr:.3g}",
-            batch={name: bad.batch[name].cpu() for name in ("images", "labels", "index") if name in bad.batch},
-            weights={name: value.cpu() for name, value in self._good.items()},
+            batches=[{n: v.cpu() if isinstance(v, Tensor) else v for n, v in each.items()} for each in bad.batches],
+            good=good,
+            weights={name: value.cpu() for name, value in self._copy().items()} if at_once else good,
+            behind=0 if at_once else self._since_copy + place,
+            progress=bad.progress,
         )

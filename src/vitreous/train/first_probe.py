@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.evaluate.probes import ProbeReport, probe_report
+from vitreous.evaluate.probes import probe_report
 from vitreous.model.config import pair
 from vitreous.train.console import View
 from vitreous.train.outcome import Selected
@@ -32,31 +32,51 @@ _FAR_MEAN, _FAR_STD = 1.5, (0.2, 3.0)  # of normalised pixels; photographs under
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """What frozen features reached.
+    """What frozen features reached, as plain values: a resumed run is told them again.
 
     Attributes:
-        report: Of all probes.
+        report: Of all probes, as :meth:`~vitreous.evaluate.probes.ProbeReport.to_dict` gives it.
         pixels: Mean and standard deviation of the normalised pixels of the validation split.
         seconds: Wall-clock time of features and probes.
     """
 
-    report: ProbeReport
+    report: dict[str, Any]
     pixels: tuple[float, float]
     seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name, ready for JSON."""
+        return {"report": self.report, "pixels": list(self.pixels), "seconds": self.seconds}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Probed:
+        """Make one of what :meth:`to_dict` gave."""
+        mean, std = fields["pixels"]
+        return cls(fields["report"], (mean, std), fields["seconds"])
+
+    @property
+    def knn(self) -> dict[str, Any]:
+        """The number of neighbours `k` that is best on val, the smallest of equals, and its `accuracy` by split."""
+        scores: list[dict[str, Any]] = self.report["knn"]["scores"]
+        return max(scores, key=lambda score: score["accuracy"]["val"])
 
     @property
     def best(self) -> tuple[str, float]:
         """The better of the probes and its top-1 on the validation split."""
-        scores = {"k-NN": self.report.best_knn.accuracy["val"], "the linear probe": self.report.linear.accuracy["val"]}
+        scores = {
+            "k-NN": self.knn["accuracy"]["val"],
+            "the linear probe": self.report["linear"]["accuracy"]["val"],
+        }
         name = max(scores, key=lambda each: scores[each])
         return name, scores[name]
 
     def describe(self) -> str:
         """Both scores in a line."""
-        knn, linear = self.report.best_knn, self.report.linear
+        knn, linear = self.knn, self.report["linear"]
         return (
-            f"k-NN {100 * knn.accuracy['val']:.1f} % (k {knn.k}), linear probe {100 * linear.accuracy['val']:.1f} % "
-            f"(C {linear.strength:g}) on val, frozen features, in {self.seconds:.0f} s"
+            f"k-NN {100 * knn['accuracy']['val']:.1f} % (k {knn['k']}), linear probe "
+            f"{100 * linear['accuracy']['val']:.1f} % (C {linear['C']:g}) on val, frozen features, "
+            f"in {self.seconds:.0f} s"
         )
 
 
@@ -94,11 +114,12 @@ def probe_first(ready: Prepared, view: View) -> Probed:
             ready.data.splits["train"].labels,
             features["val"],
             ready.data.splits["val"].labels,
+            on_val=True,  # as k and the epoch that is kept: like is compared with like
             shots=(),
             device="cuda" if ready.device.type == "cuda" else "cpu",
             progress=count,
         )
-    return Probed(report, pixels, time.monotonic() - began)
+    return Probed(report.to_dict(), pixels, time.monotonic() - began)
 
 
 @torch.no_grad()

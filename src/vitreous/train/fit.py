@@ -13,6 +13,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 
@@ -41,6 +42,7 @@ def build_trainer(
         callbacks=list(callbacks),
         logger=loggers or False,
         default_root_dir=folder,
+        plugins=[LightningEnvironment()],  # under Slurm its own would requeue the job, from checkpoints of its own
         num_sanity_val_steps=0,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -20,9 +20,10 @@ from torch.optim import Optimizer
 
 from vitreous.data.augment import BatchAugment
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.data.rng import generator
+from vitreous.data.rng import model_seed
 from vitreous.errors import ConfigError
 from vitreous.evaluate.metrics import Scores, evaluate
+from vitreous.train.allocator import keep_freed_memory
 from vitreous.train.config import OptimConfig
 from vitreous.train.finite import FiniteWatch
 from vitreous.train.optim import build_optimizer, schedule, set_learning_rate
@@ -50,6 +51,7 @@ class VitModule(lightning.LightningModule):
         class_weights: Weight of each class in the training loss, (K,): the term of class k in a target counts so many
             times, as in torch's ``CrossEntropyLoss(weight)``, but the mean is taken over images, not weights, so that
             neither mixing nor accumulation changes what an image counts. None: all count 1.
+        patches_last: Share of the run, at its end, in which a model that drops patches keeps all of them.
         progress: Gives the share of the run that is done, in [0, 1], before a step; None counts the Trainer's steps.
 
     Attributes:
@@ -57,6 +59,8 @@ class VitModule(lightning.LightningModule):
         logits: Its logits (N, K), float32 on the CPU, in the order of the split.
         labels: The true classes (N,) beside them.
         images_seen: Training images of the epoch so far.
+        steps_made: Optimiser steps of the epoch so far.
+        whole: Whether the weights are those after `steps_made` steps: false while an update is being made.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class VitModule(lightning.LightningModule):
         accumulate: int = 1,
         ema: float | None = None,
         class_weights: Tensor | None = None,
+        patches_last: float = 0.0,
         progress: Callable[[int], float] | None = None,
     ) -> None:
         super().__init__()
@@ -82,12 +87,19 @@ class VitModule(lightning.LightningModule):
         self.register_buffer("class_weights", class_weights, persistent=False)
         self.accumulate = accumulate
         self.ema = ema
+        self.patches_last = patches_last
         self.progress = progress or self._share_of_steps
         self.scores: Scores | None = None
         self.logits, self.labels = torch.empty(0, 0), torch.empty(0, dtype=torch.int64)
         self._parts: list[tuple[Tensor, Tensor]] = []
         self._loss_sum: Tensor | float = 0.0
-        self.images_seen = 0
+        self.images_seen = self.steps_made = 0
+        self.whole = True
+        self._sums: tuple[Tensor | float, int] = (0.0, 0)
+        self._repeats = False
+        self._counting: list[str] = []  # names of what a forward pass changes: batch norm's statistics
+        self._before: dict[str, Tensor] = {}  # these before the step that is being made
+        self._step: list[tuple[dict[str, Any], Tensor]] = []  # batches of the step so far, and their losses
 
     @property
     def evaluated(self) -> nn.Module:
@@ -114,34 +126,89 @@ class VitModule(lightning.LightningModule):
 
     def on_train_start(self) -> None:
         """Start the watch, now that the weights are where they stay."""
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self._watch = FiniteWatch(self.model)
+        learned = {name for name, _ in self.model.named_parameters()}
+        self._counting = [name for name in self.model.state_dict() if name not in learned]
 
     def on_train_epoch_start(self) -> None:
         """Start the epoch's mean loss, with frozen parts as in evaluation."""
         still(self.model)
-        self._loss_sum, self.images_seen = 0.0, 0
+        self._loss_sum, self.images_seen, self.steps_made = 0.0, 0, 0
+        self._sums = self._loss_sum, self.images_seen
 
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+    def epoch_sums(self) -> tuple[Tensor, int]:
+        """Sum of the losses of the epoch's images up to the last whole step, on the CPU, and the number of these."""
+        loss_sum, images = self._sums
+        return torch.as_tensor(loss_sum, dtype=torch.float32).detach().to("cpu", copy=True), images
+
+    def continue_epoch(self, steps_made: int, loss_sum: Tensor, images_seen: int) -> None:
+        """Go on within an epoch: instead of its start, and with the last batch of its last step, which is passed over.
+
+        Args:
+            steps_made: At least 1.
+            loss_sum: As :meth:`epoch_sums` gave it.
+            images_seen: Beside it.
+        """
+        still(self.model)
+        self.steps_made, self._repeats = steps_made, True
+        self._loss_sum, self.images_seen = loss_sum.to(self.device), images_seen
+        self._sums = self._loss_sum, self.images_seen
+
+    def look(self) -> None:
+        """See that all steps so far were finite, before anything is kept of them."""
+        self._watch.flush()
+
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """Forget a step that was broken off before its update, with what its forward passes counted."""
+        stored = self.model.state_dict()
+        for name, before in self._before.items():
+            stored[name].copy_(before)
+        self._before, self._step = {}, []
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor | None:
         """Compute one part of a step, make the update after the last part, and return the detached loss of the part."""
+        if self._repeats:
+            self._repeats = False
+            return None
         wrapped = cast(Any, self.optimizers())
-        optimizer: Optimizer = wrapped.optimizer
         progress = self.progress(self.global_step)
+        if not self._step:
+            stored = self.model.state_dict() if self._counting else {}
+            self._before = {name: stored[name].clone() for name in self._counting}
+        if progress >= 1 - self.patches_last:
+            self.model.patch_dropout = 0.0  # type: ignore[assignment]  # an attribute of VisionTransformer, no tensor
         images, targets = self.augment.of_batch(batch, progress)
-        torch.manual_seed(self._seed_of(batch))
+        torch.manual_seed(model_seed(self.augment.seed, batch))
         loss = F.cross_entropy(self.model(images).float(), targets, weight=self.class_weights)
         self.manual_backward(loss / self.accumulate)
         loss = loss.detach()
         self._loss_sum = self._loss_sum + loss * len(images)
         self.images_seen += len(images)
+        self._step.append((batch, loss))
         if (batch_idx + 1) % self.accumulate == 0:
-            set_learning_rate(optimizer, schedule(self.optim, progress))
-            step, rate, norm = self.global_step, self.learning_rate, self._clip()
-            self._watch.check(batch, epoch=self.current_epoch, step=step, lr=rate, loss=loss, norm=norm)
-            wrapped.step()
-            wrapped.zero_grad()
-            if self.average is not None and self.ema is not None:
-                self._update_average(self.average, min(self.ema, (1 + step) / (10 + step)))
+            self._update(wrapped, progress)
         return loss
+
+    def _update(self, wrapped: Any, progress: float) -> None:
+        """Make the step whose gradient is there, unless it is not finite."""
+        set_learning_rate(wrapped.optimizer, schedule(self.optim, progress))
+        batches, losses = zip(*self._step, strict=True)
+        self._step = []
+        step, rate, norm = self.global_step, self.learning_rate, self._clip()
+        loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+        self._watch.check(
+            batches, epoch=self.current_epoch, step=step, progress=progress, lr=rate, loss=loss, norm=norm
+        )
+        self.whole = False
+        wrapped.step()
+        wrapped.zero_grad()
+        if self.average is not None and self.ema is not None:
+            self._update_average(self.average, min(self.ema, (1 + step) / (10 + step)))
+        self._before = {}
+        self.steps_made, self._sums, self.whole = self.steps_made + 1, (self._loss_sum, self.images_seen), True
 
     def on_train_epoch_end(self) -> None:
         """Look at the last steps and log the epoch's training loss and rate."""
@@ -178,11 +245,6 @@ class VitModule(lightning.LightningModule):
         self.logits, self.labels = torch.cat(logits), torch.cat(labels)
         self.scores = evaluate(self.logits, self.labels)
         return self.scores.summary()
-
-    def _seed_of(self, batch: dict[str, Any]) -> int:
-        """What the model's own draws (dropout, stochastic depth) depend on: seed, epoch, step and part."""
-        draws = generator(self.augment.seed, batch["epoch"], batch["step"], stream="model")
-        return int(draws.integers(2**62)) + int(batch.get("offset", 0))
 
     def _clip(self) -> Tensor:
         """Limit the gradient norm where asked, and return what it was before."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import os
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitreous.checkpoint.artifact import ModelInfo, save_model
@@ -24,6 +24,7 @@ from vitreous.train.finite import NonFiniteStepError
 from vitreous.train.machine import describe_machine, versions
 from vitreous.train.pictures import draw_confusion
 from vitreous.train.prepare import Prepared
+from vitreous.train.replay import REPLAY, write_replay
 from vitreous.train.report import Predictions, RunFacts, write_report
 from vitreous.train.tuning import plain
 
@@ -100,14 +101,13 @@ class Writer:
         return self._save("model.safetensors", weights_of(model), None, 1.0, {})
 
     def nonfinite(self, error: NonFiniteStepError) -> NonFiniteError:
-        """Write the batch and the last good weights, and return an error that names both."""
-        batch = self.folder / "nonfinite-batch.safetensors"
-        with replacing(batch) as temporary:
-            save_file({name: value.contiguous() for name, value in error.batch.items()}, temporary)
-        weights = self._save("last-good.safetensors", error.weights, None, 1.0, {})
+        """Write what a replay of the step needs and the last good weights, and return an error that names both."""
+        replay = self.folder / REPLAY
+        write_replay(replay, self.ready, error)
+        weights = self._save("last-good.safetensors", error.good, None, 1.0, {})
         return NonFiniteError(
-            f"{error}. The batch is in {batch}, the last good weights are in {weights}. Lower --optim.lr, or lengthen "
-            "--optim.warmup"
+            f"{error}. `vitreous replay {shlex.quote(str(replay))}` repeats the step and says where it begins; "
+            f"the last good weights are in {weights}. Lower --optim.lr, or lengthen --optim.warmup"
         )
 
     def report(

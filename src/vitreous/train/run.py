@@ -1,87 +1,50 @@
 """The story of a run: resolve data and model, say what will happen, fit, select, calibrate, test once, save, report.
 
-A fine-tuning is the same story with two sentences more: what frozen features are worth, and whether it did better.
+A fine-tuning is the same story with two sentences more: what frozen features are worth, and whether it did better. A
+resumed run takes the story up where it stopped; what follows the training is told anew, and comes out the same.
 
 Each chapter is a function below, in the order in which :func:`run` tells it.
 """
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import lightning
-
 from vitreous.errors import TrainingError
 from vitreous.evaluate.calibration import fit_temperature
-from vitreous.evaluate.metrics import Scores, evaluate
-from vitreous.train.callbacks import Checkpoint, Interrupted, Record, Selection, Stop
-from vitreous.train.clock import Budget, Clock, Steps
-from vitreous.train.config import RunConfig, parse_duration
+from vitreous.evaluate.metrics import evaluate
+from vitreous.train.assemble import Assembled, assemble, rebuild
+from vitreous.train.config import RunConfig
 from vitreous.train.console import View
+from vitreous.train.ending import RunResult, conclude, leave, say_finished
+from vitreous.train.failure import after_failure
 from vitreous.train.finite import NonFiniteStepError
-from vitreous.train.first_probe import Probed, Verdict, judge, probe_first
-from vitreous.train.fit import build_trainer, make_loggers, quiet
-from vitreous.train.folder import make_folder, recipe_text, write_text
-from vitreous.train.module import VitModule
-from vitreous.train.outcome import Scored, Selected, Writer, report_seconds
-from vitreous.train.prepare import Prepared, describe_model, describe_place, fitting_threads, prepare
-from vitreous.train.tuning import class_weights
+from vitreous.train.first_probe import Verdict, judge, probe_first
+from vitreous.train.fit import quiet
+from vitreous.train.folder import Place, choose_folder, held, is_finished, recipe_text, write_text
+from vitreous.train.memory import free_memory
+from vitreous.train.outcome import Scored, Selected
+from vitreous.train.prepare import Prepared, describe_model, fitting_threads, prepare
+from vitreous.train.resume import RunState, identity, refuse_another
+from vitreous.train.saving import newest
+from vitreous.train.signals import Signals, Stopped
 
 __all__ = ["RunResult", "run", "show_batch"]
 
 _LEAVING_PER_LOADING = 0.35  # time in which Python lets go of the libraries over that in which it loads them, measured
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """What a run left.
-
-    Attributes:
-        folder: Of the run.
-        model: The model file in it.
-        epochs: Epochs that were trained, the last one perhaps in part.
-        selected_epoch: Whose weights are saved, counted from 1.
-        val: Scores of those weights on the validation split; None when interrupted before the first validation.
-        test: Scores on the test split; None without one, or when interrupted.
-        seconds: Wall-clock time by phase.
-        interrupted: Whether Ctrl-C ended the training.
-        probed: What frozen features were worth, in a fine-tuning that probed first.
-    """
-
-    folder: Path
-    model: Path
-    epochs: int
-    selected_epoch: int | None
-    val: Scores | None
-    test: Scores | None
-    seconds: dict[str, float]
-    interrupted: bool = False
-    probed: Probed | None = None
-
-
-@dataclass
-class _Run:
-    """What the chapters hand on."""
-
-    ready: Prepared
-    view: View
-    writer: Writer
-    module: VitModule
-    trainer: lightning.Trainer
-    stop: Stop
-    record: Record
-    selection: Selection
-    seconds: dict[str, float] = field(default_factory=dict)
-    probed: Probed | None = None
-
-
 def run(
-    config: RunConfig, *, keep: Collection[str] = (), started: float | None = None, view: View | None = None
+    config: RunConfig,
+    *,
+    keep: Collection[str] = (),
+    started: float | None = None,
+    view: View | None = None,
+    resume: bool = False,
 ) -> RunResult:
     """Train a classifier from labelled pictures to a model file and a report.
 
@@ -91,32 +54,57 @@ def run(
             checked, and of the evaluation pipeline, such as `preprocess.mean`, that are not to be the source's.
         started: When the command started, in the seconds of ``time.monotonic()``; a budget counts from there.
         view: Where the lines for people go; None means stdout.
+        resume: Go on where a run with these settings stopped: in `config.out`, or the newest of runs/NAME-1, -2 and so
+            on; begin one where there is none. A run that is finished stays as it is.
 
     Raises:
         VitreousError: Whatever is wrong with the configuration, the data or the disk, in one line.
         NonFiniteError: If the loss or a gradient is not finite any more; the message names the files left behind.
+        KeyboardInterrupt: If Ctrl-C came twice.
     """
     started = time.monotonic() if started is None else started
     leaving = _LEAVING_PER_LOADING * (time.monotonic() - started)
     view = view or View()
     with quiet():
         ready = prepare(config, keep, view)
-        folder = _open_folder(ready, view)
+        recipe = recipe_text(ready.config)
+        folder = choose_folder(config.out, ready.data.name, recipe, resume)
+        if resume and is_finished(folder, recipe):
+            return say_finished(folder, view)
+        try:
+            with held(folder, recipe, resume) as place, Signals().handled() as signals:
+                return _tell(ready, place, view, signals, started=started, leaving=leaving)
+        except Stopped as stopped:
+            raise KeyboardInterrupt from stopped
+
+
+def _tell(ready: Prepared, place: Place, view: View, signals: Signals, *, started: float, leaving: float) -> RunResult:
+    """The chapters in their order."""
+    this = None
+    try:
+        state = _open_folder(ready, place, view)
         _say(ready, view)
-        this = _set_up(ready, folder, view, started, leaving)
+        this = assemble(ready, place, view, signals, state, started=started, leaving=leaving)
         _probe(this)
-        if not _fit(this):
-            return _leave(this)
+        _fit(this)
+        place.lock.say(phase="selecting")
         selected = _select(this)
         temperature = fit_temperature(selected.logits, selected.labels)
+        place.lock.say(phase="testing")
         tested = _test_once(this)
+        place.lock.say(phase="writing the report")
         this.writer.model(selected, temperature, tested)
         verdict = _judge(this, selected)
         tuned = _told_of_tuning(this, verdict)
+        example = this.writer.example()
         this.writer.report(
             selected, temperature, tested, history=this.record.history, seconds=this.seconds, finetune=tuned
         )
-        return _conclude(this, selected, tested, verdict)
+        return conclude(this, selected, tested, verdict, example)
+    except Stopped as stopped:
+        if stopped.at_once:
+            raise
+        return leave(ready, place, view, this, stopped)
 
 
 def show_batch(config: RunConfig, path: Path, *, keep: Collection[str] = (), view: View | None = None) -> None:
@@ -140,17 +128,26 @@ def show_batch(config: RunConfig, path: Path, *, keep: Collection[str] = (), vie
     view.result(f"{len(images)} augmented pictures of {ready.data.name}, the first of them drawn in {path}")
 
 
-def _open_folder(ready: Prepared, view: View) -> Path:
-    """Make the run's folder, write the recipe into it, and say what was found."""
-    data = ready.data
-    folder = make_folder(ready.config.out, data.name)
+def _open_folder(ready: Prepared, place: Place, view: View) -> RunState | None:
+    """Find what to go on from, write the recipe, and say what was found."""
+    data, folder = ready.data, place.folder
+    found = newest(folder, lambda line: view.line("damaged", line)) if place.begun else None
+    if found is not None:
+        refuse_another(found[1].identity, identity(ready), f"'{found[0]}'")
     write_text(folder / "recipe.yaml", recipe_text(ready.config))
     view.data(data.name, data.counts())
     if data.unreadable:
         listed = folder / "unreadable.txt"
         write_text(listed, "".join(f"{path}: {reason}\n" for path, reason in data.unreadable))
         view.unreadable(data.unreadable, listed)
-    return folder
+    if place.lock.taken_over:
+        view.line("note", f"{folder} was held by {place.lock.taken_over}, which is gone")
+    if found is not None:
+        view.line("resume", f"{found[0]}: goes on from {found[1].where}")
+        return found[1]
+    if place.begun:
+        view.line("resume", f"{folder} has no checkpoint yet: begins from the beginning")
+    return None
 
 
 def _say(ready: Prepared, view: View) -> None:
@@ -166,76 +163,39 @@ def _say(ready: Prepared, view: View) -> None:
         view.line("tune", f"{ready.config.tune.mode}: {trained} parameters in training, the model has {of_all}")
 
 
-def _set_up(ready: Prepared, folder: Path, view: View, started: float, leaving: float) -> _Run:
-    """Build what trains: the module, the callbacks, the Trainer."""
-    config, splits = ready.config, ready.data.splits
-    per_epoch = ready.loading.steps_per_epoch
-    clock: Clock = Steps(config.steps or config.epochs * per_epoch)
-    epochs: int | None = config.epochs if config.steps is None else -(-config.steps // per_epoch)
-    planned = f"{config.steps:,} steps" if config.steps else f"{config.epochs} epochs"
-    if config.budget is not None:
-        reserve = leaving + report_seconds(len(ready.data.classes))
-        clock = Budget(started, parse_duration(config.budget), reserve)
-        epochs, planned = None, f"as many epochs as fit into {config.budget}"
-    with view.counting("decoding") as count:
-        ready.loading.progress = count
-        ready.loading.setup("fit")
-    writer = Writer(ready, folder)
-    module = VitModule(
-        ready.model,
-        config.optim,
-        ready.loading.batch_augment,
-        ready.pipeline,
-        accumulate=ready.loading.plans.parts,
-        ema=config.ema,
-        class_weights=class_weights(splits["train"].labels, len(ready.data.classes), config.class_weights),
-        progress=clock.progress,
-    )
-    if config.compile:
-        ready.model.compile()
-    stop = Stop(clock, test_share=len(splits.get("test", ())) / len(splits["val"]), precision=ready.precision)
-
-    def announce(speed: float, left: float) -> None:
-        view.machine(describe_place(ready.device, ready.precision), speed, planned, left)
-
-    record = Record(folder, view, clock, epochs, announce)
-    selection = Selection(config.select, config.patience, writer.keep)
-    callbacks = [stop, record, selection, Checkpoint(folder / "last.ckpt")]
-    loggers = make_loggers(config.loggers, folder)
-    trainer = build_trainer(folder, ready.device, ready.precision, callbacks, loggers)
-    return _Run(ready, view, writer, module, trainer, stop, record, selection)
-
-
-def _probe(this: _Run) -> None:
+def _probe(this: Assembled) -> None:
     """In a fine-tuning, say what the frozen features are worth before anything is trained."""
-    if this.ready.start is None or not this.ready.config.tune.probe:
+    if this.ready.start is None or not this.ready.config.tune.probe or this.trained:
         return
-    this.probed = probe_first(this.ready, this.view)
-    this.seconds["probe"] = this.probed.seconds
+    if this.probed is None:  # else a run that is resumed knows
+        this.place.lock.say(phase="probing")
+        this.probed = probe_first(this.ready, this.view)
+        this.seconds["probe"] = this.probed.seconds
     this.view.line("probe", this.probed.describe())
 
 
-def _fit(this: _Run) -> bool:
-    """Train; False when Ctrl-C ended it."""
-    began = time.monotonic()
-    try:
-        with this.stop.on_ctrl_c(), fitting_threads(this.ready):
-            this.trainer.fit(this.module, datamodule=this.ready.loading)
-    except Interrupted:
-        return False
-    except NonFiniteStepError as error:
-        raise this.writer.nonfinite(error) from error
-    except RuntimeError:  # workers that got the Ctrl-C too, and died before their batch came
-        if not this.stop.asked:
-            raise
-        return False
-    finally:
-        this.view.stop_bar()
-        this.seconds["train"] = time.monotonic() - began
-    return True
+def _fit(this: Assembled) -> None:
+    """Train to the end, from wherever the run is; with smaller parts where the memory does not hold a step."""
+    while not this.trained:
+        smaller = None
+        this.began = time.monotonic()
+        try:
+            with this.signals.waiting(), fitting_threads(this.ready):
+                this.trainer.fit(this.module, datamodule=this.ready.loading)
+            this.trained = True
+        except NonFiniteStepError as error:
+            raise this.writer.nonfinite(error) from error
+        except Exception as error:
+            smaller = after_failure(this, error)
+        finally:
+            this.view.stop_bar()
+            this.seconds["train"], this.began = this.training_seconds(), 0.0
+        if smaller is not None:  # here, where the error's frames hold nothing any more
+            rebuild(this, smaller)
+            free_memory()
 
 
-def _select(this: _Run) -> Selected:
+def _select(this: Assembled) -> Selected:
     """Take the weights of the best epoch, and score them anew in the precision in which they will be used."""
     selected = this.selection.best
     if selected is None:
@@ -247,14 +207,14 @@ def _select(this: _Run) -> Selected:
     return selected
 
 
-def _scored(this: _Run, loader: Iterable[Any]) -> Scored:
+def _scored(this: Assembled, loader: Iterable[Any]) -> Scored:
     """Score the weights as they are on a split, in float32."""
     this.trainer.test(this.module, dataloaders=loader, verbose=False)
     module = this.module
     return Scored(evaluate(module.logits, module.labels), module.logits, module.labels)
 
 
-def _test_once(this: _Run) -> Scored | None:
+def _test_once(this: Assembled) -> Scored | None:
     """Score the selected weights on the test split, where there is one; nothing is chosen after this."""
     if "test" not in this.ready.data.splits:
         return None
@@ -265,14 +225,14 @@ def _test_once(this: _Run) -> Scored | None:
     return tested
 
 
-def _judge(this: _Run, selected: Selected) -> Verdict | None:
+def _judge(this: Assembled, selected: Selected) -> Verdict | None:
     """Compare a fine-tuning with its probes."""
     if this.ready.start is None or this.probed is None:
         return None
     return judge(this.ready, this.ready.start, this.probed, selected, this.record.history)
 
 
-def _told_of_tuning(this: _Run, verdict: Verdict | None) -> dict[str, Any] | None:
+def _told_of_tuning(this: Assembled, verdict: Verdict | None) -> dict[str, Any] | None:
     """What the report says of a fine-tuning besides its scores."""
     ready, probed = this.ready, this.probed
     if ready.start is None:
@@ -281,59 +241,6 @@ def _told_of_tuning(this: _Run, verdict: Verdict | None) -> dict[str, Any] | Non
         "source": ready.start.to_dict(),
         "mode": ready.config.tune.mode,
         "trained_parameters": sum(p.numel() for p in ready.model.parameters() if p.requires_grad),
-        "probe": probed.report.to_dict() if probed else None,
+        "probe": probed.report if probed else None,
         "verdict": asdict(verdict) if verdict else None,
     }
-
-
-def _leave(this: _Run) -> RunResult:
-    """After Ctrl-C: save the best weights so far, or the present ones, and say how to go on."""
-    best = this.selection.best
-    model = this.writer.interrupted(best, this.module.evaluated)
-    if best is None:
-        this.view.result("interrupted before the first validation: the present weights are saved")
-    else:
-        this.view.result(f"interrupted: the best weights so far are saved (epoch {best.epoch}, {_scores(best.scores)})")
-    this.view.files(this.writer.folder)
-    this.view.next(["vitreous", "predict", str(model), this.writer.example()])
-    verb = "train" if this.ready.start is None else "finetune"
-    again = ["vitreous", verb, "--config", str(this.writer.folder / "recipe.yaml")]
-    this.view.line("or again", shlex.join(again))
-    return _result(this, None, interrupted=True)
-
-
-def _conclude(this: _Run, selected: Selected, tested: Scored | None, verdict: Verdict | None) -> RunResult:
-    """Say what was reached, where everything is, and what to type next."""
-    config = this.ready.config
-    chosen = "last" if config.select == "last" else "best"
-    early = "; stopped early" if this.selection.stopped_early else ""
-    this.view.result(f"val  {_scores(selected.scores)} ({chosen}, epoch {selected.epoch}{early})")
-    if tested is not None:
-        this.view.result(f"test {_scores(tested.scores)}")
-    if verdict is not None:
-        this.view.line("verdict", verdict.text)
-        for reason in verdict.reasons:
-            this.view.line("perhaps", reason)
-    this.view.files(this.writer.folder)
-    this.view.next(["vitreous", "predict", str(this.writer.folder / "model.safetensors"), this.writer.example()])
-    return _result(this, tested)
-
-
-def _result(this: _Run, tested: Scored | None, interrupted: bool = False) -> RunResult:
-    best = this.selection.best
-    return RunResult(
-        folder=this.writer.folder,
-        model=this.writer.folder / "model.safetensors",
-        epochs=len(this.record.history),
-        selected_epoch=best.epoch if best else None,
-        val=best.scores if best else None,
-        test=tested.scores if tested else None,
-        seconds=this.seconds,
-        interrupted=interrupted,
-        probed=this.probed,
-    )
-
-
-def _scores(scores: Scores) -> str:
-    """The scores that are worth a line."""
-    return f"top-1 {100 * scores.top1:.1f} %, macro F1 {scores.macro_f1:.2f}, log loss {scores.log_loss:.2f}"

@@ -1,0 +1,30 @@
+"""`vitreous replay`: where a step that was not finite went wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitreous.cli.parsing import Parser
+
+__all__ = ["run"]
+
+_HELP = """\
+Repeat a training step whose loss or gradient was not finite, in float32 with anomaly detection, and name the first \
+module whose output is not finite. A run that stops for such a step writes the file.
+"""
+_EXAMPLES = (("vitreous replay runs/photos-1/nonfinite.replay", "the step that ended this run"),)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb."""
+    parser = Parser("replay", "FILE", _HELP, _EXAMPLES)
+    parser.add_argument("file", type=str, metavar="FILE", help="a nonfinite.replay of a run's folder")
+    file = Path(parser.parse_args(argv).file)
+    from vitreous.train.replay import replay  # here: torch takes seconds, a typo should not
+
+    found = replay(file)
+    lines = [f"step      {found.step}", f"module    {found.module or 'none'}", f"found     {found.text}"]
+    sys.stdout.write("\n".join([*lines, *(f"note      {note}" for note in found.notes)]) + "\n")
+    return 0

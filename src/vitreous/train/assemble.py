@@ -1,0 +1,216 @@
+"""The parts of a run put together: module, callbacks and Trainer, new or as a saved state has them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning
+
+from vitreous.train.callbacks import Record, Selection, Stop
+from vitreous.train.clock import Budget, Clock, Steps
+from vitreous.train.config import parse_duration
+from vitreous.train.console import View
+from vitreous.train.first_probe import Probed
+from vitreous.train.fit import build_trainer, make_loggers
+from vitreous.train.folder import Place
+from vitreous.train.module import VitModule
+from vitreous.train.outcome import Writer, report_seconds, weights_of
+from vitreous.train.prepare import Prepared, describe_place
+from vitreous.train.resume import (
+    RunState,
+    identity,
+    optimizer_state,
+    place_trainer,
+    restore_module,
+    selected_state,
+)
+from vitreous.train.saving import Checkpoint, Saver
+from vitreous.train.signals import Signals
+from vitreous.train.tuning import class_weights
+
+__all__ = ["Assembled", "assemble", "rebuild"]
+
+
+@dataclass
+class Assembled:
+    """A run whose parts are together.
+
+    Attributes:
+        ready: What it is made of.
+        place: Its folder, held.
+        view: Where its lines go.
+        signals: Of the user or a scheduler.
+        writer: Of its files.
+        saver: Of its states.
+        clock: Says when it is over.
+        identity: What a process that goes on with it must share.
+        trained: Whether no step is left to make.
+        seconds: Wall-clock time by phase.
+        probed: What frozen features were worth.
+    """
+
+    ready: Prepared
+    place: Place
+    view: View
+    signals: Signals
+    writer: Writer
+    saver: Saver
+    clock: Clock
+    identity: dict[str, str]
+    trained: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)
+    probed: Probed | None = None
+
+    module: VitModule = field(init=False)
+    record: Record = field(init=False)
+    selection: Selection = field(init=False)
+    checkpoint: Checkpoint = field(init=False)
+    trainer: lightning.Trainer = field(init=False)
+    began: float = field(init=False, default=0.0)
+
+    def training_seconds(self) -> float:
+        """Time that training has taken, in all processes that worked on it."""
+        return self.seconds.get("train", 0.0) + (time.monotonic() - self.began if self.began else 0.0)
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is a state to capture: training has begun, and no update and no epoch's end was broken off."""
+        of_epochs = len(self.record.history) == self.trainer.current_epoch
+        return self.checkpoint.begun and self.module.whole and of_epochs
+
+    def capture(self, between: bool = False, trained: bool = False) -> RunState:
+        """The state of the run after its last whole step, as a copy.
+
+        Args:
+            between: Whether the epoch has ended, with its validation and all that follows.
+            trained: Whether no step is left to make.
+        """
+        module = self.module
+        loss_sum, images = module.epoch_sums()
+        epoch = self.trainer.current_epoch
+        optimizers = self.trainer.optimizers
+        return RunState(
+            identity=self.identity,
+            epoch=epoch + between,
+            step=0 if between else module.steps_made,
+            trained=trained,
+            parts=module.accumulate,
+            model=weights_of(module.model),
+            average=weights_of(module.average) if module.average is not None else None,
+            optimizer=optimizer_state(optimizers[0]) if optimizers else {"state": {}, "rates": []},
+            loss_sum=loss_sum,
+            images_seen=images,
+            best=selected_state(self.selection.best),
+            risen=self.selection.risen,
+            stopped_early=self.selection.stopped_early,
+            history=list(self.record.history),
+            clock=self.clock.state(),
+            seconds={**self.seconds, "train": self.training_seconds()},
+            probed=self.probed.to_dict() if self.probed is not None else None,
+        )
+
+
+def assemble(
+    ready: Prepared,
+    place: Place,
+    view: View,
+    signals: Signals,
+    state: RunState | None,
+    *,
+    started: float,
+    leaving: float,
+) -> Assembled:
+    """Build what trains.
+
+    Args:
+        ready: What the run is made of.
+        place: Its folder.
+        view: Where its lines go.
+        signals: Of the user or a scheduler.
+        state: To go on from; None begins.
+        started: When the command started, in the seconds of ``time.monotonic()``.
+        leaving: Seconds that the process takes to end.
+    """
+    config = ready.config
+    clock: Clock = Steps(config.steps or config.epochs * ready.loading.steps_per_epoch)
+    if config.budget is not None:
+        reserve = leaving + report_seconds(len(ready.data.classes))
+        clock = Budget(started, parse_duration(config.budget), reserve)
+    with view.counting("decoding") as count:
+        ready.loading.progress = count
+        ready.loading.setup("fit")
+    if config.compile:
+        ready.model.compile()
+    saver = Saver(place.folder, place.lock)
+    this = Assembled(ready, place, view, signals, Writer(ready, place.folder), saver, clock, identity(ready))
+    rebuild(this, state)
+    if state is not None:
+        clock.restore(state.clock)
+    return this
+
+
+def rebuild(this: Assembled, state: RunState | None) -> None:
+    """Make the parts that train anew, as of a state.
+
+    Args:
+        this: Its module, callbacks and Trainer are replaced.
+        state: To go on from; None begins. Its `parts` decide into how many parts a step is cut.
+    """
+    ready, folder = this.ready, this.place.folder
+    config, splits, per_epoch = ready.config, ready.data.splits, ready.loading.steps_per_epoch
+    if state is not None and state.parts != ready.loading.plans.parts:
+        ready.loading.cut_steps(state.parts)
+    this.module = VitModule(
+        ready.model,
+        config.optim,
+        ready.loading.batch_augment,
+        ready.pipeline,
+        accumulate=ready.loading.plans.parts,
+        ema=config.ema,
+        class_weights=class_weights(splits["train"].labels, len(ready.data.classes), config.class_weights),
+        patches_last=config.patches_last,
+        progress=this.clock.progress,
+    )
+    stop = Stop(this.clock, test_share=len(splits.get("test", ())) / len(splits["val"]), precision=ready.precision)
+    epochs: int | None = config.epochs if config.steps is None else -(-config.steps // per_epoch)
+    planned = f"{config.steps:,} steps" if config.steps else f"{config.epochs} epochs"
+    if config.budget is not None:
+        epochs, planned = None, f"as many epochs as fit into {config.budget}"
+
+    def announce(speed: float, left: float) -> None:
+        this.view.machine(describe_place(ready.device, ready.precision), speed, planned, left)
+
+    this.record = Record(folder, this.view, this.clock, epochs, announce)
+    this.selection = Selection(config.select, config.patience, this.writer.keep)
+    every = parse_duration(config.checkpoint_every)
+    this.checkpoint = Checkpoint(
+        this.saver,
+        this.capture,
+        state,
+        signals=this.signals,
+        lock=this.place.lock,
+        every=every,
+        epochs=config.checkpoint_epochs,
+    )
+    callbacks: list[Any] = [stop, this.record, this.selection, this.checkpoint]
+    loggers = make_loggers(config.loggers, folder)
+    this.trainer = build_trainer(folder, ready.device, ready.precision, callbacks, loggers)
+    if state is not None:
+        _give_back(this, state)
+
+
+def _give_back(this: Assembled, state: RunState) -> None:
+    """Give each part what the state has of it, but for the optimiser's, which is made when training starts."""
+    plans = this.ready.loading.plans
+    this.trained = state.trained
+    this.seconds, this.began = dict(state.seconds), 0.0
+    this.probed = Probed.from_dict(state.probed) if state.probed is not None else None
+    this.record.history = list(state.history)
+    this.selection.best = state.selected()
+    this.selection.risen, this.selection.stopped_early = state.risen, state.stopped_early
+    restore_module(this.module, state)
+    made = state.step * plans.parts
+    plans.seek(state.epoch, max(made - 1, 0))
+    place_trainer(this.trainer, state.epoch, made, len(plans), plans.parts)

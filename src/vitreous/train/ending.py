@@ -1,0 +1,143 @@
+"""How a run ends, and what it says then: at its end, by a signal, or because it had ended before."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitreous.evaluate.metrics import Scores
+from vitreous.train.assemble import Assembled
+from vitreous.train.console import View
+from vitreous.train.first_probe import Probed, Verdict
+from vitreous.train.folder import Place
+from vitreous.train.outcome import Scored, Selected
+from vitreous.train.prepare import Prepared
+from vitreous.train.saving import LAST
+from vitreous.train.signals import Stopped
+
+__all__ = ["RunResult", "again", "conclude", "leave", "say_finished"]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run left.
+
+    Attributes:
+        folder: Of the run.
+        model: The model file in it.
+        epochs: Epochs that were trained, the last one perhaps in part.
+        selected_epoch: Whose weights are saved, counted from 1.
+        val: Scores of those weights on the validation split; None when interrupted before the first validation, and
+            for a run that had been finished before.
+        test: Scores on the test split; None without one, when interrupted, or when finished before.
+        seconds: Wall-clock time by phase.
+        exit_code: 0; 130 after Ctrl-C, 143 after SIGTERM.
+        probed: What frozen features were worth, in a fine-tuning that probed first.
+    """
+
+    folder: Path
+    model: Path
+    epochs: int
+    selected_epoch: int | None
+    val: Scores | None
+    test: Scores | None
+    seconds: dict[str, float]
+    exit_code: int = 0
+    probed: Probed | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended the run."""
+        return self.exit_code != 0
+
+
+def again(ready: Prepared, folder: Path) -> str:
+    """The command that goes on with a run, as it can be typed."""
+    verb = "train" if ready.start is None else "finetune"
+    return shlex.join(["vitreous", verb, "--config", str(folder / "recipe.yaml"), "--out", str(folder), "--resume"])
+
+
+def leave(ready: Prepared, place: Place, view: View, this: Assembled | None, stopped: Stopped) -> RunResult:
+    """After a signal: save a model of the best weights so far, or of the present ones, and say how to go on."""
+    folder = place.folder
+    model = folder / "model.safetensors"
+    best = None
+    if this is None:
+        view.result(f"{stopped} before the training began")
+    elif this.trained:
+        best = this.selection.best
+        view.result(f"{stopped} after the training, which is saved")
+    else:
+        best = this.selection.best
+        this.writer.interrupted(best, this.module.evaluated)
+        kept = (
+            "the present weights"
+            if best is None
+            else f"the best weights so far (epoch {best.epoch}, {_scores(best.scores)})"
+        )
+        view.result(f"{stopped}: {kept} are in {model}, what a resume needs is in {folder / LAST}")
+        view.files(folder)
+        view.next(["vitreous", "predict", str(model), this.writer.example()])
+    view.line("go on", again(ready, folder))
+    return RunResult(
+        folder=folder,
+        model=model,
+        epochs=len(this.record.history) if this else 0,
+        selected_epoch=best.epoch if best else None,
+        val=best.scores if best else None,
+        test=None,
+        seconds=this.seconds if this else {},
+        exit_code=stopped.exit_code,
+        probed=this.probed if this else None,
+    )
+
+
+def conclude(
+    this: Assembled, selected: Selected, tested: Scored | None, verdict: Verdict | None, example: str
+) -> RunResult:
+    """Say what was reached, where everything is, and what to type next."""
+    config, folder = this.ready.config, this.place.folder
+    chosen = "last" if config.select == "last" else "best"
+    early = "; stopped early" if this.selection.stopped_early else ""
+    this.view.result(f"val  {_scores(selected.scores)} ({chosen}, epoch {selected.epoch}{early})")
+    if tested is not None:
+        this.view.result(f"test {_scores(tested.scores)}")
+    if verdict is not None:
+        this.view.line("verdict", verdict.text)
+        for reason in verdict.reasons:
+            this.view.line("perhaps", reason)
+    this.view.files(folder)
+    this.view.next(["vitreous", "predict", str(folder / "model.safetensors"), example])
+    return RunResult(
+        folder=folder,
+        model=folder / "model.safetensors",
+        epochs=len(this.record.history),
+        selected_epoch=selected.epoch,
+        val=selected.scores,
+        test=tested.scores if tested else None,
+        seconds=this.seconds,
+        probed=this.probed,
+    )
+
+
+def say_finished(folder: Path, view: View) -> RunResult:
+    """Say that there is nothing left to do; nothing is changed."""
+    training = json.loads((folder / "report.json").read_text(encoding="utf-8"))["training"]
+    view.line("resume", f"{folder} is finished: nothing is left to do")
+    view.files(folder)
+    return RunResult(
+        folder=folder,
+        model=folder / "model.safetensors",
+        epochs=training["epochs"],
+        selected_epoch=training["selected_epoch"],
+        val=None,
+        test=None,
+        seconds=training["seconds"],
+    )
+
+
+def _scores(scores: Scores) -> str:
+    """The scores that are worth a line."""
+    return f"top-1 {100 * scores.top1:.1f} %, macro F1 {scores.macro_f1:.2f}, log loss {scores.log_loss:.2f}"

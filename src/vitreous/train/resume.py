@@ -1,0 +1,219 @@
+"""What a run needs to go on as if nothing had happened: one dataclass, how it is taken, and how it is given back.
+
+The order of the pictures and every draw are functions of (seed, epoch, step), so no generator has a state to keep. The
+watch for values that are not finite starts anew: its copy of the weights is for looking into a failure, no more.
+
+A mid-epoch state is taken after a step. It is given back by repeating the last batch of that step without computing
+anything: everything that follows a step (the clock, the validation after an epoch's last one) then happens as it did.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import lightning
+import numpy as np
+from torch import Tensor
+from torch.optim import Optimizer
+
+from vitreous.errors import CheckpointError
+from vitreous.evaluate.metrics import evaluate
+from vitreous.train.folder import differing, recipe_text
+from vitreous.train.module import VitModule
+from vitreous.train.outcome import Selected
+from vitreous.train.prepare import Prepared
+
+__all__ = [
+    "RunState",
+    "identity",
+    "load_optimizer",
+    "optimizer_state",
+    "place_trainer",
+    "refuse_another",
+    "restore_module",
+    "selected_state",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class RunState:
+    """Everything that a resume needs.
+
+    Attributes:
+        identity: What must be the same: settings, data, device, precision (:func:`identity`).
+        epoch: From 0.
+        step: Steps made in it; 0 at its start.
+        trained: Whether no step is left to make.
+        parts: Parts that a step is cut into, which an out-of-memory may have raised above `accumulate`.
+        model: State dict of the weights in training, with batch norm's statistics.
+        average: State dict of their moving average, where there is one.
+        optimizer: As :func:`optimizer_state` gives it.
+        loss_sum: Of the losses of the epoch's pictures so far.
+        images_seen: Their number.
+        best: The selected weights and what they said on val, as :func:`selected_state` gives them; None before the
+            first validation.
+        risen: Epoch, from 1, that had the highest score first: patience counts from there.
+        stopped_early: Whether patience ended the training.
+        history: Rows of metrics.csv.
+        clock: What the clock of the run says of the time used.
+        seconds: Wall-clock time by phase so far.
+        probed: What frozen features were worth, in a fine-tuning that probed first.
+    """
+
+    identity: dict[str, str]
+    epoch: int
+    step: int
+    trained: bool
+    parts: int
+    model: dict[str, Tensor]
+    average: dict[str, Tensor] | None
+    optimizer: dict[str, Any]
+    loss_sum: Tensor
+    images_seen: int
+    best: dict[str, Any] | None
+    risen: int
+    stopped_early: bool
+    history: list[dict[str, float]]
+    clock: dict[str, float]
+    seconds: dict[str, float]
+    probed: dict[str, Any] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name, nothing copied."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_dict(cls, content: Any) -> RunState:
+        """Make a state of what a file holds.
+
+        Raises:
+            CheckpointError: If a field is missing or unknown.
+        """
+        names = {field.name for field in fields(cls)}
+        if not isinstance(content, dict) or content.keys() != names:
+            wrong = sorted(names.symmetric_difference(content if isinstance(content, dict) else ()))
+            raise CheckpointError(f"it is of another version of vitreous: {', '.join(wrong)}")
+        return cls(**content)
+
+    @property
+    def where(self) -> str:
+        """The point that was reached, for people."""
+        if self.trained:
+            return f"the end of training, epoch {len(self.history)}"
+        return f"epoch {self.epoch + 1}, step {self.step}" if self.step else f"the start of epoch {self.epoch + 1}"
+
+    def selected(self) -> Selected | None:
+        """The selection, with its scores."""
+        if self.best is None:
+            return None
+        logits, labels = self.best["logits"], self.best["labels"]
+        return Selected(evaluate(logits, labels), logits, labels, self.best["epoch"], self.best["weights"])
+
+
+def selected_state(selected: Selected | None) -> dict[str, Any] | None:
+    """A selection for :class:`RunState`; nothing is copied, since a selection never changes."""
+    if selected is None:
+        return None
+    return {name: getattr(selected, name) for name in ("logits", "labels", "epoch", "weights")}
+
+
+def identity(ready: Prepared) -> dict[str, str]:
+    """What two runs must share for one to go on where the other stopped."""
+    order = hashlib.sha256(
+        b"".join(np.ascontiguousarray(split.labels).tobytes() for split in ready.data.splits.values())
+    )
+    return {
+        "recipe": recipe_text(ready.config),
+        "fingerprint": ready.data.fingerprint,
+        "labels": order.hexdigest(),
+        "device": ready.device.type,
+        "precision": ready.precision,
+    }
+
+
+def refuse_another(found: Mapping[str, str], ours: Mapping[str, str], where: str) -> None:
+    """Compare the :func:`identity` of a stored state with that of a run.
+
+    Raises:
+        CheckpointError: If they differ: the message says in what, and how to go on.
+    """
+    wrong = differing(found["recipe"], ours["recipe"])
+    places = [name for name in ("device", "precision") if found[name] != ours[name]]
+    wrong += [f"{name} was {found[name]}, now {ours[name]}" for name in places]
+    if found["fingerprint"] != ours["fingerprint"]:
+        wrong.append("the pictures or their labels are others")
+    elif found["labels"] != ours["labels"]:
+        wrong.append("the pictures come in another order")
+    if wrong:
+        raise CheckpointError(
+            f"{where} is of a run with other settings: {'; '.join(wrong)}. Give it the same, or another --out"
+        )
+
+
+def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
+    """A copy on the CPU: the state of each parameter by its number, and each group's present learning rate."""
+    stored = optimizer.state_dict()
+    return {
+        "state": {
+            str(number): {name: _copied(v) for name, v in each.items()} for number, each in stored["state"].items()
+        },
+        "rates": [group["lr"] for group in stored["param_groups"]],
+    }
+
+
+def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Give an optimiser, built as it was, the state that it had."""
+    stored = optimizer.state_dict()
+    stored["state"] = {int(number): dict(each) for number, each in state["state"].items()}
+    for group, rate in zip(stored["param_groups"], state["rates"], strict=True):
+        group["lr"] = rate
+    optimizer.load_state_dict(stored)
+
+
+def place_trainer(trainer: lightning.Trainer, epoch: int, batch: int, per_epoch: int, parts: int) -> None:
+    """Set the counters of a Trainer that is to go on, before its fit.
+
+    Lightning has no function for this but its own checkpoints, so its loops are given the state that one would have.
+
+    Args:
+        trainer: Fresh.
+        epoch: From 0.
+        batch: Batches made in it. Above 0, the next batch is the last of them once more.
+        per_epoch: Batches in a whole epoch.
+        parts: Batches in a step.
+    """
+    repeated = batch > 0
+    before = epoch * per_epoch + batch - repeated
+    loops = trainer.fit_loop
+    state = loops.state_dict()
+    of_epochs = {"ready": epoch + repeated, "started": epoch + repeated, "processed": epoch, "completed": epoch}
+    _count(state["epoch_progress"], total=of_epochs, current=of_epochs)
+    names = ("ready", "started", "processed", "completed")
+    current = dict.fromkeys(names, max(batch - 1, 0))
+    _count(state["epoch_loop.batch_progress"], total=dict.fromkeys(names, before), current=current)
+    made = dict.fromkeys(("ready", "completed"), (epoch * per_epoch + batch) // parts)
+    _count(state["epoch_loop.manual_optimization.optim_step_progress"], total=made, current=made)
+    # Before an epoch's first batch, a restarting loop counts an empty round.
+    state["epoch_loop.state_dict"] = {"_batches_that_stepped": before - (batch == 1)}
+    loops.load_state_dict(state)
+
+
+def _count(progress: dict[str, Any], total: dict[str, int], current: dict[str, int]) -> None:
+    progress["total"] |= total
+    progress["current"] |= current
+
+
+def restore_module(module: VitModule, state: RunState) -> None:
+    """Give the module its weights, their average, and the sums of the epoch."""
+    module.model.load_state_dict(state.model)
+    if module.average is not None and state.average is not None:
+        module.average.load_state_dict(state.average)
+    if state.step:
+        module.continue_epoch(state.step, state.loss_sum, state.images_seen)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value

@@ -1,0 +1,88 @@
+"""A plan says what the run then takes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vitreous.errors import ConfigError
+from vitreous.model.sizes import cost
+from vitreous.recipes import recipe
+from vitreous.train import trials
+from vitreous.train.config import RunConfig
+from vitreous.train.meter import Meter
+from vitreous.train.plan import plan
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch, tmp_path):
+    """As many steps as a test needs; whatever is written into the working folder shows."""
+    monkeypatch.setattr(trials, "_SECONDS", 0.2)
+    monkeypatch.chdir(tmp_path)
+
+
+def small(**changes: object) -> RunConfig:
+    config = recipe("digits")
+    model = replace(config.model, width=32, depth=2, heads=2, mlp_dim=64)
+    optim = replace(config.optim, name="adamw")
+    return replace(config, model=model, optim=optim, device="cpu", precision="float32", epochs=3, **changes)
+
+
+def test_figures_follow_from_the_data_and_the_model():
+    planned = plan(small(ema=0.99))
+    train, val = planned.pictures["train"], planned.pictures["val"]
+    assert sum(planned.pictures.values()) == 1797
+    assert planned.steps_per_epoch == train // 64
+    assert (planned.batch_size, planned.parts, planned.epochs) == (64, 1, 3)
+    model = replace(small().model, num_classes=10)
+    each = cost(model)
+    assert planned.parameters == each.parameters
+    forward, seen = each.flops, 3 * planned.steps_per_epoch * 64
+    # Backward is two forwards, but for the first layer, whose input has no gradient.
+    assert 2.8 * forward * seen < planned.total_flops - 3 * val * forward < 3.02 * forward * seen
+    # Weights, gradients, two moments, the average.
+    assert planned.memory.weights == pytest.approx(5 * 4 * each.parameters, rel=0.02)
+    assert planned.epoch_seconds >= planned.steps_per_epoch * planned.step_spread[0] / 2
+    assert planned.step_spread[0] <= planned.step_seconds <= planned.step_spread[1]
+    assert planned.total_seconds > planned.start_seconds + 3 * planned.epoch_seconds
+    assert list(Path().iterdir()) == []
+
+
+def test_a_budget_says_how_many_epochs_fit():
+    planned = plan(small(budget="10h"))
+    assert planned.total_seconds == 36000
+    assert planned.epochs * planned.epoch_seconds == pytest.approx(36000, rel=0.05)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells what a process holds")
+def test_a_step_that_does_not_fit_is_cut_as_a_run_would_cut_it(monkeypatch):
+    roomy = plan(small(batch_size=512))
+    assert roomy.parts == 1
+    assert 512 <= roomy.largest_batch <= roomy.pictures["train"]
+    assert 0 < roomy.memory.activations < roomy.memory.total
+    monkeypatch.setattr(Meter, "left", lambda self: roomy.memory.activations // 2)
+    tight = plan(small(batch_size=512))
+    assert tight.parts > 1
+    assert tight.largest_batch < 512
+
+
+def test_the_largest_batch_is_what_growth_leaves_room_for(monkeypatch):
+    gone = []
+
+    class Grows(trials.Trials):
+        def probe(self, part: int) -> None:
+            gone.append(part)
+            self.add(part, 1_000_000 * part + 5_000_000)
+
+    monkeypatch.setattr(Meter, "left", lambda self: 500_000_000)
+    monkeypatch.setattr("vitreous.train.plan.Trials", Grows)
+    monkeypatch.setattr(Grows, "timed", lambda self: [0.1, 0.2, 0.3])
+    planned = plan(small())
+    assert planned.largest_batch == pytest.approx((0.9 * 500 - 5), abs=1)
+    assert max(gone) < planned.largest_batch
+    assert not planned.checked
+
+
+def test_what_a_run_refuses_a_plan_refuses():
+    with pytest.raises(ConfigError, match="num_classes is 3"):
+        plan(replace(small(), model=replace(small().model, num_classes=3)), keep={"num_classes"})

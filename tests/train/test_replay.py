@@ -1,0 +1,101 @@
+"""The replay of a step that was not finite names the module it comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+
+import pytest
+import torch
+from rich.console import Console
+
+from vitreous.cli.main import main
+from vitreous.errors import CheckpointError, NonFiniteError
+from vitreous.model.config import ViTConfig
+from vitreous.recipes import recipe
+from vitreous.train.config import OptimConfig
+from vitreous.train.console import View
+from vitreous.train.module import VitModule
+from vitreous.train.replay import REPLAY, replay
+from vitreous.train.run import run
+from vitreous.train.state_file import read_state, write_state
+
+TINY = ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, width=16, depth=2, heads=2, mlp_dim=32)
+
+
+def broken_run(out, **options) -> str:
+    """Run until a step is not finite; the error's message."""
+    plain = {"out": str(out), "epochs": 2, "device": "cpu", "ema": None, "batch_size": 128, "model": TINY}
+    asked = dataclasses.replace(recipe("digits"), **(plain | options))
+    with pytest.raises(NonFiniteError) as caught:
+        run(asked, view=View(Console(file=io.StringIO())))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "value", "module", "found"),
+    [
+        ("blocks.1.mlp.fc1.weight", 3e38, "blocks.1.mlp.fc1", "the output of blocks.1.mlp.fc1"),
+        ("blocks.0.attn.proj.bias", 3.4e38, "blocks.0", None),
+        ("head.weight", 1e38, None, None),
+    ],
+)
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_the_first_module_is_named(tmp_path, monkeypatch, capsys, tensor, value, module, found, accumulate):
+    original = VitModule.on_train_start
+
+    def spoiled(self):
+        original(self)
+        with torch.no_grad():
+            self.model.get_parameter(tensor).fill_(value)
+
+    monkeypatch.setattr(VitModule, "on_train_start", spoiled)
+    message = broken_run(tmp_path / "run", accumulate=accumulate)
+    file = re.search(r"`vitreous replay (\S+)`", message)[1]
+    assert file == str(tmp_path / "run" / REPLAY)
+    assert main(["replay", file]) == 0
+    said = capsys.readouterr().out
+    named = re.search(r"^module +(.*)$", said, re.MULTILINE)[1]
+    if module is not None:
+        assert named.startswith(module), said
+    else:
+        assert named != "none", said
+    assert (found or "") in said
+
+
+def test_a_step_that_diverged_is_repeated_as_it_was(tmp_path):
+    optim = OptimConfig(name="sgd", lr=1e30, schedule="constant", warmup=0.0)
+    message = broken_run(tmp_path / "run", optim=optim, model=dataclasses.replace(TINY, dropout=0.1))
+    finding = replay(tmp_path / "run" / REPLAY)
+    assert finding.step in message
+    assert finding.module is not None
+    assert finding.notes == ()
+    stored = read_state(tmp_path / "run" / REPLAY)
+    weights = stored["weights"]
+    assert all(value.isfinite().all() for value in weights.values())  # it is this step that breaks, not its weights
+
+
+def test_a_finite_step_is_called_finite(tmp_path):
+    broken_run(tmp_path / "run", optim=OptimConfig(name="sgd", lr=1e30, schedule="constant", warmup=0.0))
+    stored = read_state(tmp_path / "run" / REPLAY)
+    mild = {name: value.clamp(-1, 1) for name, value in stored["weights"].items()}
+    write_state(tmp_path / "mild.replay", {**stored, "weights": mild, "behind": 7})
+    finding = replay(tmp_path / "mild.replay")
+    assert finding.module is None
+    assert "7 updates before" in finding.notes[0]
+
+
+@pytest.mark.parametrize(
+    "change", [{"replay": 2}, {"model": {}}, {"weights": {}}, {"batches": [{}]}, {"pipeline": 1}, {"seed": None}]
+)
+def test_another_file_is_refused_in_a_line(tmp_path, capsys, change):
+    broken_run(tmp_path / "run", optim=OptimConfig(name="sgd", lr=1e30, schedule="constant", warmup=0.0))
+    path = tmp_path / "run" / REPLAY
+    write_state(path, read_state(path) | change)
+    with pytest.raises(CheckpointError):
+        replay(path)
+    (tmp_path / "text").write_text("hello")
+    for name in ("text", "nowhere"):
+        assert main(["replay", str(tmp_path / name)]) == 1
+        assert capsys.readouterr().err.count("\n") == 1
