@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -40,6 +42,16 @@ def flowers() -> Path:
 def photos() -> Path:
     """Four photographs of various sizes: astronaut, chelsea, coffee (PNG) and rocket (JPEG)."""
     return _shared("photos")
+
+
+@pytest.fixture(scope="session")
+def endless_jpeg() -> bytes:
+    """A JPEG of 300 kB that takes a decoder minutes: its last pass over 36 million pixels, three thousand times."""
+    buffer = io.BytesIO()
+    Image.new("L", (6000, 6000), 128).save(buffer, "JPEG", progressive=True)
+    whole = buffer.getvalue()
+    last_scan = whole[whole.rindex(b"\xff\xda") : -2]
+    return whole[:-2] + last_scan * 3000 + b"\xff\xd9"
 
 
 @pytest.fixture(scope="session")

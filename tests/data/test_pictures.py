@@ -237,6 +237,15 @@ def test_too_many_pixels_are_refused_before_decoding():
     assert inspect_picture(png_header(10_000, 10_000)).reason == "truncated"
 
 
+def test_a_jpeg_of_thousands_of_passes_is_refused_before_it_is_decoded(endless_jpeg, cat):
+    with pytest.raises(DataError, match=r"^picture: asks for 3,006 passes over 6000 x 6000 pixels$"):
+        read_picture(endless_jpeg)
+    assert inspect_picture(endless_jpeg).reason == "asks for 3,006 passes over 6000 x 6000 pixels"
+    progressive = encoded(cat, "JPEG", progressive=True)
+    assert progressive.count(b"\xff\xda") == 10
+    assert read_picture(progressive).size == (451, 300)
+
+
 def test_own_limit_holds_where_pillow_has_none(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     assert inspect_picture(png_header(20_000, 20_000)).reason == "400,000,000 pixels, the limit is 178,956,970"

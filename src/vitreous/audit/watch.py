@@ -30,6 +30,8 @@ STOPS = "its decoder "
 
 _WALL = 60.0  # seconds after which a file is given up that waits for something else: a dead network disk
 _FEW = 16  # files a process is worth starting for
+# -P: a file in the current folder, which may be the data's, must not stand in for a module.
+_WORKER = ("-P", "-m", "vitreous.audit.worker")
 _TICK = 0.25  # seconds between two looks at the clock
 
 Task = tuple[Literal["look", "pixels"], str]
@@ -190,8 +192,7 @@ def _start() -> subprocess.Popen[str]:
     Raises:
         OSError: If it cannot be started.
     """
-    # -P: a file in the current folder, which may be the data's, must not stand in for a module.
-    command = [sys.executable, "-P", "-m", "vitreous.audit.worker"]
+    command = [sys.executable, *_WORKER]
     home = os.fspath(Path(__file__).parents[2])
     paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.Popen(

@@ -38,6 +38,10 @@ PictureSource = str | os.PathLike[str] | IO[bytes] | bytes | Image.Image | npt.N
 MAX_PIXELS = 178_956_970
 """Pixels above which a picture is refused before it is decoded: the limit at which Pillow calls it a bomb."""
 
+# Pixels times passes over them: a progressive JPEG of 300 kB can ask for thousands and keep a decoder busy for minutes.
+# So many take about 2 s; encoders make 10 passes or so, which this allows at any size up to the limit above.
+_MAX_PASSES = 5_000_000_000
+
 # Formats with a signature. Pillow decides by content among these alone: EPS and PDF would start other programs, and
 # TGA and PCX accept random bytes.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "DIB", "AVIF", "HEIF", "JPEG2000", "MPO", "PPM", "ICO", "QOI")
@@ -228,7 +232,7 @@ def _open(content: bytes) -> Image.Image:
         raise _UnreadableError("empty, 0 bytes")
     Image.init()
     try:
-        return Image.open(io.BytesIO(content), formats=[name for name in _FORMATS if name in Image.OPEN])
+        image = Image.open(io.BytesIO(content), formats=[name for name in _FORMATS if name in Image.OPEN])
     except UnidentifiedImageError as error:
         brand = _brand(content[:16])
         if brand and brand not in Image.OPEN:
@@ -239,6 +243,11 @@ def _open(content: bytes) -> Image.Image:
         raise _UnreadableError(_too_many(int(re.findall(r"\d+", str(error))[0]))) from error
     except Exception as error:  # a decoder meets damaged bytes with any of a dozen built-in errors
         raise _UnreadableError(_why_not(error)) from error
+    if image.format in ("JPEG", "MPO"):
+        passes = content.count(b"\xff\xda")  # each begins with this marker
+        if passes * image.width * image.height > _MAX_PASSES:
+            raise _UnreadableError(f"asks for {passes:,} passes over {image.width} x {image.height} pixels")
+    return image
 
 
 def _why_not(error: Exception) -> str:
