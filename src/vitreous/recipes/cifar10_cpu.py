@@ -1,0 +1,43 @@
+"""CIFAR-10 on two CPU cores: the highest accuracy within half an hour, from a plain ViT.
+
+Command:  vitreous train cifar10 --recipe cifar10-cpu --budget 28m
+          with a convolutional stem: add --model.stem conv
+Cost:     28 minutes, all included but the download
+Hardware: two CPU cores with AVX-512 and bf16 (AMD EPYC), torch 2.14.1
+Score:    see docs/records.md
+"""
+
+from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
+from vitreous.model.config import ViTConfig
+from vitreous.train.config import OptimConfig, RunConfig
+
+
+def cifar10_cpu() -> RunConfig:
+    """Linear patches, 192 wide and 6 deep, Muon; half of the patches are left out for the first 60 % of the run."""
+    return RunConfig(
+        recipe="cifar10-cpu",
+        data=DataConfig(source="cifar10", val_fraction=0.05),
+        model=ViTConfig(
+            image_size=32,
+            patch_size=4,
+            num_classes=10,
+            width=192,
+            depth=6,
+            heads=3,
+            mlp_dim=384,
+            stem="linear",
+            pool="seq",
+            zero_residual=True,
+            patch_dropout=0.5,
+        ),
+        preprocess=PreprocessConfig(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),
+        augment=AugmentConfig(flip=0.5, pad_crop=4),
+        optim=OptimConfig(
+            name="muon", lr=3e-3, muon_lr=0.02, betas=(0.9, 0.98), weight_decay=0.05, schedule="linear", clip=None
+        ),
+        batch_size=512,
+        epochs=32,
+        label_smoothing=0.1,
+        patches_last=0.4,
+        select="last",
+    )
