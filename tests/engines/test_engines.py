@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -81,3 +84,28 @@ def test_float32_of_torch_is_the_model_itself(photos):
         torch.testing.assert_close(
             choice.engine(10, 2)(images)[0], model(images)
         )  # not in every bit: MKL looks at addresses
+
+
+SIGNALLED = """
+import os, signal, sys, threading
+from pathlib import Path
+from vitreous.engines.openvino_engine import Graph, convert
+from vitreous.model.vit import VisionTransformer, ViTConfig
+
+model = VisionTransformer(ViTConfig(image_size=16, patch_size=8, width=16, depth=1, heads=2, mlp_dim=16, num_classes=2))
+convert(model, (16, 16), Path(sys.argv[1]))
+graphs = [Graph(Path(sys.argv[1]), "float32")]
+freeing = threading.Thread(target=graphs.clear)
+freeing.start()
+freeing.join()
+signal.signal(signal.SIGINT, lambda *_: print("handled"))
+os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.skipif(not installed("openvino"), reason="openvino is not installed: pip install -e '.[dev]'")
+def test_signals_are_handled_after_a_graph_was_freed_in_another_thread(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (run.returncode, run.stdout) == (0, "handled\n"), run.stderr

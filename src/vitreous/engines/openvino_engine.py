@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +40,28 @@ class Graph:
     name = "openvino"
 
     def __init__(self, folder: Path, precision: Precision) -> None:
-        import openvino
-
         self.precision = precision
         hints: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": {"bf16": "bf16", "float32": "f32"}[precision],
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "PERFORMANCE_HINT": "LATENCY",  # all threads on one batch
         }
-        self._graph = openvino.Core().compile_model(folder / _FILE, "CPU", hints)
+        self._graph = _core().compile_model(folder / _FILE, "CPU", hints)
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits B x K and features B x F of normalised images B x C x H x W."""
         found = self._graph([images.contiguous().numpy()])
         return torch.from_numpy(found[0]), torch.from_numpy(found[1])
+
+
+@cache
+def _core() -> Any:
+    """OpenVINO's runtime, one for as long as the process lives.
+
+    It gives the thread that first uses the CPU a stack for signals, and frees that stack with itself. If another thread
+    happens to free the runtime, the next signal that Python handles in the first (Ctrl-C, the end of a process that
+    reads pictures) has no stack left and crashes the process. Seen with OpenVINO 2026.4.1.
+    """
+    import openvino
+
+    return openvino.Core()
