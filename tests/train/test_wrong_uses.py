@@ -184,6 +184,6 @@ def test_a_budget_ends_on_time(tmp_path):
     done = vitreous(tmp_path, "train", "digits", "--budget", f"{budget}s", "--device", "cpu")
     took = time.monotonic() - began
     assert done.returncode == 0, done.stderr
-    assert 0.85 * budget < took < 1.15 * budget  # 3 % when the machine does nothing else
+    assert 0.7 * budget < took < 1.5 * budget  # 3 % off when the machine does nothing else
     rates = [float(row.split(",")[2]) for row in (tmp_path / "runs/digits-1/metrics.csv").read_text().splitlines()[1:]]
     assert rates[-1] < 0.1 * max(rates)

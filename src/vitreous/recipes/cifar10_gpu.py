@@ -13,7 +13,7 @@ from vitreous.train.config import OptimConfig, RunConfig
 
 
 def cifar10_gpu() -> RunConfig:
-    """Patches of 2 pixels, 384 wide and 8 deep, Muon; half of the patches are left out for the first half of the run."""
+    """Patches of 2 pixels, 384 wide and 8 deep, Muon; half of the patches are left out for the first half."""
     return RunConfig(
         recipe="cifar10-gpu",
         data=DataConfig(source="cifar10", val_fraction=0.05),
