@@ -9,9 +9,12 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TextIO
 
 from vitreous import __version__
@@ -90,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         _accept_any_name(stream)
     try:
-        code = _dispatch(words)
+        with _interruptible_imports():
+            code = _dispatch(words)
         sys.stdout.flush()  # here, so that a full disk or a closed pipe is met where it is handled
     except BrokenPipeError:
         _discard_output()
@@ -106,6 +110,32 @@ def main(argv: Sequence[str] | None = None) -> int:
             _discard_output()
         return error.exit_code if isinstance(error, VitreousError) else 1
     return code
+
+
+@contextmanager
+def _interruptible_imports() -> Iterator[None]:
+    """Within, Ctrl-C while torch is being imported ends the process at once, in the same words as later.
+
+    torch imports modules of Python from C++, where a KeyboardInterrupt is not caught: the process would abort. Nothing
+    has been opened by then that would be left half-written.
+    """
+    if threading.current_thread() is not threading.main_thread() or (
+        signal.getsignal(signal.SIGINT) is not signal.default_int_handler  # somebody else's, or ignored as by nohup
+    ):
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
+            os.write(2, b"vitreous: interrupted\n")
+            os._exit(_INTERRUPTED)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _dispatch(words: list[str]) -> int:
