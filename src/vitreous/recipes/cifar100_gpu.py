@@ -1,4 +1,4 @@
-"""CIFAR-100 on one GPU: the highest accuracy within ten minutes.
+"""CIFAR-100 on one GPU in ten minutes: a first draft.
 
 Command:  vitreous train cifar100 --recipe cifar100-gpu --budget 10m
           with linear patches instead of the convolutional stem: add --model.stem linear

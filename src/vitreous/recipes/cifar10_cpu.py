@@ -1,10 +1,10 @@
-"""CIFAR-10 on two CPU cores: the highest accuracy within half an hour, from a plain ViT.
+"""CIFAR-10 on two CPU cores in half an hour, by a plain ViT: a first draft, whose settings are not compared yet.
 
 Command:  vitreous train cifar10 --recipe cifar10-cpu --budget 28m
           with a convolutional stem: add --model.stem conv
 Cost:     28 minutes, all included but the download
 Hardware: two CPU cores with AVX-512 and bf16 (AMD EPYC), torch 2.14.1
-Score:    see docs/records.md
+Score:    not measured yet
 """
 
 from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig

@@ -1,4 +1,4 @@
-"""CIFAR-10 on one GPU: the highest accuracy within ten minutes.
+"""CIFAR-10 on one GPU in ten minutes: a first draft.
 
 Command:  vitreous train cifar10 --recipe cifar10-gpu --budget 10m
           with linear patches instead of the convolutional stem: add --model.stem linear
