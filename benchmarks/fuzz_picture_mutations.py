@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from PIL import Image
 
+from fuzz_mutations import cut
+
 KINDS = ("jpeg", "progressive jpeg", "png", "palette png", "webp", "lossless webp", "gif", "tiff", "lzw tiff", "bmp")
 
 _STARTS = (  # of other kinds of file
@@ -79,12 +81,6 @@ def flip(content: bytes, chance: random.Random) -> bytes:
     for _ in range(chance.choice((1, 1, 2, 16))):
         damaged[chance.randrange(span)] ^= 1 << chance.randrange(8)
     return bytes(damaged)
-
-
-def cut(content: bytes, chance: random.Random) -> bytes:
-    """Take the end away, or something from the middle."""
-    a, b = sorted(chance.randrange(len(content) + 1) for _ in range(2))
-    return content[:a] if chance.random() < 0.5 else content[:a] + content[b:]
 
 
 def number(content: bytes, chance: random.Random) -> bytes:

@@ -238,9 +238,9 @@ def test_too_many_pixels_are_refused_before_decoding():
 
 
 def test_a_jpeg_of_thousands_of_passes_is_refused_before_it_is_decoded(endless_jpeg, cat):
-    with pytest.raises(DataError, match=r"^picture: asks for 3,006 passes over 6000 x 6000 pixels$"):
+    with pytest.raises(DataError, match=r"^picture: asks for 3,006 passes over 6000 x 6000 pixels, the limit is 138$"):
         read_picture(endless_jpeg)
-    assert inspect_picture(endless_jpeg).reason == "asks for 3,006 passes over 6000 x 6000 pixels"
+    assert inspect_picture(endless_jpeg).reason == "asks for 3,006 passes over 6000 x 6000 pixels, the limit is 138"
     progressive = encoded(cat, "JPEG", progressive=True)
     assert progressive.count(b"\xff\xda") == 10
     assert read_picture(progressive).size == (451, 300)

@@ -245,8 +245,10 @@ def _open(content: bytes) -> Image.Image:
         raise _UnreadableError(_why_not(error)) from error
     if image.format in ("JPEG", "MPO"):
         passes = content.count(b"\xff\xda")  # each begins with this marker
-        if passes * image.width * image.height > _MAX_PASSES:
-            raise _UnreadableError(f"asks for {passes:,} passes over {image.width} x {image.height} pixels")
+        pixels = image.width * image.height
+        if passes * pixels > _MAX_PASSES:
+            asked = f"{passes:,} passes over {image.width} x {image.height} pixels"
+            raise _UnreadableError(f"asks for {asked}, the limit is {_MAX_PASSES // pixels:,}")
     return image
 
 
