@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import greenlet
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -108,8 +108,10 @@ def ours_in_trainer(config: ViTConfig, precision: str, batch: Batch, **compiling
 class TrainerSteps:
     """The steps of a Lightning Trainer, one at a call.
 
-    The Trainer runs in a thread of its own and waits for its batches: a call lets it fetch one, and returns when it
-    asks for the next.
+    The Trainer waits for its batches: a call lets it fetch one, and returns when it asks for the next. It runs in the
+    caller's thread all the while, as in `vitreous train`. In a thread of its own it has its own team of OpenMP threads
+    besides the caller's; more threads than cores then go to sleep where they would wait, and each small operation wakes
+    them: augmentation took twice as long.
 
     Args:
         module: To train.
@@ -122,29 +124,18 @@ class TrainerSteps:
         self, module: VitModule, precision: str, device: torch.device, batches: Iterable[dict[str, Any]]
     ) -> None:
         self._module, self._precision, self._device, self._batches = module, precision, device, batches
-        self._wanted, self._made = threading.Semaphore(0), threading.Semaphore(0)
-        self._failure: BaseException | None = None
-        threading.Thread(target=self._run, daemon=True).start()
-        self._wait()
+        self._caller = greenlet.getcurrent()
+        self._training = greenlet.greenlet(self._run)
+        self()
 
     def __call__(self) -> None:
-        """Make one step."""
-        self._wanted.release()
-        self._wait()
-
-    def _wait(self) -> None:
-        self._made.acquire()
-        if self._failure is not None:
-            raise self._failure
+        """Make one step; the first call goes up to it."""
+        self._training.switch()
 
     def _run(self) -> None:
-        try:
-            with quiet():
-                trainer = build_trainer(Path(tempfile.gettempdir()), self._device, self._precision, [], [])
-                trainer.fit(self._module, self)
-        except BaseException as error:  # whatever it is, the main thread raises it
-            self._failure = error
-            self._made.release()
+        with quiet():
+            trainer = build_trainer(Path(tempfile.gettempdir()), self._device, self._precision, [], [])
+            trainer.fit(self._module, self)
 
     def __len__(self) -> int:
         """Of an epoch, in steps: with a length, Lightning does not read ahead."""
@@ -152,8 +143,6 @@ class TrainerSteps:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The batches, each when a step is asked for."""
-        batches = iter(self._batches)
-        while True:
-            self._made.release()
-            self._wanted.acquire()
-            yield next(batches)
+        for batch in self._batches:
+            self._caller.switch()
+            yield batch

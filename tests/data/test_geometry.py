@@ -15,7 +15,17 @@ from torchvision.transforms import RandomErasing, RandomResizedCrop
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as tv
 
-from vitreous.data.geometry import CROP_COLUMNS, affine, crop_boxes, erase_boxes, flip, pad_crop, resized_crop
+from vitreous.data.geometry import (
+    CROP_COLUMNS,
+    affine,
+    crop_boxes,
+    cut_each,
+    cut_together,
+    erase_boxes,
+    flip,
+    pad_crop,
+    resized_crop,
+)
 
 torch.set_num_threads(2)
 
@@ -50,11 +60,17 @@ def test_a_crop_in_the_middle_is_the_image_itself():
     assert torch.equal(pad_crop(images, torch.full((5, 2), 3), 3, torch.zeros(5, dtype=torch.bool)), images)
 
 
+WAYS = pytest.mark.parametrize("cut", [cut_each, cut_together])
+
+
 @pytest.mark.parametrize("target", [(24, 40), (64, 64), (50, 90)])
 def test_a_resized_crop_of_everything_is_a_plain_antialiased_resize(target):
     images = tiles(8, 50, 90)
     whole = torch.tensor([[0.0, 0, 1, 1]]).repeat(8, 1)
-    ours = resized_crop(images, whole, target)
+    assert torch.equal(resized_crop(images, whole, target), tv.resize(images, target, antialias=True))
+    edges = [torch.tensor(edge).repeat(8) for edge in (0.0, 50.0, 90.0)]
+    upright = torch.zeros(8, dtype=torch.bool)
+    ours = cut_together(images, (edges[0], edges[1]), (edges[0], edges[2]), target, upright)
     theirs = F.interpolate(images.float(), target, mode="bilinear", antialias=True, align_corners=False)
     # Each is rounded from the same real number: at most one level apart, where float32 falls on either side of a half.
     assert (ours - theirs.round()).abs().max() <= 1
@@ -63,38 +79,56 @@ def test_a_resized_crop_of_everything_is_a_plain_antialiased_resize(target):
         assert torch.equal(ours, images)
 
 
-def test_a_resized_crop_is_what_torchvision_and_pillow_cut():
-    images = tiles(12, 80, 100)
+def _some_boxes() -> tuple[torch.Tensor, ...]:
+    """Edges of 12 boxes of whole pixels in images of 80 x 100: the rows' first and end, the columns'."""
     rng = np.random.default_rng(1)
     height, width = rng.integers(10, 80, 12), rng.integers(10, 100, 12)
     top, left = rng.integers(0, 81 - height), rng.integers(0, 101 - width)
-    boxes = torch.from_numpy(np.stack([top / 80, left / 100, height / 80, width / 100], 1)).float()
+    return tuple(torch.from_numpy(edge).float() for edge in (top, top + height, left, left + width))
+
+
+@WAYS
+def test_a_resized_crop_is_what_torchvision_and_pillow_cut(cut):
+    images = tiles(12, 80, 100)
+    top, bottom, left, right = edges = _some_boxes()
     mirrored = torch.arange(12) % 2 == 1
-    ours = resized_crop(images, boxes, (32, 48), mirrored)
+    ours = cut(images, (top, bottom), (left, right), (32, 48), mirrored)
     for i in range(12):
         mine = ours[i].flip(2) if mirrored[i] else ours[i]
-        expected = tv.resized_crop(images[i].float(), top[i], left[i], height[i], width[i], (32, 48), antialias=True)
-        # torchvision cuts first, so its outermost pixels (3 where it enlarges 10 to 32) cannot see past the box.
-        assert (mine - expected)[:, 3:-3, 3:-3].abs().max() <= 0.51  # rounding to uint8, and float32
-        box = (left[i], top[i], left[i] + width[i], top[i] + height[i])
-        assert _apart_from_pillow(mine, images[i], box) <= 1
+        y, bottom_y, x, right_x = (int(edge[i]) for edge in edges)
+        place = (y, x, bottom_y - y, right_x - x, (32, 48))
+        exact = tv.resized_crop(images[i].float(), *place, antialias=True)
+        if cut is cut_each:
+            assert torch.equal(mine, tv.resized_crop(images[i], *place, antialias=True))
+        else:
+            assert (mine - exact).abs().max() <= 0.51  # rounding to uint8, and float32
+        assert _apart_from_pillow(mine, images[i, :, y:bottom_y, x:right_x]) <= 1
 
 
-def test_a_box_between_pixels_is_what_pillow_cuts():
+def test_a_box_is_cut_by_shares_as_by_pixels():
+    images = tiles(12, 80, 100)
+    top, bottom, left, right = _some_boxes()
+    boxes = torch.stack([top / 80, left / 100, (bottom - top) / 80, (right - left) / 100], 1)
+    upright = torch.zeros(12, dtype=torch.bool)
+    assert torch.equal(
+        resized_crop(images, boxes, (24, 24)), cut_each(images, (top, bottom), (left, right), (24, 24), upright)
+    )
+
+
+@pytest.mark.parametrize("target", [(20, 20), (70, 60)])
+def test_a_box_between_pixels_is_cut_at_the_nearest(target):
     images = tiles(1, 80, 100)
-    top, left, height, width = 0.1234, 0.2345, 0.4567, 0.5678
-    for target in ((20, 20), (70, 60)):
-        ours = resized_crop(images, torch.tensor([[top, left, height, width]]), target)[0]
-        box = (left * 100, top * 80, (left + width) * 100, (top + height) * 80)
-        assert _apart_from_pillow(ours, images[0], box) <= 1
+    top, left, height, width = 0.1234, 0.2345, 0.4567, 0.5678  # rows 9.87 to 46.41, columns 23.45 to 80.23
+    ours = resized_crop(images, torch.tensor([[top, left, height, width]]), target)[0]
+    assert _apart_from_pillow(ours, images[0, :, 10:46, 23:80]) <= 1
 
 
-def _apart_from_pillow(ours: torch.Tensor, image: torch.Tensor, box: tuple[float, float, float, float]) -> int:
-    """Most levels between a crop and Pillow's, channel by channel in float32: its uint8 filter rounds twice."""
+def _apart_from_pillow(ours: torch.Tensor, image: torch.Tensor) -> int:
+    """Most levels between a resized picture and what Pillow makes of each channel in float32."""
     apart = 0
     for mine, channel in zip(ours.numpy(), image.numpy(), strict=True):
         source = Image.fromarray(channel.astype(np.float32))
-        pillow = np.asarray(source.resize(mine.shape[::-1], Image.Resampling.BILINEAR, box=box))
+        pillow = np.asarray(source.resize(mine.shape[::-1], Image.Resampling.BILINEAR))
         apart = max(apart, int(np.abs(mine - np.rint(pillow)).max()))
     return apart
 
@@ -104,7 +138,7 @@ def test_a_box_thinner_than_a_pixel_still_gives_its_colours():
     boxes = torch.tensor([[0.9999, 0.9999, 1e-4, 1e-4], [0.0, 0.5, 1e-6, 1e-6]])
     cut = resized_crop(images, boxes, (4, 4))
     assert torch.equal(cut[0], images[0, :, -1:, -1:].expand(3, 4, 4))
-    assert cut[1].float().std((1, 2)).max() < 1
+    assert torch.equal(cut[1], images[1, :, :1, 4:5].expand(3, 4, 4))
 
 
 @pytest.mark.parametrize("size", [(64, 64), (240, 320), (500, 100)])

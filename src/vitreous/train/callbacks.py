@@ -44,15 +44,19 @@ class Stop(Callback):
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Start the clock."""
         self.clock.begin()
-        self._started, self._images = time.monotonic(), cast(VitModule, pl_module).images_seen
+        self._timed_from: tuple[float, int] | None = None
 
     def on_train_batch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, *_: Any) -> None:
         """Look at the clock."""
         module = cast(VitModule, pl_module)
         if isinstance(self.clock, Budget) and not self._validating:
-            images, val = module.images_seen - self._images, len(cast(Any, trainer).datamodule.data.splits["val"])
-            if images:
-                self._reserve(val * (time.monotonic() - self._started) / images / _EVALUATION_SPEED)
+            if self._timed_from is None:  # a first step takes many times as long as the others
+                self._timed_from = time.monotonic(), module.images_seen
+            began, before = self._timed_from
+            if module.images_seen > before:
+                per_image = (time.monotonic() - began) / (module.images_seen - before)
+                val = len(cast(Any, trainer).datamodule.data.splits["val"])
+                self._reserve(val * per_image / _EVALUATION_SPEED)
         if self.clock.over(trainer.global_step):
             trainer.should_stop = True
 
