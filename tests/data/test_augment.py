@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from photos import digits, pipeline, tiles
+from torchvision.transforms.v2 import functional as tv
 
 from vitreous.data import mixing
 from vitreous.data.augment import BatchAugment
@@ -263,6 +264,26 @@ def test_off_last_leaves_crop_flip_and_jitter_only():
     assert not torch.equal(early[1], F.one_hot(labels, K).float())
     always = augment(**EVERYTHING)(images, labels, epoch=0, step=0, progress=1.0)
     assert torch.equal(always[1], early[1])
+
+
+def test_smaller_pictures_come_first():
+    images, labels = batch()
+    growing, whole = (
+        augment(flip=0.5, small_first=sides, small_until=0.6, **EVERYTHING) for sides in ((0.25, 0.75), ())
+    )
+    for progress, size in (
+        (0, (6, 8)),
+        (0.29, (6, 8)),
+        (0.31, (18, 24)),
+        (0.59, (18, 24)),
+        (0.6, (24, 32)),
+        (1, (24, 32)),
+    ):
+        small, targets = growing(images, labels, epoch=0, step=0, progress=progress)
+        full, expected = whole(images, labels, epoch=0, step=0, progress=progress)
+        assert small.shape == (48, 3, *size)
+        assert torch.equal(targets, expected)
+        assert torch.equal(small, tv.resize(full, size, antialias=True))
 
 
 @pytest.mark.parametrize("policy", ["none", "rand", "trivial", "three"])

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.model.config import ViTConfig
+from vitreous.model.embeddings import sincos_table
 from vitreous.model.vit import VisionTransformer
 
-INITS = ["jax", "timm", "torchvision", "torch"]
+INITS = ["jax", "timm", "torchvision", "torch", "mimetic"]
 SHAPE = {"image_size": 64, "patch_size": 16, "num_classes": 10, "width": 192, "depth": 2, "heads": 3, "mlp_dim": 768}
 
 
@@ -149,6 +150,42 @@ def test_torch_is_the_layers_own() -> None:
     assert float(found["cls_token"].std()) == pytest.approx(1, rel=0.3)
 
 
+def near_identity(noise: float, identity: float, width: int = 192) -> Tensor:
+    """A matrix as arXiv 2305.09828, section 4, draws it."""
+    torch.manual_seed(1)
+    return noise * torch.randn(width, width) / math.sqrt(width) + identity * torch.eye(width)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_mimetic_attention_is_the_papers(heads: int) -> None:
+    found = built("mimetic", heads=heads)
+    for i in range(2):
+        q, k, v = found[f"blocks.{i}.attn.qkv.weight"].chunk(3)
+        d = 192 // heads
+        strength = torch.linalg.svdvals(near_identity(0.7, 0.7))[:d]
+        for queries, keys in zip(q.split(d), k.split(d), strict=True):
+            product = queries.T @ keys  # 192 x 192, of rank d
+            torch.testing.assert_close(torch.linalg.svdvals(product)[:d], strength, rtol=0.1, atol=0.03)
+            assert float(product.trace()) > 0.3 * d  # the identity's part
+            torch.testing.assert_close(queries.norm(dim=1), keys.norm(dim=1))
+            if heads == 1:
+                alike(product - 0.7 * torch.eye(192), near_identity(0.7, 0), "query and key")
+                assert float(product.diagonal().mean()) == pytest.approx(0.7, abs=0.02)
+        product = found[f"blocks.{i}.attn.proj.weight"] @ v
+        alike(product + 0.4 * torch.eye(192), near_identity(0.4, 0), "value and projection")
+        assert float(product.diagonal().mean()) == pytest.approx(-0.4, abs=0.02)
+
+
+def test_mimetic_positions_are_sines_and_the_rest_is_as_in_jax() -> None:
+    found, plain = built("mimetic", registers=2), built("jax", registers=2)
+    table = sincos_table((4, 4), 192) / 2
+    torch.testing.assert_close(found["pos_embed"][:, 1:], table.float())
+    assert float(found["pos_embed"][:, 0].std()) == pytest.approx(0.02, rel=0.3)
+    for name, parameter in plain.items():
+        if name != "pos_embed" and not name.endswith(("attn.qkv.weight", "attn.proj.weight")):
+            alike(found[name], parameter, name)
+
+
 def test_with_zero_residual_every_block_is_the_identity_at_first() -> None:
     torch.manual_seed(0)
     model = VisionTransformer(ViTConfig(**(SHAPE | {"zero_residual": True}))).eval()  # type: ignore[arg-type]
@@ -159,7 +196,7 @@ def test_with_zero_residual_every_block_is_the_identity_at_first() -> None:
 
 @pytest.mark.parametrize("init", INITS)
 def test_zero_head(init: str) -> None:
-    for zero, expected in ((None, init in ("jax", "torchvision")), (True, True), (False, False)):
+    for zero, expected in ((None, init in ("jax", "torchvision", "mimetic")), (True, True), (False, False)):
         for head in ("linear", "mlp"):
             found = built(init, zero_head=zero, head=head, depth=1)
             assert (not found["head.weight"].any()) == expected

@@ -235,7 +235,7 @@ def test_misspelt_sizes_and_options(name: str, overrides: dict[str, object], par
         ({"pool": "cls-mean", "class_token": False}, ["pool cls-mean reads the class token"]),
         ({"pool": "cls-mean", "final_norm": "pooled"}, ["no norm after it", "final_norm tokens"]),
         ({"position": "sincos"}, ["position is 'sincos'", "Did you mean 'sincos-2d'?"]),
-        ({"init": "flax"}, ["init is 'flax'", "jax, timm, torchvision, torch"]),
+        ({"init": "flax"}, ["init is 'flax'", "jax, timm, torchvision, torch, mimetic"]),
     ],
 )
 def test_configurations_that_contradict_themselves(fields: dict[str, object], parts: list[str]) -> None:

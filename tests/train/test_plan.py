@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from vitreous.data.config import AugmentConfig
 from vitreous.errors import ConfigError
 from vitreous.model.sizes import cost
 from vitreous.recipes import recipe
@@ -54,6 +55,19 @@ def test_a_budget_says_how_many_epochs_fit():
     assert planned.epochs * planned.epoch_seconds == pytest.approx(36000, rel=0.05)
 
 
+def test_phases_of_unlike_cost_count_by_their_lengths():
+    """Half of a run's steps on a quarter of the tokens: in a budget it is half of the time, so more of the steps."""
+    model = replace(small().model, patch_size=2, num_classes=10)
+    growing = AugmentConfig(small_first=(0.5,), small_until=0.5)
+    counted, whole = (plan(replace(small(), model=model, augment=a)) for a in (growing, AugmentConfig()))
+    tokens = whole.total_flops - counted.total_flops
+    assert tokens == pytest.approx(0.5 * 0.75 * whole.total_flops, rel=0.15)
+    assert counted.memory.weights == whole.memory.weights
+    timed = plan(replace(small(), model=model, augment=growing, budget="10h"))
+    seen = timed.epochs * timed.steps_per_epoch * 64
+    assert timed.total_flops / seen < counted.total_flops / (3 * counted.steps_per_epoch * 64)
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells what a process holds")
 def test_a_step_that_does_not_fit_is_cut_as_a_run_would_cut_it(monkeypatch):
     roomy = plan(small(batch_size=512))
@@ -76,7 +90,7 @@ def test_the_largest_batch_is_what_growth_leaves_room_for(monkeypatch):
 
     monkeypatch.setattr(Meter, "left", lambda self: 500_000_000)
     monkeypatch.setattr("vitreous.train.plan.Trials", Grows)
-    monkeypatch.setattr(Grows, "timed", lambda self: [0.1, 0.2, 0.3])
+    monkeypatch.setattr(Grows, "timed", lambda self: [[0.1, 0.2, 0.3]])
     planned = plan(small())
     assert planned.largest_batch == pytest.approx((0.9 * 500 - 5), abs=1)
     assert max(gone) < planned.largest_batch

@@ -160,7 +160,8 @@ def test_steps_are_counted_and_the_last_weights_are_saved_when_asked(tmp_path):
     assert result.epochs == result.selected_epoch == 2
 
 
-def test_patches_are_dropped_until_the_last_part_of_a_run(tmp_path):
+def tokens_of_steps(folder, **settings):
+    """How many tokens each step of a run has."""
     seen = []
 
     def look(block, args):
@@ -169,10 +170,23 @@ def test_patches_are_dropped_until_the_last_part_of_a_run(tmp_path):
 
     hook = register_module_forward_pre_hook(look)
     try:
-        train(tmp_path / "run", steps=10, model={"patch_dropout": 0.5, "depth": 1, "pool": "mean"}, patches_last=0.4)
+        train(folder, steps=10, **settings)
     finally:
         hook.remove()
-    assert seen == [2] * 6 + [4] * 4
+    return seen
+
+
+def test_patches_are_dropped_until_the_last_part_of_a_run(tmp_path):
+    model = {"patch_dropout": 0.5, "depth": 1, "pool": "mean"}
+    assert tokens_of_steps(tmp_path / "run", model=model, patches_last=0.4) == [2] * 6 + [4] * 4
+
+
+def test_pictures_are_smaller_in_the_first_part_of_a_run(tmp_path):
+    model = {"patch_size": 4, "image_size": 16, "depth": 1, "pool": "mean"}
+    growing = AugmentConfig(small_first=(0.25, 0.5), small_until=0.6)
+    assert tokens_of_steps(tmp_path / "run", model=model, augment=growing) == [1] * 3 + [4] * 3 + [16] * 4
+    with pytest.raises(ConfigError, match=r"small_first 0.4 makes 6 of 16 pixels, .* of patch 4: use 0.25, 0.5, 0.75"):
+        train(tmp_path / "no", model=model, augment=AugmentConfig(small_first=(0.5, 0.4)))
 
 
 def test_scores_are_those_of_the_saved_model_in_use(tmp_path):

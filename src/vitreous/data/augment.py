@@ -1,7 +1,8 @@
 """How a training batch varies: whole batches, on the device they are on, every draw a function of (seed, epoch, step).
 
 The chance is drawn here, on the CPU, as small arrays; what is done with it is in geometry.py, color.py, policy.py and
-mixing.py. Order: crop and flip, policy, colour jitter (uint8), normalisation, erasing, mixup or CutMix (float32).
+mixing.py. Order: crop and flip, policy, colour jitter (uint8), normalisation, erasing, mixup or CutMix, smaller sizes
+(float32).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.data import color, geometry, mixing, policy
@@ -73,13 +75,14 @@ class BatchAugment:
             labels: int64 (B,).
             epoch: Epoch of the batch.
             step: Optimiser step within the epoch.
-            progress: Share of the whole schedule that is done, in [0, 1]; decides on `off_last`.
+            progress: Share of the whole schedule that is done, in [0, 1]; decides on `off_last` and
+                `small_first`.
             offset: Position of the first image within its step.
             boxes: float32 (B, 4) top, left, height, width as shares of the height and width. Given by the loader when
                 the images are canvases that the random resized crop is still to be cut from.
 
         Returns:
-            Images float32 (B, C, H, W), normalised, and targets float32 (B, K).
+            Images float32 (B, C, H, W), normalised, smaller where `small_first` says so, and targets float32 (B, K).
 
         Raises:
             ConfigError: If the images are canvases, and no boxes are given.
@@ -95,9 +98,9 @@ class BatchAugment:
             images = self._colours(self._place(images, boxes, draw), draw, busy)
             pixels = self.pipeline.normalise(images)
             targets = mixing.smooth_targets(labels, self.num_classes, self.label_smoothing)
-            if not busy:
-                return pixels, targets
-            return self._mix(self._erase(pixels, draw), targets, draw)
+            if busy:
+                pixels, targets = self._mix(self._erase(pixels, draw), targets, draw)
+            return self._whole_or_small(pixels, progress), targets
 
     def of_batch(self, batch: Mapping[str, Any], progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """The same for a training batch as the loader gives it (:mod:`vitreous.data.batches`)."""
@@ -162,6 +165,13 @@ class BatchAugment:
             box = mixing.cutmix_box(float(rng.beta(config.cutmix, config.cutmix)), (y, x), size)
             return mixing.cutmix(pixels, targets, box)
         return mixing.mixup(pixels, targets, float(rng.beta(config.mixup, config.mixup)))
+
+    def _whole_or_small(self, pixels: Tensor, progress: float) -> Tensor:
+        """Shrink the pictures where the schedule begins with smaller ones."""
+        height, width = (self.config.side(side, progress) for side in self.pipeline.size)
+        if (height, width) == self.pipeline.size:
+            return pixels
+        return F.interpolate(pixels, (height, width), mode="bilinear", antialias=True)
 
 
 class _Draws:

@@ -90,6 +90,9 @@ class AugmentConfig:
         cutmix: Alpha of CutMix (arXiv 1905.04899); 0 is off. With both, each batch gets one of the two.
         mix_chance: Share of batches that are mixed.
         off_last: Share of the schedule, at its end, that trains without policy, erasing, mixup and cutmix.
+        small_first: Begin with smaller pictures, which cost less: their sides as shares of the full ones, one after the
+            other, each for an equal part of `small_until`. Each must make whole patches.
+        small_until: Share of the schedule after which pictures are whole.
     """
 
     flip: float = 0.5
@@ -105,15 +108,26 @@ class AugmentConfig:
     cutmix: float = 0.0
     mix_chance: float = 1.0
     off_last: float = 0.0
+    small_first: tuple[float, ...] = ()
+    small_until: float = 0.5
+
+    def side(self, full: int, progress: float) -> int:
+        """Of a picture at a point of the schedule, in pixels; ``full`` is the whole side, progress in [0, 1]."""
+        if not self.small_first or progress >= self.small_until:
+            return full
+        return round(full * self.small_first[int(progress / self.small_until * len(self.small_first))])
 
     def __post_init__(self) -> None:
         """Check ranges, all problems in one error."""
         object.__setattr__(self, "resized_crop_ratio", tuple(self.resized_crop_ratio))
         problems = [
             f"{name} is {getattr(self, name)}, it must be in [0, 1]"
-            for name in ("flip", "erasing", "mix_chance", "off_last")
+            for name in ("flip", "erasing", "mix_chance", "off_last", "small_until")
             if not 0 <= getattr(self, name) <= 1
         ]
+        object.__setattr__(self, "small_first", tuple(self.small_first))
+        if not all(0 < share <= 1 for share in self.small_first):
+            problems.append(f"small_first is {self.small_first}, each must be a share of the side in (0, 1]")
         if not 0 < self.resized_crop <= 1:
             problems.append(f"resized_crop is {self.resized_crop}, it must be in (0, 1]")
         problems += [

@@ -77,7 +77,8 @@ class ViTConfig:
         patch_dropout: Share of patch tokens left out of each training image (arXiv 2208.07220). In [0, 1).
         norm_eps: Epsilon of every LayerNorm.
         init: `jax`: as the paper's code. `timm`: normal 0.02. `torchvision`: as its vision_transformer.
-            `torch`: PyTorch's layer defaults with tokens and positions from N(0, 1), as the tutorials do.
+            `torch`: PyTorch's layer defaults with tokens and positions from N(0, 1), as the tutorials do. `mimetic`:
+            as `jax`, but attention and learned positions begin as in trained models (arXiv 2305.09828).
         resample: Whose function resizes position embeddings for another resolution.
         checkpoint_blocks: Recompute each block's activations in the backward pass: less memory, about a third more
             time.
@@ -117,7 +118,7 @@ class ViTConfig:
     drop_path: float = 0.0
     patch_dropout: float = 0.0
     norm_eps: float = 1e-6
-    init: Literal["jax", "timm", "torchvision", "torch"] = "jax"
+    init: Literal["jax", "timm", "torchvision", "torch", "mimetic"] = "jax"
     resample: Literal["google", "timm", "huggingface", "torchvision", "dinov2"] = "timm"
     checkpoint_blocks: bool = False
 
@@ -236,7 +237,7 @@ def _width_misfits(c: ViTConfig) -> Iterator[str]:
         yield f"width {c.width} is not a multiple of heads {c.heads}: use {' or '.join(map(str, sorted(fits)))} heads"
     elif c.position == "rope-2d" and c.head_dim % 4:
         yield f"position rope-2d needs width / heads to be a multiple of 4, it is {c.head_dim}"
-    if c.position in ("sincos-2d", "learned-2d") and c.width % 4:
+    if (c.position in ("sincos-2d", "learned-2d") or (c.position, c.init) == ("learned", "mimetic")) and c.width % 4:
         yield f"position {c.position} needs a width that is a multiple of 4, it is {c.width}"
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
+from vitreous.model.attention import Attention
 from vitreous.model.config import ViTConfig
+from vitreous.model.embeddings import sincos_table
 
 if TYPE_CHECKING:
     from vitreous.model.vit import VisionTransformer
@@ -17,8 +20,8 @@ __all__ = ["initialise"]
 
 def initialise(model: VisionTransformer, config: ViTConfig) -> None:
     """Draw all weights in place, by the global random generator, as ``config.init`` says (see :class:`ViTConfig`)."""
-    {"jax": _jax, "timm": _timm, "torchvision": _torchvision, "torch": _torch}[config.init](model)
-    zero = config.init in ("jax", "torchvision") if config.zero_head is None else config.zero_head
+    {"jax": _jax, "timm": _timm, "torchvision": _torchvision, "torch": _torch, "mimetic": _mimetic}[config.init](model)
+    zero = config.init in ("jax", "torchvision", "mimetic") if config.zero_head is None else config.zero_head
     if zero and isinstance(model.head, nn.Linear):
         nn.init.zeros_(model.head.weight)
         nn.init.zeros_(model.head.bias)
@@ -91,6 +94,36 @@ def _torchvision(model: VisionTransformer) -> None:
 def _torch(model: VisionTransformer) -> None:
     """PyTorch's own layer defaults; tokens and positions from N(0, 1), as the public tutorials have them."""
     _tokens(model, cls=1.0, position=1.0)
+
+
+@torch.no_grad()
+def _mimetic(model: VisionTransformer) -> None:
+    """Mimetic initialisation (arXiv 2305.09828): attention begins as trained ViTs end; the rest is as :func:`_jax`.
+
+    Each head's queries times keys are near the identity, so that tokens look at those alike; values times the
+    projection are near its negative; learned positions begin as sines and cosines, half as large.
+    """
+    _jax(model)
+    width = model.config.width
+    for attention in model.modules():
+        if not isinstance(attention, Attention):
+            continue
+        heads = [_factors(width, attention.head_dim, noise=0.7, identity=0.7) for _ in range(attention.heads)]
+        queries, keys = zip(*heads, strict=True)
+        projection, values = _factors(width, width, noise=0.4, identity=-0.4)
+        attention.qkv.weight.copy_(torch.cat([*queries, *keys, values]))
+        attention.proj.weight.copy_(projection.T)
+    if model.config.position == "learned":
+        patches = model.pos_embed[:, -math.prod(model.config.grid) :]
+        patches.copy_(sincos_table(model.config.grid, model.config.width) / 2)
+
+
+def _factors(width: int, rank: int, noise: float, identity: float) -> tuple[Tensor, Tensor]:
+    """Two matrices A, B, rank x width: A^T B is the nearest of that rank to noise N(0, 1 / width) + identity I."""
+    wanted = noise * torch.randn(width, width) / math.sqrt(width) + identity * torch.eye(width)
+    left, strength, right = torch.linalg.svd(wanted)
+    root = strength[:rank, None].sqrt()
+    return root * left[:, :rank].T, root * right[:rank]
 
 
 def _tokens(model: VisionTransformer, cls: float, position: float) -> None:

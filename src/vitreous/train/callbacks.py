@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +24,7 @@ __all__ = ["Record", "Selection", "Stop", "better", "rises"]
 
 _TIMED_STEPS, _TIMED_SECONDS = 5, 1.0  # after which the speed of a run is told
 _EXACT_PER_BF16 = 3.0  # time of a forward pass in float32 over that in bf16, on a CPU that multiplies bf16
+_MEDIAN_OF = 5  # steps: the last ones, because smaller pictures or fewer patches may have come before
 _EVALUATION_SPEED = 2.0  # images a second without gradients over those with: a cautious guess until it is measured
 
 
@@ -44,19 +47,19 @@ class Stop(Callback):
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Start the clock."""
         self.clock.begin()
-        self._timed_from: tuple[float, int] | None = None
+        self._last, self._seen = time.monotonic(), cast(VitModule, pl_module).images_seen
+        self._per_image: deque[float] = deque(maxlen=_MEDIAN_OF)
 
     def on_train_batch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, *_: Any) -> None:
         """Look at the clock."""
         module = cast(VitModule, pl_module)
         if isinstance(self.clock, Budget) and not self._validating:
-            if self._timed_from is None:  # a first step takes many times as long as the others
-                self._timed_from = time.monotonic(), module.images_seen
-            began, before = self._timed_from
-            if module.images_seen > before:
-                per_image = (time.monotonic() - began) / (module.images_seen - before)
+            now, seen = time.monotonic(), module.images_seen
+            self._per_image.append((now - self._last) / max(1, seen - self._seen))
+            self._last, self._seen = now, seen
+            if len(self._per_image) > 1:  # a first step takes many times as long as the others
                 val = len(cast(Any, trainer).datamodule.data.splits["val"])
-                self._reserve(val * per_image / _EVALUATION_SPEED)
+                self._reserve(val * statistics.median_low(self._per_image) / _EVALUATION_SPEED)
         if self.clock.over(trainer.global_step):
             trainer.should_stop = True
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
 from vitreous.errors import ConfigError
-from vitreous.model.config import ViTConfig
+from vitreous.model.config import ViTConfig, pair
 
 __all__ = ["OptimConfig", "RunConfig", "TuneConfig", "parse_duration"]
 
@@ -207,6 +209,7 @@ class RunConfig:
             problems.append(f"patches_last is {self.patches_last}, it is a share of the run and must be in [0, 1]")
         if self.ema is not None and not 0 < self.ema < 1:
             problems.append(f"ema is {self.ema}, it must be between 0 and 1, or null for none")
+        problems += _small_misfits(self)
         if self.balanced_sampling and self.class_weights != "none":
             problems.append(
                 f"balanced_sampling and class_weights {self.class_weights} would make up for unlike classes twice: "
@@ -222,3 +225,28 @@ class RunConfig:
         parse_duration(self.checkpoint_every)
         if problems:
             raise ConfigError("; ".join(problems))
+
+    @property
+    def phases(self) -> tuple[tuple[float, float], ...]:
+        """Parts of the run, within each of which a step costs the same: where each begins and ends, in [0, 1].
+
+        Smaller pictures and fewer patches make several; all others are one.
+        """
+        edges = {0.0, 1.0}
+        count, until = len(self.augment.small_first), self.augment.small_until
+        edges.update(until * (i + 1) / count for i in range(count))
+        if self.model.patch_dropout:
+            edges.add(1 - self.patches_last)
+        return tuple(itertools.pairwise(sorted(edges)))
+
+
+def _small_misfits(config: RunConfig) -> Iterator[str]:
+    """Yield the sentence for each share in `small_first` that makes no whole patches."""
+    sides = tuple(zip(pair(config.model.image_size), pair(config.model.patch_size), strict=True))
+    for share in config.augment.small_first:
+        for side, patch in sides:
+            small = round(side * share)
+            if small % patch or not small:
+                fits = ", ".join(f"{whole / side:g}" for whole in range(patch, side, patch))
+                yield f"small_first {share:g} makes {small} of {side} pixels, no multiple of patch {patch}: use {fits}"
+                break

@@ -69,7 +69,7 @@ class Plan:
         parts: Into which the step is cut; more than was asked for where the memory does not hold a part.
         steps_per_epoch: Optimiser steps.
         memory: What it takes.
-        step_seconds: Median time of a step.
+        step_seconds: Median time of a step, the mean of the run's phases where these differ.
         step_spread: Its quartiles.
         steps_timed: How many steps that is of.
         epoch_seconds: Training and validation of one epoch.
@@ -148,9 +148,11 @@ def _measured(this: Assembled, meter: Meter, budget: float | None, start_seconds
     memory = _memory(found, part, meter.most())  # now: what draws the report is loaded, no larger batch was tried
     largest, checked = found.largest(part)
     config, per_epoch = ready.config, loading.steps_per_epoch
-    step = statistics.median(timed)
-    spread = statistics.quantiles(timed, n=4)
-    epoch_seconds = per_epoch * statistics.fmean(timed) + validation
+    means = [statistics.fmean(times) for times in timed]
+    weights = _shares_of_steps(config, means, by_time=budget is not None)
+    quartiles = [statistics.quantiles(times, n=4) for times in timed]
+    lower, step, upper = (_mean(weights, [of[i] for of in quartiles]) for i in range(3))
+    epoch_seconds = per_epoch * _mean(weights, means) + validation
     ending = reporting + validation * (1 + _test_share(ready))
     epochs = config.epochs if config.steps is None else config.steps / per_epoch
     if budget is not None:
@@ -168,16 +170,28 @@ def _measured(this: Assembled, meter: Meter, budget: float | None, start_seconds
         steps_per_epoch=per_epoch,
         memory=memory,
         step_seconds=step,
-        step_spread=(spread[0], spread[2]),
-        steps_timed=len(timed),
+        step_spread=(lower, upper),
+        steps_timed=sum(map(len, timed)),
         epoch_seconds=epoch_seconds,
         start_seconds=start_seconds,
         epochs=epochs,
         total_seconds=total,
-        total_flops=images * _step_flops(ready) + validated * ready.cost.flops,
+        total_flops=images * _mean(weights, _step_flops(ready)) + validated * ready.cost.flops,
         largest_batch=largest,
         checked=checked,
     )
+
+
+def _shares_of_steps(config: RunConfig, seconds: list[float], by_time: bool) -> list[float]:
+    """The share of the run's steps that each phase has, given its seconds per step; in a budget its length is time."""
+    lengths = [end - begin for begin, end in config.phases]
+    if by_time:
+        lengths = [length / each for length, each in zip(lengths, seconds, strict=True)]
+    return [length / sum(lengths) for length in lengths]
+
+
+def _mean(weights: list[float], values: list[float]) -> float:
+    return sum(weight * value for weight, value in zip(weights, values, strict=True))
 
 
 def _test_share(ready: Prepared) -> float:
@@ -200,18 +214,16 @@ def _memory(found: Trials, part: int, most: int) -> Memory:
     )
 
 
-def _step_flops(ready: Prepared) -> float:
-    """Operations that training takes for a picture, counted in a forward and backward pass of two."""
+def _step_flops(ready: Prepared) -> list[float]:
+    """Operations that training takes for a picture in each phase, counted in a forward and backward pass of two."""
     model, config = ready.model, ready.config
-    dropped = float(getattr(model, "patch_dropout", 0.0))
-    last = config.patches_last if dropped else 0.0
+    dropped, counts = model.patch_dropout, []
     with _trained(model):
-        counts = [_counted(ready)]
-        if last:
-            model.patch_dropout = 0.0
-            counts.append(_counted(ready))
-            model.patch_dropout = dropped
-    return counts[0] * (1 - last) + counts[-1] * last
+        for begin, _ in config.phases:
+            model.patch_dropout = dropped if begin < 1 - config.patches_last else 0.0
+            counts.append(_counted(ready, begin))
+        model.patch_dropout = dropped
+    return counts
 
 
 @contextlib.contextmanager
@@ -225,10 +237,14 @@ def _trained(model: torch.nn.Module) -> Iterator[None]:
         model.zero_grad(set_to_none=True)
 
 
-def _counted(ready: Prepared) -> float:
-    """Operations for a picture; with torch's plain attention, because only its products can be counted anywhere."""
+def _counted(ready: Prepared, progress: float) -> float:
+    """Operations for a picture at a point of the run.
+
+    With torch's plain attention, because only its products can be counted anywhere.
+    """
     device = next(ready.model.parameters()).device
-    images = torch.zeros(2, ready.pipeline.channels, *ready.pipeline.size, device=device)
+    size = (ready.config.augment.side(side, progress) for side in ready.pipeline.size)
+    images = torch.zeros(2, ready.pipeline.channels, *size, device=device)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         compiler = torch.compiler.set_stance("force_eager") if ready.config.compile else contextlib.nullcontext()
         with compiler:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import lightning
@@ -69,20 +70,35 @@ class Trials:
             self.this.ready.loading.cut_steps(parts)
 
     def probe(self, part: int) -> None:
-        """Make two steps of so many pictures in one part."""
-        rebuild(self.this, None)
-        module = self.this.module
-        module.accumulate = 1
-        self._fit(_alike(_batch(self.this, part)), _Timing(2))
-        self.fixed = _fixed_bytes(module, self.this.trainer)
-        self.add(part, self.last_growth)
+        """Make two steps of so many pictures in one part, as at the end of the run, when they take most."""
+        with self._at(1.0):
+            module = self.this.module
+            module.accumulate = 1
+            self._fit(_alike(_batch(self.this, part)), _Timing(2))
+            self.fixed = _fixed_bytes(module, self.this.trainer)
+            self.add(part, self.last_growth)
 
-    def timed(self) -> list[float]:
-        """Time steps with the run's own loader, in seconds."""
-        timing = _Timing(_MOST_STEPS + _WARM, _SECONDS)
+    def timed(self) -> list[list[float]]:
+        """Time steps of each phase of the run with its own loader, in seconds."""
+        phases, found = self.this.ready.config.phases, []
+        for begin, end in phases:
+            timing = _Timing(_MOST_STEPS + _WARM, _SECONDS / len(phases))
+            with self._at((begin + end) / 2):
+                self._fit(self.this.ready.loading.train_dataloader(), timing)
+            found.append(timing.seconds)
+        return found
+
+    @contextlib.contextmanager
+    def _at(self, progress: float) -> Iterator[None]:
+        """Within, each step is one at that share of the run."""
+        model = self.this.ready.model
+        dropped = model.patch_dropout
         rebuild(self.this, None)
-        self._fit(self.this.ready.loading.train_dataloader(), timing)
-        return timing.seconds
+        self.this.module.progress = lambda _: progress
+        try:
+            yield
+        finally:
+            model.patch_dropout = dropped
 
     def _fit(self, batches: Iterable[Any], timing: _Timing) -> None:
         ready = self.this.ready
