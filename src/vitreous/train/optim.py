@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitreous.train.config import OptimConfig
 
 __all__ = [
     "MuonWithAdamW",
+    "StackedMuon",
     "build_optimizer",
     "layer_factors",
+    "orthogonalised",
     "parameter_groups",
     "schedule",
     "set_learning_rate",
@@ -126,6 +128,57 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float |
     return groups
 
 
+class StackedMuon(torch.optim.Muon):
+    """torch's Muon, with the matrices of one shape in one batched product: its updates to bfloat16's rounding.
+
+    A model has as many matrices of a shape as blocks, and products of small ones cost little more than their calls.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all matrices once; no closure is called here."""
+        for group in self.param_groups:
+            stacks: dict[torch.Size, list[Tensor]] = {}
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    stacks.setdefault(matrix.shape, []).append(matrix)
+            for matrices in stacks.values():
+                self._update(matrices, group)
+
+    def _update(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
+        """Update matrices of one shape."""
+        for matrix in matrices:
+            if "momentum_buffer" not in self.state[matrix]:
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
+        momenta = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        wanted = torch._foreach_lerp(gradients, momenta, group["momentum"]) if group["nesterov"] else momenta
+        turned = orthogonalised(torch.stack(wanted), group["ns_coefficients"], group["ns_steps"], group["eps"])
+        rows, columns = matrices[0].shape
+        rate = group["lr"] * math.sqrt(max(1, rows / columns))  # adjust_lr_fn="original"
+        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(matrices, list(turned.to(matrices[0].dtype).unbind()), alpha=-rate)
+
+
+def orthogonalised(
+    stack: Tensor, coefficients: tuple[float, float, float], steps: int = 5, eps: float = 1e-7
+) -> Tensor:
+    """Turn matrices (B, rows, columns) into nearly orthogonal ones, bfloat16 of the same shape.
+
+    By the quintic Newton-Schulz iteration of Muon, whose singular values end between about 0.7 and 1.2.
+    """
+    a, b, c = coefficients
+    x = stack.bfloat16()
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT.contiguous() if tall else x
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
 class MuonWithAdamW(Optimizer):
     """Muon on hidden matrices and AdamW on everything else, as one optimiser with one state.
 
@@ -143,7 +196,7 @@ class MuonWithAdamW(Optimizer):
     """
 
     def __init__(self, matrices: list[dict[str, Any]], rest: list[dict[str, Any]], config: OptimConfig) -> None:
-        self._muon = torch.optim.Muon(matrices, lr=config.muon_lr, momentum=config.momentum, adjust_lr_fn="original")
+        self._muon = StackedMuon(matrices, lr=config.muon_lr, momentum=config.momentum, adjust_lr_fn="original")
         self._adamw = torch.optim.AdamW(rest, lr=config.lr, betas=config.betas, fused=_fusable(rest))
         super().__init__(self._muon.param_groups + self._adamw.param_groups, {})
         self._share()

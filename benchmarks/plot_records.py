@@ -1,0 +1,111 @@
+"""Draw accuracy against time and against training operations, of runs beside what others published.
+
+    python benchmarks/plot_records.py 'linear patches=runs/strict-0' 'convolutional stem=runs/conv-0' \\
+        --out docs/images/records.png
+
+Each run is a folder of `vitreous train`: the curve is its validation top-1 after each epoch, against the time since
+training began, and the dot its top-1 on test, at the seconds of the whole training. Operations are 3 times those of the
+forward pass at the size that the pictures had, 2 for each multiply-add.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vitreous.cli.train import configure
+from vitreous.model.config import pair
+from vitreous.model.sizes import cost
+from vitreous.train.config import RunConfig
+
+COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a")
+TUTORIAL = (28 + 17 / 60, 78.8, "tutorial, on a GPU")  # minutes, as its own log says
+PUBLISHED = (  # training operations, top-1 on test
+    (2.9e14, 94.0, "airbench94, a CNN"),
+    (2.0e15, 89.2, "CCT-2/3x2"),
+    (2.8e15, 91.5, "CCT-4/3x2"),
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run: minutes, operations and validation top-1 after each epoch, and the top-1 on test."""
+
+    minutes: list[float]
+    operations: list[float]
+    top1: list[float]
+    test: float
+
+
+def read(folder: Path) -> Curve:
+    """A run's own files."""
+    config, _, _ = configure(["--config", str(folder / "recipe.yaml")])
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    with open(folder / "metrics.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    seconds = list(itertools.accumulate(float(row["seconds"]) for row in rows))
+    steps = [0, *(int(row["step"]) for row in rows)]
+    operations = []
+    for before, now, at in zip(steps, steps[1:], seconds, strict=False):
+        operations.append((now - before) * config.batch_size * per_picture(config, at / seconds[-1]))
+    return Curve(
+        [second / 60 for second in seconds],
+        list(itertools.accumulate(operations)),
+        [100 * float(row["val_top1"]) for row in rows],
+        100 * report["scores"]["test"]["top1"],
+    )
+
+
+def per_picture(config: RunConfig, progress: float) -> float:
+    """Training operations for a picture at a point of the run."""
+    height, width = (config.augment.side(side, min(progress, 0.999)) for side in pair(config.model.image_size))
+    return 3.0 * cost(replace(config.model, image_size=(height, width))).flops
+
+
+def draw(curves: dict[str, Curve], path: Path) -> None:
+    """Two pictures side by side, on white, so that they can be read on any page."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.4), facecolor="white", layout="constrained", sharey=True)
+    for (name, curve), colour in zip(curves.items(), COLOURS, strict=False):
+        for axis, along in zip(axes, (curve.minutes, curve.operations), strict=True):
+            axis.plot(along, curve.top1, color=colour, lw=1.5, label=f"{name}: validation")
+            axis.plot(along[-1:], [curve.test], "o", color=colour, label=f"{name}: test {curve.test:.1f} %")
+    minutes, top1, name = TUTORIAL
+    mark(axes[0], minutes, top1, name)
+    for operations, top1, name in PUBLISHED:
+        mark(axes[1], operations, top1, name)
+    axes[0].set(xlabel="minutes of training on two CPU cores", ylabel="top-1, %", ylim=(50, 97), xlim=(0, None))
+    axes[1].set(xlabel="training operations", xscale="log")
+    for axis in axes:
+        axis.grid(alpha=0.3)
+        axis.set_facecolor("white")
+    axes[0].legend(fontsize=8, loc="lower right")
+    figure.savefig(path, dpi=130)
+
+
+def mark(axis: Any, x: float, y: float, name: str) -> None:
+    """A result that is not ours."""
+    axis.plot([x], [y], "D", color="#444444", ms=5)
+    axis.annotate(name, (x, y), xytext=(-6, -12), textcoords="offset points", fontsize=8, ha="right", color="#444444")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", nargs="+", metavar="NAME=FOLDER")
+    parser.add_argument("--out", type=Path, default=Path("records.png"))
+    options = parser.parse_args()
+    named = (run.split("=", 1) for run in options.runs)
+    draw({name: read(Path(folder)) for name, folder in named}, options.out)
+
+
+if __name__ == "__main__":
+    main()

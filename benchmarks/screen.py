@@ -1,0 +1,87 @@
+"""Compare settings of a recipe on a validation split, in few steps: what docs/records.md chooses by.
+
+    python benchmarks/screen.py --steps 400 'as it is=' 'rotary=--model.position rope-2d' \\
+        -- cifar10 --recipe cifar10-cpu --data.val_fraction 0.2 --data-dir ~/data
+
+Each variant has a name and words of `vitreous train` that are added to those after `--`. Trained on the training split
+for so many steps, the whole schedule being fitted into them, and scored once on the validation split; the test split is
+never opened. Prints a Markdown table; the time is that of the steps on one thread, loading and augmentation included.
+Two may run beside each other on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from vitreous.cli.train import configure
+from vitreous.train.clock import Steps
+from vitreous.train.config import RunConfig
+from vitreous.train.console import View
+from vitreous.train.fit import build_trainer, quiet
+from vitreous.train.module import VitModule
+from vitreous.train.prepare import prepare
+
+
+class StopAfter(Callback):
+    """Ends training after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_train_batch_end(self, trainer: object, *_: object) -> None:
+        trainer.should_stop = trainer.global_step >= self.steps
+
+
+def score(config: RunConfig, steps: int) -> str:
+    """Train and return the cells of a table's row: top-1, log loss, seconds."""
+    with quiet():
+        ready = prepare(config, (), View())
+        ready.loading.setup("fit")
+        module = VitModule(
+            ready.model,
+            config.optim,
+            ready.loading.batch_augment,
+            ready.pipeline,
+            accumulate=ready.loading.plans.parts,
+            ema=config.ema,
+            patches_last=config.patches_last,
+            progress=Steps(steps).progress,
+        )
+        folder = Path(tempfile.gettempdir())
+        trainer = build_trainer(folder, ready.device, ready.precision, [StopAfter(steps)], [])
+        trainer.limit_val_batches = 0
+        began = time.perf_counter()
+        trainer.fit(module, datamodule=ready.loading)
+        seconds = time.perf_counter() - began
+        trainer.limit_val_batches = 1.0
+        trainer.validate(module, dataloaders=ready.loading.val_dataloader(), verbose=False)
+    return f"{100 * module.scores.top1:.2f} % | {module.scores.log_loss:.4f} | {seconds:.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("variants", nargs="+", metavar="NAME=WORDS")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    cut = sys.argv.index("--")
+    options, words = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
+    torch.set_num_threads(options.threads)
+    print("| variant | seed | top-1 | log loss | seconds |\n|---|---|---|---|---|")
+    for variant in options.variants:
+        name, _, added = variant.partition("=")
+        for seed in range(options.seeds):
+            config, _, _ = configure([*words, *added.split()])
+            print(f"| {name} | {seed} | {score(dataclasses.replace(config, seed=seed), options.steps)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
