@@ -95,7 +95,7 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
 def mark(axis: Any, x: float, y: float, name: str) -> None:
     """A result that is not ours."""
     axis.plot([x], [y], "D", color="#444444", ms=5)
-    axis.annotate(name, (x, y), xytext=(-6, -12), textcoords="offset points", fontsize=8, ha="right", color="#444444")
+    axis.annotate(name, (x, y), xytext=(-7, 0), textcoords="offset points", fontsize=8, ha="right", va="center")
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ RECIPES: dict[str, str] = {
     "folder": "your own pictures, from scratch: a few thousand in some minutes on two CPU cores",
     "cifar10": "CIFAR-10, strong: a small ViT with modern training",
     "cifar100": "CIFAR-100, strong: the same with 100 classes",
-    "cifar10-cpu": "CIFAR-10 in half an hour on two CPU cores, a draft: plain ViT, Muon, few patches at first",
+    "cifar10-cpu": "CIFAR-10 in half an hour on two CPU cores: plain ViT, Muon, small pictures at first",
     "cifar10-gpu": "CIFAR-10 in ten minutes on one GPU, a draft",
     "cifar100-gpu": "CIFAR-100 in ten minutes on one GPU: the same with 100 classes",
     "notebook-cifar10": "the public notebooks' ViT on CIFAR-10: width 256, 6 layers, 180 epochs",
