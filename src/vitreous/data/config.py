@@ -92,7 +92,7 @@ class AugmentConfig:
         off_last: Share of the schedule, at its end, that trains without policy, erasing, mixup and cutmix.
         small_first: Begin with smaller pictures, which cost less: their sides as shares of the full ones, one after the
             other, each for an equal part of `small_until`. Each must make whole patches.
-        small_until: Share of the schedule after which pictures are whole.
+        small_until: Share of the schedule, with a budget of its time, after which pictures are whole.
     """
 
     flip: float = 0.5
