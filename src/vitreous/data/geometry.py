@@ -147,7 +147,7 @@ def resized_crop(images: Tensor, boxes: Tensor, size: tuple[int, int], mirrored:
 
 
 def cut_each(images: Tensor, rows: Span, columns: Span, size: tuple[int, int], mirrored: Tensor) -> Tensor:
-    """One image after the other, by torch's integer filter for uint8, which only CPUs have: many times faster there.
+    """One image after the other, by torch's integer filter for uint8, which only CPUs have and which is faster there.
 
     Args:
         images: As of :func:`resized_crop`.
