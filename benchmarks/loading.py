@@ -23,8 +23,8 @@ from measuring import header, in_turn
 from step_kinds import TrainerSteps
 from vitreous.data.config import DataConfig
 from vitreous.recipes import recipe
+from vitreous.train.assemble import make_module
 from vitreous.train.console import View
-from vitreous.train.module import VitModule
 from vitreous.train.prepare import Prepared, fitting_threads, prepare
 
 
@@ -44,15 +44,8 @@ def moved(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 def steps_of(ready: Prepared, augment: Any) -> TrainerSteps:
     """Steps of a run, with its own model."""
-    module = VitModule(
-        copy.deepcopy(ready.model),
-        ready.config.optim,
-        augment,
-        ready.pipeline,
-        accumulate=ready.loading.plans.parts,
-        ema=ready.config.ema,
-        progress=lambda _: 0.5,
-    )
+    module = make_module(dataclasses.replace(ready, model=copy.deepcopy(ready.model)), lambda _: 0.5)
+    module.augment = augment
     batches = endless(ready) if augment is ready.loading.batch_augment else augment.batches
     return TrainerSteps(module, ready.precision, ready.device, batches)
 

@@ -63,7 +63,7 @@ def read(folder: Path) -> Curve:
 
 def per_picture(config: RunConfig, progress: float) -> float:
     """Training operations for a picture at a point of the run."""
-    height, width = (config.augment.side(side, min(progress, 0.999)) for side in pair(config.model.image_size))
+    height, width = (config.augment.side(side, progress) for side in pair(config.model.image_size))
     return 3.0 * cost(replace(config.model, image_size=(height, width))).flops
 
 

@@ -19,25 +19,15 @@ import time
 from pathlib import Path
 
 import torch
-from lightning.pytorch.callbacks import Callback
 
 from vitreous.cli.train import configure
+from vitreous.train.assemble import make_module
+from vitreous.train.callbacks import Stop
 from vitreous.train.clock import Steps
 from vitreous.train.config import RunConfig
 from vitreous.train.console import View
 from vitreous.train.fit import build_trainer, quiet
-from vitreous.train.module import VitModule
 from vitreous.train.prepare import prepare
-
-
-class StopAfter(Callback):
-    """Ends training after so many steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def on_train_batch_end(self, trainer: object, *_: object) -> None:
-        trainer.should_stop = trainer.global_step >= self.steps
 
 
 def score(config: RunConfig, steps: int) -> str:
@@ -45,18 +35,10 @@ def score(config: RunConfig, steps: int) -> str:
     with quiet():
         ready = prepare(config, (), View())
         ready.loading.setup("fit")
-        module = VitModule(
-            ready.model,
-            config.optim,
-            ready.loading.batch_augment,
-            ready.pipeline,
-            accumulate=ready.loading.plans.parts,
-            ema=config.ema,
-            patches_last=config.patches_last,
-            progress=Steps(steps).progress,
-        )
+        clock = Steps(steps)
+        module = make_module(ready, clock.progress)
         folder = Path(tempfile.gettempdir())
-        trainer = build_trainer(folder, ready.device, ready.precision, [StopAfter(steps)], [])
+        trainer = build_trainer(folder, ready.device, ready.precision, [Stop(clock)], [])
         trainer.limit_val_batches = 0
         began = time.perf_counter()
         trainer.fit(module, datamodule=ready.loading)
@@ -72,7 +54,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
-    cut = sys.argv.index("--")
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options, words = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
     torch.set_num_threads(options.threads)
     print("| variant | seed | top-1 | log loss | seconds |\n|---|---|---|---|---|")

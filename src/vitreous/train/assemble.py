@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +31,7 @@ from vitreous.train.saving import Checkpoint, Saver
 from vitreous.train.signals import Signals
 from vitreous.train.tuning import class_weights
 
-__all__ = ["Assembled", "assemble", "rebuild"]
+__all__ = ["Assembled", "assemble", "make_module", "rebuild"]
 
 
 @dataclass
@@ -151,6 +152,27 @@ def assemble(
     return this
 
 
+def make_module(ready: Prepared, progress: Callable[[int], float]) -> VitModule:
+    """The module that trains the model of a run.
+
+    Args:
+        ready: What the run is made of.
+        progress: Share of the run that is done before a step.
+    """
+    config, data = ready.config, ready.data
+    return VitModule(
+        ready.model,
+        config.optim,
+        ready.loading.batch_augment,
+        ready.pipeline,
+        accumulate=ready.loading.plans.parts,
+        ema=config.ema,
+        class_weights=class_weights(data.splits["train"].labels, len(data.classes), config.class_weights),
+        patches_last=config.patches_last,
+        progress=progress,
+    )
+
+
 def rebuild(this: Assembled, state: RunState | None) -> None:
     """Make the parts that train anew, as of a state.
 
@@ -162,17 +184,7 @@ def rebuild(this: Assembled, state: RunState | None) -> None:
     config, splits, per_epoch = ready.config, ready.data.splits, ready.loading.steps_per_epoch
     if state is not None and state.parts != ready.loading.plans.parts:
         ready.loading.cut_steps(state.parts)
-    this.module = VitModule(
-        ready.model,
-        config.optim,
-        ready.loading.batch_augment,
-        ready.pipeline,
-        accumulate=ready.loading.plans.parts,
-        ema=config.ema,
-        class_weights=class_weights(splits["train"].labels, len(ready.data.classes), config.class_weights),
-        patches_last=config.patches_last,
-        progress=this.clock.progress,
-    )
+    this.module = make_module(ready, this.clock.progress)
     stop = Stop(this.clock, test_share=len(splits.get("test", ())) / len(splits["val"]), precision=ready.precision)
     epochs: int | None = config.epochs if config.steps is None else -(-config.steps // per_epoch)
     planned = f"{config.steps:,} steps" if config.steps else f"{config.epochs} epochs"

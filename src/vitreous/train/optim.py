@@ -161,9 +161,7 @@ class StackedMuon(torch.optim.Muon):
         torch._foreach_add_(matrices, list(turned.to(matrices[0].dtype).unbind()), alpha=-rate)
 
 
-def orthogonalised(
-    stack: Tensor, coefficients: tuple[float, float, float], steps: int = 5, eps: float = 1e-7
-) -> Tensor:
+def orthogonalised(stack: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
     """Turn matrices (B, rows, columns) into nearly orthogonal ones, bfloat16 of the same shape.
 
     By the quintic Newton-Schulz iteration of Muon, whose singular values end between about 0.7 and 1.2.
