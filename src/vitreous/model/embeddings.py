@@ -68,6 +68,8 @@ class PatchEmbed(nn.Module):
             x = x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # B N C*ph*pw
             x = linear(x, self.proj.weight.flatten(1), self.proj.bias)  # B N D
         else:
+            if in_bfloat16_on_cpu(images):  # faster convolutions, and tokens that lie in their order
+                images = images.contiguous(memory_format=torch.channels_last)
             x = self.proj(self.backbone(images)).flatten(2).transpose(1, 2)  # B N D
         return self.activation(x), grid
 
