@@ -14,7 +14,7 @@ from vitreous.train.config import OptimConfig, RunConfig
 
 
 def cifar10_cpu() -> RunConfig:
-    """Linear patches, 192 wide and 6 deep, Muon; pictures of 16 and 24 pixels in the first half."""
+    """Linear patches, 192 wide and 6 deep, Muon; pictures of 16 and 24 pixels in the first half, half of them mixed."""
     return RunConfig(
         recipe="cifar10-cpu",
         data=DataConfig(source="cifar10", val_fraction=0.05),
@@ -31,7 +31,16 @@ def cifar10_cpu() -> RunConfig:
             init="mimetic",
         ),
         preprocess=PreprocessConfig(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),
-        augment=AugmentConfig(flip=0.5, pad_crop=4, small_first=(0.5, 0.75), small_until=0.5),
+        augment=AugmentConfig(
+            flip=0.5,
+            pad_crop=4,
+            mixup=0.8,
+            cutmix=1.0,
+            mix_chance=0.5,
+            off_last=0.2,
+            small_first=(0.5, 0.75),
+            small_until=0.5,
+        ),
         optim=OptimConfig(
             name="muon", lr=3e-3, muon_lr=0.016, betas=(0.9, 0.98), weight_decay=0.05, schedule="linear", clip=None
         ),
