@@ -160,9 +160,10 @@ def chosen(shape: Shape, batch: Batch, options: argparse.Namespace) -> dict[str,
     """What builds the steps that are asked for, by `name|precision`; ours, which the others are held against, first."""
     found = {f"{name}|{precision}": build for (name, precision), build in variants(shape, batch).items()}
     first = next(iter(found))
-    if not any(all(word in key for word in options.only) for key in found):
+    wanted = [key for key in found if all(word in key for word in options.only)]
+    if not wanted:
         raise SystemExit(f"--only {' '.join(options.only)}: this shape has {', '.join(found)}")
-    return {key: build for key, build in found.items() if key == first or all(word in key for word in options.only)}
+    return {key: found[key] for key in dict.fromkeys([first, *wanted])}
 
 
 def measure_apart(name: str, shape: Shape, options: argparse.Namespace) -> dict[str, dict[str, object]]:
