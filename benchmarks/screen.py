@@ -4,9 +4,9 @@
         -- cifar10 --recipe cifar10-cpu --data.val_fraction 0.2 --data-dir ~/data
 
 Each variant has a name and words of `vitreous train` that are added to those after `--`. Trained on the training split
-for so many steps, the whole schedule being fitted into them, and scored once on the validation split; the test split is
-never opened. Prints a Markdown table; the time is that of the steps on one thread, loading and augmentation included.
-Two may run beside each other on two cores.
+for so many steps, or with `--minutes` for so long, the whole schedule being fitted into them, and scored once on the
+validation split; the test split is never opened. Prints a Markdown table; the time is that of the steps on one thread,
+loading and augmentation included. Two may run beside each other on two cores; with `--minutes` only those that both last.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import torch
 from vitreous.cli.train import configure
 from vitreous.train.assemble import make_module
 from vitreous.train.callbacks import Stop
-from vitreous.train.clock import Steps
+from vitreous.train.clock import Budget, Clock, Steps
 from vitreous.train.config import RunConfig
 from vitreous.train.console import View
 from vitreous.train.fit import build_trainer, quiet
 from vitreous.train.prepare import prepare
 
 
-def score(config: RunConfig, steps: int) -> str:
-    """Train and return the cells of a table's row: top-1, log loss, seconds."""
+def score(config: RunConfig, steps: int, minutes: float | None) -> str:
+    """Train and return the cells of a table's row: top-1, log loss, steps, seconds."""
     with quiet():
         ready = prepare(config, (), View())
         ready.loading.setup("fit")
-        clock = Steps(steps)
+        clock: Clock = Steps(steps) if minutes is None else Budget(time.monotonic(), 60 * minutes, 0)
         module = make_module(ready, clock.progress)
         folder = Path(tempfile.gettempdir())
         trainer = build_trainer(folder, ready.device, ready.precision, [Stop(clock)], [])
@@ -45,24 +45,26 @@ def score(config: RunConfig, steps: int) -> str:
         seconds = time.perf_counter() - began
         trainer.limit_val_batches = 1.0
         trainer.validate(module, dataloaders=ready.loading.val_dataloader(), verbose=False)
-    return f"{100 * module.scores.top1:.2f} % | {module.scores.log_loss:.4f} | {seconds:.0f}"
+    return f"{100 * module.scores.top1:.2f} % | {module.scores.log_loss:.4f} | {trainer.global_step} | {seconds:.0f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("variants", nargs="+", metavar="NAME=WORDS")
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--minutes", type=float, help="train for so long instead")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options, words = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
     torch.set_num_threads(options.threads)
-    print("| variant | seed | top-1 | log loss | seconds |\n|---|---|---|---|---|")
+    print("| variant | seed | top-1 | log loss | steps | seconds |\n|---|---|---|---|---|---|")
     for variant in options.variants:
         name, _, added = variant.partition("=")
         for seed in range(options.seeds):
             config, _, _ = configure([*words, *added.split()])
-            print(f"| {name} | {seed} | {score(dataclasses.replace(config, seed=seed), options.steps)} |", flush=True)
+            row = score(dataclasses.replace(config, seed=seed), options.steps, options.minutes)
+            print(f"| {name} | {seed} | {row} |", flush=True)
 
 
 if __name__ == "__main__":
