@@ -10,6 +10,7 @@ from jsonargparse.typing import NonNegativeInt
 
 from vitreous.cli.parsing import Parser
 from vitreous.cli.terminal import narrate
+from vitreous.data.listing import many
 from vitreous.engines.names import EngineName, PrecisionName
 from vitreous.errors import UsageError
 
@@ -100,7 +101,7 @@ def computed_by(classifier: Classifier, engine: Engine) -> dict[str, str]:
 
 def pace(pictures: int, seconds: float, classifier: Classifier, engine: Engine) -> str:
     """Say how fast pictures were done, from the first file's opening to the last result, and by what."""
-    speed = f"{pictures:,} pictures in {seconds:.1f} s, {pictures / max(seconds, 1e-9):,.1f} img/s"
+    speed = f"{many(pictures, 'picture')} in {seconds:.1f} s, {pictures / max(seconds, 1e-9):,.1f} img/s"
     return f"{speed}: {engine.name}, {engine.precision}, {classifier.device}"
 
 
