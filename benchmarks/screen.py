@@ -6,7 +6,7 @@
 Each variant has a name and words of `vitreous train` that are added to those after `--`. Trained on the training split
 for so many steps, or with `--minutes` for so long, the whole schedule being fitted into them, and scored once on the
 validation split; the test split is never opened. Prints a Markdown table; the time is that of the steps on one thread,
-loading and augmentation included. Two may run beside each other on two cores; with `--minutes` only those that both last.
+loading and augmentation included. Two may run beside each other on two cores; with `--minutes`, both from start to end.
 """
 
 from __future__ import annotations

@@ -223,6 +223,7 @@ def test_misspelt_sizes_and_options(name: str, overrides: dict[str, object], par
         ({"position": "sincos-2d", "width": 30, "heads": 5}, ["sincos-2d", "multiple of 4", "30"]),
         ({"class_token": False}, ["pool cls", "class_token", "mean, map or seq"]),
         ({"stem": "conv", "patch_size": 14}, ["stem conv", "2, 4, 8, 16 or 32", "14"]),
+        ({"stem": "conv", "patch_size": 4, "conv_width": 0}, ["conv_width is 0", "at least 1"]),
         ({"stem": "resnet", "patch_size": 8}, ["resnet", "multiples of 16", "8"]),
         ({"dropout": 1.0}, ["dropout is 1.0", "[0, 1)"]),
         ({"attention_dropout": -0.1}, ["attention_dropout is -0.1"]),

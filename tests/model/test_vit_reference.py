@@ -21,6 +21,7 @@ ONE_BY_ONE = [
     {"patch_size": (4, 2), "image_size": (8, 6)},
     {"in_channels": 1, "stem": "linear", "patch_size": (2, 4)},
     {"stem": "conv"},
+    {"stem": "conv", "conv_stem": "max-pool", "conv_width": 6},
     {"stem": "resnet", "resnet_layers": (), "resnet_width": 32},
     {"stem": "resnet", "resnet_layers": (1, 2), "resnet_width": 32, "patch_size": (16, 8), "image_size": (32, 24)},
     {"stem": "resnet", "resnet_layers": (2,), "resnet_width": 32, "resnet_norm": "timm", "image_size": (12, 8)},

@@ -116,13 +116,15 @@ def patches(images: Tensor, w: Weights, c: ViTConfig) -> tuple[Tensor, tuple[int
     """x_p E, one patch after the other in raster order: B x n x D."""
     (ph, pw), x = pair(c.patch_size), images
     if c.stem == "conv":  # batch norm in evaluation
-        layer = 0
+        layer, pooled = 0, c.conv_stem == "max-pool"
         while f"patch_embed.backbone.{layer}.0.weight" in w:
             name = f"patch_embed.backbone.{layer}"
-            x = torch.nn.functional.conv2d(x, w[f"{name}.0.weight"], stride=2, padding=1)
-            mean, variance = w[f"{name}.1.running_mean"], w[f"{name}.1.running_var"]
-            gain = w[f"{name}.1.weight"] / torch.sqrt(variance + 1e-5)
-            shift = w[f"{name}.1.bias"] - mean * gain
+            x = torch.nn.functional.conv2d(x, w[f"{name}.0.weight"], stride=1 if pooled else 2, padding=1)
+            x = x.unfold(2, 2, 2).unfold(3, 2, 2).amax((-2, -1)) if pooled else x
+            norm = f"{name}.{1 + pooled}"
+            mean, variance = w[f"{norm}.running_mean"], w[f"{norm}.running_var"]
+            gain = w[f"{norm}.weight"] / torch.sqrt(variance + 1e-5)
+            shift = w[f"{norm}.bias"] - mean * gain
             x = activate(x * gain[:, None, None] + shift[:, None, None], "gelu")
             layer += 1
         ph = pw = 1
@@ -131,10 +133,12 @@ def patches(images: Tensor, w: Weights, c: ViTConfig) -> tuple[Tensor, tuple[int
         ph, pw = ph * x.shape[2] // images.shape[2], pw * x.shape[3] // images.shape[3]
     rows, columns = x.shape[2] // ph, x.shape[3] // pw
     kernel, bias = w["patch_embed.proj.weight"], w["patch_embed.proj.bias"]
+    if c.stem == "conv":  # one cell a token, with its neighbours or without
+        x = same(x, kernel.shape[2], 1, 0.0)
     out = []
     for r in range(rows):
         for q in range(columns):
-            cut = x[:, :, r * ph : (r + 1) * ph, q * pw : (q + 1) * pw]
+            cut = x[:, :, r * ph : r * ph + kernel.shape[2], q * pw : q * pw + kernel.shape[3]]
             out.append(torch.einsum("bcij,dcij->bd", cut, kernel) + bias)
     tokens = torch.stack(out, 1)
     return (activate(tokens, "relu") if c.patch_activation == "relu" else tokens), (rows, columns)

@@ -35,10 +35,15 @@ class ViTConfig:
         heads: Attention heads per block (k in appendix A). Must divide the width.
         mlp_dim: Hidden size of the MLP in each block.
         stem: How pixels become tokens. `patch`: strided convolution (equation 1). `linear`: flatten the patch, then
-            one matrix; the same map and the same weights. `conv`: 3x3 convolutions with GELU and batch norm, each
-            halving the picture, then a 1x1 (after arXiv 2106.14881, "Early convolutions help transformers see better").
+            one matrix; the same map and the same weights. `conv`: convolutions with batch norm and GELU (`conv_stem`).
             `resnet`: the paper's hybrid, patches of a ResNet's feature map (section 3.1); `patch_size` counts pixels
             of the image all the same.
+        conv_stem: How the `conv` stem's 3x3 convolutions halve the picture. `stride`: by their stride, and a 1x1 makes
+            the tokens (after arXiv 2106.14881, "Early convolutions help transformers see better"). `max-pool`: by
+            pooling after each, so that they see every place, and another 3x3 makes the tokens (after CCT's tokenizer,
+            arXiv 2104.05704).
+        conv_width: Channels of the `conv` stem's first convolution, which each further one doubles. None: so many that
+            the last has `width`.
         resnet_layers: Bottlenecks in each stage of the `resnet` stem. A stem without stages quarters the picture, and
             each stage but the first halves it: (3, 4, 9) makes 16 pixels a cell.
         resnet_width: Channels of the `resnet` stem's first convolution, a multiple of 32.
@@ -93,6 +98,8 @@ class ViTConfig:
     heads: int = 12
     mlp_dim: int = 3072
     stem: Literal["patch", "linear", "conv", "resnet"] = "patch"
+    conv_stem: Literal["stride", "max-pool"] = "stride"
+    conv_width: int | None = None
     resnet_layers: tuple[int, ...] = (3, 4, 9)
     resnet_width: int = 64
     resnet_norm: Literal["google", "timm"] = "google"
@@ -195,10 +202,9 @@ def _problems(c: ViTConfig) -> Iterator[str]:
         yield f"pool {c.pool} reads the class token, but class_token is off: use pool mean, map or seq"
     if c.pool == "cls-mean" and c.final_norm == "pooled":
         yield "pool cls-mean has no norm after it: use final_norm tokens"
-    if c.stem == "conv" and (ph != pw or ph & (ph - 1) or ph < 2):
-        yield f"stem conv halves the picture per layer: patch_size must be 2, 4, 8, 16 or 32, it is {c.patch_size}"
+    yield from _conv_misfits(c, ph, pw)
     if c.stem == "resnet":
-        yield from _stem_misfits(c, ph, pw)
+        yield from _resnet_misfits(c, ph, pw)
     for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
         if not 0 <= getattr(c, name) < 1:
             yield f"{name} is {getattr(c, name)}, it must be in [0, 1)"
@@ -219,7 +225,15 @@ def _unknown_choices(c: ViTConfig) -> Iterator[str]:
             yield f"{name} is '{value}', it can be {', '.join(choices)}.{did_you_mean(str(value), choices)}"
 
 
-def _stem_misfits(c: ViTConfig, ph: int, pw: int) -> Iterator[str]:
+def _conv_misfits(c: ViTConfig, ph: int, pw: int) -> Iterator[str]:
+    """Yield what does not fit between a `conv` stem and the patches, and what it cannot be wide."""
+    if c.stem == "conv" and (ph != pw or ph & (ph - 1) or ph < 2):
+        yield f"stem conv halves the picture per layer: patch_size must be 2, 4, 8, 16 or 32, it is {c.patch_size}"
+    if c.conv_width is not None and c.conv_width < 1:
+        yield f"conv_width is {c.conv_width}, it must be at least 1, or null for what the width asks for"
+
+
+def _resnet_misfits(c: ViTConfig, ph: int, pw: int) -> Iterator[str]:
     """Yield what does not fit between a `resnet` stem and the patches."""
     cell = 4 << max(0, len(c.resnet_layers) - 1)
     if ph % cell or pw % cell:

@@ -24,9 +24,9 @@ class PatchEmbed(nn.Module):
     """Cut a picture into patches and project each to the width (equation 1): x_p E.
 
     ``stem="patch"`` is a strided convolution; ``stem="linear"`` flattens each patch and multiplies by the same weights,
-    so both share one state dict. ``stem="conv"`` puts log2(P) 3x3 convolutions of stride 2, each with batch norm and
-    GELU and twice the channels of the one before, in front of a 1x1 projection (arXiv 2106.14881). ``stem="resnet"``
-    cuts the patches out of a ResNet's feature map (section 3.1).
+    so both share one state dict. ``stem="conv"`` puts log2(P) 3x3 convolutions that halve the picture, each with batch
+    norm and GELU and twice the channels of the one before, in front of a projection. ``stem="resnet"`` cuts the patches
+    out of a ResNet's feature map (section 3.1).
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -36,10 +36,10 @@ class PatchEmbed(nn.Module):
         self.activation = nn.ReLU() if config.patch_activation == "relu" else nn.Identity()
         self.backbone: nn.Module
         if config.stem == "conv":
-            layers = int(math.log2(self.patch[0]))
-            widths = [config.in_channels] + [max(8, config.width >> (layers - 1 - i)) for i in range(layers)]
-            self.backbone = nn.Sequential(*(_conv_norm_gelu(a, b) for a, b in itertools.pairwise(widths)))
-            self.proj = nn.Conv2d(widths[-1], config.width, 1)
+            widths = _conv_widths(config)
+            layer, kernel = (_conv_pool_norm_gelu, 3) if config.conv_stem == "max-pool" else (_conv_norm_gelu, 1)
+            self.backbone = nn.Sequential(*(layer(a, b) for a, b in itertools.pairwise(widths)))
+            self.proj = nn.Conv2d(widths[-1], config.width, kernel, padding=kernel // 2)
         elif config.stem == "resnet":
             self.backbone = resnet = ResNetStem(config)
             kernel = (self.patch[0] // resnet.reduction, self.patch[1] // resnet.reduction)
@@ -74,9 +74,24 @@ class PatchEmbed(nn.Module):
         return self.activation(x), grid
 
 
+def _conv_widths(config: ViTConfig) -> list[int]:
+    """Channels of the picture and after each convolution."""
+    layers = range(int(math.log2(pair(config.patch_size)[0])))
+    if config.conv_width is None:
+        return [config.in_channels] + [max(8, config.width >> i) for i in reversed(layers)]
+    return [config.in_channels] + [config.conv_width << i for i in layers]
+
+
 def _conv_norm_gelu(channels: int, width: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(width), nn.GELU()
+    )
+
+
+def _conv_pool_norm_gelu(channels: int, width: int) -> nn.Sequential:
+    """Pooled before the norm, which then has a quarter to do."""
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.MaxPool2d(2), nn.BatchNorm2d(width), nn.GELU()
     )
 
 

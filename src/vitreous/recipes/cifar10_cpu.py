@@ -27,6 +27,8 @@ def cifar10_cpu() -> RunConfig:
             heads=6,
             mlp_dim=384,
             stem="linear",
+            conv_stem="max-pool",  # with --model.stem conv
+            conv_width=64,
             pool="seq",
             init="mimetic",
         ),
