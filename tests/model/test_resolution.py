@@ -211,6 +211,17 @@ def test_copies_pickles_and_state_dicts_carry_no_table(position: str) -> None:
         assert torch.equal(model(images), expected)
 
 
+def test_a_copy_of_a_compiled_model_computes_with_its_own_weights() -> None:
+    model = built(position="learned").eval()
+    images = torch.randn(2, 3, *LARGER)
+    model.compile(backend="eager")
+    twin = copy.deepcopy(model)
+    write_data(twin)
+    with torch.no_grad():
+        assert torch.equal(twin(images), twin.forward(images))
+        assert not torch.equal(twin(images), model(images))
+
+
 @pytest.mark.parametrize("position", POSITIONS)
 def test_batches_of_any_length(position: str) -> None:
     model = built(position).eval()

@@ -250,4 +250,4 @@ class VisionTransformer(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave cached tables out of copies and pickles."""
-        return self.__dict__ | {"_tables": {}}
+        return super().__getstate__() | {"_tables": {}}

@@ -185,7 +185,8 @@ def rebuild(this: Assembled, state: RunState | None) -> None:
     if state is not None and state.parts != ready.loading.plans.parts:
         ready.loading.cut_steps(state.parts)
     this.module = make_module(ready, this.clock.progress)
-    stop = Stop(this.clock, test_share=len(splits.get("test", ())) / len(splits["val"]), precision=ready.precision)
+    test_share = len(splits.get("test", ())) / len(splits["val"])
+    stop = Stop(this.clock, test_share, ready.precision, config.compile)
     epochs: int | None = config.epochs if config.steps is None else -(-config.steps // per_epoch)
     planned = f"{config.steps:,} steps" if config.steps else f"{config.epochs} epochs"
     if config.budget is not None:

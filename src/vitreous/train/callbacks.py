@@ -35,10 +35,14 @@ class Stop(Callback):
         clock: Of the run.
         test_share: Images of the test split for each of the validation split; the budget keeps time for both.
         precision: Of the training; what follows it is scored in float32.
+        compiled: Whether the model is: its first validation compiles, so its time tells nothing of what comes.
     """
 
-    def __init__(self, clock: Clock, test_share: float = 0.0, precision: str = "float32") -> None:
+    def __init__(
+        self, clock: Clock, test_share: float = 0.0, precision: str = "float32", compiled: bool = False
+    ) -> None:
         self.clock = clock
+        self._compiling = compiled
         self._test_share = test_share
         self._exact = _EXACT_PER_BF16 if precision == "bf16" else 1.0
         self._report = clock.reserve if isinstance(clock, Budget) else 0.0
@@ -74,8 +78,10 @@ class Stop(Callback):
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Keep as much time for what follows the last step as it took now."""
-        self._validating = time.monotonic() - self._validation_started
-        self._reserve(self._validating)
+        if not self._compiling:
+            self._validating = time.monotonic() - self._validation_started
+            self._reserve(self._validating)
+        self._compiling = False
         if self.clock.over(trainer.global_step):
             trainer.should_stop = True
 

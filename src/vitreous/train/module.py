@@ -217,8 +217,7 @@ class VitModule(lightning.LightningModule):
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Keep the logits of a batch."""
-        logits = self.evaluated(self.pipeline.normalise(batch["images"]))  # (B, K)
-        self._parts.append((logits.float().cpu(), batch["labels"].cpu()))
+        self._keep(self.evaluated, batch)
 
     def on_validation_epoch_start(self) -> None:
         """Forget the logits of an earlier pass that was broken off."""
@@ -231,13 +230,17 @@ class VitModule(lightning.LightningModule):
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Keep the logits of a batch in float32, as whoever uses the saved model will compute them."""
         with torch.autocast(self.device.type, enabled=False):
-            self.validation_step(batch, batch_idx)
+            self._keep(self.evaluated.forward, batch)  # a compiled call would be compiled anew for it
 
     on_test_epoch_start = on_validation_epoch_start
 
     def on_test_epoch_end(self) -> None:
         """Score the split as a whole; the test split is no part of the logs."""
         self._score()
+
+    def _keep(self, model: Callable[[Tensor], Tensor], batch: dict[str, Any]) -> None:
+        logits = model(self.pipeline.normalise(batch["images"]))  # (B, K)
+        self._parts.append((logits.float().cpu(), batch["labels"].cpu()))
 
     def _score(self) -> dict[str, float]:
         logits, labels = zip(*self._parts, strict=True)
