@@ -66,7 +66,8 @@ class SequenceFirstViT(nn.Module):
         """The same function here: the recipes notebook-cifar10 and notebook-cifar100."""
         return config_of(
             f"256x{depth}/4", num_classes=classes, patch_activation="relu", head="mlp", head_hidden=512,
-            head_activation="relu", final_norm="none", norm_eps=1e-5, dropout=dropout, init="torch",
+            head_activation="relu", final_norm="none", norm_eps=1e-5, dropout=dropout, proj_dropout=0.0,
+            init="torch",
         )  # fmt: skip
 
 

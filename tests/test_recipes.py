@@ -50,12 +50,12 @@ def test_the_recipe_follows_the_data_where_none_is_named():
 
 PUBLISHED = {
     "notebook-cifar10": {
-        "model": {"width": 256, "depth": 6, "heads": 8, "mlp_dim": 512, "patch_size": 4, "dropout": 0.2},
+        "model": {"width": 256, "depth": 6, "heads": 8, "mlp_dim": 512, "patch_size": 4, "proj_dropout": 0.0},
         "optim": {"name": "adamw", "betas": (0.9, 0.999), "weight_decay": 0.03, "schedule": "one-cycle"},
         "": {"batch_size": 256, "epochs": 180},
     },
     "notebook-cifar100": {
-        "model": {"width": 256, "depth": 24, "heads": 8, "mlp_dim": 512, "patch_size": 4, "dropout": 0.1},
+        "model": {"width": 256, "depth": 24, "heads": 8, "mlp_dim": 512, "patch_size": 4, "proj_dropout": 0.0},
         "optim": {"name": "adamw", "betas": (0.9, 0.999), "weight_decay": 0.03, "schedule": "one-cycle"},
         "": {"batch_size": 256, "epochs": 180},
     },
@@ -67,7 +67,11 @@ PUBLISHED = {
             "mlp_dim": 2048,
             "head_hidden": 2048,
             "head_activation": "relu",
+            "activation": "relu",
+            "dropout": 0.1,
+            "attention_dropout": 0.1,
         },
+        "augment": {"flip": 0.5, "pad_crop": 4, "policy": "none"},
         "optim": {"name": "adam", "lr": 2.5e-4},
         "": {"batch_size": 64, "epochs": 32},
     },

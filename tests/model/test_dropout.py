@@ -75,6 +75,13 @@ def test_dropout_scales_what_stays() -> None:
     assert drops == ["pos_drop", *[f"blocks.{i}.{n}" for i in range(2) for n in ("attn.proj_drop", "mlp.drop")]]
 
 
+def test_the_dropout_of_the_output_projection_can_be_another() -> None:
+    model = built(dropout=0.5, proj_dropout=0.0)
+    kept = {n: m.p for n, m in model.named_modules() if isinstance(m, torch.nn.Dropout)}
+    assert {n for n, p in kept.items() if p == 0} == {"blocks.0.attn.proj_drop", "blocks.1.attn.proj_drop"}
+    assert set(kept.values()) == {0.0, 0.5}
+
+
 def test_attention_dropout_acts_on_weights_only() -> None:
     model = built(attention_dropout=0.9)
     images = torch.randn(2, 3, 12, 16)

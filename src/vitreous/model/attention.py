@@ -36,7 +36,7 @@ class Attention(nn.Module):
         self.q_norm = norm(self.head_dim, eps=config.norm_eps) if norm else nn.Identity()
         self.k_norm = norm(self.head_dim, eps=config.norm_eps) if norm else nn.Identity()
         self.proj = Linear(width, width)
-        self.proj_drop = nn.Dropout(config.dropout)
+        self.proj_drop = nn.Dropout(config.dropout if config.proj_dropout is None else config.proj_dropout)
         if config.position == "relative":
             rows, columns = config.grid
             self.relative = nn.Parameter(torch.zeros(2 * rows * columns - 1, self.head_dim))

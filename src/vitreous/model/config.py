@@ -77,6 +77,7 @@ class ViTConfig:
             leaves it away.
         dropout: After every dense layer except qkv, and after positions are added (appendix B.1). In [0, 1).
         attention_dropout: On attention weights. In [0, 1).
+        proj_dropout: After the attention's output projection. In [0, 1); None: as `dropout`.
         drop_path: Stochastic depth: chance to drop a residual branch, growing linearly to this value at the last
             block (arXiv 1603.09382). In [0, 1).
         patch_dropout: Share of patch tokens left out of each training image (arXiv 2208.07220). In [0, 1).
@@ -122,6 +123,7 @@ class ViTConfig:
     layer_scale: float | None = None
     dropout: float = 0.0
     attention_dropout: float = 0.0
+    proj_dropout: float | None = None
     drop_path: float = 0.0
     patch_dropout: float = 0.0
     norm_eps: float = 1e-6
@@ -205,8 +207,8 @@ def _problems(c: ViTConfig) -> Iterator[str]:
     yield from _conv_misfits(c, ph, pw)
     if c.stem == "resnet":
         yield from _resnet_misfits(c, ph, pw)
-    for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout"):
-        if not 0 <= getattr(c, name) < 1:
+    for name in ("dropout", "attention_dropout", "proj_dropout", "drop_path", "patch_dropout"):
+        if not 0 <= (getattr(c, name) or 0) < 1:
             yield f"{name} is {getattr(c, name)}, it must be in [0, 1)"
     if c.head_hidden is not None and c.head_hidden < 1:
         yield f"head_hidden is {c.head_hidden}, it must be at least 1, or null for the width"

@@ -22,7 +22,7 @@ __all__ = ["Start", "in_pixels", "start_from"]
 
 _FREE = (  # fields of the model that fine-tuning may set as it likes: they change no tensor that is kept
     *("num_classes", "zero_head", "zero_residual", "init", "checkpoint_blocks"),
-    *("dropout", "attention_dropout", "drop_path", "patch_dropout"),
+    *("dropout", "attention_dropout", "proj_dropout", "drop_path", "patch_dropout"),
 )
 _ASKED = ("image_size", "patch_size", "resample")  # the source's, unless others are asked for
 
