@@ -209,12 +209,11 @@ class _Attend(torch.autograd.Function):
         with torch.autocast("cpu", enabled=False):
             q, k, v = (x.to(_BF16).reshape(B * H, -1, d) for x in (q, k, v))
             q = q * (1 / math.sqrt(d))
-            out, kept = torch.empty_like(q), []
-            for part in _parts(q, k):
+            out, parts = torch.empty_like(q), _parts(q, k)
+            for part in parts:
                 weights = _weights(q[part], k[part])
                 torch.bmm(weights, v[part], out=out[part])
-                kept.append(weights)
-            ctx.save_for_backward(q, k, v, *(kept if len(kept) == 1 else ()))
+            ctx.save_for_backward(q, k, v, *([weights] if len(parts) == 1 else []))
             return out.view(B, H, N, d)
 
     @staticmethod
