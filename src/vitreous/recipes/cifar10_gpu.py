@@ -26,6 +26,8 @@ def cifar10_gpu() -> RunConfig:
             heads=6,
             mlp_dim=768,
             stem="conv",
+            conv_stem="max-pool",
+            conv_width=64,
             pool="seq",
             zero_residual=True,
             patch_dropout=0.5,
