@@ -1,47 +1,62 @@
-"""Attention on this CPU: the fused kernel against the products written out, forward and backward, A B A B.
+"""Attention: the fused kernel against the products written out, in turn, with the backward pass and without.
 
     python benchmarks/attention.py
+    python benchmarks/attention.py --device cuda
 
-Prints a Markdown table: median milliseconds of each, and the median and range of the ratio of neighbours.
+Prints a Markdown table: median milliseconds of each, and the median and range of the ratio of neighbours. It is what
+`vitreous.model.kernels.attend` chooses by.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import time
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SHAPES = ((128, 8, 65, 32), (64, 4, 64, 32), (16, 12, 197, 64))  # B H N d
-ROUNDS = 11
+from measuring import header, in_turn
+
+SHAPES = ((128, 8, 65, 32), (64, 4, 64, 32), (16, 12, 197, 64), (2, 12, 785, 64), (1, 12, 4097, 64))  # B H N d
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return ((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)).softmax(-1) @ v
 
 
-def milliseconds(attend: object, shape: tuple[int, ...], dtype: torch.dtype) -> float:
-    q, k, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3))
-    start = time.perf_counter()
-    attend(q, k, v).sum().backward()  # type: ignore[operator]
-    return (time.perf_counter() - start) * 1e3
+KERNELS: tuple[Attend, Attend] = (F.scaled_dot_product_attention, written_out)
+
+
+def once(attend: Attend, inputs: list[Tensor]) -> None:
+    """Forward, and backward where the inputs want gradients."""
+    out = attend(*inputs)
+    if out.requires_grad:
+        torch.autograd.grad(out, inputs, torch.ones_like(out))
 
 
 def main() -> None:
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {ROUNDS} rounds\n")
-    print("| B x H x N x d | dtype | fused, ms | written out, ms | fused / written out |\n|---|---|---|---|---|")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rounds", type=int, default=11)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    print(f"{header(device)}; {options.rounds} rounds\n")
+    print("| B x H x N x d | dtype | pass | fused, ms | written out, ms | fused / written out |")
+    print("|---|---|---|---|---|---|")
     for shape in SHAPES:
         for dtype in (torch.bfloat16, torch.float32):
-            pairs = [
-                (milliseconds(F.scaled_dot_product_attention, shape, dtype), milliseconds(written_out, shape, dtype))
-                for _ in range(ROUNDS + 2)
-            ][2:]
-            ratios = sorted(a / b for a, b in pairs)
-            fused, plain = (statistics.median(side) for side in zip(*pairs, strict=True))
-            spread = f"{statistics.median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})"
-            print(f"| {' x '.join(map(str, shape))} | {str(dtype)[6:]} | {fused:.1f} | {plain:.1f} | {spread} |")
+            for training in (True, False):
+                inputs = [torch.randn(shape, dtype=dtype, device=device, requires_grad=training) for _ in range(3)]
+                works = {attend.__name__: lambda a=attend, i=inputs: once(a, i) for attend in KERNELS}
+                fused, plain = in_turn(works, device, options.rounds).values()
+                ratios = sorted(a / b for a, b in zip(fused, plain, strict=True))
+                cells = [" x ".join(map(str, shape)), str(dtype)[6:], "both" if training else "forward"]
+                cells += [f"{1e3 * statistics.median(times):.1f}" for times in (fused, plain)]
+                cells.append(f"{statistics.median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})")
+                print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

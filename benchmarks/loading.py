@@ -42,31 +42,31 @@ def moved(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
     return {k: v.to(device, non_blocking=True) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
 
 
-def steps_of(ready: Prepared, augment: Any) -> TrainerSteps:
-    """Steps of a run, with its own model."""
-    module = make_module(dataclasses.replace(ready, model=copy.deepcopy(ready.model)), lambda _: 0.5)
+def steps_of(ready: Prepared, augment: Any, progress: float) -> TrainerSteps:
+    """Steps of a run at a point of its schedule, with its own model."""
+    module = make_module(dataclasses.replace(ready, model=copy.deepcopy(ready.model)), lambda _: progress)
     module.augment = augment
     batches = endless(ready) if augment is ready.loading.batch_augment else augment.batches
     return TrainerSteps(module, ready.precision, ready.device, batches)
 
 
-def row(name: str, data: DataConfig, options: argparse.Namespace) -> str:
-    """Measure one recipe and return its line of the table."""
+def row(name: str, data: DataConfig, progress: float, options: argparse.Namespace) -> str:
+    """Measure one recipe at a point of its schedule and return its line of the table."""
     config = dataclasses.replace(recipe(name), data=data, device=options.device)
     ready = prepare(config, (), View())
     ready.loading.setup("fit")
     augment = ready.loading.batch_augment
     first = moved(next(endless(ready)), ready.device)
-    done = augment.of_batch(first, 0.5)
+    done = augment.of_batch(first, progress)
     same = iter(lambda: first, None)
     fixed = SimpleNamespace(of_batch=lambda *_: done, seed=0, batches=same)
     loaded = endless(ready)
     with fitting_threads(ready):
         times = in_turn(
             {
-                "whole": steps_of(ready, augment),
-                "without": steps_of(ready, fixed),
-                "alone": lambda: augment.of_batch(moved(next(loaded), ready.device), 0.5),
+                "whole": steps_of(ready, augment, progress),
+                "without": steps_of(ready, fixed, progress),
+                "alone": lambda: augment.of_batch(moved(next(loaded), ready.device), progress),
             },
             ready.device,
             options.rounds,
@@ -77,7 +77,7 @@ def row(name: str, data: DataConfig, options: argparse.Namespace) -> str:
     rest = sorted(100 * (1 - b / a) for a, b in zip(times["whole"], times["without"], strict=True))
     middle = {key: f"{1e3 * statistics.median(values):.1f}" for key, values in times.items()}
     spread = [f"{statistics.median(s):.1f} % ({s[0]:.1f} to {s[-1]:.1f})" for s in (shares, rest)]
-    size = f"{name}, {config.batch_size} x {config.model.image_size} px"
+    size = f"{name}, {config.batch_size} x {done[0].shape[2]} px"
     return " | ".join([size, middle["whole"], middle["without"], middle["alone"], *spread])
 
 
@@ -89,12 +89,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=5, help="in a row, for each measurement")
     options = parser.parse_args()
-    chosen = {"digits": DataConfig("digits")}
+    chosen = [("digits", DataConfig("digits"), 0.5)]
     if options.flowers:
-        chosen["folder"] = DataConfig(options.flowers)
+        chosen.append(("folder", DataConfig(options.flowers), 0.5))
     if options.cifar10:
-        chosen["cifar10"] = dataclasses.replace(recipe("cifar10").data, dir=options.cifar10)
-    lines = [row(name, data, options) for name, data in chosen.items()]
+        data = dataclasses.replace(recipe("cifar10").data, dir=options.cifar10)
+        chosen += [("cifar10", data, 0.5), ("cifar10-cpu", data, 0.1), ("cifar10-cpu", data, 0.9)]
+    lines = [row(*each, options) for each in chosen]
     place = header(torch.device(options.device), ("torch", "torchvision", "lightning"))
     print(f"\n{place}; {options.rounds} rounds of {options.steps} steps\n")
     print("| recipe | whole, ms | without, ms | alone, ms | alone / whole | (whole - without) / whole |")

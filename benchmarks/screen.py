@@ -19,15 +19,29 @@ import time
 from pathlib import Path
 
 import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
 
 from vitreous.cli.train import configure
 from vitreous.train.assemble import make_module
-from vitreous.train.callbacks import Stop
 from vitreous.train.clock import Budget, Clock, Steps
 from vitreous.train.config import RunConfig
 from vitreous.train.console import View
 from vitreous.train.fit import build_trainer, quiet
 from vitreous.train.prepare import prepare
+
+
+class End(Callback):
+    """Ends training when the clock says so, and keeps no time for what comes after."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.clock.begin()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+        trainer.should_stop = self.clock.over(trainer.global_step)
 
 
 def score(config: RunConfig, steps: int, minutes: float | None) -> str:
@@ -38,7 +52,7 @@ def score(config: RunConfig, steps: int, minutes: float | None) -> str:
         clock: Clock = Steps(steps) if minutes is None else Budget(time.monotonic(), 60 * minutes, 0)
         module = make_module(ready, clock.progress)
         folder = Path(tempfile.gettempdir())
-        trainer = build_trainer(folder, ready.device, ready.precision, [Stop(clock)], [])
+        trainer = build_trainer(folder, ready.device, ready.precision, [End(clock)], [])
         trainer.limit_val_batches = 0
         began = time.perf_counter()
         trainer.fit(module, datamodule=ready.loading)
