@@ -84,7 +84,7 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
     for operations, top1, name in PUBLISHED:
         mark(axes[1], operations, top1, name)
     axes[0].set(xlabel="minutes of training on two CPU cores", ylabel="top-1, %", ylim=(50, 97), xlim=(0, None))
-    axes[1].set(xlabel="training operations", xscale="log")
+    axes[1].set(xlabel="training operations", xscale="log", xlim=(1e13, 2e16))
     for axis in axes:
         axis.grid(alpha=0.3)
         axis.set_facecolor("white")
@@ -95,7 +95,7 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
 def mark(axis: Any, x: float, y: float, name: str) -> None:
     """A result that is not ours."""
     axis.plot([x], [y], "D", color="#444444", ms=5)
-    axis.annotate(name, (x, y), xytext=(-7, 0), textcoords="offset points", fontsize=8, ha="right", va="center")
+    axis.annotate(name, (x, y), xytext=(7, 0), textcoords="offset points", fontsize=8, va="center")
 
 
 def main() -> None:
