@@ -37,9 +37,9 @@ class PatchEmbed(nn.Module):
         self.backbone: nn.Module
         if config.stem == "conv":
             widths = _conv_widths(config)
-            layer, kernel = (_conv_pool_norm_gelu, 3) if config.conv_stem == "max-pool" else (_conv_norm_gelu, 1)
+            layer, side = (_conv_pool_norm_gelu, 3) if config.conv_stem == "max-pool" else (_conv_norm_gelu, 1)
             self.backbone = nn.Sequential(*(layer(a, b) for a, b in itertools.pairwise(widths)))
-            self.proj = nn.Conv2d(widths[-1], config.width, kernel, padding=kernel // 2)
+            self.proj = nn.Conv2d(widths[-1], config.width, side, padding=side // 2)
         elif config.stem == "resnet":
             self.backbone = resnet = ResNetStem(config)
             kernel = (self.patch[0] // resnet.reduction, self.patch[1] // resnet.reduction)
