@@ -219,10 +219,10 @@ def test_the_test_split_is_read_once_and_after_training(tmp_path, monkeypatch):
 
 def test_a_folder_with_a_run_is_refused_before_anything_is_touched(finished):
     result, _, asked = finished
-    before = {path: path.read_bytes() for path in result.folder.iterdir()}
+    before = {path: path.is_file() and path.read_bytes() for path in result.folder.rglob("*")}
     with pytest.raises(UsageError, match=r"holds a run already .*--out"):
         run(asked, view=view()[0])
-    assert {path: path.read_bytes() for path in result.folder.iterdir()} == before
+    assert {path: path.is_file() and path.read_bytes() for path in result.folder.rglob("*")} == before
 
 
 def test_classes_come_from_the_data_and_a_wrong_number_is_refused(tmp_path):
