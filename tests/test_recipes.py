@@ -50,12 +50,14 @@ def test_the_recipe_follows_the_data_where_none_is_named():
 
 PUBLISHED = {
     "notebook-cifar10": {
-        "model": {"width": 256, "depth": 6, "heads": 8, "mlp_dim": 512, "patch_size": 4, "proj_dropout": 0.0},
+        "model": {"width": 256, "depth": 6, "heads": 8, "mlp_dim": 512, "patch_size": 4}
+        | {"dropout": 0.2, "proj_dropout": 0.0},
         "optim": {"name": "adamw", "betas": (0.9, 0.999), "weight_decay": 0.03, "schedule": "one-cycle"},
         "": {"batch_size": 256, "epochs": 180},
     },
     "notebook-cifar100": {
-        "model": {"width": 256, "depth": 24, "heads": 8, "mlp_dim": 512, "patch_size": 4, "proj_dropout": 0.0},
+        "model": {"width": 256, "depth": 24, "heads": 8, "mlp_dim": 512, "patch_size": 4}
+        | {"dropout": 0.1, "proj_dropout": 0.0},
         "optim": {"name": "adamw", "betas": (0.9, 0.999), "weight_decay": 0.03, "schedule": "one-cycle"},
         "": {"batch_size": 256, "epochs": 180},
     },

@@ -12,7 +12,7 @@ from vit_reference import embed, reference, small_config, stir
 from vitreous.model.vit import Block, VisionTransformer
 
 POSITIONS = ["learned", "learned-2d", "relative", "sincos-2d", "rope-2d", "none"]
-PLAIN = {"dropout": 0.0, "attention_dropout": 0.0, "drop_path": 0.0, "patch_dropout": 0.0}
+PLAIN = {"dropout": 0.0, "attention_dropout": 0.0, "proj_dropout": 0.0, "drop_path": 0.0, "patch_dropout": 0.0}
 
 
 def built(**overrides: object) -> VisionTransformer:

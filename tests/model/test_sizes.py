@@ -227,6 +227,7 @@ def test_misspelt_sizes_and_options(name: str, overrides: dict[str, object], par
         ({"stem": "resnet", "patch_size": 8}, ["resnet", "multiples of 16", "8"]),
         ({"dropout": 1.0}, ["dropout is 1.0", "[0, 1)"]),
         ({"attention_dropout": -0.1}, ["attention_dropout is -0.1"]),
+        ({"proj_dropout": 1.0}, ["proj_dropout is 1.0", "[0, 1)"]),
         ({"drop_path": float("nan")}, ["drop_path is nan"]),
         ({"registers": -1}, ["registers (-1)", "negative"]),
         ({"num_classes": -2}, ["num_classes (-2)", "negative"]),
