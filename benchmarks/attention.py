@@ -17,13 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from measuring import header, in_turn
+from measuring import header, in_turn, ratios
 
 SHAPES = ((128, 8, 65, 32), (64, 4, 64, 32), (16, 12, 197, 64), (2, 12, 785, 64), (1, 12, 4097, 64))  # B H N d
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """All N x N weights at once."""
     return ((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)).softmax(-1) @ v
 
 
@@ -52,11 +53,9 @@ def main() -> None:
                 inputs = [torch.randn(shape, dtype=dtype, device=device, requires_grad=training) for _ in range(3)]
                 works = {attend.__name__: lambda a=attend, i=inputs: once(a, i) for attend in KERNELS}
                 fused, plain = in_turn(works, device, options.rounds).values()
-                ratios = sorted(a / b for a, b in zip(fused, plain, strict=True))
                 cells = [" x ".join(map(str, shape)), str(dtype)[6:], "both" if training else "forward"]
                 cells += [f"{1e3 * statistics.median(times):.1f}" for times in (fused, plain)]
-                cells.append(f"{statistics.median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})")
-                print(f"| {' | '.join(cells)} |", flush=True)
+                print(f"| {' | '.join(cells)} | {ratios(fused, plain)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attention import written_out
 from measuring import MIB, header, in_subprocess, in_turn, peak_memory, ratios, seconds
 from step_kinds import Batch, ours_alone
 from vitreous.model.sizes import config_of
@@ -100,11 +101,6 @@ def plot(found: Found, sizes: list[str], path: Path, note: str) -> None:
     axes[1].legend(fontsize=8)
     figure.suptitle(note, fontsize=8)
     figure.savefig(path, dpi=130)
-
-
-def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """All N x N weights at once."""
-    return ((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)).softmax(-1) @ v
 
 
 def blockwise(q: Tensor, k: Tensor, v: Tensor, rows: int = 512) -> Tensor:
