@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,11 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 # Before torch is imported by any test module: each worker is one of many, and two threads that wait for each other on a
 # busy core are many times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Shells start what runs in the background with Ctrl-C ignored, and children inherit that: tests that send it would wait
+# for something that never comes.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _shared(*parts: str) -> Path:

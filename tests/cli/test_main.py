@@ -1,6 +1,5 @@
 """The command itself: help, verbs, and every kind of error as one line and an exit code."""
 
-import contextlib
 import errno
 import importlib.util
 import os
@@ -159,18 +158,6 @@ def test_ctrl_c_while_a_real_command_works(model_file):
         process.send_signal(signal.SIGINT)  # while torch is imported, or while the command waits for the list
         error = process.communicate(timeout=60)[1]
     assert (process.returncode, error) == (130, b"vitreous: interrupted\n")
-
-
-def test_ctrl_c_that_a_module_swallows_is_no_failure_of_the_command(monkeypatch, capsys):
-    def swallow(words):
-        with contextlib.suppress(BaseException):  # as some modules do while they are imported
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(10)
-        raise DataError("the list '-' is empty")
-
-    monkeypatch.setattr(main_module, "_dispatch", swallow)
-    assert main_module.main(["predict"]) == 130
-    assert capsys.readouterr().err == "vitreous: interrupted\n"
 
 
 def test_a_closed_pipe_is_quiet():

@@ -117,10 +117,8 @@ def _interruptible_imports() -> Iterator[None]:
     """Within, Ctrl-C while torch is being imported ends the process at once, in the same words as later.
 
     torch imports modules of Python from C++, where a KeyboardInterrupt is not caught: the process would abort. Nothing
-    has been opened by then that would be left half-written. A module that catches everything as it is imported may also
-    swallow the exception; if the command fails after that, it was interrupted all the same.
+    has been opened by then that would be left half-written.
     """
-    came = []
     if threading.current_thread() is not threading.main_thread() or (
         signal.getsignal(signal.SIGINT) is not signal.default_int_handler  # somebody else's, or ignored as by nohup
     ):
@@ -131,16 +129,11 @@ def _interruptible_imports() -> Iterator[None]:
         if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
             os.write(2, b"vitreous: interrupted\n")
             os._exit(_INTERRUPTED)
-        came.append(number)
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
     try:
         yield
-    except Exception as error:
-        if came:
-            raise KeyboardInterrupt from error
-        raise
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
