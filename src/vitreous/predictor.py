@@ -21,6 +21,7 @@ from torch import Tensor
 from vitreous.checkpoint.artifact import ModelInfo
 from vitreous.checkpoint.opening import OpenOptions, open_checkpoint
 from vitreous.checkpoint.resize import Resample
+from vitreous.checkpoint.sources import locate
 from vitreous.data.ahead import done_ahead
 from vitreous.data.pictures import read_picture
 from vitreous.data.preprocess import EvalPipeline
@@ -157,11 +158,19 @@ class Classifier:
 
         ``items`` is read a few batches ahead, so it may be endless; threads decode meanwhile.
         """
+        self.require_classes()
         _check_positive(top_k=top_k)
-        if not self.classes:
-            raise ConfigError("this model has no head, and so no classes to predict: embed gives its features")
         for name, row in self._rows(items, batch_size, self._probabilities):
             yield row if isinstance(row, Failure) else self._prediction(name, row, top_k)
+
+    def require_classes(self) -> None:
+        """Refuse a model that has none.
+
+        Raises:
+            ConfigError: If it has no head.
+        """
+        if not self.classes:
+            raise ConfigError("this model has no head, and so no classes to predict: embed gives its features")
 
     def embed(self, x: Picture | Iterable[Picture], batch_size: int = 64) -> Floats:
         """Return the features that the head's last layer reads: (F,) for one picture, (n, F) for several.
@@ -201,7 +210,7 @@ class Classifier:
     def prepare(self, pictures: int, batch_size: int = 64) -> Engine:
         """Choose the engine that computes this many more pictures, which may convert the model, and return it.
 
-        The methods above do so by themselves, as far as the length of what they are given is known.
+        The methods above do so by themselves: for all that they are given, or of an iterator batch by batch.
 
         Raises:
             ConfigError: If an engine or precision was named that fails, or disagrees with PyTorch in float32.
@@ -214,10 +223,13 @@ class Classifier:
     ) -> Iterator[tuple[str, Floats | Failure]]:
         """Yield each picture's name with its row of what ``take`` makes of a batch's outputs, in order."""
         _check_positive(batch_size=batch_size)
-        engine = self.prepare(len(items) if isinstance(items, Sized) else 0, batch_size)
+        known = len(items) if isinstance(items, Sized) else None
+        engine = self.prepare(known or 0, batch_size)
         decoded = done_ahead(self._pixels, items, ahead=2 * batch_size)
         while chunk := list(itertools.islice(decoded, batch_size)):
             readable = [pixels for _, pixels in chunk if not isinstance(pixels, Failure)]
+            if known is None:  # another engine may pay by now
+                engine = self.prepare(len(readable), batch_size)
             rows = iter(self._run(engine, np.stack(readable), take) if readable else ())
             self._seen += len(readable)
             for name, pixels in chunk:
@@ -294,9 +306,7 @@ def load(
 
 def _file_of(source: str | os.PathLike[str]) -> Path | None:
     """The file that a model is in, as far as it lies where the user says; None for hub ids."""
-    path = Path(source).expanduser()
-    inside = path / "model.safetensors"
-    return next((each for each in (inside, path) if each.is_file()), None)
+    return locate(source).file if Path(source).expanduser().exists() else None
 
 
 def _one_or_all(x: Any, stream: Callable[[Iterable[Picture]], Iterator[Any]]) -> Any:

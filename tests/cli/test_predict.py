@@ -11,6 +11,9 @@ import pytest
 from PIL import Image
 
 import vitreous as package
+from vitreous.checkpoint.artifact import ModelInfo, save_model
+from vitreous.data.config import PreprocessConfig
+from vitreous.data.preprocess import EvalPipeline
 
 PACE = r"{} pictures in [\d.]+ s, [\d,.]+ img/s: torch, float32, cpu\n"
 NAMES = ["b.png", 'a "quoted", [x] 犬.JPG', "deep/er/c.webp"]
@@ -48,6 +51,18 @@ def test_a_folder_is_searched_at_any_depth(vitreous, model_file, folder):
     assert [record["path"] for record in records] == sorted(f"in/{name}" for name in NAMES)
     assert all(len(record["top"]) == 5 and record["top"][0]["label"] == record["label"] for record in records)
     assert run.returncode == 0
+
+
+@pytest.mark.parametrize("verb", [("predict",), ("evaluate",), ("predict", "--format", "csv")], ids=" ".join)
+def test_a_model_without_classes_is_refused_before_any_work(vitreous, tmp_path, digits, verb):
+    model = package.VisionTransformer(
+        package.ViTConfig(image_size=16, patch_size=4, num_classes=0, width=32, depth=1, heads=2, mlp_dim=64)
+    )
+    pipeline = EvalPipeline((16, 16), 3, PreprocessConfig(mean=(0.5,) * 3, std=(0.2,) * 3))
+    save_model(tmp_path / "bare.safetensors", model, ModelInfo((), pipeline))
+    run = vitreous(verb[0], "bare.safetensors", digits, *verb[1:])
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == "vitreous: this model has no head, and so no classes to predict: embed gives its features\n"
 
 
 def test_one_bad_file_costs_only_itself(command, model_file, folder):

@@ -6,9 +6,11 @@ import json
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from engine_models import info_of, model_of
@@ -101,6 +103,41 @@ def test_new_weights_get_a_new_graph_and_the_old_one_goes(model_file):
     assert len(graphs(model_file.parent)) == 2  # of one file, for two sizes
 
 
+def test_models_of_like_names_in_one_folder_keep_their_graphs(tmp_path, home):
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for seed, name in enumerate(("best-ema.safetensors", "best.safetensors")):
+        model = model_of(seed=seed)
+        save_model(folder / name, model, info_of(model))
+        Opened(folder / name).classifier.prepare(1)
+    assert [graph.name.split("-openvino-")[0] for graph in graphs(folder)] == ["best-ema", "best"]
+
+
+def test_a_folder_keeps_the_graph_of_the_only_weights_in_it(tmp_path, home):
+    model = model_of()
+    save_model(tmp_path / "best.safetensors", model, info_of(model))
+    Opened(tmp_path).classifier.prepare(1)
+    assert len(graphs(tmp_path)) == 1
+
+
+def test_what_a_conversion_left_that_was_killed_goes_with_the_next(model_file):
+    place = model_file.parent / FOLDER
+    dead, alive = place / ".model-openvino-0123.4567", place / ".model-openvino-0123.89ab"
+    for aside in (dead, alive):
+        aside.mkdir(parents=True)
+        (aside / "graph.bin").write_bytes(bytes(100))
+    two_days_ago = time.time() - 2 * 24 * 3600
+    os.utime(dead, (two_days_ago, two_days_ago))
+    Opened(model_file).classifier.prepare(1)
+    assert alive.exists()
+    assert not dead.exists()
+
+
+def test_a_package_that_was_installed_under_another_name_has_a_version_too():
+    assert cache._version("PIL") == PIL.__version__  # of the distribution Pillow
+    assert cache._version("numpy") == np.__version__
+
+
 def test_a_folder_that_cannot_be_written_sends_graphs_to_the_users_own(model_file, home, photos):
     (model_file.parent / FOLDER).write_text("a file where the folder would be")
     first, second = Opened(model_file), Opened(model_file)
@@ -189,6 +226,15 @@ def test_bf16_waits_for_a_few_pictures(model_file, monkeypatch):
     classifier = Opened(model_file, "auto", "auto").classifier
     assert classifier.prepare(3).precision == "float32"
     assert classifier.prepare(4).precision == "bf16"
+
+
+def test_an_iterator_gets_the_faster_engine_as_its_pictures_come(model_file, photos, monkeypatch):
+    monkeypatch.setattr(choose, "computes_bf16", lambda device: True)
+    classifier = Opened(model_file, "auto", "auto").classifier
+    used, run = [], classifier._run
+    monkeypatch.setattr(classifier, "_run", lambda engine, *rest: used.append(engine.precision) or run(engine, *rest))
+    assert classifier.logits(iter(photos), batch_size=2).shape == (5, 5)
+    assert used == ["float32", "bf16", "bf16"]
 
 
 @pytest.fixture

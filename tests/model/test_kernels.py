@@ -114,7 +114,13 @@ SMALL = ViTConfig(image_size=16, patch_size=4, width=32, depth=3, heads=2, mlp_d
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"stem": "linear", "pool": "mean"}, {"qk_norm": True, "position": "rope-2d"}, {"registers": 2, "pool": "map"}],
+    [
+        {"layer_scale": 0.1},
+        {},
+        {"stem": "linear", "pool": "mean"},
+        {"qk_norm": True, "position": "rope-2d"},
+        {"registers": 2, "pool": "map"},
+    ],
     ids=str,
 )
 def test_a_step_under_autocast_has_the_gradients_of_float64(options: dict[str, object]) -> None:

@@ -55,12 +55,16 @@ def run(argv: Sequence[str]) -> int:
     from vitreous.evaluate.metrics import evaluate
 
     classifier = opened(options)
+    classifier.require_classes()
     data = scoring.open_data(classifier.info, options.data, options.data_dir, options.split)
     name, split = scoring.choose_split(data, options.split)
     labels = scoring.labels_by_name(classifier.classes, data, split)
     for note in scoring.remarks(classifier.info, data, name):
         narrate(note)
     engine = classifier.prepare(len(split), options.batch_size)
+    if options.merge_tokens:  # now: what does not open should not cost the scores
+        whole = opened(options, merge_tokens=0, engine=engine.name, precision=engine.precision)
+        whole.prepare(len(split), options.batch_size)
     start = time.perf_counter()
     logits = scoring.logits_of(classifier, split, options.batch_size)
     seconds = time.perf_counter() - start
@@ -69,7 +73,6 @@ def run(argv: Sequence[str]) -> int:
     calibration = calibrate(logits, labels, classifier.info.temperature)
     merging = None
     if options.merge_tokens:
-        whole = opened(options, merge_tokens=0)
         merging = scoring.loss_of_merging(whole, split, labels, options.batch_size, scores=scores, seconds=seconds)
     if options.json != "-":
         title = f"{data.name}, {'all pictures' if name == 'all' else name + ' split'}: {scores.n:,} pictures"

@@ -50,7 +50,8 @@ def add_engine_options(parser: Parser, precision: PrecisionName = "auto", why: s
         default="auto",
         metavar="auto|torch|openvino|onnxruntime",
         help="what computes; auto: the fastest that is installed, agrees with torch in float32 on a check picture, and "
-        "pays for as many pictures. A graph converted for it is kept beside the model file",
+        "pays for as many pictures. A graph converted for it is kept beside the model file, or in ~/.cache/vitreous "
+        "where that cannot be written",
     )
     parser.add_argument(
         "--precision",

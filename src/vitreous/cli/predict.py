@@ -59,6 +59,7 @@ def run(argv: Sequence[str]) -> int:
     from vitreous.predictor import Failure
 
     classifier = opened(options)
+    classifier.require_classes()
     paths = expand(options.images)
     top_k = min(options.top_k, len(classifier.classes))
     form = options.format or _EXTENSIONS.get(os.path.splitext(options.output or "")[1].lower(), "table")

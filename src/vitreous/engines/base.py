@@ -40,7 +40,7 @@ class Outputs(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits B x K and features B x F of images B x C x H x W."""
-        features = self.model.forward_head(self.model.forward_features(images), pre_logits=True)
+        features = self.model.pooled(images)
         logits = self.model.head(features)
         return (logits * 1 if logits is features else logits), features  # OpenVINO wants two outputs to differ
 

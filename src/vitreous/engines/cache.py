@@ -11,10 +11,12 @@ import contextlib
 import dataclasses
 import glob
 import hashlib
+import importlib
 import importlib.metadata
 import json
 import secrets
 import shutil
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,6 +35,8 @@ FOLDER = "engine-cache"
 _USER = "~/.cache/vitreous"
 _ABOUT, _SPEED = "about.json", "speed.json"
 _CHUNK = 1 << 24  # bytes read at a time
+_GRAPH = 2  # counts the changes of what :class:`vitreous.engines.base.Outputs` computes
+_LEFT_BEHIND = 24 * 3600  # seconds after which a graph that is still being written is that of a process that died
 
 
 def digest(model: VisionTransformer) -> str:
@@ -55,6 +59,7 @@ class GraphCache:
 
     def __init__(self, made_from: Sequence[Any], source: Path | None) -> None:
         self._made_from = list(made_from)
+        self._source = source.name if source else None
         self._stem = source.stem[:60] if source else "model"
         self._stamp = _stamp(source) if source else None
         folders = ([source.parent] if source else []) + [Path(_USER).expanduser()]
@@ -78,7 +83,8 @@ class GraphCache:
             try:
                 aside.mkdir(parents=True)
                 convert(aside)
-                _describe(aside, {"engine": engine, "file": self._stamp, "versions": _versions(packages)})
+                facts = {"engine": engine, "source": self._source, "file": self._stamp}
+                _describe(aside, facts | {"versions": _versions(packages)})
                 _publish(aside, place / name)
             except OSError as error:  # read-only, or the disk is full
                 reasons.append(f"'{place}': {error.strerror or error}")
@@ -87,6 +93,7 @@ class GraphCache:
                 shutil.rmtree(aside, ignore_errors=True)
             if self._stamp and place == self.places[0]:
                 self._forget_former(place)
+            _forget_unfinished(place)
             return place / name
         raise OutputError(f"a graph for {engine} cannot be kept: {'; '.join(reasons)}. Use --engine torch")
 
@@ -97,11 +104,12 @@ class GraphCache:
     def _forget_former(self, place: Path) -> None:
         """Remove graphs of what the model's file held before: they are large, and nothing would read them again."""
         for folder in place.glob(f"{glob.escape(self._stem)}-*"):
-            if _read(folder / _ABOUT).get("file") != self._stamp:
+            about = _read(folder / _ABOUT)
+            if about.get("source") == self._source and about.get("file") != self._stamp:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _name(self, engine: str, packages: Sequence[str]) -> str:
-        made_from = json.dumps([self._made_from, engine, _versions(packages)])
+        made_from = json.dumps([_GRAPH, self._made_from, engine, _versions(packages)])
         return f"{self._stem}-{engine}-{hashlib.sha256(made_from.encode()).hexdigest()[:16]}"
 
 
@@ -128,9 +136,23 @@ def _stamp(source: Path) -> str | None:
 
 def _versions(packages: Sequence[str]) -> dict[str, str]:
     """Versions of what takes part in a conversion."""
-    return {"vitreous": __version__, "torch": torch.__version__} | {
-        name: importlib.metadata.version(name) for name in packages
-    }
+    return {"vitreous": __version__, "torch": torch.__version__} | {name: _version(name) for name in packages}
+
+
+def _version(name: str) -> str:
+    """Of a package, by its module where it was installed under another name, as onnxruntime is by onnxruntime-gpu."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return str(getattr(importlib.import_module(name), "__version__", "unknown"))
+
+
+def _forget_unfinished(place: Path) -> None:
+    """Remove what processes left that were killed while they wrote a graph."""
+    for aside in place.glob(".*-*.*"):
+        with contextlib.suppress(OSError):
+            if time.time() - aside.stat().st_mtime > _LEFT_BEHIND:
+                shutil.rmtree(aside, ignore_errors=True)
 
 
 def _describe(folder: Path, facts: dict[str, Any]) -> None:

@@ -33,7 +33,8 @@ class LayerScale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale B x N x D."""
-        return x * self.gamma
+        # A float32 factor would turn the residual stream from bfloat16 to float32 from here on.
+        return x * (self.gamma.to(x.dtype) if in_bfloat16_on_cpu(x) else self.gamma)
 
 
 class Block(nn.Module):
@@ -126,8 +127,13 @@ class VisionTransformer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits B x K for images B x C x H x W, normalised as the evaluation pipeline does."""
+        return self.head(self.pooled(images))
+
+    def pooled(self, images: Tensor) -> Tensor:
+        """Return the features that the last linear layer reads, B x ``config.features``, for images B x C x H x W."""
         # A head that reads the class token alone needs nothing else of the last block.
-        return self.forward_head(self._encode(images, wanted=1 if self.config.pool == "cls" else None))
+        wanted = 1 if self.config.pool == "cls" else None
+        return self.forward_head(self._encode(images, wanted), pre_logits=True)
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Return all tokens after the encoder, B x N x D, [CLS] first, then registers, then patches in raster order."""

@@ -147,7 +147,7 @@ def frozen_features(
         images = ready.pipeline.normalise(batch["images"].to(ready.device))  # B C H W
         sums += torch.stack((images.sum(), images.square().sum(), images.new_tensor(images.numel()))).double().cpu()
         with precision:
-            found = model.forward_head(model.forward_features(images), pre_logits=True)  # B D
+            found = model.pooled(images)  # B D
         rows.append(found.float().cpu().numpy())
         progress(sum(map(len, rows)), total)
     model.train(training)
