@@ -76,6 +76,15 @@ def test_a_step_that_diverged_is_repeated_as_it_was(tmp_path):
     assert all(value.isfinite().all() for value in weights.values())  # it is this step that breaks, not its weights
 
 
+@pytest.mark.parametrize(("patches_last", "dropped"), [(1.0, 0.0), (0.0, 0.5)])
+def test_a_step_is_repeated_with_as_many_patches_as_it_saw(tmp_path, patches_last, dropped):
+    optim = OptimConfig(name="sgd", lr=1e30, schedule="constant", warmup=0.0)
+    model = dataclasses.replace(TINY, patch_dropout=0.5)
+    broken_run(tmp_path / "run", optim=optim, model=model, patches_last=patches_last)
+    assert read_state(tmp_path / "run" / REPLAY)["model"]["patch_dropout"] == dropped
+    assert replay(tmp_path / "run" / REPLAY).module is not None
+
+
 def test_a_finite_step_is_called_finite(tmp_path):
     broken_run(tmp_path / "run", optim=OptimConfig(name="sgd", lr=1e30, schedule="constant", warmup=0.0))
     stored = read_state(tmp_path / "run" / REPLAY)

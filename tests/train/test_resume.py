@@ -229,6 +229,7 @@ def test_other_settings_are_refused_and_free_ones_are_not(tmp_path, killed_after
         train(asked, resume=True)
     free = dataclasses.replace(asked, checkpoint_every="1m", checkpoint_epochs=1, loggers=("tensorboard",), out="x")
     assert differing(recipe_text(asked), recipe_text(free)) == []
+    assert differing(recipe_text(asked), recipe_text(dataclasses.replace(asked, compile=True))) == []
 
 
 def test_without_a_folder_the_newest_run_of_the_same_settings_goes_on(tmp_path, monkeypatch, killed_after):

@@ -175,6 +175,13 @@ def _await_epoch(process) -> None:
     pytest.fail(f"the command ended before its first epoch: {process.stderr.read()}")
 
 
+def test_compiling_without_a_compiler_is_said_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(ENVIRONMENT, "CXX", str(tmp_path / "no-compiler"))  # of torch.compile on a CPU
+    monkeypatch.setitem(ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "nothing-compiled-before"))
+    line = complaint(tmp_path, 1, "digits", "--epochs", "1", *QUICK, "--compile", "true")
+    assert re.match(r"vitreous: torch.compile does not work here \(.*\): add --compile false\. ", line), line
+
+
 def test_a_budget_ends_on_time(tmp_path):
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import vitreous.train.run"], env=ENVIRONMENT, check=True)

@@ -18,13 +18,13 @@ from vitreous.evaluate.metrics import Scores
 from vitreous.train.clock import Budget, Clock
 from vitreous.train.console import View
 from vitreous.train.module import VitModule
-from vitreous.train.outcome import Selected, weights_of
+from vitreous.train.outcome import Selected, scoring_seconds, weights_of
 
 __all__ = ["Record", "Selection", "Stop", "better", "rises"]
 
 _TIMED_STEPS, _TIMED_SECONDS = 5, 1.0  # after which the speed of a run is told
-_EXACT_PER_BF16 = 3.0  # time of a forward pass in float32 over that in bf16, on a CPU that multiplies bf16
 _MEDIAN_OF = 5  # steps: the last ones, because smaller pictures or fewer patches may have come before
+_VALIDATIONS = 3  # the last ones, of whose times the median counts
 _EVALUATION_SPEED = 2.0  # images a second without gradients over those with: a cautious guess until it is measured
 
 
@@ -43,34 +43,38 @@ class Stop(Callback):
     ) -> None:
         self.clock = clock
         self._compiling = compiled
-        self._test_share = test_share
-        self._exact = _EXACT_PER_BF16 if precision == "bf16" else 1.0
-        self._report = clock.reserve if isinstance(clock, Budget) else 0.0
-        self._validating = 0.0
+        self._test_share, self._precision = test_share, precision
+        self._validations: deque[float] = deque(maxlen=_VALIDATIONS)
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Start the clock."""
         self.clock.begin()
+        self._cold = True
         self._last, self._seen = time.monotonic(), cast(VitModule, pl_module).images_seen
         self._per_image: deque[float] = deque(maxlen=_MEDIAN_OF)
 
     def on_train_batch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, *_: Any) -> None:
         """Look at the clock."""
         module = cast(VitModule, pl_module)
-        if isinstance(self.clock, Budget) and not self._validating:
-            now, seen = time.monotonic(), module.images_seen
-            self._per_image.append((now - self._last) / max(1, seen - self._seen))
-            self._last, self._seen = now, seen
-            if len(self._per_image) > 1:  # a first step takes many times as long as the others
+        now, made = time.monotonic(), module.images_seen - self._seen
+        if made and self._cold:  # none are made in the batch that a resumed run passes over
+            self._cold = False
+            self.clock.begin()  # again: what is compiled at first may take a minute, which is no progress
+        if isinstance(self.clock, Budget) and not self._validations:
+            if made > 0:  # below 0: a new epoch
+                self._per_image.append((now - self._last) / made)
+            self._last, self._seen = now, module.images_seen
+            if made > 0 and len(self._per_image) > 1:  # a first step takes many times as long as the others
                 val = len(cast(Any, trainer).datamodule.data.splits["val"])
                 self._reserve(val * statistics.median_low(self._per_image) / _EVALUATION_SPEED)
         if self.clock.over(trainer.global_step):
             trainer.should_stop = True
 
     def _reserve(self, validation: float) -> None:
-        """Keep time for a last validation, for scoring both splits in float32, and for the report."""
+        """Keep time for a last validation, for scoring both splits, and for the report."""
         if isinstance(self.clock, Budget):
-            self.clock.reserve = self._report + validation * (1 + self._exact * (1 + self._test_share))
+            after = validation + scoring_seconds(validation, self._test_share, self._precision)
+            self.clock.reserve = self.clock.ending + after
 
     def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Time the validation."""
@@ -79,8 +83,8 @@ class Stop(Callback):
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Keep as much time for what follows the last step as it took now."""
         if not self._compiling:
-            self._validating = time.monotonic() - self._validation_started
-            self._reserve(self._validating)
+            self._validations.append(time.monotonic() - self._validation_started)
+            self._reserve(statistics.median(self._validations))
         self._compiling = False
         if self.clock.over(trainer.global_step):
             trainer.should_stop = True
@@ -165,6 +169,7 @@ class Record(Callback):
         """Time the run, and write anew what it had recorded before it was resumed."""
         self._run_started, self._first_step = time.monotonic(), trainer.global_step
         self._time_epoch(cast(VitModule, pl_module).images_seen)
+        self._warm = self._run_started, self._images
         if self.history:
             self._write(self.history)
 
@@ -183,8 +188,10 @@ class Record(Callback):
         self._stepping = now - self._epoch_started
         speed = (module.images_seen - self._images) / self._stepping
         self._left = self.clock.seconds_left(step, (now - self._run_started) / max(1, step - self._first_step))
-        if step - self._first_step >= _TIMED_STEPS and now - self._run_started > _TIMED_SECONDS:
-            self._tell(speed)
+        if step - self._first_step <= 1:  # a first step may compile: the speed that is told leaves it out
+            self._warm = now, module.images_seen
+        elif step - self._first_step >= _TIMED_STEPS and now - self._warm[0] > _TIMED_SECONDS:
+            self._tell((module.images_seen - self._warm[1]) / (now - self._warm[0]))
         share = self.clock.progress(max(0, step - 1))
         self.view.step(self._name(trainer), share, lambda: module.train_loss, speed, self._left)
 

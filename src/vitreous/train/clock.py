@@ -50,14 +50,22 @@ class Budget:
         started: When the command started, in the seconds of ``time.monotonic()``.
         seconds: Wall-clock time for the whole command.
         reserve: Seconds of it that are kept for what comes after the last step; callbacks correct it as they measure.
+
+    Attributes:
+        ending: The reserve as it was given, for what is no scoring.
     """
 
     started: float
     seconds: float
     reserve: float
+    ending: float = field(init=False)
     _begun: float = field(default=0.0, init=False)
     _from: float = field(default=0.0, init=False)
     _progress: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        """Keep the reserve as it was given."""
+        self.ending = self.reserve
 
     def begin(self) -> None:
         """Training starts, or goes on where it was: its progress then covers what is left in the time that is left."""

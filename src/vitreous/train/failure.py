@@ -14,6 +14,8 @@ from vitreous.train.signals import Stopped
 
 __all__ = ["after_failure"]
 
+_COMPILERS = ("torch._dynamo", "torch._inductor", "triton")  # modules of the errors of what is compiled
+
 
 def after_failure(this: Assembled, error: Exception) -> RunState:
     """Decide how a training that broke off goes on.
@@ -43,6 +45,11 @@ def after_failure(this: Assembled, error: Exception) -> RunState:
         raise TrainingError(
             "a process that reads pictures ended unexpectedly: it was killed, perhaps for lack of memory. Try fewer "
             "--data.workers"
+        ) from error
+    if this.ready.config.compile and type(error).__module__.startswith(_COMPILERS):
+        raise TrainingError(
+            f"torch.compile does not work here ({' '.join(str(error).split())[:160]}): add --compile false. On Linux "
+            "it needs a C compiler, such as gcc"
         ) from error
     raise error
 

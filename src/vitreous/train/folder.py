@@ -26,7 +26,7 @@ _LEFT_OVER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")  # as checkpoint/atomic.py na
 # Device and precision are compared as they were chosen.
 _FREE = (
     *("data.source", "data.dir", "data.workers", "data.strict", "device", "precision", "loggers", "out"),
-    *("checkpoint_every", "checkpoint_epochs"),
+    *("compile", "checkpoint_every", "checkpoint_epochs"),
 )
 
 

@@ -28,9 +28,10 @@ from vitreous.train.replay import REPLAY, write_replay
 from vitreous.train.report import Predictions, RunFacts, write_report
 from vitreous.train.tuning import plain
 
-__all__ = ["Scored", "Selected", "Writer", "report_seconds", "weights_of"]
+__all__ = ["Scored", "Selected", "Writer", "report_seconds", "scoring_seconds", "weights_of"]
 
 _MODEL_EVERY = 10.0  # seconds between two writings of the best model so far
+_EXACT_PER_BF16 = 3.0  # time of a forward pass in float32 over that in bf16, on a CPU that multiplies bf16
 _REPORT_PER_DRAWING = 8.0  # the report's time over that of its confusion matrix: 7 measured, and 1 to leave
 
 
@@ -184,6 +185,17 @@ class Writer:
 
 def _predictions(scored: Scored, split: Split) -> Predictions:
     return Predictions(scored.logits, scored.labels, split.picture, split.name_of)
+
+
+def scoring_seconds(validation: float, test_share: float, precision: str) -> float:
+    """An estimate of the seconds that it takes to score the selected weights on validation and test, in float32.
+
+    Args:
+        validation: Seconds of a validation during training.
+        test_share: Images of the test split for each of the validation split.
+        precision: Of the training.
+    """
+    return validation * (1 + test_share) * (_EXACT_PER_BF16 if precision == "bf16" else 1.0)
 
 
 def report_seconds(classes: int) -> float:

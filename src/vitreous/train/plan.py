@@ -29,7 +29,7 @@ from vitreous.train.console import View
 from vitreous.train.fit import quiet
 from vitreous.train.folder import held, recipe_text
 from vitreous.train.meter import Meter
-from vitreous.train.outcome import report_seconds
+from vitreous.train.outcome import report_seconds, scoring_seconds
 from vitreous.train.prepare import Prepared, describe_model, describe_place, fitting_threads, prepare
 from vitreous.train.signals import Signals
 from vitreous.train.trials import Trials, validation_seconds
@@ -153,7 +153,7 @@ def _measured(this: Assembled, meter: Meter, budget: float | None, start_seconds
     quartiles = [statistics.quantiles(times, n=4) for times in timed]
     lower, step, upper = (_mean(weights, [of[i] for of in quartiles]) for i in range(3))
     epoch_seconds = per_epoch * _mean(weights, means) + validation
-    ending = reporting + validation * (1 + _test_share(ready))
+    ending = reporting + scoring_seconds(validation, _test_share(ready), ready.precision)
     epochs = config.epochs if config.steps is None else config.steps / per_epoch
     if budget is not None:
         epochs = max(0.0, (budget - start_seconds - ending) / epoch_seconds)

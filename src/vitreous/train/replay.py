@@ -59,12 +59,15 @@ def write_replay(path: Path, ready: Prepared, error: NonFiniteStepError) -> None
     """
     config = ready.config
     labels, classes = ready.data.splits["train"].labels, len(ready.data.classes)
+    model = config.model
+    if error.progress >= 1 - config.patches_last:  # the step saw all patches
+        model = dataclasses.replace(model, patch_dropout=0.0)
     write_state(
         path,
         {
             "replay": 1,
             "step": str(error),
-            "model": dataclasses.asdict(config.model),
+            "model": dataclasses.asdict(model),
             "augment": dataclasses.asdict(config.augment),
             "tune": dataclasses.asdict(config.tune),
             "pipeline": ready.pipeline.to_dict(),

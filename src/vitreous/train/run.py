@@ -18,6 +18,7 @@ from vitreous.errors import TrainingError
 from vitreous.evaluate.calibration import fit_temperature
 from vitreous.evaluate.metrics import evaluate
 from vitreous.train.assemble import Assembled, assemble, rebuild
+from vitreous.train.clock import Budget
 from vitreous.train.config import RunConfig
 from vitreous.train.console import View
 from vitreous.train.ending import RunResult, conclude, leave, say_finished
@@ -86,6 +87,8 @@ def _tell(ready: Prepared, place: Place, view: View, signals: Signals, *, starte
         _say(ready, view)
         this = assemble(ready, place, view, signals, state, started=started, leaving=leaving)
         _probe(this)
+        if state is None and isinstance(this.clock, Budget):
+            _refuse_spent(this.clock)
         _fit(this)
         place.lock.say(phase="selecting")
         selected = _select(this)
@@ -172,6 +175,21 @@ def _probe(this: Assembled) -> None:
         this.probed = probe_first(this.ready, this.view)
         this.seconds["probe"] = this.probed.seconds
     this.view.line("probe", this.probed.describe())
+
+
+def _refuse_spent(clock: Budget) -> None:
+    """Stop a run whose time is over before it has trained: its model would know nothing.
+
+    Raises:
+        TrainingError: It says where the time went.
+    """
+    if clock.over(0):
+        used = time.monotonic() - clock.started
+        raise TrainingError(
+            f"the budget of {clock.seconds:.0f} s is used up before the first step: {used:.0f} s went into starting, "
+            f"reading and probing, and {clock.reserve:.0f} s are kept for the report. Give a larger --budget, and "
+            "another --out where you gave one"
+        )
 
 
 def _fit(this: Assembled) -> None:

@@ -1,0 +1,93 @@
+"""What a budget keeps for the end of a run, and what counts as progress."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import time
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from vitreous.errors import TrainingError
+from vitreous.recipes import recipe
+from vitreous.train.callbacks import Stop
+from vitreous.train.clock import Budget
+from vitreous.train.console import View
+from vitreous.train.run import run
+
+
+class Steps:
+    """A run of steps that take as long as is said: the callback sees what a Trainer shows it."""
+
+    def __init__(self, monkeypatch, *, images_seen: int = 0) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.budget = Budget(started=700.0, seconds=600.0, reserve=20.0)
+        self.stop = Stop(self.budget, test_share=4.0, precision="bf16")
+        splits = {"val": range(2475)}
+        data = SimpleNamespace(data=SimpleNamespace(splits=splits))
+        self.trainer = SimpleNamespace(global_step=100, should_stop=False, datamodule=data)
+        self.module = SimpleNamespace(images_seen=images_seen)
+        self.stop.on_train_start(self.trainer, self.module)
+
+    def step(self, seconds: float, images: int = 512, whole: bool = True) -> None:
+        self.budget.progress(self.trainer.global_step)
+        self.now += seconds
+        self.module.images_seen += images
+        self.trainer.global_step += whole and images > 0
+        self.stop.on_train_batch_end(self.trainer, self.module)
+
+    def validate(self, seconds: float) -> None:
+        self.stop.on_validation_start(self.trainer, self.module)
+        self.now += seconds
+        self.stop.on_validation_end(self.trainer, self.module)
+
+
+def test_the_batch_that_a_resumed_run_passes_over_tells_nothing_of_its_speed(monkeypatch):
+    steps = Steps(monkeypatch, images_seen=5000)
+    steps.step(0.1, images=0)
+    steps.step(10.0)  # compiles
+    assert steps.budget.reserve == 20.0
+    steps.step(0.05)
+    assert 20 < steps.budget.reserve < 25
+    assert not steps.trainer.should_stop
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["a step", "a part of a step"])
+def test_what_compiles_at_first_is_no_progress_however_long_it_takes(monkeypatch, whole):
+    steps = Steps(monkeypatch)
+    steps.step(60.0, whole=whole)
+    assert steps.budget.progress(101) == 0.0
+    for _ in range(50):
+        steps.step(1.0)
+    left = 700 + 600 - steps.budget.reserve - 1060
+    assert steps.budget.progress(151) == pytest.approx(50 / left)
+
+
+def test_one_slow_validation_does_not_end_the_run(monkeypatch):
+    steps = Steps(monkeypatch)
+    reserves = []
+    for seconds in (1.0, 1.0, 5.0, 1.0, 3.0, 3.0):
+        steps.validate(seconds)
+        reserves.append(steps.budget.reserve)
+    one, three = (20 + seconds * (1 + 3 * 5) for seconds in (1, 3))  # a last validation, and both splits in float32
+    assert reserves == pytest.approx([one, one, one, one, three, three])
+
+
+def test_a_rebuilt_run_keeps_time_for_one_ending_only(monkeypatch):
+    steps = Steps(monkeypatch)
+    steps.validate(2.0)
+    again = Stop(steps.budget, test_share=4.0, precision="bf16")
+    again.on_validation_start(steps.trainer, steps.module)
+    steps.now += 2.0
+    again.on_validation_end(steps.trainer, steps.module)
+    assert steps.budget.reserve == pytest.approx(20 + 2 * 16)
+
+
+def test_a_budget_that_is_used_up_before_the_first_step_is_an_error(tmp_path):
+    asked = dataclasses.replace(recipe("digits"), out=str(tmp_path / "run"), budget="30s", device="cpu")
+    with pytest.raises(TrainingError, match=r"budget of 30 s is used up before the first step: \d+ s went into"):
+        run(asked, view=View(Console(file=io.StringIO())), started=time.monotonic() - 60)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
