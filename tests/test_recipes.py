@@ -53,13 +53,13 @@ PUBLISHED = {
         "model": {"width": 256, "depth": 6, "heads": 8, "mlp_dim": 512, "patch_size": 4}
         | {"dropout": 0.2, "proj_dropout": 0.0},
         "optim": {"name": "adamw", "betas": (0.9, 0.999), "weight_decay": 0.03, "schedule": "one-cycle"},
-        "": {"batch_size": 256, "epochs": 180},
+        "": {"batch_size": 256, "epochs": 180, "precision": "float32"},
     },
     "notebook-cifar100": {
         "model": {"width": 256, "depth": 24, "heads": 8, "mlp_dim": 512, "patch_size": 4}
         | {"dropout": 0.1, "proj_dropout": 0.0},
         "optim": {"name": "adamw", "betas": (0.9, 0.999), "weight_decay": 0.03, "schedule": "one-cycle"},
-        "": {"batch_size": 256, "epochs": 180},
+        "": {"batch_size": 256, "epochs": 180, "precision": "float32"},
     },
     "annotated-cifar10": {
         "model": {
@@ -75,7 +75,7 @@ PUBLISHED = {
         },
         "augment": {"flip": 0.5, "pad_crop": 4, "policy": "none"},
         "optim": {"name": "adam", "lr": 2.5e-4},
-        "": {"batch_size": 64, "epochs": 32},
+        "": {"batch_size": 64, "epochs": 32, "precision": "float32"},
     },
     "paper-imagenet": {  # arXiv 2010.11929, table 3 and B.1
         "model": {"image_size": 224, "dropout": 0.1, "head": "mlp", "head_activation": "tanh"},

@@ -129,7 +129,7 @@ class BatchAugment:
             if config.policy == "three":
                 images = policy.three_augment(images, uniform)
             else:
-                fill = images.new_tensor(self.pipeline.config.mean, dtype=torch.float32).mul(255).round()
+                fill = draw.move(np.rint(255 * np.asarray(self.pipeline.config.mean, np.float32)))
                 if config.policy == "rand":
                     images = policy.rand_augment(images, uniform, config.policy_magnitude, fill)
                 else:

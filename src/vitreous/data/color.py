@@ -69,7 +69,7 @@ def sharpness(images: Tensor, amount: Tensor) -> Tensor:
     if H <= 2 or W <= 2:
         return images
     pixels = images.float()
-    kernel = pixels.new_tensor([[1, 1, 1], [1, 5, 1], [1, 1, 1]]).div(13)
+    kernel = torch.tensor([[1.0, 1, 1], [1, 5, 1], [1, 1, 1]]).div(13).to(pixels.device, non_blocking=True)
     inner = F.conv2d(pixels.flatten(0, 1)[:, None], kernel[None, None]).unflatten(0, images.shape[:2])[:, :, 0]
     smooth = pixels.clone()
     smooth[:, :, 1:-1, 1:-1] = inner

@@ -228,7 +228,7 @@ def affine(images: Tensor, matrices: Tensor, fill: Tensor) -> Tensor:
     """
     H, W = images.shape[2:]
     # grid_sample's coordinates run from -1 to 1 on both axes.
-    scale = matrices.new_tensor([[1, H / W, 2 / W], [W / H, 1, 2 / H]])
+    scale = torch.tensor([[1, H / W, 2 / W], [W / H, 1, 2 / H]]).to(matrices.device, non_blocking=True)
     grid = F.affine_grid(matrices * scale, list(images.shape), align_corners=False)
     level = fill.view(1, -1, 1, 1)
     moved = F.grid_sample(images.float() - level, grid, mode="bilinear", padding_mode="zeros", align_corners=False)

@@ -42,4 +42,5 @@ def annotated_cifar10() -> RunConfig:
         optim=OptimConfig(name="adam", lr=2.5e-4, weight_decay=0.0, schedule="constant", warmup=0.0, clip=None),
         batch_size=64,
         epochs=32,
+        precision="float32",
     )

@@ -2,7 +2,7 @@
 
 Command:  vitreous train cifar100 --recipe cifar100-gpu --budget 10m
           with linear patches instead of the convolutional stem: add --model.stem linear
-Cost:     10 minutes, all included but the download
+Cost:     10 minutes, all included; a first download counts too
 Hardware: meant for one card of the H100's or H200's class; none was at hand
 Score:    not measured
 """

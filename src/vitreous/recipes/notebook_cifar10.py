@@ -41,4 +41,5 @@ def notebook_cifar10() -> RunConfig:
         ),
         batch_size=256,
         epochs=180,
+        precision="float32",
     )

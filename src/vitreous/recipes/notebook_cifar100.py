@@ -41,4 +41,5 @@ def notebook_cifar100() -> RunConfig:
         ),
         batch_size=256,
         epochs=180,
+        precision="float32",
     )
