@@ -1,4 +1,4 @@
-"""Attention: the fused kernel against the products written out, in turn, with the backward pass and without.
+"""Attention: the fused kernel against the products written out, in turn, with the backward pass, without, with a bias.
 
     python benchmarks/attention.py
     python benchmarks/attention.py --device cuda
@@ -20,20 +20,22 @@ from torch import Tensor
 from measuring import header, in_turn, ratios
 
 SHAPES = ((128, 8, 65, 32), (64, 4, 64, 32), (16, 12, 197, 64), (2, 12, 785, 64), (1, 12, 4097, 64))  # B H N d
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+PASSES = ("both", "forward", "forward, bias")
 
 
-def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     """All N x N weights at once."""
-    return ((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)).softmax(-1) @ v
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+    return (scores if bias is None else scores + bias).softmax(-1) @ v
 
 
 KERNELS: tuple[Attend, Attend] = (F.scaled_dot_product_attention, written_out)
 
 
-def once(attend: Attend, inputs: list[Tensor]) -> None:
+def once(attend: Attend, inputs: list[Tensor], bias: Tensor | None) -> None:
     """Forward, and backward where the inputs want gradients."""
-    out = attend(*inputs)
+    out = attend(*inputs, bias)
     if out.requires_grad:
         torch.autograd.grad(out, inputs, torch.ones_like(out))
 
@@ -49,11 +51,13 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for shape in SHAPES:
         for dtype in (torch.bfloat16, torch.float32):
-            for training in (True, False):
+            for kind in PASSES:
+                training = kind == "both"
                 inputs = [torch.randn(shape, dtype=dtype, device=device, requires_grad=training) for _ in range(3)]
-                works = {attend.__name__: lambda a=attend, i=inputs: once(a, i) for attend in KERNELS}
+                bias = torch.randn(shape[0], 1, 1, shape[2], dtype=dtype, device=device) if "bias" in kind else None
+                works = {attend.__name__: lambda a=attend, i=inputs, b=bias: once(a, i, b) for attend in KERNELS}
                 fused, plain = in_turn(works, device, options.rounds).values()
-                cells = [" x ".join(map(str, shape)), str(dtype)[6:], "both" if training else "forward"]
+                cells = [" x ".join(map(str, shape)), str(dtype)[6:], kind]
                 cells += [f"{1e3 * statistics.median(times):.1f}" for times in (fused, plain)]
                 print(f"| {' | '.join(cells)} | {ratios(fused, plain)} |", flush=True)
 

@@ -4,18 +4,25 @@
     python benchmarks/gpu_records.py --out runs/records --only tutorial --seeds 3
 
 Each is a command of `vitreous train`, printed before it starts; a tutorial's setting runs as published, and then our
-recipe with a model of its size, for as many epochs. A run whose folder has a report is not made again. Prints a table
-of top-1 on test in Markdown; a tutorial's aim is what it reports itself. Words after `--` are added to every command.
+recipe with a model of its size, for as many epochs. A run whose folder has a report is not made again, one that was
+broken off is resumed, and one that fails leaves the others alone. Prints a table in Markdown: top-1 on test, the wall
+clock of the whole command, and with several seeds the median and the range; a tutorial's aim is what it reports itself.
+Words after `--` are added to every command.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import torch
+
+from measuring import header
 from vitreous.recipes import recipe
 
 RECORDS = {  # name: (words, what is aimed at, in %)
@@ -47,15 +54,29 @@ def commands() -> dict[str, tuple[str, float | None]]:
     return found
 
 
-def run(words: list[str], folder: Path) -> dict[str, float]:
-    """Train unless that is done, and return the seconds and the top-1 on test."""
-    report = folder / "report.json"
+def run(words: list[str], folder: Path) -> float | None:
+    """Train unless that is done, and return the top-1 on test in %, or None where the command failed.
+
+    What its processes took, one after another, is kept beside the folder.
+    """
+    report, times = folder / "report.json", folder.with_suffix(".seconds")
     if not report.exists():
-        command = [sys.executable, "-m", "vitreous", "train", *words, "--out", str(folder)]
+        command = [sys.executable, "-m", "vitreous", "train", *words, "--out", str(folder), "--resume"]
         print("$", " ".join(command), flush=True)
-        subprocess.run(command, check=True)
-    found = json.loads(report.read_text(encoding="utf-8"))
-    return {"seconds": sum(found["training"]["seconds"].values()), "top1": found["scores"]["test"]["top1"]}
+        began = time.monotonic()
+        code = subprocess.run(command, check=False).returncode
+        times.parent.mkdir(parents=True, exist_ok=True)
+        with times.open("a", encoding="utf-8") as file:
+            print(f"{time.monotonic() - began:.0f}", file=file)
+        if code:
+            return None
+    return 100 * float(json.loads(report.read_text(encoding="utf-8"))["scores"]["test"]["top1"])
+
+
+def seconds_of(folder: Path) -> str:
+    """Wall-clock seconds of all processes that a run took."""
+    times = folder.with_suffix(".seconds")
+    return " + ".join(times.read_text(encoding="utf-8").split()) if times.exists() else ""
 
 
 def main() -> None:
@@ -71,13 +92,20 @@ def main() -> None:
         parser.error(f"--only {options.only} fits none of: {'; '.join(commands())}")
     rows = []
     for name, (words, aim) in chosen.items():
+        wanted, reached = "" if aim is None else f"{aim} %", []
         for seed in range(options.seeds):
             folder = options.out / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
             shared = ["--seed", str(seed), "--data-dir", str(Path(options.data_dir).expanduser())]
-            done = run([*words.split(), *shared, *added], folder)
-            wanted = "" if aim is None else f"{aim} %"
-            rows.append(f"| {name} | {seed} | {100 * done['top1']:.2f} % | {wanted} | {done['seconds']:.0f} |")
-    print("| run | seed | test top-1 | aim | seconds |\n|---|---|---|---|---|", *rows, sep="\n")
+            top1 = run([*words.split(), *shared, *added], folder)
+            if top1 is not None:
+                reached.append(top1)
+            cell = "failed" if top1 is None else f"{top1:.2f} %"
+            rows.append(f"| {name} | {seed} | {cell} | {wanted} | {seconds_of(folder)} |")
+        if len(reached) > 1:
+            spread = f"{statistics.median(reached):.2f} % ({min(reached):.2f} to {max(reached):.2f})"
+            rows.append(f"| {name} | median of {len(reached)} | {spread} | {wanted} | |")
+    place = header(torch.device("cuda" if torch.cuda.is_available() else "cpu"), ("torch", "torchvision", "lightning"))
+    print(f"\n{place}\n\n| run | seed | test top-1 | aim | seconds |\n|---|---|---|---|---|", *rows, sep="\n")
 
 
 if __name__ == "__main__":

@@ -251,6 +251,8 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=128, help="how many of them")
     parser.add_argument("--precisions", nargs="+", default=["float32", "bf16"], help="for whole-path")
     options = parser.parse_args()
+    if options.part == "whole-path" and options.data is None:
+        parser.error("whole-path needs --data, a folder of JPEGs")
     warnings.filterwarnings("ignore")
     print(header(CPU, PACKAGES), flush=True)
     if options.part == "costs":

@@ -6,6 +6,7 @@ machine then hits neighbours alike, and the ratio of neighbours stays.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import platform
 import resource
@@ -66,17 +67,25 @@ class Apart:
     def __init__(self, *arguments: str) -> None:
         command = [sys.executable, sys.argv[0], *arguments]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._arguments = arguments
 
     def seconds(self, repeat: int) -> float:
         """Mean time of so many calls in a row, as the other process sees it."""
-        print(repeat, file=self._process.stdin, flush=True)
-        return float(self._process.stdout.readline())
+        try:
+            print(repeat, file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise ChildProcessError(f"{' '.join(self._arguments)}: {_ended(self._process.wait())}")
+        return float(line)
 
     def __enter__(self) -> Apart:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.communicate()
 
 
 def serve(work: Callable[[], object], device: torch.device) -> None:
@@ -137,7 +146,13 @@ def _status(key: str) -> int:
 def in_subprocess(*arguments: str) -> str:
     """Run the present script anew with other arguments; its last line, or why there is none."""
     done = subprocess.run([sys.executable, sys.argv[0], *arguments], capture_output=True, text=True, check=False)
+    if done.returncode < 0:
+        return f"failed: {_ended(done.returncode)}"
     if done.returncode:
-        killed = "killed, probably for memory" if done.returncode < 0 else f"exit {done.returncode}"
-        return f"failed: {(done.stderr.strip().splitlines() or [killed])[-1][:120]}"
+        return f"failed: {(done.stderr.strip().splitlines() or [_ended(done.returncode)])[-1][:120]}"
     return done.stdout.strip().splitlines()[-1]
+
+
+def _ended(code: int) -> str:
+    """How a process ended that should not have."""
+    return "killed, probably for memory" if code < 0 else f"exit {code}"

@@ -5,7 +5,7 @@
 
 Each run is a folder of `vitreous train`: the curve is its validation top-1 after each epoch, against the time since
 training began, and the dot its top-1 on test, at the seconds of the whole training. Operations are 3 times those of the
-forward pass at the size that the pictures had, 2 for each multiply-add.
+forward pass at the size that the pictures had, without patches that were dropped, 2 for each multiply-add.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vitreous.model.config import pair
 from vitreous.model.sizes import cost
 from vitreous.train.config import RunConfig
 
-COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a")
+COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#a6761d")
 TUTORIAL = (28 + 17 / 60, 78.8, "tutorial, on a GPU")  # minutes, as its own log says
 PUBLISHED = (  # training operations, top-1 on test
     (2.9e14, 94.0, "airbench94, a CNN"),
@@ -64,7 +64,8 @@ def read(folder: Path) -> Curve:
 def per_picture(config: RunConfig, progress: float) -> float:
     """Training operations for a picture at a point of the run."""
     height, width = (config.augment.side(side, progress) for side in pair(config.model.image_size))
-    return 3.0 * cost(replace(config.model, image_size=(height, width))).flops
+    dropped = config.model.patch_dropout if progress < 1 - config.patches_last else 0.0
+    return 3.0 * (1 - dropped) * cost(replace(config.model, image_size=(height, width))).flops  # but for attention's N²
 
 
 def draw(curves: dict[str, Curve], path: Path) -> None:
@@ -83,7 +84,7 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
     mark(axes[0], minutes, top1, name)
     for operations, top1, name in PUBLISHED:
         mark(axes[1], operations, top1, name)
-    axes[0].set(xlabel="minutes of training on two CPU cores", ylabel="top-1, %", ylim=(50, 97), xlim=(0, None))
+    axes[0].set(xlabel="minutes of training", ylabel="top-1, %", ylim=(50, 97), xlim=(0, None))
     axes[1].set(xlabel="training operations", xscale="log", xlim=(1e13, 2e16))
     for axis in axes:
         axis.grid(alpha=0.3)
@@ -103,6 +104,8 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", metavar="NAME=FOLDER")
     parser.add_argument("--out", type=Path, default=Path("records.png"))
     options = parser.parse_args()
+    if len(options.runs) > len(COLOURS):
+        parser.error(f"{len(options.runs)} runs, there are colours for {len(COLOURS)}")
     named = (run.split("=", 1) for run in options.runs)
     draw({name: read(Path(folder)) for name, folder in named}, options.out)
 
