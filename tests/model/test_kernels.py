@@ -85,12 +85,11 @@ def test_layer_norm_reads_what_is_not_contiguous() -> None:
     close(norm(x[:, :1]), F.layer_norm(x[:, :1].double(), (16,)))
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize("queries", [None, 1])
-def test_attention_and_heads(queries: int | None, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not kept:  # too many to be kept: they are computed again, three of the eight heads at a time
-        monkeypatch.setattr(kernels, "_KEPT", 8)
-        monkeypatch.setattr(kernels, "_AT_A_TIME", 3 * 9 * (queries or 9))
+def test_attention_and_heads(queries: int | None, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if long:  # by the fused kernel
+        monkeypatch.setattr(kernels, "_LONG", 9)
     torch.manual_seed(0)
     qkv = torch.randn(2, 9, 3 * 32).to(BF16).requires_grad_()
     exact = qkv.detach().double().requires_grad_()

@@ -4,8 +4,8 @@ Everywhere but on a CPU in bfloat16 these are torch's own functions, whose kerne
 bfloat16 (benchmarks/attention.py and benchmarks/train_step.py measure each choice; the figures are in
 docs/benchmarks.md):
 
-- the fused attention kernel's backward pass is several times slower than matmul, softmax, matmul written out, and its
-  forward pass slower too up to a few hundred tokens;
+- the fused attention kernel's backward pass is several times slower than matmul, softmax, matmul written out, up to
+  some hundred tokens; beyond them, and where no gradient is wanted, it is as fast or faster;
 - ``F.linear`` first copies the bias to every row of the result; oneDNN's own bias needs no such pass;
 - the sum over rows that is the bias's gradient is faster as a product with ones;
 - ``F.layer_norm`` sums the gradients of its weight and bias in bfloat16, which leaves them off by a tenth; a product
@@ -30,8 +30,7 @@ from torch.autograd.function import once_differentiable
 __all__ = ["LayerNorm", "Linear", "attend", "in_bfloat16_on_cpu", "linear", "split_heads"]
 
 _BF16 = torch.bfloat16
-_KEPT = 2**26  # attention weights of a layer, 128 MiB: B/16 keeps those of 144 images of 197 tokens, none of 4,097
-_AT_A_TIME = 2**24
+_LONG = 768  # tokens from which on the fused kernel is no slower with its backward pass, and keeps no N x N weights
 
 
 def in_bfloat16_on_cpu(x: Tensor) -> bool:
@@ -172,7 +171,7 @@ class _SplitHeads(torch.autograd.Function):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-    """Return softmax(q kᵀ / sqrt(d) + bias) v by the kernel that is fastest for the device and dtype (equations 6, 7).
+    """Return softmax(q kᵀ / sqrt(d) + bias) v by the kernel that is fastest here (equations 6 and 7).
 
     Args:
         q: Queries, B x H x N x d.
@@ -184,11 +183,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout:
     Returns:
         B x H x N x d.
     """
-    written_out = in_bfloat16_on_cpu(q)
-    if written_out and bias is None and dropout == 0:
-        return cast(Tensor, _Attend.apply(q, k, v))
-    if not (written_out and torch.is_grad_enabled()):
+    if not (in_bfloat16_on_cpu(q) and torch.is_grad_enabled() and k.shape[2] < _LONG):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+    if bias is None and dropout == 0:
+        return cast(Tensor, _Attend.apply(q, k, v))
     scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.transpose(-2, -1)  # B H N M
     if bias is not None:
         scores = scores + bias
@@ -196,11 +194,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout:
 
 
 class _Attend(torch.autograd.Function):
-    """Softmax attention in bfloat16 as batched products, with nothing copied that is contiguous already.
-
-    Weights of many tokens are not kept for the backward pass but computed again, a few heads at a time: a third more
-    time, still less than the fused kernel's, for memory that grows with N instead of N².
-    """
+    """Softmax attention in bfloat16 as batched products, with nothing copied that is contiguous already."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -209,39 +203,20 @@ class _Attend(torch.autograd.Function):
         with torch.autocast("cpu", enabled=False):
             q, k, v = (x.to(_BF16).reshape(B * H, -1, d) for x in (q, k, v))
             q = q * (1 / math.sqrt(d))
-            out, parts = torch.empty_like(q), _parts(q, k)
-            for part in parts:
-                weights = _weights(q[part], k[part])
-                torch.bmm(weights, v[part], out=out[part])
-            ctx.save_for_backward(q, k, v, *([weights] if len(parts) == 1 else []))
-            return out.view(B, H, N, d)
+            weights = torch.bmm(q, k.transpose(1, 2))  # BH N M
+            torch.softmax(weights, -1, out=weights)
+            ctx.save_for_backward(q, k, v, weights)
+            return torch.bmm(weights, v).view(B, H, N, d)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        q, k, v, *kept = ctx.saved_tensors
+        q, k, v, weights = ctx.saved_tensors
         B, H, N, d = grad.shape
         grad = grad.reshape(B * H, N, d)
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        for part in _parts(q, k):
-            weights = kept[0] if kept else _weights(q[part], k[part])
-            torch.bmm(weights.transpose(1, 2), grad[part], out=dv[part])
-            scores = torch.bmm(grad[part], v[part].transpose(1, 2))  # BH N M: of the weights, then of the scores
-            scores = torch._softmax_backward_data(scores, weights, -1, weights.dtype)
-            torch.bmm(scores, k[part], out=dq[part])
-            torch.bmm(scores.transpose(1, 2), q[part], out=dk[part])
-        dq.mul_(1 / math.sqrt(d))
+        dv = torch.bmm(weights.transpose(1, 2), grad)
+        scores = torch.bmm(grad, v.transpose(1, 2))  # BH N M: of the weights, then of the scores
+        scores = torch._softmax_backward_data(scores, weights, -1, weights.dtype)
+        dq = torch.bmm(scores, k).mul_(1 / math.sqrt(d))
+        dk = torch.bmm(scores.transpose(1, 2), q)
         return tuple(x.view(B, H, -1, d).to(dtype) for x, dtype in zip((dq, dk, dv), ctx.dtypes, strict=True))
-
-
-def _weights(q: Tensor, k: Tensor) -> Tensor:
-    """Return softmax(q kᵀ), BH x N x M, of scaled queries BH x N x d and keys BH x M x d."""
-    scores = torch.bmm(q, k.transpose(1, 2))
-    return torch.softmax(scores, -1, out=scores)
-
-
-def _parts(q: Tensor, k: Tensor) -> list[slice]:
-    """All heads of all images at once, or, where their weights would be too many to keep, some at a time."""
-    count, each = len(q), q.shape[1] * k.shape[1]
-    size = count if count * each <= _KEPT else max(1, _AT_A_TIME // each)
-    return [slice(start, start + size) for start in range(0, count, size)]
