@@ -130,12 +130,12 @@ class Classifier:
 
     @overload  # a str is an iterable of str for a type checker; the first match is the one that counts
     def predict(  # type: ignore[overload-overlap]
-        self, x: Picture, top_k: int = 5, batch_size: int = 64
+        self, x: Picture, top_k: int = 5, batch_size: int = 32
     ) -> Prediction: ...
     @overload
-    def predict(self, x: Iterable[Picture], top_k: int = 5, batch_size: int = 64) -> list[Prediction]: ...
+    def predict(self, x: Iterable[Picture], top_k: int = 5, batch_size: int = 32) -> list[Prediction]: ...
     def predict(
-        self, x: Picture | Iterable[Picture], top_k: int = 5, batch_size: int = 64
+        self, x: Picture | Iterable[Picture], top_k: int = 5, batch_size: int = 32
     ) -> Prediction | list[Prediction]:
         """Say what is on a picture, or on each of several.
 
@@ -152,7 +152,7 @@ class Classifier:
         return _one_or_all(x, lambda items: self.predict_stream(items, top_k, batch_size))
 
     def predict_stream(
-        self, items: Iterable[Picture], top_k: int = 5, batch_size: int = 64
+        self, items: Iterable[Picture], top_k: int = 5, batch_size: int = 32
     ) -> Iterator[Prediction | Failure]:
         """Yield a :class:`Prediction`, or a :class:`Failure`, for each picture, in order, as they are computed.
 
@@ -172,7 +172,7 @@ class Classifier:
         if not self.classes:
             raise ConfigError("this model has no head, and so no classes to predict: embed gives its features")
 
-    def embed(self, x: Picture | Iterable[Picture], batch_size: int = 64) -> Floats:
+    def embed(self, x: Picture | Iterable[Picture], batch_size: int = 32) -> Floats:
         """Return the features that the head's last layer reads: (F,) for one picture, (n, F) for several.
 
         Arguments and errors as :meth:`predict`.
@@ -182,12 +182,12 @@ class Classifier:
             return found.vector
         return np.stack([each.vector for each in found]) if found else np.zeros((0, self.features), np.float32)
 
-    def embed_stream(self, items: Iterable[Picture], batch_size: int = 64) -> Iterator[Embedding | Failure]:
+    def embed_stream(self, items: Iterable[Picture], batch_size: int = 32) -> Iterator[Embedding | Failure]:
         """Yield an :class:`Embedding`, or a :class:`Failure`, for each picture, as :meth:`predict_stream`."""
         for name, row in self._rows(items, batch_size, lambda logits, features: features):
             yield row if isinstance(row, Failure) else Embedding(row, name)
 
-    def logits(self, x: Picture | Iterable[Picture], batch_size: int = 64) -> Floats:
+    def logits(self, x: Picture | Iterable[Picture], batch_size: int = 32) -> Floats:
         """Return the outputs before temperature and softmax: (K,) for one picture, (n, K) for several.
 
         Arguments and errors as :meth:`predict`.
@@ -197,7 +197,7 @@ class Classifier:
             return rows
         return np.stack(rows) if rows else np.zeros((0, len(self.classes)), np.float32)
 
-    def logits_stream(self, items: Iterable[Picture], batch_size: int = 64) -> Iterator[Floats | Failure]:
+    def logits_stream(self, items: Iterable[Picture], batch_size: int = 32) -> Iterator[Floats | Failure]:
         """Yield the logits (K,), or a :class:`Failure`, for each picture, as :meth:`predict_stream`."""
         for _, row in self._rows(items, batch_size, lambda logits, features: logits):
             yield row
@@ -207,7 +207,7 @@ class Classifier:
         """Length of an embedding (F)."""
         return self.model.config.features
 
-    def prepare(self, pictures: int, batch_size: int = 64) -> Engine:
+    def prepare(self, pictures: int, batch_size: int = 32) -> Engine:
         """Choose the engine that computes this many more pictures, which may convert the model, and return it.
 
         The methods above do so by themselves: for all that they are given, or of an iterator batch by batch.

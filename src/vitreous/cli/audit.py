@@ -50,7 +50,7 @@ def _parser() -> Parser:
     add("--fresh", type=bool, default=False, help="look at every file again, whatever was seen before")
     add("--workers", type=PositiveInt, metavar="N", help="processes [one per core]")
     add("--data-dir", type=str, metavar="DIR", help="where the known sets are [~/.cache/vitreous]")
-    add("--batch-size", type=PositiveInt, default=64, help="pictures per forward pass of the model")
+    add("--batch-size", type=PositiveInt, default=32, help="pictures per forward pass of the model")
     add("--device", type=str, default="auto", metavar="NAME", help="of the model: auto, cpu, cuda, cuda:1 or mps")
     add_size_options(parser)
     return parser

@@ -43,7 +43,7 @@ def _parser() -> Parser:
         help=".parquet: columns path (string) and embedding (list of F floats). .csv: path, f0, f1, ... .npz: arrays "
         "path (n) and embedding (n, F). .npy: the array (n, F) alone, in the order of the pictures that can be read",
     )
-    parser.add_argument("--batch-size", type=PositiveInt, default=64, help="pictures per forward pass")
+    parser.add_argument("--batch-size", type=PositiveInt, default=32, help="pictures per forward pass")
     parser.add_argument("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
     add_engine_options(parser)
     add_size_options(parser)

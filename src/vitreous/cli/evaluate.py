@@ -40,7 +40,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--data-dir", type=str, metavar="DIR", help="where the known sets are [~/.cache/vitreous]")
     parser.add_argument("--json", type=str, metavar="FILE", help="write every number there; - is standard output")
-    parser.add_argument("--batch-size", type=PositiveInt, default=64, help="pictures per forward pass")
+    parser.add_argument("--batch-size", type=PositiveInt, default=32, help="pictures per forward pass")
     parser.add_argument("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
     add_engine_options(parser, "float32", why=" [float32, in which scores of training are computed too]")
     add_size_options(parser)

@@ -82,7 +82,9 @@ def opened(options: Namespace, **changes: Any) -> Classifier:
     """
     size = size_in_pixels("--image-size", options.image_size)
     from vitreous.predictor import load  # here: torch takes seconds, a wrong option should not
+    from vitreous.train.allocator import keep_freed_memory
 
+    keep_freed_memory()  # each batch wants what the one before has freed
     arguments = {
         "device": options.device,
         "image_size": size,

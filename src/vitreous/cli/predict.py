@@ -45,7 +45,7 @@ def _parser() -> Parser:
         "the extension of the output, else table",
     )
     parser.add_argument("-o", "--output", type=str, metavar="FILE", help="write there instead of to the terminal")
-    parser.add_argument("--batch-size", type=PositiveInt, default=64, help="pictures per forward pass")
+    parser.add_argument("--batch-size", type=PositiveInt, default=32, help="pictures per forward pass")
     parser.add_argument("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
     add_engine_options(parser)
     add_size_options(parser)

@@ -42,7 +42,7 @@ def _parser() -> Parser:
     )
     add("--data-dir", type=str, metavar="DIR", help="where the known sets are [~/.cache/vitreous]")
     add("--json", type=str, metavar="FILE", help="write every number there; - is standard output")
-    add("--batch-size", type=PositiveInt, default=64, help="pictures per forward pass")
+    add("--batch-size", type=PositiveInt, default=32, help="pictures per forward pass")
     add("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
     add_size_options(parser)
     return parser
