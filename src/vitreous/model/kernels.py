@@ -4,8 +4,8 @@ Everywhere but on a CPU in bfloat16 these are torch's own functions, whose kerne
 bfloat16 (benchmarks/attention.py and benchmarks/train_step.py measure each choice; the figures are in
 docs/benchmarks.md):
 
-- the fused attention kernel's backward pass is several times slower than matmul, softmax, matmul written out, up to
-  some hundred tokens; beyond them, and where no gradient is wanted, it is as fast or faster;
+- the fused attention kernel with its backward pass is 2 to 7 times slower than matmul, softmax, matmul written out, up
+  to some hundred tokens, 1.4 times at a thousand, and little beyond; where no gradient is wanted, it is the faster one;
 - ``F.linear`` first copies the bias to every row of the result; oneDNN's own bias needs no such pass;
 - the sum over rows that is the bias's gradient is faster as a product with ones;
 - ``F.layer_norm`` sums the gradients of its weight and bias in bfloat16, which leaves them off by a tenth; a product
@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 __all__ = ["LayerNorm", "Linear", "attend", "in_bfloat16_on_cpu", "linear", "split_heads"]
 
 _BF16 = torch.bfloat16
-_LONG = 768  # tokens from which on the fused kernel is no slower with its backward pass, and keeps no N x N weights
+_LONG = 1200  # tokens from which on the N x N weights that are kept take more memory than all else, for little time
 
 
 def in_bfloat16_on_cpu(x: Tensor) -> bool:
