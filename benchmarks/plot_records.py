@@ -64,8 +64,8 @@ def read(folder: Path) -> Curve:
 def per_picture(config: RunConfig, progress: float) -> float:
     """Training operations for a picture at a point of the run."""
     height, width = (config.augment.side(side, progress) for side in pair(config.model.image_size))
-    dropped = config.model.patch_dropout if progress < 1 - config.patches_last else 0.0
-    return 3.0 * (1 - dropped) * cost(replace(config.model, image_size=(height, width))).flops  # but for attention's N²
+    kept = 1 - config.patches_dropped(progress)
+    return 3.0 * kept * cost(replace(config.model, image_size=(height, width))).flops  # but for attention's N²
 
 
 def draw(curves: dict[str, Curve], path: Path) -> None:

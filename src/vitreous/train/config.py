@@ -226,6 +226,10 @@ class RunConfig:
         if problems:
             raise ConfigError("; ".join(problems))
 
+    def patches_dropped(self, progress: float) -> float:
+        """Share of the patches that the model leaves out in training at a point of the run, progress in [0, 1]."""
+        return self.model.patch_dropout if progress < 1 - self.patches_last else 0.0
+
     @property
     def phases(self) -> tuple[tuple[float, float], ...]:
         """Parts of the run, within each of which a step costs the same: where each begins and ends, in [0, 1].

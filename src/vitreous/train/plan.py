@@ -220,7 +220,7 @@ def _step_flops(ready: Prepared) -> list[float]:
     dropped, counts = model.patch_dropout, []
     with _trained(model):
         for middle in map(statistics.fmean, config.phases):  # rounding may put a phase's edge into its neighbour
-            model.patch_dropout = dropped if middle < 1 - config.patches_last else 0.0
+            model.patch_dropout = config.patches_dropped(middle)
             counts.append(_counted(ready, middle))
         model.patch_dropout = dropped
     return counts

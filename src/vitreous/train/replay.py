@@ -59,9 +59,7 @@ def write_replay(path: Path, ready: Prepared, error: NonFiniteStepError) -> None
     """
     config = ready.config
     labels, classes = ready.data.splits["train"].labels, len(ready.data.classes)
-    model = config.model
-    if error.progress >= 1 - config.patches_last:  # the step saw all patches
-        model = dataclasses.replace(model, patch_dropout=0.0)
+    model = dataclasses.replace(config.model, patch_dropout=config.patches_dropped(error.progress))
     write_state(
         path,
         {
