@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from measuring import header, in_turn, ratios
+from measuring import DTYPES, header, in_turn, precisions, ratios
 from vitreous.train.allocator import keep_freed_memory
 
 # B, H, N and d.
@@ -53,7 +53,7 @@ def main() -> None:
     print("| B x H x N x d | dtype | pass | fused, ms | written out, ms | fused / written out |")
     print("|---|---|---|---|---|---|")
     for shape in SHAPES:
-        for dtype in (torch.bfloat16, torch.float32):
+        for dtype in [DTYPES[name] for name in precisions(device)]:
             for kind in PASSES:
                 training = kind == "both"
                 inputs = [torch.randn(shape, dtype=dtype, device=device, requires_grad=training) for _ in range(3)]

@@ -33,7 +33,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from measuring import header, ratios
+from measuring import DTYPES, header, precisions, ratios
 from peer_models import of_huggingface, of_timm, of_torchvision, of_vit_pytorch
 from vitreous.checkpoint.artifact import ModelInfo, save_model
 from vitreous.checkpoint.convert import convert
@@ -47,7 +47,6 @@ from vitreous.engines.opening import CONVERTED, Opener, installed
 from vitreous.model.sizes import create
 from vitreous.model.vit import VisionTransformer
 from vitreous.predictor import Classifier, Failure, load
-from vitreous.train.machine import computes_bf16
 
 Run = Callable[[Tensor], object]
 SIZES = ("Ti/16", "S/16", "B/16")
@@ -72,7 +71,7 @@ def ours(file: Path, batch: int, merged: list[int]) -> Iterator[tuple[str, Run]]
     """Every engine in every precision, the default marked, and the default with merged tokens."""
     default = load(file, "cpu").prepare(MANY, batch)
     for name in ("torch", *filter(installed, CONVERTED)):
-        for precision in ("float32", "bf16"):
+        for precision in precisions(CPU):
             if (name, precision) != ("onnxruntime", "bf16"):
                 engine = load(file, "cpu", engine=name, precision=precision).prepare(MANY, batch)
                 mark = " *" if (name, precision) == (default.name, default.precision) else ""
@@ -87,12 +86,13 @@ def peers(size: str, plain: VisionTransformer) -> Iterator[tuple[str, Run]]:
     for name, build in PEERS.items():
         if name == "torchvision" and size != "B/16":
             continue  # it has no smaller one
-        for dtype in (torch.float32, torch.bfloat16):
+        for precision in precisions(CPU):
+            dtype = DTYPES[precision]
             model = build(plain.config)
             if name == "timm":
                 model.load_state_dict(plain.state_dict())
             model = model.eval().to(dtype)
-            yield f"{name}, {'float32' if dtype == torch.float32 else 'bf16'}", _inference(model, dtype)
+            yield f"{name}, {precision}", _inference(model, dtype)
 
 
 def _inference(model: nn.Module, dtype: torch.dtype) -> Run:
@@ -134,7 +134,7 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def measure_whole_path(size: str, data: Path, count: int, rounds: int, precisions: list[str]) -> None:
+def measure_whole_path(size: str, data: Path, count: int, rounds: int, kinds: list[str]) -> None:
     """Print the table of `predict` and the pipeline on a folder of pictures."""
     found = find_pictures(data)[0]
     paths = [str(path) for path in found[:: max(1, len(found) // count)]][:count]
@@ -142,7 +142,7 @@ def measure_whole_path(size: str, data: Path, count: int, rounds: int, precision
         file = model_file(size, Path(folder))
         convert(file, Path(folder) / "theirs", "huggingface")
         runs: dict[str, Callable[[], list[str]]] = {}
-        for precision in precisions:
+        for precision in kinds:
             classifier = load(file, "cpu", precision=precision)
             engine = classifier.prepare(MANY)
             runs[f"ours, {engine.name}, {precision}"] = lambda classifier=classifier: _labels(classifier, paths)
@@ -173,8 +173,7 @@ def _fastest_pipeline(folder: Path, precision: str, paths: list[str]) -> tuple[s
     """transformers' pipeline at the batch size that is fastest on a part of the pictures."""
     import transformers
 
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    pipe = transformers.pipeline("image-classification", model=str(folder), dtype=dtype, device="cpu")
+    pipe = transformers.pipeline("image-classification", model=str(folder), dtype=DTYPES[precision], device="cpu")
 
     def run(some: list[str], batch_size: int) -> list[str]:
         return [each[0]["label"] for each in pipe(some, batch_size=batch_size)]
@@ -190,7 +189,7 @@ def measure_costs(size: str) -> None:
     """Print what engines cost to have, and from how many pictures on that is saved."""
     with tempfile.TemporaryDirectory() as folder:
         classifier = load(model_file(size, Path(folder)), "cpu", engine="torch", precision="float32")
-        for precision in ("float32", "bf16") if computes_bf16(CPU) else ("float32",):
+        for precision in precisions(CPU):
             for name in filter(installed, CONVERTED):
                 if (name, precision) != ("onnxruntime", "bf16"):
                     print(
@@ -249,7 +248,7 @@ def main() -> None:
     parser.add_argument("--merge-tokens", nargs="*", type=int, default=[], help="also our default with these merged")
     parser.add_argument("--data", type=Path, help="a folder of JPEGs, for whole-path")
     parser.add_argument("--pictures", type=int, default=128, help="how many of them")
-    parser.add_argument("--precisions", nargs="+", default=["float32", "bf16"], help="for whole-path")
+    parser.add_argument("--precisions", nargs="+", default=precisions(CPU), help="for whole-path")
     options = parser.parse_args()
     if options.part == "whole-path" and options.data is None:
         parser.error("whole-path needs --data, a folder of JPEGs")

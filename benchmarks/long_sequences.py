@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention import written_out
-from measuring import MIB, header, in_subprocess, in_turn, peak_memory, ratios, seconds
+from measuring import DTYPES, MIB, header, in_subprocess, in_turn, peak_memory, precisions, ratios, seconds
 from step_kinds import Batch, ours_alone
 from vitreous.model.sizes import config_of
 from vitreous.model.vit import VisionTransformer
@@ -127,8 +127,8 @@ def attention(options: argparse.Namespace) -> None:
     device = torch.device(options.device)
     print("| B x H x N x d | dtype | kernel | ms | time / written out | peak MiB |\n|---|---|---|---|---|---|")
     for shape in SHAPES:
-        for kind in ("bfloat16", "float32"):
-            dtype = getattr(torch, kind)
+        for kind in precisions(device):
+            dtype = DTYPES[kind]
             works = {n: lambda n=n, s=shape, d=dtype: attention_once(n, s, device, d) for n in KERNELS}
             times = in_turn(works, device, options.rounds, warm_up=1)
             for name, values in times.items():
@@ -160,7 +160,7 @@ def main() -> None:
     if options.kernel:
         name, kind, *shape = options.kernel
         sides = tuple(map(int, shape))
-        print(peak_memory(device, lambda: attention_once(name, sides, device, getattr(torch, kind))))
+        print(peak_memory(device, lambda: attention_once(name, sides, device, DTYPES[kind])))
         return
     place = f"{header(device)}; {options.rounds} rounds"
     print(f"{place}, {choose_precision('auto', device)}, batch 1\n")

@@ -19,9 +19,15 @@ from pathlib import Path
 
 import torch
 
-from vitreous.train.machine import describe_machine
+from vitreous.train.machine import computes_bf16, describe_machine
 
 MIB = 2**20
+DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
+
+
+def precisions(device: torch.device) -> tuple[str, ...]:
+    """What can be measured: without hardware for it, products in bf16 are a hundred times slower than in float32."""
+    return tuple(DTYPES) if computes_bf16(device) else ("float32",)
 
 
 def header(device: torch.device, packages: Iterable[str] = ("torch",)) -> str:

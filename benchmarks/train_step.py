@@ -33,7 +33,19 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from measuring import MIB, Apart, header, in_subprocess, in_turn, matmul_peak, peak_memory, ratios, serve
+from measuring import (
+    DTYPES,
+    MIB,
+    Apart,
+    header,
+    in_subprocess,
+    in_turn,
+    matmul_peak,
+    peak_memory,
+    precisions,
+    ratios,
+    serve,
+)
 from peer_models import PACKAGES, of_huggingface, of_labml, of_timm, of_torchvision, of_vit_pytorch
 from step_kinds import Batch, Step, of_others, ours_alone, ours_in_trainer
 from tutorial_models import EinsumReluViT, FusedEinsumViT, SequenceFirstViT
@@ -42,8 +54,6 @@ from vitreous.model.sizes import config_of, cost
 from vitreous.model.vit import VisionTransformer
 from vitreous.train.machine import choose_precision
 
-BOTH = ("bf16", "float32")
-DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
 OURS = "ours"
 REPEAT = 2  # steps in a row on a CPU: the first finds its caches cold
 PEERS: dict[str, Callable[[ViTConfig], nn.Module]] = {
@@ -62,27 +72,28 @@ class Shape:
     config: ViTConfig
     batch: int
     others: dict[str, Callable[[ViTConfig], nn.Module]] = field(default_factory=lambda: PEERS)
-    precisions: tuple[str, ...] = BOTH
+    precisions: tuple[str, ...]
 
 
 def shapes(on_cpu: bool, dropout: float) -> dict[str, Shape]:
     """The shapes by name; the tutorials' have a rate of dropout on both sides."""
     batch = {"small": 128, "b": 64, "S": 32, "B": 16} if on_cpu else dict.fromkeys(("small", "b", "S", "B"), 256)
-    precisions = BOTH if on_cpu else ("bf16",)
+    both = precisions(torch.device("cpu" if on_cpu else "cuda"))
+    peers_in = both if on_cpu else ("bf16",)
     plain = PEERS | {"timm, plain attention": partial(of_timm, fused=False)} if on_cpu else PEERS
     annotated = partial(of_labml, hidden=2048, activation=nn.ReLU(), dropout=dropout)
     found = {}
     for depth in (6, 24):
         others = {"tutorial (a)": lambda config: SequenceFirstViT(config.depth, 10, dropout)}
-        found[f"a{depth}"] = Shape(SequenceFirstViT.ours(depth, 10, dropout), batch["small"], others)
+        found[f"a{depth}"] = Shape(SequenceFirstViT.ours(depth, 10, dropout), batch["small"], others, both)
     others = {"tutorial (b)": lambda _: EinsumReluViT(10, dropout), "labml-nn": annotated}
-    found["b"] = Shape(EinsumReluViT.ours(10, dropout), batch["b"], others)
-    found["c"] = Shape(FusedEinsumViT.ours(1000), batch["B"], {"tutorial (c)": lambda _: FusedEinsumViT(1000)})
+    found["b"] = Shape(EinsumReluViT.ours(10, dropout), batch["b"], others, both)
+    found["c"] = Shape(FusedEinsumViT.ours(1000), batch["B"], {"tutorial (c)": lambda _: FusedEinsumViT(1000)}, both)
     for depth in (6, 24):
         config = config_of(f"256x{depth}/4", num_classes=10)
-        found[f"256x{depth}"] = Shape(config, batch["small"], plain, precisions)
-    found["S/16"] = Shape(config_of("S/16"), batch["S"], plain, precisions)
-    found["B/16"] = Shape(config_of("B/16"), batch["B"], plain, precisions)
+        found[f"256x{depth}"] = Shape(config, batch["small"], plain, peers_in)
+    found["S/16"] = Shape(config_of("S/16"), batch["S"], plain, peers_in)
+    found["B/16"] = Shape(config_of("B/16"), batch["B"], plain, peers_in)
     return found
 
 
@@ -300,7 +311,7 @@ def main() -> None:
     if unknown := set(options.shapes or ()) - set(known):
         parser.error(f"no shape {', '.join(sorted(unknown))}: {', '.join(known)}")
     print(f"{header(device, PACKAGES)}; {options.rounds} rounds in turn, dropout {options.dropout:g}", flush=True)
-    peaks = {key: matmul_peak(device, dtype) for key, dtype in DTYPES.items()}
+    peaks = {key: matmul_peak(device, DTYPES[key]) for key in precisions(device)}
     for name in options.shapes or known:
         show(name, known[name], device, options, peaks)
 
