@@ -11,6 +11,7 @@ import torch
 
 from vitreous.errors import ConfigError
 from vitreous.train.machine import choose_device, choose_precision, computes_bf16, describe_machine, versions
+from vitreous.train.prepare import describe_place
 
 
 def test_describes_this_machine() -> None:
@@ -69,3 +70,9 @@ def test_versions_are_those_of_the_modules() -> None:
     assert found["python"] == platform.python_version()
     assert (found["torch"], found["numpy"]) == (torch.__version__, np.__version__)
     assert found["lightning"] == lightning.__version__
+
+
+def test_bf16_without_hardware_for_it_is_said_to_be_slow() -> None:
+    cpu = torch.device("cpu")
+    assert ("float32 is faster" in describe_place(cpu, "bf16")) is not computes_bf16(cpu)
+    assert "faster" not in describe_place(cpu, "float32")

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +85,9 @@ class Opener:
         """Open PyTorch.
 
         Raises:
-            UnfitError: If the precision disagrees with float32.
+            UnfitError: If the results disagree with those in float32.
         """
-        return self.plain if precision == "float32" else self._agreeing(lambda: TorchEngine(self.model, precision))
+        return self.plain if precision == "float32" else self._agreeing(partial(TorchEngine, self.model), precision)
 
     def graph(self, name: str, precision: Precision, convert: bool) -> Opened | None:
         """Open an engine on its graph; one that is damaged or wrong is converted again.
@@ -105,7 +105,7 @@ class Opener:
         folder = self._cache.find(name, module.PACKAGES)
         if folder is not None:
             try:
-                return Opened(self._agreeing(lambda: module.Graph(folder, precision)), folder)
+                return Opened(self._agreeing(partial(module.Graph, folder), precision), folder)
             except UnfitError:
                 if precision != "float32" and self._is_sound(module, folder):
                     raise  # the precision is at fault, not the graph
@@ -115,7 +115,7 @@ class Opener:
             self._cache.discard(folder)
         self._tell(f"converting the model for {name}, once")
         folder = self._cache.write(name, module.PACKAGES, lambda to: self._convert(module, to))
-        return Opened(self._agreeing(lambda: module.Graph(folder, precision)), folder)
+        return Opened(self._agreeing(partial(module.Graph, folder), precision), folder)
 
     @cached_property
     def _cache(self) -> GraphCache:
@@ -133,14 +133,16 @@ class Opener:
         except Exception as error:  # converters raise anything
             raise UnfitError(f"cannot convert this model ({_in_short(error)})") from error
 
-    def _agreeing(self, start: Callable[[], Engine]) -> Engine:
-        """Start an engine, and compare it with the reference."""
+    def _agreeing(self, start: Callable[[Precision], Engine], precision: Precision) -> Engine:
+        """Start an engine, and see that it computes in this precision what the reference does."""
         try:
-            engine = start()
+            engine = start(precision)
             found = agreement(engine, self.images, self.reference, self.temperature)
         except Exception as error:  # engines too
             raise UnfitError(f"cannot run this model ({_in_short(error)})") from error
-        bound = TOLERANCE[engine.precision]
+        if engine.precision != precision:
+            raise UnfitError(f"computes in {engine.precision} on this processor")
+        bound = TOLERANCE[precision]
         if not found.within(bound):
             raise UnfitError(f"disagrees with torch in float32 on the check picture ({found}; at most {bound})")
         return engine
@@ -148,7 +150,7 @@ class Opener:
     def _is_sound(self, module: Any, folder: Path) -> bool:
         """Whether a graph agrees in float32."""
         try:
-            self._agreeing(lambda: module.Graph(folder, "float32"))
+            self._agreeing(partial(module.Graph, folder), "float32")
         except UnfitError:
             return False
         return True

@@ -34,19 +34,21 @@ class Graph:
 
     Args:
         folder: Where :func:`convert` wrote it.
-        precision: What it multiplies in; the same graph serves all.
+        precision: What it is to multiply in; the same graph serves all. A processor without bf16 is given float32 by
+            OpenVINO, which the attribute of this name then says.
     """
 
     name = "openvino"
 
     def __init__(self, folder: Path, precision: Precision) -> None:
-        self.precision = precision
         hints: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": {"bf16": "bf16", "float32": "f32"}[precision],
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "PERFORMANCE_HINT": "LATENCY",  # all threads on one batch
         }
         self._graph = _core().compile_model(folder / _FILE, "CPU", hints)
+        used = self._graph.get_property("INFERENCE_PRECISION_HINT").to_string()
+        self.precision: Precision = "bf16" if used == "bf16" else "float32"
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits B x K and features B x F of normalised images B x C x H x W."""

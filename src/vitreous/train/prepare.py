@@ -142,7 +142,8 @@ def describe_place(device: torch.device, precision: str) -> str:
     machine = describe_machine(device)
     used = torch.get_num_threads()
     cores = f"{used} of {machine.cores} CPU cores" if used < machine.cores else f"{machine.cores} CPU cores"
-    return f"{machine.gpu or cores}, {precision}"
+    note = ", not in its hardware: float32 is faster" if precision == "bf16" and not machine.bf16 else ""
+    return f"{machine.gpu or cores}, {precision}{note}"
 
 
 @contextlib.contextmanager
