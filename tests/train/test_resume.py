@@ -428,6 +428,8 @@ def test_what_does_not_fit_is_cut_into_parts_that_add_up():
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("could not create a primitive. Run workload with ..."))
+    assert not is_out_of_memory(RuntimeError("could not create a primitive descriptor for the inner product forward"))
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**55)  # a real one, of the CPU's allocator
     assert is_out_of_memory(caught.value)

@@ -186,7 +186,7 @@ def test_a_budget_ends_on_time(tmp_path):
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import vitreous.train.run"], env=ENVIRONMENT, check=True)
     start_up = time.monotonic() - began
-    budget = round(max(12.0, 3 * start_up))
+    budget = round(max(12.0, 5 * start_up))  # beside another program, starting and ending took 3 times as long as this
     began = time.monotonic()
     done = vitreous(tmp_path, "train", "digits", "--budget", f"{budget}s", "--device", "cpu")
     took = time.monotonic() - began

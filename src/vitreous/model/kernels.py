@@ -65,13 +65,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """X Wᵀ + b in bfloat16 by oneDNN, where this build of torch has it."""
+    """X Wᵀ + b in bfloat16 by oneDNN, where this build of torch and this processor have it."""
     if _FUSED_BIAS is None or bias is None:
         return F.linear(x, weight, bias)
     return cast(Tensor, _FUSED_BIAS(x, weight, bias, "none", [], None))
 
 
-_FUSED_BIAS = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
+def _fused_bias() -> Any:
+    """OneDNN's product with a bias in bfloat16; None where it has none, as on x86 without AVX-512."""
+    if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    return None
+
+
+_FUSED_BIAS = _fused_bias()
 
 
 class _Linear(torch.autograd.Function):

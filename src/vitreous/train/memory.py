@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
+import re
 
 import torch
 
 __all__ = ["free_memory", "is_out_of_memory", "more_parts"]
 
-_WORDS = (  # of errors that are RuntimeErrors and no more
+_WORDS = (  # patterns of errors that are RuntimeErrors and no more
     "out of memory",  # CUDA's own, and MPS
     "can't allocate memory",  # torch's allocator on the CPU
-    "could not create a primitive",  # oneDNN, which says no more when it lacks memory
+    "could not create a primitive(?! descriptor)",  # oneDNN, which says no more; "descriptor": it has no such kernel
     "not enough memory",  # the same on Windows
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
@@ -22,7 +23,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that a tensor did not fit into the device's memory."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
+    return isinstance(error, RuntimeError) and any(re.search(words, str(error)) for words in _WORDS)
 
 
 def more_parts(batch_size: int, parts: int) -> int | None:
