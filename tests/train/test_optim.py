@@ -10,6 +10,7 @@ from torch import nn
 
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
+from vitreous.train import optim
 from vitreous.train.config import OptimConfig
 from vitreous.train.optim import MuonWithAdamW, build_optimizer, parameter_groups, schedule, set_learning_rate
 
@@ -91,7 +92,8 @@ def test_only_the_matrices_of_linear_and_convolution_layers_decay(options):
     assert all(dict(model.named_parameters())[n].ndim >= 2 for n in decaying)
 
 
-def test_muon_takes_the_blocks_matrices_and_equals_both_of_torchs_optimisers():
+def test_muon_takes_the_blocks_matrices_and_equals_both_of_torchs_optimisers(monkeypatch):
+    monkeypatch.setattr(optim, "computes_bf16", lambda device: True)  # as torch's always does
     ours, theirs = tiny(), tiny()
     config = OptimConfig(name="muon", lr=1e-3, muon_lr=0.02, weight_decay=0.1)
     optimizer = build_optimizer(ours, config)
@@ -114,6 +116,20 @@ def test_muon_takes_the_blocks_matrices_and_equals_both_of_torchs_optimisers():
                 each.zero_grad()
     for name, value in ours.named_parameters():
         torch.testing.assert_close(value, named[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(24, 8), (8, 24), (16, 16)])
+def test_muon_turns_in_float32_where_bf16_is_no_hardwares(shape, monkeypatch):
+    """Newton-Schulz leaves the singular vectors, and maps each singular value by its polynomial."""
+    monkeypatch.setattr(optim, "computes_bf16", lambda device: False)
+    stack = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
+    left, values, right = torch.linalg.svd(stack.double(), full_matrices=False)
+    values = values / values.norm(dim=1, keepdim=True)
+    for _ in range(5):
+        values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
+    found = optim.orthogonalised(stack, (3.4445, -4.775, 2.0315), 5, 1e-7)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, (left @ (values[..., None] * right)).float(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "muon"])

@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,6 +101,7 @@ def choose_precision(precision: str, device: torch.device) -> Literal["bf16", "f
     raise ConfigError(f"precision '{precision}' is unknown: auto, bf16 and float32 are known")
 
 
+@cache
 def computes_bf16(device: torch.device) -> bool:
     """Whether `device` multiplies bfloat16 matrices in hardware, so that bf16 is faster than float32.
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitreous.train.config import OptimConfig
+from vitreous.train.machine import computes_bf16
 
 __all__ = [
     "MuonWithAdamW",
@@ -162,12 +163,13 @@ class StackedMuon(torch.optim.Muon):
 
 
 def orthogonalised(stack: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Turn matrices (B, rows, columns) into nearly orthogonal ones, bfloat16 of the same shape.
+    """Turn matrices (B, rows, columns) into nearly orthogonal ones of the same shape.
 
-    By the quintic Newton-Schulz iteration of Muon, whose singular values end between about 0.7 and 1.2.
+    By the quintic Newton-Schulz iteration of Muon, whose singular values end between about 0.7 and 1.2. In bfloat16, as
+    torch's; in float32 on a device that has no bfloat16 in hardware.
     """
     a, b, c = coefficients
-    x = stack.bfloat16()
+    x = stack.bfloat16() if computes_bf16(stack.device) else stack
     tall = x.shape[1] > x.shape[2]
     x = x.mT.contiguous() if tall else x
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
