@@ -253,6 +253,16 @@ def test_each_batch_gets_mixup_or_cutmix_and_as_many_as_asked():
     assert abs(kinds["cutmix"] / 300 - 0.3) < 0.1
 
 
+def test_mixing_waits_for_its_epoch():
+    images, labels = batch()
+    always, later = (augment(flip=0.5, mixup=1.0, mix_after=epochs) for epochs in (0, 3))
+    _, unmixed = later(images, labels, epoch=2, step=0)
+    assert torch.equal(unmixed, F.one_hot(labels, K).float())
+    mixed = [each(images, labels, epoch=3, step=0) for each in (always, later)]
+    assert all(torch.equal(a, b) for a, b in zip(*mixed, strict=True))
+    assert not torch.equal(mixed[0][1], unmixed)
+
+
 def test_off_last_leaves_crop_flip_and_jitter_only():
     images, labels = batch()
     strong = augment(flip=0.5, off_last=0.25, **EVERYTHING)

@@ -73,7 +73,7 @@ class BatchAugment:
         Args:
             images: uint8 (B, C, H, W) of the pipeline's size; canvases of any size when `boxes` is given.
             labels: int64 (B,).
-            epoch: Epoch of the batch.
+            epoch: Epoch of the batch; decides on `mix_after`.
             step: Optimiser step within the epoch.
             progress: Share of the whole schedule that is done, in [0, 1]; decides on `off_last` and
                 `small_first`.
@@ -99,7 +99,9 @@ class BatchAugment:
             pixels = self.pipeline.normalise(images)
             targets = mixing.smooth_targets(labels, self.num_classes, self.label_smoothing)
             if busy:
-                pixels, targets = self._mix(self._erase(pixels, draw), targets, draw)
+                pixels = self._erase(pixels, draw)
+                if epoch >= self.config.mix_after:
+                    pixels, targets = self._mix(pixels, targets, draw)
             return self._whole_or_small(pixels, progress), targets
 
     def of_batch(self, batch: Mapping[str, Any], progress: float = 0.0) -> tuple[Tensor, Tensor]:

@@ -89,6 +89,7 @@ class AugmentConfig:
         mixup: Alpha of the beta distribution of mixup (arXiv 1710.09412); 0 is off.
         cutmix: Alpha of CutMix (arXiv 1905.04899); 0 is off. With both, each batch gets one of the two.
         mix_chance: Share of batches that are mixed.
+        mix_after: Epochs before the first that is mixed: what was seen a few times is not yet learnt by heart.
         off_last: Share of the schedule, at its end, that trains without policy, erasing, mixup and cutmix.
         small_first: Begin with smaller pictures, which cost less: their sides as shares of the full ones, one after the
             other, each for an equal part of `small_until`. Each must make whole patches.
@@ -107,6 +108,7 @@ class AugmentConfig:
     mixup: float = 0.0
     cutmix: float = 0.0
     mix_chance: float = 1.0
+    mix_after: int = 0
     off_last: float = 0.0
     small_first: tuple[float, ...] = ()
     small_until: float = 0.5
@@ -132,7 +134,7 @@ class AugmentConfig:
             problems.append(f"resized_crop is {self.resized_crop}, it must be in (0, 1]")
         problems += [
             f"{name} is {getattr(self, name)}, it cannot be negative"
-            for name in ("pad_crop", "mixup", "cutmix", "color_jitter", "policy_ops", "policy_magnitude")
+            for name in ("pad_crop", "mixup", "cutmix", "mix_after", "color_jitter", "policy_ops", "policy_magnitude")
             if getattr(self, name) < 0
         ]
         if problems:
