@@ -25,7 +25,7 @@ import statistics
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -71,7 +71,7 @@ class Shape:
 
     config: ViTConfig
     batch: int
-    others: dict[str, Callable[[ViTConfig], nn.Module]] = field(default_factory=lambda: PEERS)
+    others: dict[str, Callable[[ViTConfig], nn.Module]]
     precisions: tuple[str, ...]
 
 
