@@ -208,7 +208,7 @@ def _costs(classifier: Classifier, folder: Path, name: str, precision: Precision
         return Opener(classifier.model, classifier.pipeline, 1.0, file, lambda line: None)
 
     def open_graph(opener: Opener, convert: bool) -> None:
-        opened = opener.graph(name, precision, convert)
+        opened = opener.graph(name, precision, 8, convert)
         assert opened is not None
         engines["engine"] = opened.engine
 

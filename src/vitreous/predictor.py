@@ -216,7 +216,7 @@ class Classifier:
             ConfigError: If an engine or precision was named that fails, or disagrees with PyTorch in float32.
             OutputError: If an engine was named, and no folder for its graph can be written.
         """
-        return self._choice.engine(self._seen + pictures, batch_size)
+        return self._choice.engine(self._seen + pictures, min(pictures, batch_size) or batch_size)
 
     def _rows(
         self, items: Iterable[Picture], batch_size: int, take: Callable[[Tensor, Tensor], Tensor]

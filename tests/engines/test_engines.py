@@ -58,6 +58,26 @@ def test_logits_and_features_are_pytorchs(home, engine, changes, photos):
     assert (other.prepare(1).name, other.prepare(1).precision) == (engine, "float32")
 
 
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_large_batches_in_parts_are_pytorchs_in_order(home, engine, three_threads):
+    model = model_of()
+    choice = EngineChoice(model, info_of(model).pipeline, 1.0, engine=engine, precision="float32")
+    pictures = torch.randn(131, 3, 32, 32)
+    with torch.inference_mode():
+        expected = model(pictures)
+    for count in (131, 130, 17, 3, 1):  # as many as are announced, and as a last batch has
+        logits, features = choice.engine(1_000, 128)(pictures[:count])
+        torch.testing.assert_close(logits, expected[:count], rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+        assert len(features) == count
+
+
 def test_merged_tokens_are_converted_too(home, engine, photos):
     plain, other = both({"depth": 2}, engine, merge=3)
     np.testing.assert_allclose(other.logits(photos), plain.logits(photos), rtol=1e-4, atol=1e-3)
@@ -99,7 +119,7 @@ from vitreous.model.vit import VisionTransformer, ViTConfig
 
 model = VisionTransformer(ViTConfig(image_size=16, patch_size=8, width=16, depth=1, heads=2, mlp_dim=16, num_classes=2))
 convert(model, (16, 16), Path(sys.argv[1]))
-graphs = [Graph(Path(sys.argv[1]), "float32")]
+graphs = [Graph(Path(sys.argv[1]), "float32", 1)]
 freeing = threading.Thread(target=graphs.clear)
 freeing.start()
 freeing.join()

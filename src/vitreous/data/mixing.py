@@ -62,13 +62,12 @@ def cutmix_box(share: float, centre: tuple[float, float], size: tuple[int, int])
 
 
 def cutmix(images: Tensor, targets: Tensor, box: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
-    """Paste the partner's pixels into the box; targets are mixed by the exact area that was pasted."""
+    """Paste the partner's pixels into the box, in place; targets are mixed by the exact area that was pasted."""
     top, left, bottom, right = box
     H, W = images.shape[2:]
     other = partners(len(images), images.device)
-    mixed = images.clone()
-    mixed[:, :, top:bottom, left:right] = images[other, :, top:bottom, left:right]
-    return mixed, targets.lerp(targets[other], (bottom - top) * (right - left) / (H * W))
+    images[:, :, top:bottom, left:right] = images[:, :, top:bottom, left:right][other]
+    return images, targets.lerp(targets[other], (bottom - top) * (right - left) / (H * W))
 
 
 def erase(images: Tensor, which: Tensor, boxes: Tensor, noise: Tensor, shift: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class EngineChoice:
         if self._best is None:
             if self._asked == "auto" and self._precision == "auto" and pictures < _FEW:
                 return self._open.plain
-            self._best = self._first_that_agrees("torch" if self._asked == "auto" else self._asked)
+            self._best = self._first_that_agrees("torch" if self._asked == "auto" else self._asked, batch_size)
             self._seconds = self._open.seconds(self._best) if self._asked == "auto" else 0.0  # that a picture takes
         if self._asked == "auto":
             for name in self._candidates(self._best.precision):
@@ -113,7 +113,7 @@ class EngineChoice:
             extra = _EXTRA[self._asked]
             raise MissingExtraError(f"engine {self._asked} is not installed: pip install 'vitreous[{extra}]'")
 
-    def _first_that_agrees(self, name: str) -> Engine:
+    def _first_that_agrees(self, name: str, batch_size: int) -> Engine:
         """Open an engine in the first precision that agrees.
 
         Raises:
@@ -124,7 +124,7 @@ class EngineChoice:
             precisions = ["bf16", "float32"]
         for precision in precisions:
             try:
-                return self._opened(name, precision)
+                return self._opened(name, precision, batch_size)
             except UnfitError as reason:
                 if precision == precisions[-1]:
                     other = "--precision float32" if precision == "bf16" else "--engine torch"
@@ -132,11 +132,11 @@ class EngineChoice:
                 self._tell(f"{name} in {precision} {reason}: float32 is used")
         raise AssertionError("there is a last precision")
 
-    def _opened(self, name: str, precision: Precision) -> Engine:
+    def _opened(self, name: str, precision: Precision, batch_size: int) -> Engine:
         """Open an engine, and convert the model for it where that was not done yet."""
         if name == "torch":
             return self._open.torch(precision)
-        opened = self._open.graph(name, precision, convert=True)
+        opened = self._open.graph(name, precision, batch_size, convert=True)
         assert opened is not None  # what is not there is converted
         return opened.engine
 
@@ -153,7 +153,7 @@ class EngineChoice:
         if saved < _OPENING:
             return
         try:
-            opened = self._open.graph(name, best.precision, convert=saved >= _CONVERTING)
+            opened = self._open.graph(name, best.precision, batch_size, convert=saved >= _CONVERTING)
         except (UnfitError, OutputError) as reason:
             self._tell(f"{name} {reason}: {best.name} is used")
             self._passed_over.add(name)

@@ -42,6 +42,7 @@ class Graph:
     Args:
         folder: Where :func:`convert` wrote it.
         precision: `float32`, the only one that its CPU kernels have.
+        batch: Pictures that come at a time; makes no difference here.
 
     Raises:
         ConfigError: If the precision is another.
@@ -49,7 +50,7 @@ class Graph:
 
     name = "onnxruntime"
 
-    def __init__(self, folder: Path, precision: Precision) -> None:
+    def __init__(self, folder: Path, precision: Precision, batch: int) -> None:
         import onnxruntime
 
         if precision != "float32":

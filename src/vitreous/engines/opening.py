@@ -89,12 +89,13 @@ class Opener:
         """
         return self.plain if precision == "float32" else self._agreeing(partial(TorchEngine, self.model), precision)
 
-    def graph(self, name: str, precision: Precision, convert: bool) -> Opened | None:
+    def graph(self, name: str, precision: Precision, batch: int, convert: bool) -> Opened | None:
         """Open an engine on its graph; one that is damaged or wrong is converted again.
 
         Args:
             name: One of `CONVERTED`.
             precision: What it multiplies in.
+            batch: Pictures that will come at a time.
             convert: Whether a graph that is not there yet is converted; if not, None is returned.
 
         Raises:
@@ -104,10 +105,11 @@ class Opener:
         module: Any = CONVERTED[name]
         folder = self._cache.find(name, module.PACKAGES)
         if folder is not None:
+            start = partial(module.Graph, folder, batch=batch)
             try:
-                return Opened(self._agreeing(partial(module.Graph, folder), precision), folder)
+                return Opened(self._agreeing(start, precision), folder)
             except UnfitError:
-                if precision != "float32" and self._is_sound(module, folder):
+                if precision != "float32" and self._is_sound(start):
                     raise  # the precision is at fault, not the graph
         if not convert:
             return None
@@ -115,7 +117,7 @@ class Opener:
             self._cache.discard(folder)
         self._tell(f"converting the model for {name}, once")
         folder = self._cache.write(name, module.PACKAGES, lambda to: self._convert(module, to))
-        return Opened(self._agreeing(partial(module.Graph, folder), precision), folder)
+        return Opened(self._agreeing(partial(module.Graph, folder, batch=batch), precision), folder)
 
     @cached_property
     def _cache(self) -> GraphCache:
@@ -147,10 +149,10 @@ class Opener:
             raise UnfitError(f"disagrees with torch in float32 on the check picture ({found}; at most {bound})")
         return engine
 
-    def _is_sound(self, module: Any, folder: Path) -> bool:
+    def _is_sound(self, start: Callable[[Precision], Engine]) -> bool:
         """Whether a graph agrees in float32."""
         try:
-            self._agreeing(partial(module.Graph, folder), "float32")
+            self._agreeing(start, "float32")
         except UnfitError:
             return False
         return True
