@@ -132,6 +132,6 @@ def jitter(images: Tensor, amount: Tensor) -> Tensor:
     brightness, contrast, saturation = amount.view(-1, 3, 1, 1, 1).unbind(1)
     pixels = (images * brightness).clamp_(0, 255)
     level = _mean_luma(pixels) * (1 - contrast)
-    torch.addcmul(level, pixels, contrast, out=pixels).clamp_(0, 255)
+    pixels.mul_(contrast).add_(level).clamp_(0, 255)  # addcmul with factors of one pixel takes three times as long
     torch.lerp(_luma(pixels), pixels, saturation, out=pixels).clamp_(0, 255)
     return pixels.round_().to(torch.uint8)
