@@ -26,6 +26,7 @@ from vitreous.train.config import OptimConfig
 from vitreous.train.fit import build_trainer, quiet
 from vitreous.train.module import VitModule
 from vitreous.train.optim import build_optimizer
+from vitreous.train.shares import add_gradients, shares
 
 Step = Callable[[], object]
 OPTIM = OptimConfig(name="adamw", lr=1e-4, weight_decay=0.05, clip=1.0)
@@ -83,9 +84,14 @@ def ours_alone(config: ViTConfig, precision: str, batch: Batch, **compiling: Any
     optimizer = build_optimizer(model, OPTIM)
 
     def step() -> Tensor:
+        count = shares(model, batch.images)
         with torch.autocast(batch.device.type, torch.bfloat16, enabled=precision == "bf16"):
-            loss = F.cross_entropy(model(batch.images).float(), batch.labels)
-        loss.backward()
+            if count > 1:
+                loss = add_gradients(model, batch.images, batch.labels, count)
+            else:
+                loss = F.cross_entropy(model(batch.images).float(), batch.labels)
+        if count == 1:
+            loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIM.clip or torch.inf)
         optimizer.step()
         optimizer.zero_grad()

@@ -438,9 +438,10 @@ def test_what_does_not_fit_is_cut_into_parts_that_add_up():
 SHORT_OF_MEMORY = """
 import resource, sys
 from vitreous.cli.main import main
-from vitreous.train import module, run
+from vitreous.train import module, prepare, run
 
-module.keep_freed_memory = lambda: False  # the limit counts addresses: what is kept for later would count twice
+# The limit counts addresses: what is kept for later would count twice.
+module.keep_freed_memory = prepare.keep_freed_memory = lambda: False
 fit = run._fit
 
 def limited(this):

@@ -125,6 +125,12 @@ class VisionTransformer(nn.Module):
         self._tables: dict[Any, tuple[Tensor, tuple[Tensor, ...]]] = {}
         initialise(self, c)
 
+    @property
+    def draws(self) -> bool:
+        """Whether a forward pass in training draws random numbers: dropout, stochastic depth, patches left out."""
+        c = self.config
+        return any((c.dropout, c.attention_dropout, c.proj_dropout, c.drop_path, self.patch_dropout))
+
     def forward(self, images: Tensor) -> Tensor:
         """Return logits B x K for images B x C x H x W, normalised as the evaluation pipeline does."""
         return self.head(self.pooled(images))

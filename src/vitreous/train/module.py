@@ -27,6 +27,7 @@ from vitreous.train.allocator import keep_freed_memory
 from vitreous.train.config import OptimConfig
 from vitreous.train.finite import FiniteWatch
 from vitreous.train.optim import build_optimizer, schedule, set_learning_rate
+from vitreous.train.shares import add_gradients, shares
 from vitreous.train.tuning import still
 
 __all__ = ["VitModule"]
@@ -182,15 +183,23 @@ class VitModule(lightning.LightningModule):
             self.model.patch_dropout = 0.0  # type: ignore[assignment]  # an attribute of VisionTransformer, no tensor
         images, targets = self.augment.of_batch(batch, progress)
         torch.manual_seed(model_seed(self.augment.seed, batch))
-        loss = F.cross_entropy(self.model(images).float(), targets, weight=self.class_weights)
-        self.manual_backward(loss / self.accumulate)
-        loss = loss.detach()
+        loss = self._backward(images, targets)
         self._loss_sum = self._loss_sum + loss * len(images)
         self.images_seen += len(images)
         self._step.append((batch, loss))
         if (batch_idx + 1) % self.accumulate == 0:
             self._update(wrapped, progress)
         return loss
+
+    def _backward(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Add the gradient of one part of a step, and return its mean loss."""
+        weight, scale = self.class_weights, 1 / self.accumulate
+        count = shares(self.model, images)
+        if count > 1:
+            return add_gradients(self.model, images, targets, count, weight=weight, scale=scale)
+        loss = F.cross_entropy(self.model(images).float(), targets, weight=weight)
+        self.manual_backward(loss / self.accumulate)
+        return loss.detach()
 
     def _update(self, wrapped: Any, progress: float) -> None:
         """Make the step whose gradient is there, unless it is not finite."""

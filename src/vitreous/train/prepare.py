@@ -19,6 +19,7 @@ from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig, pair
 from vitreous.model.sizes import Cost, cost
 from vitreous.model.vit import VisionTransformer
+from vitreous.train.allocator import keep_freed_memory
 from vitreous.train.config import RunConfig
 from vitreous.train.console import View
 from vitreous.train.machine import choose_device, choose_precision, describe_machine
@@ -69,6 +70,8 @@ def prepare(config: RunConfig, keep: Collection[str], view: View) -> Prepared:
     """
     device = choose_device(config.device)
     precision = choose_precision(config.precision, device)
+    if device.type == "cpu":
+        keep_freed_memory()  # before threads begin
     start = None
     if config.tune.source is not None:  # before the pictures: they may take minutes, a wrong name should not
         config, start = start_from(config, keep)

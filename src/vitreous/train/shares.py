@@ -1,0 +1,106 @@
+"""A batch's gradient on a CPU by threads that each take a share of its pictures, and meet once.
+
+Threads that work on every operation together wait for each other some thousand times a step, each time for the one that
+the system held up; docs/benchmarks.md has what shares gain. Steps as a whole are in module.py.
+
+Shapes: B batch, C channels, H x W pixels, K classes.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitreous.model.config import pair
+from vitreous.model.vit import VisionTransformer
+
+__all__ = ["add_gradients", "shares"]
+
+_LEAST = 2_000  # patches of a share: each thread also reads all weights, and writes a gradient of its own for each
+_MOST = 4  # threads; more were not measured, and each needs memory for its gradients
+
+
+def shares(model: nn.Module, images: Tensor) -> int:
+    """Into how many shares the pictures of a step are cut: one for each thread, or 1, the batch as it is.
+
+    A share must not change what is computed but for the order of sums. So a model that draws random numbers, whose
+    order in threads is left to chance, or that looks at a batch as a whole, as batch norm does, gets all pictures; and
+    so does one that is compiled, by a compiler that is not made for threads.
+
+    Args:
+        model: In training.
+        images: (B, C, H, W), where the model is.
+    """
+    threads = torch.get_num_threads()
+    if images.device.type != "cpu" or not 1 < threads <= _MOST or not isinstance(model, VisionTransformer):
+        return 1
+    height, width = pair(model.config.patch_size)
+    patches = len(images) * (images.shape[2] // height) * (images.shape[3] // width)
+    compiled = getattr(model, "_compiled_call_impl", None) is not None
+    if patches < _LEAST * threads or model.draws or compiled or list(model.buffers()):
+        return 1
+    return threads
+
+
+def add_gradients(
+    model: nn.Module, images: Tensor, targets: Tensor, count: int, *, weight: Tensor | None = None, scale: float = 1.0
+) -> Tensor:
+    """Add the gradient of the mean cross entropy of a batch to the model's, in shares; autocast as around the call.
+
+    Args:
+        model: For which :func:`shares` gives the count.
+        images: (B, C, H, W), normalised.
+        targets: Distributions (B, K), or classes (B,) where there are no weights.
+        count: Shares, at least 2, each taken by a thread of its own.
+        weight: Of each class, (K,), as torch's ``cross_entropy`` takes it.
+        scale: Factor of the gradient.
+
+    Returns:
+        The mean loss, without a gradient.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    casts, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+    def of_share(pictures: Tensor, wanted: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        # The cache of converted weights is one for all threads, and the first that ends would empty it.
+        with torch.autocast("cpu", dtype, enabled=casts, cache_enabled=False):
+            logits = model(pictures)
+        loss = F.cross_entropy(logits.float(), wanted, weight=weight) * (len(pictures) / len(images))
+        return loss.detach(), torch.autograd.grad(loss * scale, parameters, allow_unused=True)
+
+    pool = _threads(count)
+    begun = [pool.submit(of_share, *each) for each in zip(images.chunk(count), targets.chunk(count), strict=True)]
+    wait(begun)  # even if one fails: none is left that still computes
+    losses, gradients = zip(*(share.result() for share in begun), strict=True)
+    with torch.no_grad():
+        for parameter, first, *others in zip(parameters, *gradients, strict=True):
+            if first is not None:  # then none of the others is
+                total = torch.empty_like(parameter)  # lies in memory as the parameter does, as optimisers want it
+                torch.add(first, others[0], out=total)
+                for each in others[1:]:
+                    total += each
+                parameter.grad = total if parameter.grad is None else total.add_(parameter.grad)
+    return cast(Tensor, sum(losses))
+
+
+@cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    """So many threads, each of which computes alone."""
+    before = torch.get_num_threads()
+    met = threading.Barrier(count)
+
+    def alone() -> None:
+        torch.get_num_threads()  # the first call gives a thread the number of all
+        torch.set_num_threads(1)  # and this one its own
+        met.wait()
+
+    pool = ThreadPoolExecutor(count, "vitreous-share")
+    wait([pool.submit(alone) for _ in range(count)])
+    torch.set_num_threads(before)  # it is also what threads begin with from then on
+    return pool

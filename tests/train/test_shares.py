@@ -1,0 +1,173 @@
+"""A batch's gradient by threads that each take a share of its pictures is that of the whole batch."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from vitreous.errors import ConfigError
+from vitreous.model.vit import VisionTransformer, ViTConfig
+from vitreous.train.config import TuneConfig
+from vitreous.train.shares import add_gradients, shares
+from vitreous.train.tuning import choose_trained
+
+VARIANTS = {
+    "plain": {},
+    "linear patches, seq pooling": {"stem": "linear", "pool": "seq"},
+    "rotary, registers, QK-norm, LayerScale": {
+        "position": "rope-2d",
+        "registers": 2,
+        "qk_norm": True,
+        "layer_scale": 0.3,
+    },
+    "relative, mlp head": {"position": "relative", "head": "mlp", "head_hidden": 20},
+    "learned-2d, map": {"position": "learned-2d", "pool": "map", "final_norm": "pooled"},
+    "checkpoints": {"checkpoint_blocks": True},
+}
+
+
+@pytest.fixture(params=[2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def model_of(**changes) -> VisionTransformer:
+    torch.manual_seed(0)
+    fields = {"image_size": 16, "patch_size": 4, "width": 32, "depth": 2, "heads": 2, "mlp_dim": 48, "num_classes": 5}
+    return VisionTransformer(ViTConfig(**(fields | {"init": "timm"} | changes))).train()
+
+
+def batch_of(count: int = 37) -> tuple[torch.Tensor, torch.Tensor]:
+    draws = torch.Generator().manual_seed(1)
+    return torch.randn(count, 3, 16, 16, generator=draws), torch.rand(count, 5, generator=draws).softmax(1)
+
+
+def whole(model, images, targets, weight=None, scale=1.0):
+    other = copy.deepcopy(model)
+    for copied, parameter in zip(other.parameters(), model.parameters(), strict=True):
+        copied.grad = None if parameter.grad is None else parameter.grad.clone()
+    loss = F.cross_entropy(other(images).float(), targets, weight=weight)
+    (scale * loss).backward()
+    return loss.detach(), [parameter.grad for parameter in other.parameters()]
+
+
+def assert_alike(model, expected, rtol=1e-4):
+    for (name, parameter), grad in zip(model.named_parameters(), expected, strict=True):
+        assert (parameter.grad is None) == (grad is None), name
+        if grad is not None:
+            assert parameter.grad.stride() == parameter.stride(), name
+            assert (parameter.grad - grad).norm() <= rtol * grad.norm() + 1e-7, name
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_loss_and_gradients_are_those_of_the_whole_batch(changes, threads):
+    model, (images, targets) = model_of(**changes), batch_of()
+    for _ in range(2):  # the second time gradients are there already
+        loss, expected = whole(model, images, targets)
+        torch.testing.assert_close(add_gradients(model, images, targets, threads), loss)
+        assert_alike(model, expected)
+
+
+def test_class_weights_and_a_scale_count_as_in_the_whole(threads):
+    model, (images, targets) = model_of(), batch_of()
+    weight = torch.tensor([0.2, 3.0, 1.0, 0.5, 2.0])
+    loss, expected = whole(model, images, targets, weight, 0.25)
+    torch.testing.assert_close(add_gradients(model, images, targets, threads, weight=weight, scale=0.25), loss)
+    assert_alike(model, expected)
+
+
+def test_frozen_parameters_get_no_gradient(threads):
+    model, (images, targets) = choose_trained(model_of(), TuneConfig(source="trained", mode="linear")), batch_of()
+    expected = whole(model, images, targets)[1]
+    add_gradients(model, images, targets, threads)
+    assert_alike(model, expected)
+    assert model.blocks[0].attn.qkv.weight.grad is None
+
+
+def test_autocast_of_the_caller_holds_in_the_threads(threads):
+    model, (images, targets) = model_of(), batch_of()
+    exact = whole(model, images, targets)[1]
+    with torch.autocast("cpu", torch.bfloat16):
+        add_gradients(model, images, targets, threads)
+    assert_alike(model, exact, rtol=0.1)
+    found = [parameter.grad for parameter in model.parameters()]
+    assert any((a - b).norm() > 1e-4 * b.norm() for a, b in zip(found, exact, strict=True))  # rounded to bf16
+
+
+def test_it_is_the_same_to_the_last_bit_each_time(threads):
+    images, targets = batch_of()
+    first, second = model_of(), model_of()
+    losses = [add_gradients(model, images, targets, threads) for model in (first, second)]
+    assert torch.equal(*losses)
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_the_threads_compute_alone_and_nobody_else_does(threads):
+    model, (images, targets) = model_of(), batch_of()
+    seen = []
+    model.norm.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+    add_gradients(model, images, targets, threads)
+    assert seen == [1] * threads
+    assert torch.get_num_threads() == threads
+
+
+def test_an_error_in_a_thread_is_the_callers_and_changes_no_gradient(threads):
+    model, (images, targets) = model_of(), batch_of()
+    with pytest.raises(ConfigError, match="expected floats"):
+        add_gradients(model, images.long(), targets, threads)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    add_gradients(model, images, targets, threads)  # the threads are still there
+
+
+@pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "proj_dropout", "drop_path", "patch_dropout"])
+def test_a_model_that_draws_gets_the_batch_as_it_is(rate, threads):
+    model, (images, _) = model_of(**{rate: 0.3}), batch_of(400)
+    assert model.draws
+    before = torch.get_rng_state()
+    model(images)
+    assert not torch.equal(torch.get_rng_state(), before)  # it does
+    assert shares(model, images) == 1
+
+
+def test_a_model_that_does_not_say_so_draws_nothing():
+    model, (images, _) = model_of(), batch_of()
+    before = torch.get_rng_state()
+    model(images)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not model.draws
+
+
+def test_patches_that_are_kept_at_the_end_of_a_run_let_it_be_shared(threads):
+    model, (images, _) = model_of(patch_dropout=0.5), batch_of(400)
+    model.patch_dropout = 0.0
+    assert shares(model, images) == threads
+
+
+def test_batch_norm_few_pictures_other_models_and_compiled_ones_get_the_batch_as_it_is(threads):
+    images, _ = batch_of(400)
+    assert shares(model_of(stem="conv"), images) == 1
+    assert shares(model_of(), images[: 125 * threads - 1]) == 1  # of 16 patches each
+    assert shares(model_of(), images[: 125 * threads]) == threads
+    assert shares(nn.Sequential(nn.Flatten(), nn.Linear(768, 5)), images) == 1
+    compiled = model_of()
+    compiled.compile()
+    assert shares(compiled, images) == 1
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_one_thread_or_very_many_get_the_batch_as_it_is(count):
+    images, _ = batch_of(1_000)
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        assert shares(model_of(), images) == 1
+    finally:
+        torch.set_num_threads(before)
