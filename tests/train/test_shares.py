@@ -156,10 +156,22 @@ def test_batch_norm_few_pictures_other_models_and_compiled_ones_get_the_batch_as
     assert shares(model_of(stem="conv"), images) == 1
     assert shares(model_of(), images[: 125 * threads - 1]) == 1  # of 16 patches each
     assert shares(model_of(), images[: 125 * threads]) == threads
+    assert shares(model_of(), torch.zeros(8 * threads - 1, 3, 256, 256)) == 1
+    assert shares(model_of(), torch.zeros(8 * threads, 3, 256, 256)) == threads
     assert shares(nn.Sequential(nn.Flatten(), nn.Linear(768, 5)), images) == 1
     compiled = model_of()
     compiled.compile()
     assert shares(compiled, images) == 1
+
+
+def test_processes_that_train_together_get_the_batch_as_it_is(threads, tmp_path):
+    images, _ = batch_of(400)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        assert shares(model_of(), images) == 1
+    finally:
+        torch.distributed.destroy_process_group()
+    assert shares(model_of(), images) == threads
 
 
 @pytest.mark.parametrize("count", [1, 5])

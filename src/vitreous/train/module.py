@@ -193,11 +193,11 @@ class VitModule(lightning.LightningModule):
 
     def _backward(self, images: Tensor, targets: Tensor) -> Tensor:
         """Add the gradient of one part of a step, and return its mean loss."""
-        weight, scale = self.class_weights, 1 / self.accumulate
         count = shares(self.model, images)
         if count > 1:
-            return add_gradients(self.model, images, targets, count, weight=weight, scale=scale)
-        loss = F.cross_entropy(self.model(images).float(), targets, weight=weight)
+            scale = 1 / self.accumulate
+            return add_gradients(self.model, images, targets, count, weight=self.class_weights, scale=scale)
+        loss = F.cross_entropy(self.model(images).float(), targets, weight=self.class_weights)
         self.manual_backward(loss / self.accumulate)
         return loss.detach()
 

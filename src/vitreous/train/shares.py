@@ -22,7 +22,8 @@ from vitreous.model.vit import VisionTransformer
 
 __all__ = ["add_gradients", "shares"]
 
-_LEAST = 2_000  # patches of a share: each thread also reads all weights, and writes a gradient of its own for each
+_PATCHES = 2_000  # of a share, at least: each thread also reads all weights, and writes a gradient of its own for each
+_PICTURES = 8  # of a share, at least: with few, one more makes a share much longer than the others
 _MOST = 4  # threads; more were not measured, and each needs memory for its gradients
 
 
@@ -30,8 +31,9 @@ def shares(model: nn.Module, images: Tensor) -> int:
     """Into how many shares the pictures of a step are cut: one for each thread, or 1, the batch as it is.
 
     A share must not change what is computed but for the order of sums. So a model that draws random numbers, whose
-    order in threads is left to chance, or that looks at a batch as a whole, as batch norm does, gets all pictures; and
-    so does one that is compiled, by a compiler that is not made for threads.
+    order in threads is left to chance, or that looks at a batch as a whole, as batch norm does, gets all pictures. So
+    does one that is compiled, by a compiler that is not made for threads, and one that several processes train, which
+    meet at gradients as they are accumulated.
 
     Args:
         model: In training.
@@ -40,12 +42,14 @@ def shares(model: nn.Module, images: Tensor) -> int:
     threads = torch.get_num_threads()
     if images.device.type != "cpu" or not 1 < threads <= _MOST or not isinstance(model, VisionTransformer):
         return 1
-    height, width = pair(model.config.patch_size)
-    patches = len(images) * (images.shape[2] // height) * (images.shape[3] // width)
     compiled = getattr(model, "_compiled_call_impl", None) is not None
-    if patches < _LEAST * threads or model.draws or compiled or list(model.buffers()):
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if model.draws or list(model.buffers()) or compiled or several:
         return 1
-    return threads
+    height, width = pair(model.config.patch_size)
+    patches = (images.shape[2] // height) * (images.shape[3] // width)
+    each = len(images) // threads
+    return threads if each >= _PICTURES and each * patches >= _PATCHES else 1
 
 
 def add_gradients(
@@ -75,7 +79,8 @@ def add_gradients(
         return loss.detach(), torch.autograd.grad(loss * scale, parameters, allow_unused=True)
 
     pool = _threads(count)
-    begun = [pool.submit(of_share, *each) for each in zip(images.chunk(count), targets.chunk(count), strict=True)]
+    cut = zip(images.tensor_split(count), targets.tensor_split(count), strict=True)
+    begun = [pool.submit(of_share, *each) for each in cut]
     wait(begun)  # even if one fails: none is left that still computes
     losses, gradients = zip(*(share.result() for share in begun), strict=True)
     with torch.no_grad():
