@@ -71,11 +71,15 @@ def test_large_batches_in_parts_are_pytorchs_in_order(home, engine, three_thread
     choice = EngineChoice(model, info_of(model).pipeline, 1.0, engine=engine, precision="float32")
     pictures = torch.randn(131, 3, 32, 32)
     with torch.inference_mode():
-        expected = model(pictures)
+        expected = model(pictures), model.pooled(pictures)
+    chosen = choice.engine(1_000, 128)
     for count in (131, 130, 17, 3, 1):  # as many as are announced, and as a last batch has
-        logits, features = choice.engine(1_000, 128)(pictures[:count])
-        torch.testing.assert_close(logits, expected[:count], rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
-        assert len(features) == count
+        for found, right in zip(chosen(pictures[:count]), expected, strict=True):
+            torch.testing.assert_close(found, right[:count], rtol=1e-4, atol=1e-4 * float(right.abs().max()))
+    if engine == "openvino":
+        assert len(chosen._requests) == 3
+        few = EngineChoice(model, info_of(model).pipeline, 1.0, engine=engine, precision="float32").engine(1, 1)
+        assert len(few._requests) == 1  # all threads on one picture
 
 
 def test_merged_tokens_are_converted_too(home, engine, photos):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import threading
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch.nn import functional as F
 from vitreous.errors import ConfigError
 from vitreous.model.vit import VisionTransformer, ViTConfig
 from vitreous.train.config import TuneConfig
-from vitreous.train.shares import add_gradients, shares
+from vitreous.train.shares import _threads, add_gradients, shares
 from vitreous.train.tuning import choose_trained
 
 VARIANTS = {
@@ -113,9 +115,15 @@ def test_it_is_the_same_to_the_last_bit_each_time(threads):
 def test_the_threads_compute_alone_and_nobody_else_does(threads):
     model, (images, targets) = model_of(), batch_of()
     seen = []
-    model.norm.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+
+    def look(*given):
+        seen.append(torch.get_num_threads())
+        if given and isinstance(given[-1], torch.Tensor) and given[-1].requires_grad:
+            given[-1].register_hook(lambda _: look())  # in the backward pass
+
+    model.norm.register_forward_hook(look)
     add_gradients(model, images, targets, threads)
-    assert seen == [1] * threads
+    assert seen == [1] * 2 * threads
     assert torch.get_num_threads() == threads
 
 
@@ -160,8 +168,28 @@ def test_batch_norm_few_pictures_other_models_and_compiled_ones_get_the_batch_as
     assert shares(model_of(), torch.zeros(8 * threads, 3, 256, 256)) == threads
     assert shares(nn.Sequential(nn.Flatten(), nn.Linear(768, 5)), images) == 1
     compiled = model_of()
-    compiled.compile()
+    compiled.blocks[0].compile()
     assert shares(compiled, images) == 1
+
+
+def test_threads_that_cannot_be_had_leave_none_that_waits(threads, monkeypatch):
+    begin, begun = threading.Thread.start, []
+
+    def scarce(self):
+        if len(begun) == 1:
+            raise RuntimeError("can't start new thread")
+        begun.append(self)
+        begin(self)
+
+    _threads.cache_clear()
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    with pytest.raises(RuntimeError, match="new thread"):
+        _threads(threads)
+    assert torch.get_num_threads() == threads
+    monkeypatch.undo()
+    gc.collect()  # of the pool, whose threads then end
+    begun[0].join(60)
+    assert not begun[0].is_alive()
 
 
 def test_processes_that_train_together_get_the_batch_as_it_is(threads, tmp_path):

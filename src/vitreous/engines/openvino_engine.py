@@ -19,6 +19,7 @@ __all__ = ["PACKAGES", "Graph", "convert"]
 _FILE = "graph.xml"  # its weights go into graph.bin beside it
 PACKAGES = ("openvino",)
 _EACH = 8  # pictures from which on a thread computes some of a batch alone, which spares it waiting for the others
+_MOST = 4  # threads that do; more were not measured
 
 
 def convert(model: VisionTransformer, size: tuple[int, int], folder: Path) -> None:
@@ -38,14 +39,15 @@ class Graph:
         folder: Where :func:`convert` wrote it.
         precision: What it is to multiply in; the same graph serves all. A processor without bf16 is given float32 by
             OpenVINO, which the attribute of this name then says.
-        batch: Pictures that come at a time, mostly: large batches are cut into one part for each thread.
+        batch: Pictures that come at a time, mostly. Large batches are cut into one part for each thread; fewer pictures
+            than threads then leave some idle.
     """
 
     name = "openvino"
 
     def __init__(self, folder: Path, precision: Precision, batch: int) -> None:
         threads = torch.get_num_threads()
-        parts = threads if batch >= _EACH * threads else 1
+        parts = threads if threads <= _MOST and batch >= _EACH * threads else 1
         hints: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": {"bf16": "bf16", "float32": "f32"}[precision],
             "INFERENCE_NUM_THREADS": threads,

@@ -129,7 +129,8 @@ class VisionTransformer(nn.Module):
     def draws(self) -> bool:
         """Whether a forward pass in training draws random numbers: dropout, stochastic depth, patches left out."""
         c = self.config
-        return any((c.dropout, c.attention_dropout, c.proj_dropout, c.drop_path, self.patch_dropout))
+        dropped = any(module.p for module in self.modules() if isinstance(module, nn.Dropout))
+        return dropped or any((c.attention_dropout, c.drop_path, self.patch_dropout))
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits B x K for images B x C x H x W, normalised as the evaluation pipeline does."""

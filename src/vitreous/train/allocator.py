@@ -17,7 +17,7 @@ def keep_freed_memory() -> bool:
 
     A step on a CPU frees and asks for the same hundreds of megabytes each time. Given back, each page of it is fetched
     and zeroed anew: 30,000 to 130,000 page faults a step were counted, 5 to 15 % of its time. What the process holds
-    at most does not change, only that it goes on holding it. Threads that begin from now on have no arena of their own:
+    at most changes little, but that it goes on holding it. Threads that begin from now on have no arena of their own:
     such a one keeps no request above 64 MiB, and nothing of it serves another thread.
 
     Returns:

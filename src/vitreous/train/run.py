@@ -208,9 +208,10 @@ def _fit(this: Assembled) -> None:
         finally:
             this.view.stop_bar()
             this.seconds["train"], this.began = this.training_seconds(), 0.0
-        if smaller is not None:  # here, where the error's frames hold nothing any more
-            rebuild(this, smaller)
+        if smaller is not None:  # here, where the error's frames hold nothing any more, but for circles of threads'
             free_memory()
+            rebuild(this, smaller)
+            free_memory()  # of the parts before
 
 
 def _select(this: Assembled) -> Selected:

@@ -42,7 +42,7 @@ def shares(model: nn.Module, images: Tensor) -> int:
     threads = torch.get_num_threads()
     if images.device.type != "cpu" or not 1 < threads <= _MOST or not isinstance(model, VisionTransformer):
         return 1
-    compiled = getattr(model, "_compiled_call_impl", None) is not None
+    compiled = any(module._compiled_call_impl is not None for module in model.modules())
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     if model.draws or list(model.buffers()) or compiled or several:
         return 1
@@ -98,7 +98,7 @@ def add_gradients(
 def _threads(count: int) -> ThreadPoolExecutor:
     """So many threads, each of which computes alone."""
     before = torch.get_num_threads()
-    met = threading.Barrier(count)
+    met = threading.Barrier(count)  # that all are there
 
     def alone() -> None:
         torch.get_num_threads()  # the first call gives a thread the number of all
@@ -106,6 +106,11 @@ def _threads(count: int) -> ThreadPoolExecutor:
         met.wait()
 
     pool = ThreadPoolExecutor(count, "vitreous-share")
-    wait([pool.submit(alone) for _ in range(count)])
-    torch.set_num_threads(before)  # it is also what threads begin with from then on
+    try:
+        wait([pool.submit(alone) for _ in range(count)])
+    except BaseException:  # the system has no more threads: those that wait must not wait for ever
+        met.abort()
+        raise
+    finally:
+        torch.set_num_threads(before)  # it is also what threads begin with from then on
     return pool
