@@ -116,11 +116,14 @@ def test_drop_path_grows_linearly_and_keeps_the_expectation() -> None:
         untouched = (out.abs().amax((1, 2)) == 0).float().mean()
     assert abs(float(untouched) - 0.16) < 0.012  # 0.4 squared; sigma is 0.0026
     assert len(halves) == 100
-    branch = torch.ones(50_000, 2, 3)
-    kept = block._maybe_drop(branch)
-    assert kept.unique().tolist() == pytest.approx([0.0, 1 / 0.6])
-    assert abs(float(kept.mean()) - 1) < 0.015  # sigma is 0.0037
-    assert torch.equal(kept.amax((1, 2)), kept.amin((1, 2)))
+    drawn = block.draw(torch.ones(50_000, 2, 3))
+    assert drawn is not None
+    assert drawn.unique().tolist() == pytest.approx([0.0, 1 / 0.6])
+    assert (drawn.mean((1, 2, 3)) - 1).abs().max() < 0.015  # sigma is 0.0037
+    both = (drawn != 0).all(0).float().mean()
+    assert abs(float(both) - 0.36) < 0.009  # the branches are drawn apart: 0.6 squared; sigma is 0.0021
+    given = torch.stack((torch.zeros(20, 1, 1), torch.ones(20, 1, 1)))
+    torch.testing.assert_close(block(z[:20], factors=given), z[:20] + block.mlp(block.norm2(z[:20])))
 
 
 def kept_of(model: VisionTransformer, images: Tensor, tokens: Tensor) -> list[list[int]]:

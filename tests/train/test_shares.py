@@ -28,7 +28,9 @@ VARIANTS = {
     },
     "relative, mlp head": {"position": "relative", "head": "mlp", "head_hidden": 20},
     "learned-2d, map": {"position": "learned-2d", "pool": "map", "final_norm": "pooled"},
-    "checkpoints": {"checkpoint_blocks": True},
+    "checkpoints, stochastic depth": {"checkpoint_blocks": True, "drop_path": 0.6, "depth": 3},
+    "convolutions, stochastic depth": {"stem": "conv", "drop_path": 0.6},
+    "convolutions and max-pools": {"stem": "conv", "conv_stem": "max-pool", "conv_width": 8},
 }
 
 
@@ -57,7 +59,7 @@ def whole(model, images, targets, weight=None, scale=1.0):
         copied.grad = None if parameter.grad is None else parameter.grad.clone()
     loss = F.cross_entropy(other(images).float(), targets, weight=weight)
     (scale * loss).backward()
-    return loss.detach(), [parameter.grad for parameter in other.parameters()]
+    return loss.detach(), [parameter.grad for parameter in other.parameters()], dict(other.named_buffers())
 
 
 def assert_alike(model, expected, rtol=1e-4):
@@ -71,16 +73,19 @@ def assert_alike(model, expected, rtol=1e-4):
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_loss_and_gradients_are_those_of_the_whole_batch(changes, threads):
     model, (images, targets) = model_of(**changes), batch_of()
-    for _ in range(2):  # the second time gradients are there already
-        loss, expected = whole(model, images, targets)
+    for seed in range(2):  # the second time gradients are there already
+        torch.manual_seed(seed)
+        loss, expected, buffers = whole(model, images, targets)
+        torch.manual_seed(seed)
         torch.testing.assert_close(add_gradients(model, images, targets, threads), loss)
         assert_alike(model, expected)
+        torch.testing.assert_close(dict(model.named_buffers()), buffers)  # what batch norm has seen
 
 
 def test_class_weights_and_a_scale_count_as_in_the_whole(threads):
     model, (images, targets) = model_of(), batch_of()
     weight = torch.tensor([0.2, 3.0, 1.0, 0.5, 2.0])
-    loss, expected = whole(model, images, targets, weight, 0.25)
+    loss, expected, _ = whole(model, images, targets, weight, 0.25)
     torch.testing.assert_close(add_gradients(model, images, targets, threads, weight=weight, scale=0.25), loss)
     assert_alike(model, expected)
 
@@ -135,22 +140,22 @@ def test_an_error_in_a_thread_is_the_callers_and_changes_no_gradient(threads):
     add_gradients(model, images, targets, threads)  # the threads are still there
 
 
-@pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "proj_dropout", "drop_path", "patch_dropout"])
-def test_a_model_that_draws_gets_the_batch_as_it_is(rate, threads):
+@pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "proj_dropout", "patch_dropout"])
+def test_a_model_that_drops_within_pictures_gets_the_batch_as_it_is(rate, threads):
     model, (images, _) = model_of(**{rate: 0.3}), batch_of(400)
-    assert model.draws
-    before = torch.get_rng_state()
-    model(images)
-    assert not torch.equal(torch.get_rng_state(), before)  # it does
     assert shares(model, images) == 1
 
 
-def test_a_model_that_does_not_say_so_draws_nothing():
-    model, (images, _) = model_of(), batch_of()
-    before = torch.get_rng_state()
-    model(images)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert not model.draws
+def test_no_thread_draws(threads):
+    model, (images, targets) = model_of(drop_path=0.5), batch_of(400)
+    assert shares(model, images) == threads
+    torch.manual_seed(0)
+    for block in model.blocks:
+        block.draw(images)
+    drawn = torch.get_rng_state()
+    torch.manual_seed(0)
+    add_gradients(model, images, targets, threads)
+    assert torch.equal(torch.get_rng_state(), drawn)
 
 
 def test_patches_that_are_kept_at_the_end_of_a_run_let_it_be_shared(threads):
@@ -161,13 +166,20 @@ def test_patches_that_are_kept_at_the_end_of_a_run_let_it_be_shared(threads):
 
 def test_batch_norm_few_pictures_other_models_and_compiled_ones_get_the_batch_as_it_is(threads):
     images, _ = batch_of(400)
-    assert shares(model_of(stem="conv"), images) == 1
+    assert shares(model_of(stem="conv"), images) == threads  # its batch norm is seen to before the batch is cut
+    normed = model_of()
+    normed.head = nn.Sequential(nn.BatchNorm1d(32), normed.head)
+    assert shares(normed, images) == 1
     assert shares(model_of(), images[: 125 * threads - 1]) == 1  # of 16 patches each
     assert shares(model_of(), images[: 125 * threads]) == threads
     assert shares(model_of(), torch.zeros(8 * threads - 1, 3, 256, 256)) == 1
     assert shares(model_of(), torch.zeros(8 * threads, 3, 256, 256)) == threads
     assert shares(nn.Sequential(nn.Flatten(), nn.Linear(768, 5)), images) == 1
-    compiled = model_of()
+    derived, replaced, compiled = model_of(), model_of(), model_of()
+    derived.__class__ = type("Derived", (VisionTransformer,), {})
+    assert shares(derived, images) == 1
+    replaced.blocks[1] = nn.Identity()
+    assert shares(replaced, images) == 1
     compiled.blocks[0].compile()
     assert shares(compiled, images) == 1
 

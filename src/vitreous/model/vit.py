@@ -6,7 +6,7 @@ Parameter names are timm's, so that the largest family of published weights fits
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,22 +52,37 @@ class Block(nn.Module):
         self.drop_path = drop_path
 
     def forward(
-        self, z: Tensor, rotary: Tensor | None = None, raster: Raster | None = None, wanted: int | None = None
+        self,
+        z: Tensor,
+        rotary: Tensor | None = None,
+        raster: Raster | None = None,
+        wanted: int | None = None,
+        factors: Tensor | None = None,
     ) -> Tensor:
         """Map tokens B x N x D to B x N x D; see :class:`~vitreous.model.attention.Attention` for the rest.
 
-        With ``wanted``, compute no more than the first so many tokens of the result.
+        With ``wanted``, compute no more than the first so many tokens of the result. ``factors`` of the two branches,
+        2 x B x 1 x 1, are drawn unless they are given.
         """
-        mixed = self.attn(self.norm1(z), rotary, raster, wanted)
-        z = z[:, :wanted] + self._maybe_drop(self.ls1(mixed))  # equation 2
-        return z + self._maybe_drop(self.ls2(self.mlp(self.norm2(z))))  # equation 3
+        factors = self.draw(z) if factors is None else factors
+        attention, mlp = (None, None) if factors is None else factors.unbind()
+        z = z[:, :wanted] + _scaled(self.ls1(self.attn(self.norm1(z), rotary, raster, wanted)), attention)  # equation 2
+        return z + _scaled(self.ls2(self.mlp(self.norm2(z))), mlp)  # equation 3
 
-    def _maybe_drop(self, branch: Tensor) -> Tensor:
-        """Stochastic depth: drop the branch of a whole image with chance ``drop_path``, scale up what stays."""
+    def draw(self, z: Tensor) -> Tensor | None:
+        """Stochastic depth: drop a branch of a whole image with chance ``drop_path``, scale up what stays.
+
+        Returns:
+            Factors for tokens z, 2 x B x 1 x 1, in their dtype; None where nothing is dropped.
+        """
         if not self.training or self.drop_path == 0:
-            return branch
+            return None
         keep = 1 - self.drop_path
-        return branch * branch.new_empty(len(branch), 1, 1).bernoulli_(keep).div_(keep)
+        return z.new_empty(2, len(z), 1, 1).bernoulli_(keep).div_(keep)
+
+
+def _scaled(branch: Tensor, factors: Tensor | None) -> Tensor:
+    return branch if factors is None else branch * factors.to(branch.dtype)
 
 
 class PreLogits(nn.Module):
@@ -126,11 +141,10 @@ class VisionTransformer(nn.Module):
         initialise(self, c)
 
     @property
-    def draws(self) -> bool:
-        """Whether a forward pass in training draws random numbers: dropout, stochastic depth, patches left out."""
-        c = self.config
-        dropped = any(module.p for module in self.modules() if isinstance(module, nn.Dropout))
-        return dropped or any((c.attention_dropout, c.drop_path, self.patch_dropout))
+    def drops_within(self) -> bool:
+        """Whether training draws what is dropped within a picture's tokens: dropout, and patches left out."""
+        dropout = any(module.p for module in self.modules() if isinstance(module, nn.Dropout))
+        return dropout or self.config.attention_dropout > 0 or self.patch_dropout > 0
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits B x K for images B x C x H x W, normalised as the evaluation pipeline does."""
@@ -138,27 +152,44 @@ class VisionTransformer(nn.Module):
 
     def pooled(self, images: Tensor) -> Tensor:
         """Return the features that the last linear layer reads, B x ``config.features``, for images B x C x H x W."""
+        return self.pooled_patches(*self.patch_embed(images))
+
+    def pooled_patches(
+        self, x: Tensor, grid: tuple[int, int], factors: Sequence[Tensor | None] | None = None
+    ) -> Tensor:
+        """Return the same from patches on: x of B x hw x D and the grid (h, w), as ``patch_embed`` returns them.
+
+        Args:
+            x: Projected patches.
+            grid: How they lie.
+            factors: For each block what its :meth:`Block.draw` gave for these pictures, instead of a draw of its own.
+        """
         # A head that reads the class token alone needs nothing else of the last block.
         wanted = 1 if self.config.pool == "cls" else None
-        return self.forward_head(self._encode(images, wanted), pre_logits=True)
+        return self.forward_head(self._encode(x, grid, wanted, factors), pre_logits=True)
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Return all tokens after the encoder, B x N x D, [CLS] first, then registers, then patches in raster order."""
-        return self._encode(images)
+        return self._encode(*self.patch_embed(images))
 
-    def _encode(self, images: Tensor, wanted: int | None = None) -> Tensor:
+    def _encode(
+        self,
+        x: Tensor,
+        grid: tuple[int, int],
+        wanted: int | None = None,
+        factors: Sequence[Tensor | None] | None = None,
+    ) -> Tensor:
         """Return the tokens after the encoder: all of them, or the first so many that are wanted."""
-        x, grid = self.patch_embed(images)  # B hw D
         z, kept = self._embed(x, grid)  # B N D
         if self.merging and not self.training:
             return self.norm(self.merging(self.blocks, z))
         rotary, raster = self._relations(grid, kept, z)
-        for block in self.blocks:
+        for block, drawn in zip(self.blocks, factors or [None] * len(self.blocks), strict=True):
             read = wanted if block is self.blocks[-1] else None
             if self.config.checkpoint_blocks and self.training and torch.is_grad_enabled():
-                z = checkpoint(block, z, rotary, raster, read, use_reentrant=False)
+                z = checkpoint(block, z, rotary, raster, read, drawn, use_reentrant=False)
             else:
-                z = block(z, rotary, raster, read)
+                z = block(z, rotary, raster, read, drawn)
         return self.norm(z)
 
     def forward_head(self, z: Tensor, pre_logits: bool = False) -> Tensor:

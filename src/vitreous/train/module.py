@@ -23,6 +23,7 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import model_seed
 from vitreous.errors import ConfigError
 from vitreous.evaluate.metrics import Scores, evaluate
+from vitreous.model.vit import VisionTransformer
 from vitreous.train.allocator import keep_freed_memory
 from vitreous.train.config import OptimConfig
 from vitreous.train.finite import FiniteWatch
@@ -199,7 +200,8 @@ class VitModule(lightning.LightningModule):
         count = shares(self.model, images)
         if count > 1:
             scale = 1 / self.accumulate
-            return add_gradients(self.model, images, targets, count, weight=self.class_weights, scale=scale)
+            model = cast(VisionTransformer, self.model)
+            return add_gradients(model, images, targets, count, weight=self.class_weights, scale=scale)
         loss = F.cross_entropy(self.model(images).float(), targets, weight=self.class_weights)
         self.manual_backward(loss / self.accumulate)
         return loss.detach()

@@ -3,12 +3,16 @@
 Threads that work on every operation together wait for each other some thousand times a step, each time for the one that
 the system held up; docs/benchmarks.md has what shares gain. Steps as a whole are in module.py.
 
-Shapes: B batch, C channels, H x W pixels, K classes.
+The stem is left to all threads together: its convolutions are few and large, and its batch norm wants all pictures.
+
+Shapes: B batch, C channels, H x W pixels, N patches, D width, K classes.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from typing import cast
@@ -18,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitreous.model.config import pair
-from vitreous.model.vit import VisionTransformer
+from vitreous.model.vit import Block, VisionTransformer
 
 __all__ = ["add_gradients", "shares"]
 
@@ -30,21 +34,23 @@ _MOST = 4  # threads; more were not measured, and each needs memory for its grad
 def shares(model: nn.Module, images: Tensor) -> int:
     """Into how many shares the pictures of a step are cut: one for each thread, or 1, the batch as it is.
 
-    A share must not change what is computed but for the order of sums. So a model that draws random numbers, whose
-    order in threads is left to chance, or that looks at a batch as a whole, as batch norm does, gets all pictures. So
-    does one that is compiled, by a compiler that is not made for threads, and one that several processes train, which
-    meet at gradients as they are accumulated.
+    A share must not change what is computed but for the order of sums. So a model with dropout, whose draws in threads
+    come in an order that is left to chance, or one that looks at the batch as a whole behind its stem, as batch norm
+    does, gets all pictures; stochastic depth is drawn beforehand. So does a model that is compiled, by a compiler that
+    is not made for threads, and one that several processes train, which meet at gradients as they are accumulated.
 
     Args:
-        model: In training.
+        model: In training. One of another class than VisionTransformer, or with such a block, gets all pictures.
         images: (B, C, H, W), where the model is.
     """
     threads = torch.get_num_threads()
-    if images.device.type != "cpu" or not 1 < threads <= _MOST or not isinstance(model, VisionTransformer):
+    if images.device.type != "cpu" or not 1 < threads <= _MOST or type(model) is not VisionTransformer:
         return 1
     compiled = any(module._compiled_call_impl is not None for module in model.modules())
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if model.draws or list(model.buffers()) or compiled or several:
+    counting = any(not name.startswith("patch_embed.") for name, _ in model.named_buffers())
+    known = all(type(block) is Block for block in model.blocks)
+    if not known or model.drops_within or counting or compiled or several:
         return 1
     height, width = pair(model.config.patch_size)
     patches = (images.shape[2] // height) * (images.shape[3] // width)
@@ -53,7 +59,13 @@ def shares(model: nn.Module, images: Tensor) -> int:
 
 
 def add_gradients(
-    model: nn.Module, images: Tensor, targets: Tensor, count: int, *, weight: Tensor | None = None, scale: float = 1.0
+    model: VisionTransformer,
+    images: Tensor,
+    targets: Tensor,
+    count: int,
+    *,
+    weight: Tensor | None = None,
+    scale: float = 1.0,
 ) -> Tensor:
     """Add the gradient of the mean cross entropy of a batch to the model's, in shares; autocast as around the call.
 
@@ -68,23 +80,30 @@ def add_gradients(
     Returns:
         The mean loss, without a gradient.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    x, grid = model.patch_embed(images)  # B N D
+    inner = [p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("patch_embed.")]
+    depth = [block.draw(x) for block in cast("Iterable[Block]", model.blocks)]  # 2 B 1 1 each, or None
     casts, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
-    def of_share(pictures: Tensor, wanted: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    def of_share(begin: int, end: int) -> tuple[Tensor, list[Tensor | None]]:
+        own = x[begin:end].detach().requires_grad_(x.requires_grad)
+        factors = [None if each is None else each[:, begin:end] for each in depth]
         # The cache of converted weights is one for all threads, and the first that ends would empty it.
         with torch.autocast("cpu", dtype, enabled=casts, cache_enabled=False):
-            logits = model(pictures)
-        loss = F.cross_entropy(logits.float(), wanted, weight=weight) * (len(pictures) / len(images))
-        return loss.detach(), torch.autograd.grad(loss * scale, parameters, allow_unused=True)
+            logits = model.head(model.pooled_patches(own, grid, factors))
+        loss = F.cross_entropy(logits.float(), targets[begin:end], weight=weight) * ((end - begin) / len(x))
+        wanted = [own, *inner] if own.requires_grad else inner
+        return loss.detach(), list(torch.autograd.grad(loss * scale, wanted, allow_unused=True))
 
     pool = _threads(count)
-    cut = zip(images.tensor_split(count), targets.tensor_split(count), strict=True)
-    begun = [pool.submit(of_share, *each) for each in cut]
+    bounds = [len(x) * i // count for i in range(count + 1)]
+    begun = [pool.submit(of_share, *between) for between in itertools.pairwise(bounds)]
     wait(begun)  # even if one fails: none is left that still computes
     losses, gradients = zip(*(share.result() for share in begun), strict=True)
+    if x.requires_grad:
+        x.backward(torch.cat([of_all.pop(0) for of_all in gradients]))
     with torch.no_grad():
-        for parameter, first, *others in zip(parameters, *gradients, strict=True):
+        for parameter, first, *others in zip(inner, *gradients, strict=True):
             if first is not None:  # then none of the others is
                 total = torch.empty_like(parameter)  # lies in memory as the parameter does, as optimisers want it
                 torch.add(first, others[0], out=total)
