@@ -188,6 +188,11 @@ except SystemExit as stop:
     assert loaded_by(code) & HEAVY == set()
 
 
+def test_data_that_is_not_there_is_told_without_torch():
+    code = "from vitreous.cli.main import main\nassert main(['train', 'nowhere/at-all']) == 1"
+    assert "torch" not in loaded_by(code)
+
+
 def test_the_configuration_loads_without_torch():
     names = ["vitreous.model.config", "vitreous.data.config", "vitreous.train.config"]
     assert loaded_by("\n".join(f"import {name}" for name in names)) & HEAVY == set()

@@ -92,6 +92,9 @@ def carry_out(argv: Sequence[str], resolve: Configure) -> int:
 
         sys.stdout.write(recipe_text(config))
         return 0
+    from vitreous.data.sources import find_source
+
+    find_source(config.data.source)
     if picture is not None:
         from vitreous.train.run import show_batch
 

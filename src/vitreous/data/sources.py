@@ -26,7 +26,7 @@ from vitreous.data.scan import Progress, Scanned, content_hash, scan
 from vitreous.data.split import absent_classes, copies_across, held_out, hold_out_val
 from vitreous.errors import DataError, UsageError, did_you_mean
 
-__all__ = ["ImageData", "Split", "fingerprint_of", "list_source", "open_source"]
+__all__ = ["ImageData", "Split", "find_source", "fingerprint_of", "list_source", "open_source"]
 
 _ORDER = ("all", "train", "val", "test")
 
@@ -128,15 +128,25 @@ def list_source(config: DataConfig) -> PixelSet | Listing:
         UsageError: If the source is the name of nothing.
         DataError: If it is missing or holds no labelled pictures.
     """
-    source = config.source
+    path = find_source(config.source)
+    if path is None:
+        return load_known(config.source, config.dir)
+    return list_folder(path) if path.is_dir() else list_manifest(path)
+
+
+def find_source(source: str) -> Path | None:
+    """Find a source by its name, and open nothing: a folder, a manifest, or None for a known set.
+
+    Raises:
+        UsageError: If it is the name of nothing.
+        DataError: If it is missing.
+    """
     if source in KNOWN:
-        return load_known(source, config.dir)
+        return None
     path = Path(source).expanduser()
-    if path.is_dir():
-        return list_folder(path)
+    if path.is_dir() or (path.is_file() and path.suffix.lower() in MANIFEST_SUFFIXES):
+        return path
     if path.is_file():
-        if path.suffix.lower() in MANIFEST_SUFFIXES:
-            return list_manifest(path)
         raise UsageError(
             f"{source} is a file: give a folder of pictures, or a manifest ({', '.join(MANIFEST_SUFFIXES)})"
         )
