@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import threading
+import time
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vitreous.errors import ConfigError
 from vitreous.model.vit import VisionTransformer, ViTConfig
 from vitreous.train.config import TuneConfig
 from vitreous.train.shares import _threads, add_gradients, shares
@@ -98,8 +99,9 @@ def test_frozen_parameters_get_no_gradient(threads):
     assert model.blocks[0].attn.qkv.weight.grad is None
 
 
-def test_autocast_of_the_caller_holds_in_the_threads(threads):
-    model, (images, targets) = model_of(), batch_of()
+@pytest.mark.parametrize("stem", ["linear", "conv"])
+def test_autocast_of_the_caller_holds_in_the_threads(stem, threads):
+    model, (images, targets) = model_of(stem=stem), batch_of()
     exact = whole(model, images, targets)[1]
     with torch.autocast("cpu", torch.bfloat16):
         add_gradients(model, images, targets, threads)
@@ -133,10 +135,21 @@ def test_the_threads_compute_alone_and_nobody_else_does(threads):
 
 
 def test_an_error_in_a_thread_is_the_callers_and_changes_no_gradient(threads):
-    model, (images, targets) = model_of(), batch_of()
-    with pytest.raises(ConfigError, match="expected floats"):
-        add_gradients(model, images.long(), targets, threads)
+    model, (images, targets) = model_of(stem="linear"), batch_of()
+    number, ended = itertools.count(), []
+
+    def fail_in_one(*_):
+        if next(number) == 0:
+            raise MemoryError("of one share")
+        time.sleep(0.5)
+        ended.append(1)
+
+    hook = model.norm.register_forward_hook(fail_in_one)
+    with pytest.raises(MemoryError, match="of one share"):
+        add_gradients(model, images, targets, threads)
+    assert len(ended) == threads - 1  # none of them goes on behind the caller's back
     assert all(parameter.grad is None for parameter in model.parameters())
+    hook.remove()
     add_gradients(model, images, targets, threads)  # the threads are still there
 
 
@@ -164,9 +177,12 @@ def test_patches_that_are_kept_at_the_end_of_a_run_let_it_be_shared(threads):
     assert shares(model, images) == threads
 
 
-def test_batch_norm_few_pictures_other_models_and_compiled_ones_get_the_batch_as_it_is(threads):
+def test_batch_norm_in_the_stem_is_no_hindrance(threads):
+    assert shares(model_of(stem="conv"), batch_of(400)[0]) == threads
+
+
+def test_other_batch_norm_few_pictures_other_models_and_compiled_ones_get_the_batch_as_it_is(threads):
     images, _ = batch_of(400)
-    assert shares(model_of(stem="conv"), images) == threads  # its batch norm is seen to before the batch is cut
     normed = model_of()
     normed.head = nn.Sequential(nn.BatchNorm1d(32), normed.head)
     assert shares(normed, images) == 1

@@ -157,11 +157,11 @@ class VisionTransformer(nn.Module):
     def pooled_patches(
         self, x: Tensor, grid: tuple[int, int], factors: Sequence[Tensor | None] | None = None
     ) -> Tensor:
-        """Return the same from patches on: x of B x hw x D and the grid (h, w), as ``patch_embed`` returns them.
+        """Return what :meth:`pooled` does, B x ``config.features``, for patches that are projected already.
 
         Args:
-            x: Projected patches.
-            grid: How they lie.
+            x: As ``patch_embed`` returns them, B x hw x D.
+            grid: How they lie, (h, w), as it returns that too.
             factors: For each block what its :meth:`Block.draw` gave for these pictures, instead of a draw of its own.
         """
         # A head that reads the class token alone needs nothing else of the last block.

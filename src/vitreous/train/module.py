@@ -41,7 +41,7 @@ class VitModule(lightning.LightningModule):
     `val_` and each score of :meth:`~vitreous.evaluate.metrics.Scores.summary`.
 
     On a CPU some steps take their pictures in shares (:mod:`vitreous.train.shares`); a Trainer's hooks before and after
-    the backward pass are not called for these.
+    the backward pass, and forward hooks of the model itself, are not called for these.
 
     Before each step the global generator is seeded from (seed, epoch, step), for dropout and the like.
 

@@ -3,7 +3,8 @@
 Threads that work on every operation together wait for each other some thousand times a step, each time for the one that
 the system held up; docs/benchmarks.md has what shares gain. Steps as a whole are in module.py.
 
-The stem is left to all threads together: its convolutions are few and large, and its batch norm wants all pictures.
+The stem is left to all threads together: the batch norm of ``stem="conv"`` wants all pictures, and its convolutions are
+few and large. That of ``stem="resnet"`` has many, and was not measured.
 
 Shapes: B batch, C channels, H x W pixels, N patches, D width, K classes.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from typing import cast
@@ -36,8 +37,8 @@ def shares(model: nn.Module, images: Tensor) -> int:
 
     A share must not change what is computed but for the order of sums. So a model with dropout, whose draws in threads
     come in an order that is left to chance, or one that looks at the batch as a whole behind its stem, as batch norm
-    does, gets all pictures; stochastic depth is drawn beforehand. So does a model that is compiled, by a compiler that
-    is not made for threads, and one that several processes train, which meet at gradients as they are accumulated.
+    does, gets all pictures. So does one that is compiled, by a compiler that is not made for threads, and one that
+    several processes train, which meet at gradients as they are accumulated. Stochastic depth is drawn beforehand.
 
     Args:
         model: In training. One of another class than VisionTransformer, or with such a block, gets all pictures.
@@ -82,26 +83,28 @@ def add_gradients(
     """
     x, grid = model.patch_embed(images)  # B N D
     inner = [p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("patch_embed.")]
-    depth = [block.draw(x) for block in cast("Iterable[Block]", model.blocks)]  # 2 B 1 1 each, or None
+    drawn = [block.draw(x) for block in cast("Iterable[Block]", model.blocks)]  # 2 B 1 1 each, or None
     casts, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
-    def of_share(begin: int, end: int) -> tuple[Tensor, list[Tensor | None]]:
+    def of_share(begin: int, end: int) -> tuple[Tensor, Tensor | None, Sequence[Tensor | None]]:
         own = x[begin:end].detach().requires_grad_(x.requires_grad)
-        factors = [None if each is None else each[:, begin:end] for each in depth]
+        factors = [None if each is None else each[:, begin:end] for each in drawn]
         # The cache of converted weights is one for all threads, and the first that ends would empty it.
         with torch.autocast("cpu", dtype, enabled=casts, cache_enabled=False):
             logits = model.head(model.pooled_patches(own, grid, factors))
         loss = F.cross_entropy(logits.float(), targets[begin:end], weight=weight) * ((end - begin) / len(x))
-        wanted = [own, *inner] if own.requires_grad else inner
-        return loss.detach(), list(torch.autograd.grad(loss * scale, wanted, allow_unused=True))
+        if not own.requires_grad:
+            return loss.detach(), None, torch.autograd.grad(loss * scale, inner, allow_unused=True)
+        of_own, *of_inner = torch.autograd.grad(loss * scale, [own, *inner], allow_unused=True)
+        return loss.detach(), of_own, of_inner
 
     pool = _threads(count)
     bounds = [len(x) * i // count for i in range(count + 1)]
     begun = [pool.submit(of_share, *between) for between in itertools.pairwise(bounds)]
     wait(begun)  # even if one fails: none is left that still computes
-    losses, gradients = zip(*(share.result() for share in begun), strict=True)
+    losses, of_stem, gradients = zip(*(share.result() for share in begun), strict=True)
     if x.requires_grad:
-        x.backward(torch.cat([of_all.pop(0) for of_all in gradients]))
+        x.backward(torch.cat(of_stem))
     with torch.no_grad():
         for parameter, first, *others in zip(inner, *gradients, strict=True):
             if first is not None:  # then none of the others is
