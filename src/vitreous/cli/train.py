@@ -92,9 +92,10 @@ def carry_out(argv: Sequence[str], resolve: Configure) -> int:
 
         sys.stdout.write(recipe_text(config))
         return 0
-    from vitreous.data.sources import find_source
+    if config.tune.source is None:  # in a fine-tuning a source that is not there is told first
+        from vitreous.data.sources import find_source
 
-    find_source(config.data.source)
+        find_source(config.data.source)
     if picture is not None:
         from vitreous.train.run import show_batch
 
