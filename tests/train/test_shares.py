@@ -181,6 +181,7 @@ def test_batch_norm_in_the_stem_is_no_hindrance(threads):
     assert shares(model_of(stem="conv"), batch_of(400)[0]) == threads
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method. is deprecated:DeprecationWarning")  # torch 2.11, of itself
 def test_other_batch_norm_few_pictures_other_models_and_compiled_ones_get_the_batch_as_it_is(threads):
     images, _ = batch_of(400)
     normed = model_of()
