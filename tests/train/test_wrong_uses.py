@@ -1,4 +1,7 @@
-"""The wrong uses that a newcomer makes, each by the real command: one line, or the right outcome."""
+"""The wrong uses that a newcomer makes: one line, or the right outcome.
+
+By the real command where the process counts, else by its entry point in this one, where torch is loaded already.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import pytest
 from PIL import Image
 
 from vitreous.checkpoint.artifact import load_model
+from vitreous.cli.main import main
 
 COMMAND = str(Path(sys.executable).with_name("vitreous"))
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -33,14 +37,25 @@ def vitreous(folder, *words) -> subprocess.CompletedProcess:
     )
 
 
-def complaint(folder, code, *words) -> str:
-    """The one line on stderr of a command that fails with this exit code."""
-    done = vitreous(folder, "train", *words)
-    assert done.returncode == code, done.stdout + done.stderr
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, done.stderr
+@pytest.fixture
+def complaint(tmp_path, monkeypatch, capsys):
+    """Gives the one line on stderr of a training, in the test's own folder, that fails with an exit code."""
+    monkeypatch.chdir(tmp_path)
+
+    def line_of(code, *words) -> str:
+        capsys.readouterr()
+        assert main(["train", *map(str, words)]) == code
+        return only_line(*capsys.readouterr())
+
+    return line_of
+
+
+def only_line(output: str, errors: str) -> str:
+    """The one line on stderr, which is ours."""
+    lines = errors.splitlines()
+    assert len(lines) == 1, errors
     assert lines[0].startswith("vitreous: ")
-    assert "Traceback" not in done.stderr + done.stdout
+    assert "Traceback" not in errors + output
     return lines[0]
 
 
@@ -52,34 +67,34 @@ def pictures(folder, classes, count=12) -> Path:
     return folder
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_a_folder_that_is_not_there(complaint, tmp_path):
     pictures(tmp_path / "photos", ["cats", "dogs"], 1)
-    line = complaint(tmp_path, 1, "photoss/")
+    line = complaint(1, "photoss/")
     assert "photoss/" in line
     assert "Did you mean 'photos'?" in line
 
 
-def test_a_misspelt_known_set(tmp_path):
-    line = complaint(tmp_path, 2, "cifar1o")
+def test_a_misspelt_known_set(complaint):
+    line = complaint(2, "cifar1o")
     assert "Did you mean 'cifar10'?" in line
 
 
-def test_one_class_only(tmp_path):
-    line = complaint(tmp_path, 1, pictures(tmp_path / "photos", ["cats"]))
+def test_one_class_only(complaint, tmp_path):
+    line = complaint(1, pictures(tmp_path / "photos", ["cats"]))
     assert "one class" in line
     assert "cats" in line
 
 
-def test_no_images(tmp_path):
+def test_no_images(complaint, tmp_path):
     for label in ("cats", "dogs"):
         (tmp_path / "photos" / label).mkdir(parents=True)
     (tmp_path / "photos" / "cats" / "readme.txt").write_text("no picture")
-    line = complaint(tmp_path, 1, "photos")
+    line = complaint(1, "photos")
     assert re.search(r"no (pictures|images)", line)
 
 
-def test_a_patch_that_does_not_divide_the_image(tmp_path):
-    line = complaint(tmp_path, 2, "digits", "--model.patch_size", "3", "--model.stem", "patch")
+def test_a_patch_that_does_not_divide_the_image(complaint, tmp_path):
+    line = complaint(2, "digits", "--model.patch_size", "3", "--model.stem", "patch")
     assert "is not a multiple of patch" in line
     assert "use an image size of" in line
     assert "or a patch size of" in line
@@ -96,19 +111,19 @@ def test_a_patch_that_does_not_divide_the_image(tmp_path):
         (["digits", "--model.pool", "meen"], "mean"),
     ],
 )
-def test_a_misspelt_option_recipe_or_model(tmp_path, words, meant):
-    assert f"Did you mean '{meant}'?" in complaint(tmp_path, 2, *words)
+def test_a_misspelt_option_recipe_or_model(complaint, words, meant):
+    assert f"Did you mean '{meant}'?" in complaint(2, *words)
 
 
-def test_a_class_count_that_does_not_fit(tmp_path):
-    line = complaint(tmp_path, 2, "digits", "--model.num_classes", "7")
+def test_a_class_count_that_does_not_fit(complaint):
+    line = complaint(2, "digits", "--model.num_classes", "7")
     assert "num_classes is 7, but digits has 10 classes" in line
 
 
-def test_a_folder_that_holds_a_run(tmp_path):
+def test_a_folder_that_holds_a_run(complaint, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "model.safetensors").write_bytes(b"precious")
-    line = complaint(tmp_path, 2, "digits", "--out", "mine")
+    line = complaint(2, "digits", "--out", "mine")
     assert "holds a run already" in line
     assert "--out" in line
     assert (tmp_path / "mine" / "model.safetensors").read_bytes() == b"precious"
@@ -178,7 +193,9 @@ def _await_epoch(process) -> None:
 def test_compiling_without_a_compiler_is_said_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(ENVIRONMENT, "CXX", str(tmp_path / "no-compiler"))  # of torch.compile on a CPU
     monkeypatch.setitem(ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "nothing-compiled-before"))
-    line = complaint(tmp_path, 1, "digits", "--epochs", "1", *QUICK, "--compile", "true")
+    done = vitreous(tmp_path, "train", "digits", "--epochs", "1", *QUICK, "--compile", "true")
+    assert done.returncode == 1
+    line = only_line(done.stdout, done.stderr)
     assert re.match(r"vitreous: torch.compile does not work here \(.*\): add --compile false\. ", line), line
 
 
