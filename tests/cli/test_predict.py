@@ -65,10 +65,10 @@ def test_a_model_without_classes_is_refused_before_any_work(vitreous, tmp_path, 
     assert run.stderr == "vitreous: this model has no head, and so no classes to predict: embed gives its features\n"
 
 
-def test_one_bad_file_costs_only_itself(command, model_file, folder):
+def test_one_bad_file_costs_only_itself(vitreous, model_file, folder):
     (folder / "bad.jpg").write_bytes((folder / NAMES[1]).read_bytes()[:300])
     (folder / "empty.png").touch()
-    run = command("predict", model_file, "in/bad.jpg", "in/b.png", "in/empty.png", "gone.jpg", "--format", "jsonl")
+    run = vitreous("predict", model_file, "in/bad.jpg", "in/b.png", "in/empty.png", "gone.jpg", "--format", "jsonl")
     assert run.returncode == 1
     records = [json.loads(line) for line in run.stdout.splitlines()]
     assert [record["path"] for record in records] == ["in/bad.jpg", "in/b.png", "in/empty.png", "gone.jpg"]
@@ -76,7 +76,7 @@ def test_one_bad_file_costs_only_itself(command, model_file, folder):
     assert records[2]["error"] == "empty, 0 bytes"
     assert run.stderr.splitlines()[-1] == "vitreous: 3 of 4 pictures could not be read"
     assert "vitreous: gone.jpg: no such file" in run.stderr.splitlines()
-    table = command("predict", model_file, "in")
+    table = vitreous("predict", model_file, "in")
     assert table.returncode == 1
     assert all(f"in/{name}" in table.stdout for name in (*NAMES, "bad.jpg"))
 
