@@ -1,4 +1,4 @@
-"""What tests share: real pictures, and how many cores they may use."""
+"""What tests share: real pictures, the entry point of the command, and how many cores they may use."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from PIL import Image
+
+from vitreous.cli.main import main
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -81,3 +84,17 @@ def cifar10_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         except OSError:  # another worker was first
             shutil.rmtree(aside)
     return kept
+
+
+@pytest.fixture
+def vitreous(tmp_path, monkeypatch, capsys) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command's entry point in the test's own folder, in this process: torch is loaded once."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object, text_in: str = "") -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text_in.encode())))
+        capsys.readouterr()
+        code = main(list(map(str, words)))
+        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
+
+    return run

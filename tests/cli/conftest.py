@@ -1,6 +1,5 @@
 """What the command-line tests share: the real command as a subprocess, a small model file, real pictures."""
 
-import io
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
 from vitreous.checkpoint.artifact import ModelInfo, save_model
-from vitreous.cli.main import main
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.model.config import ViTConfig
@@ -39,20 +37,6 @@ def command(tmp_path) -> Command:
             check=False,
             timeout=120,
         )
-
-    return run
-
-
-@pytest.fixture
-def vitreous(tmp_path, monkeypatch, capsys) -> Command:
-    """Run the command's entry point in the test's own folder, in this process: torch is loaded once."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: object, text_in: str = "") -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text_in.encode())))
-        capsys.readouterr()
-        code = main(list(map(str, words)))
-        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
 
     return run
 

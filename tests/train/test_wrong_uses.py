@@ -18,14 +18,13 @@ import pytest
 from PIL import Image
 
 from vitreous.checkpoint.artifact import load_model
-from vitreous.cli.main import main
 
 COMMAND = str(Path(sys.executable).with_name("vitreous"))
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 QUICK = ("--model.width=16", "--model.depth=1", "--model.heads=2", "--model.mlp_dim=16", "--device=cpu")
 
 
-def vitreous(folder, *words) -> subprocess.CompletedProcess:
+def in_a_process(folder, *words) -> subprocess.CompletedProcess:
     return subprocess.run(
         [COMMAND, *map(str, words)],
         cwd=folder,
@@ -38,14 +37,13 @@ def vitreous(folder, *words) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture
-def complaint(tmp_path, monkeypatch, capsys):
+def complaint(vitreous):
     """Gives the one line on stderr of a training, in the test's own folder, that fails with an exit code."""
-    monkeypatch.chdir(tmp_path)
 
     def line_of(code, *words) -> str:
-        capsys.readouterr()
-        assert main(["train", *map(str, words)]) == code
-        return only_line(*capsys.readouterr())
+        done = vitreous("train", *words)
+        assert done.returncode == code, done.stdout + done.stderr
+        return only_line(done.stdout, done.stderr)
 
     return line_of
 
@@ -175,7 +173,7 @@ def test_ctrl_c_leaves_a_usable_model_and_says_how_to_go_on(tmp_path):
     assert again, output
     next_command = re.search(r"next +vitreous (predict .*)", output)
     assert next_command, output
-    predicted = vitreous(tmp_path, *next_command[1].split())
+    predicted = in_a_process(tmp_path, *next_command[1].split())
     assert predicted.returncode == 0, predicted.stderr
     assert "example.png" in predicted.stdout
 
@@ -193,7 +191,7 @@ def _await_epoch(process) -> None:
 def test_compiling_without_a_compiler_is_said_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(ENVIRONMENT, "CXX", str(tmp_path / "no-compiler"))  # of torch.compile on a CPU
     monkeypatch.setitem(ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "nothing-compiled-before"))
-    done = vitreous(tmp_path, "train", "digits", "--epochs", "1", *QUICK, "--compile", "true")
+    done = in_a_process(tmp_path, "train", "digits", "--epochs", "1", *QUICK, "--compile", "true")
     assert done.returncode == 1
     line = only_line(done.stdout, done.stderr)
     assert re.match(r"vitreous: torch.compile does not work here \(.*\): add --compile false\. ", line), line
@@ -205,7 +203,7 @@ def test_a_budget_ends_on_time(tmp_path):
     start_up = time.monotonic() - began
     budget = round(max(12.0, 5 * start_up))  # beside another program, starting and ending took 3 times as long as this
     began = time.monotonic()
-    done = vitreous(tmp_path, "train", "digits", "--budget", f"{budget}s", "--device", "cpu")
+    done = in_a_process(tmp_path, "train", "digits", "--budget", f"{budget}s", "--device", "cpu")
     took = time.monotonic() - began
     assert done.returncode == 0, done.stderr
     assert 0.7 * budget < took < 1.5 * budget  # 3 % off when the machine does nothing else
