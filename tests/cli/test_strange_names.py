@@ -109,7 +109,7 @@ def test_tables_and_errors_are_tame(vitreous, strange, trained):
     broken.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
         (broken / f"{name}.png").write_bytes(b"no picture")
-    run = vitreous("predict", strange / "run", strange / "set", broken, "--device=cpu")
+    run = vitreous("predict", strange / "run", strange / "set", broken, "--device=cpu", "--engine=torch")
     assert run.returncode == 1
     tame(run.stdout + run.stderr)
     assert run.stderr.count("\n") == len(NAMES) + 2
