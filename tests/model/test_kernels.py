@@ -94,8 +94,8 @@ def test_attention_and_heads(queries: int | None, long: bool, monkeypatch: pytes
     qkv = torch.randn(2, 9, 3 * 32).to(BF16).requires_grad_()
     exact = qkv.detach().double().requires_grad_()
     grad = torch.randn(2, 4, queries or 9, 8).to(BF16)
-    q, k, v = split_heads(qkv, 4)
-    p, m, u = split_heads(exact, 4)
+    q, k, v = split_heads(qkv, 3, 4)
+    p, m, u = exact.view(2, 9, 3, 4, 8).permute(2, 0, 3, 1, 4)
     for found, wanted in ((q, p), (k, m), (v, u)):
         assert torch.equal(found.double(), wanted)
     y = attend(q[:, :, :queries], k, v)

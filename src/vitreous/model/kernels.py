@@ -119,7 +119,7 @@ class LayerNorm(nn.LayerNorm):
         """Normalise ... x D."""
         if x.dtype == _BF16 and in_bfloat16_on_cpu(x):
             return cast(Tensor, _LayerNorm.apply(x, self.weight, self.bias, self.eps))
-        return super().forward(x)
+        return super().forward(x.contiguous())  # else its backward pass would copy x a second time
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -149,33 +149,13 @@ class _LayerNorm(torch.autograd.Function):
         return dx, dw, db, None
 
 
-def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Split projected tokens B x N x 3D into queries, keys and values, each B x H x N x d."""
-    if in_bfloat16_on_cpu(qkv):
-        return cast(tuple[Tensor, Tensor, Tensor], _SplitHeads.apply(qkv, heads))
-    return _heads_first(qkv, heads).unbind(0)  # type: ignore[return-value]
+def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """Split projected tokens B x N x (parts D) into so many of B x H x N x d, as queries, keys and values.
 
-
-def _heads_first(qkv: Tensor, heads: int) -> Tensor:
-    return qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # 3 B H N d
-
-
-class _SplitHeads(torch.autograd.Function):
-    """One copy there and one back, where autograd's own way makes five and seven."""
-
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
-        ctx.heads = heads
-        return _heads_first(qkv, heads).contiguous().unbind(0)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        B, H, N, d = grads[0].shape
-        qkv = grads[0].new_empty(B, N, 3 * H * d)
-        for part, grad in zip(_heads_first(qkv, H), grads, strict=True):
-            part.copy_(grad)
-        return qkv, None
+    They are taken apart before they are turned, so that their gradients are put together in place, in one copy.
+    """
+    turned = (part.transpose(1, 2) for part in x.unflatten(-1, (parts, heads, -1)).unbind(2))
+    return tuple(part.contiguous() for part in turned) if in_bfloat16_on_cpu(x) else tuple(turned)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.model.config import ViTConfig
-from vitreous.model.kernels import LayerNorm, Linear, attend
+from vitreous.model.kernels import LayerNorm, Linear, attend, split_heads
 from vitreous.model.mlp import Mlp
 
 __all__ = ["AttentionPool", "SequencePool"]
@@ -21,7 +21,7 @@ class AttentionPool(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         width = config.width
-        self.heads, self.head_dim = config.heads, config.head_dim
+        self.heads = config.heads
         self.latent = nn.Parameter(torch.zeros(1, 1, width))
         self.q = Linear(width, width)
         self.kv = Linear(width, 2 * width)
@@ -31,9 +31,8 @@ class AttentionPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return B x D for tokens B x N x D."""
-        B, N, _ = x.shape
-        q = self.q(self.latent.expand(B, -1, -1)).view(B, 1, self.heads, self.head_dim).transpose(1, 2)  # B H 1 d
-        k, v = self.kv(x).view(B, N, 2, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)  # B H N d
+        (q,) = split_heads(self.q(self.latent.expand(x.shape[0], -1, -1)), 1, self.heads)  # B H 1 d
+        k, v = split_heads(self.kv(x), 2, self.heads)  # B H N d
         x = self.proj(attend(q, k, v).transpose(1, 2).flatten(2))  # B 1 D
         return (x + self.mlp(self.norm(x)))[:, 0]  # B D
 
