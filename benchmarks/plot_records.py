@@ -82,9 +82,10 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
             axis.plot(along[-1:], [curve.test], "o", color=colour, label=f"{name}: test {curve.test:.1f} %")
     minutes, top1, name = TUTORIAL
     mark(axes[0], minutes, top1, name)
+    longest = max(1.35 * minutes, *(1.05 * curve.minutes[-1] for curve in curves.values()))  # room for its name
     for operations, top1, name in PUBLISHED:
         mark(axes[1], operations, top1, name)
-    axes[0].set(xlabel="minutes of training", ylabel="top-1, %", ylim=(50, 97), xlim=(0, None))
+    axes[0].set(xlabel="minutes of training", ylabel="top-1, %", ylim=(50, 97), xlim=(0, longest))
     axes[1].set(xlabel="training operations", xscale="log", xlim=(1e13, 2e16))
     for axis in axes:
         axis.grid(alpha=0.3)
