@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from vitreous.model.vit import VisionTransformer, ViTConfig
 from vitreous.train.config import TuneConfig
-from vitreous.train.shares import _threads, add_gradients, shares
+from vitreous.train.shares import _threads, add_gradients, logits_of_shares, shares
 from vitreous.train.tuning import choose_trained
 
 VARIANTS = {
@@ -199,6 +199,33 @@ def test_other_batch_norm_few_pictures_other_models_and_compiled_ones_get_the_ba
     assert shares(replaced, images) == 1
     compiled.blocks[0].compile()
     assert shares(compiled, images) == 1
+
+
+@pytest.mark.parametrize("changes", [*VARIANTS.values(), {"dropout": 0.3}], ids=[*VARIANTS, "dropout"])
+def test_logits_in_evaluation_are_those_of_the_whole_batch(changes, threads):
+    model, (images, _) = model_of(**changes).eval(), batch_of(400)
+    assert shares(model, images) == threads
+    found = logits_of_shares(model, images, threads)
+    with torch.no_grad():
+        torch.testing.assert_close(found, model(images), rtol=1e-4, atol=1e-5)
+    assert not found.requires_grad
+
+
+def test_in_evaluation_autocast_of_the_caller_holds_in_the_threads(threads):
+    model, (images, _) = model_of().eval(), batch_of(400)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = logits_of_shares(model, images, threads)
+    exact = logits_of_shares(model, images, threads)
+    assert found.dtype == torch.bfloat16
+    assert exact.dtype == torch.float32
+    assert 1e-4 < (found - exact).abs().max() < 0.1
+
+
+def test_batch_norm_behind_the_stem_is_no_hindrance_in_evaluation(threads):
+    model, (images, _) = model_of(), batch_of(400)
+    model.head = nn.Sequential(nn.BatchNorm1d(32), model.head)
+    assert shares(model, images) == 1
+    assert shares(model.eval(), images) == threads
 
 
 def test_threads_that_cannot_be_had_leave_none_that_waits(threads, monkeypatch):

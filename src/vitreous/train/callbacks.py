@@ -71,7 +71,7 @@ class Stop(Callback):
             trainer.should_stop = True
 
     def _reserve(self, validation: float) -> None:
-        """Keep time for a last validation, for scoring both splits, and for the report."""
+        """Keep time for a last validation, for what is scored after it, and for the report."""
         if isinstance(self.clock, Budget):
             after = validation + scoring_seconds(validation, self._test_share, self._precision)
             self.clock.reserve = self.clock.ending + after

@@ -28,7 +28,7 @@ from vitreous.train.allocator import keep_freed_memory
 from vitreous.train.config import OptimConfig
 from vitreous.train.finite import FiniteWatch
 from vitreous.train.optim import build_optimizer, schedule, set_learning_rate
-from vitreous.train.shares import add_gradients, shares
+from vitreous.train.shares import add_gradients, logits_of_shares, shares
 from vitreous.train.tuning import still
 
 __all__ = ["VitModule"]
@@ -253,7 +253,12 @@ class VitModule(lightning.LightningModule):
         self._score()
 
     def _keep(self, model: Callable[[Tensor], Tensor], batch: dict[str, Any]) -> None:
-        logits = model(self.pipeline.normalise(batch["images"]))  # (B, K)
+        images = self.pipeline.normalise(batch["images"])
+        count = shares(self.evaluated, images)
+        if count > 1:
+            logits = logits_of_shares(cast(VisionTransformer, self.evaluated), images, count)  # (B, K)
+        else:
+            logits = model(images)
         self._parts.append((logits.float().cpu(), batch["labels"].cpu()))
 
     def _score(self) -> dict[str, float]:

@@ -188,14 +188,16 @@ def _predictions(scored: Scored, split: Split) -> Predictions:
 
 
 def scoring_seconds(validation: float, test_share: float, precision: str) -> float:
-    """An estimate of the seconds that it takes to score the selected weights on validation and test, in float32.
+    """An estimate of the seconds that it takes to score the selected weights in float32, where they are not yet.
+
+    That is on the test split and, after a training in bf16, on the validation split anew.
 
     Args:
         validation: Seconds of a validation during training.
         test_share: Images of the test split for each of the validation split.
         precision: Of the training.
     """
-    return validation * (1 + test_share) * (_EXACT_PER_BF16 if precision == "bf16" else 1.0)
+    return validation * (_EXACT_PER_BF16 * (1 + test_share) if precision == "bf16" else test_share)
 
 
 def report_seconds(classes: int) -> float:

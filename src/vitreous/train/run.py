@@ -215,11 +215,13 @@ def _fit(this: Assembled) -> None:
 
 
 def _select(this: Assembled) -> Selected:
-    """Take the weights of the best epoch, and score them anew in the precision in which they will be used."""
+    """Take the weights of the best epoch, with their scores in float32, the precision in which they will be used."""
     selected = this.selection.best
     if selected is None:
         raise TrainingError("training ended before the first validation: give it more epochs or a larger --budget")
     this.module.evaluated.load_state_dict(selected.weights)
+    if this.ready.precision == "float32":
+        return selected
     exact = _scored(this, this.ready.loading.val_dataloader())
     selected = replace(selected, scores=exact.scores, logits=exact.logits, labels=exact.labels)
     this.selection.best = selected

@@ -1,10 +1,10 @@
-"""A batch's gradient on a CPU by threads that each take a share of its pictures, and meet once.
+"""A batch's gradient, or its logits, on a CPU by threads that each take a share of its pictures, and meet once.
 
 Threads that work on every operation together wait for each other some thousand times a step, each time for the one that
 the system held up; docs/benchmarks.md has what shares gain. Steps as a whole are in module.py.
 
-The stem is left to all threads together: the batch norm of ``stem="conv"`` wants all pictures, and its convolutions are
-few and large. That of ``stem="resnet"`` has many, and was not measured.
+In training the stem is left to all threads together: the batch norm of ``stem="conv"`` wants all pictures, and its
+convolutions are few and large. That of ``stem="resnet"`` has many, and was not measured.
 
 Shapes: B batch, C channels, H x W pixels, N patches, D width, K classes.
 """
@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,23 +25,26 @@ from torch.nn import functional as F
 from vitreous.model.config import pair
 from vitreous.model.vit import Block, VisionTransformer
 
-__all__ = ["add_gradients", "shares"]
+__all__ = ["add_gradients", "logits_of_shares", "shares"]
 
 _PATCHES = 2_000  # of a share, at least: each thread also reads all weights, and writes a gradient of its own for each
 _PICTURES = 8  # of a share, at least: with few, one more makes a share much longer than the others
 _MOST = 4  # threads; more were not measured, and each needs memory for its gradients
 
+_Result = TypeVar("_Result")
+
 
 def shares(model: nn.Module, images: Tensor) -> int:
-    """Into how many shares the pictures of a step are cut: one for each thread, or 1, the batch as it is.
+    """Into how many shares the pictures of a batch are cut: one for each thread, or 1, the batch as it is.
 
-    A share must not change what is computed but for the order of sums. So a model with dropout, whose draws in threads
-    come in an order that is left to chance, or one that looks at the batch as a whole behind its stem, as batch norm
-    does, gets all pictures. So does one that is compiled, by a compiler that is not made for threads, and one that
-    several processes train, which meet at gradients as they are accumulated. Stochastic depth is drawn beforehand.
+    A share must not change what is computed but for the order of sums. So in training a model with dropout, whose draws
+    in threads come in an order that is left to chance, or one that looks at the batch as a whole behind its stem, as
+    batch norm does, gets all pictures. So does one that is compiled, by a compiler that is not made for threads, and
+    one that several processes train, which meet at gradients as they are accumulated. Stochastic depth is drawn
+    beforehand.
 
     Args:
-        model: In training. One of another class than VisionTransformer, or with such a block, gets all pictures.
+        model: In training or not. One of another class than VisionTransformer, or with such a block, gets all pictures.
         images: (B, C, H, W), where the model is.
     """
     threads = torch.get_num_threads()
@@ -51,7 +54,7 @@ def shares(model: nn.Module, images: Tensor) -> int:
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     counting = any(not name.startswith("patch_embed.") for name, _ in model.named_buffers())
     known = all(type(block) is Block for block in model.blocks)
-    if not known or model.drops_within or counting or compiled or several:
+    if not known or compiled or several or (model.training and (model.drops_within or counting)):
         return 1
     height, width = pair(model.config.patch_size)
     patches = (images.shape[2] // height) * (images.shape[3] // width)
@@ -98,11 +101,8 @@ def add_gradients(
         of_own, *of_inner = torch.autograd.grad(loss * scale, [own, *inner], allow_unused=True)
         return loss.detach(), of_own, of_inner
 
-    pool = _threads(count)
     bounds = [len(x) * i // count for i in range(count + 1)]
-    begun = [pool.submit(of_share, *between) for between in itertools.pairwise(bounds)]
-    wait(begun)  # even if one fails: none is left that still computes
-    losses, of_stem, gradients = zip(*(share.result() for share in begun), strict=True)
+    losses, of_stem, gradients = zip(*_of_all(of_share, list(itertools.pairwise(bounds))), strict=True)
     if x.requires_grad:
         x.backward(torch.cat(of_stem))
     with torch.no_grad():
@@ -114,6 +114,34 @@ def add_gradients(
                     total += each
                 parameter.grad = total if parameter.grad is None else total.add_(parameter.grad)
     return cast(Tensor, sum(losses))
+
+
+def logits_of_shares(model: VisionTransformer, images: Tensor, count: int) -> Tensor:
+    """Compute the logits of a batch in shares, without gradients; autocast as around the call.
+
+    Args:
+        model: In evaluation; one for which :func:`shares` gives the count.
+        images: (B, C, H, W), normalised.
+        count: Shares, at least 2, each taken by a thread of its own.
+
+    Returns:
+        (B, K).
+    """
+    casts, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+    def of_share(own: Tensor) -> Tensor:
+        with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=casts, cache_enabled=False):
+            return cast(Tensor, model(own))
+
+    return torch.cat(_of_all(of_share, [(own,) for own in images.tensor_split(count)]))
+
+
+def _of_all(of_share: Callable[..., _Result], each: Sequence[Sequence[Any]]) -> list[_Result]:
+    """What each share gives, computed by a thread for each of them; an error of one is the caller's."""
+    pool = _threads(len(each))
+    begun = [pool.submit(of_share, *arguments) for arguments in each]
+    wait(begun)  # even if one fails: none is left that still computes
+    return [share.result() for share in begun]
 
 
 @cache
