@@ -40,8 +40,9 @@ class VitModule(lightning.LightningModule):
     A batch is the raw dict that :mod:`vitreous.data.batches` describes. Logged per epoch: `train_loss`, `lr`, and
     `val_` and each score of :meth:`~vitreous.evaluate.metrics.Scores.summary`.
 
-    On a CPU some steps take their pictures in shares (:mod:`vitreous.train.shares`); a Trainer's hooks before and after
-    the backward pass, and forward hooks of the model itself, are not called for these.
+    On a CPU some batches are taken in shares (:mod:`vitreous.train.shares`): in training a Trainer's hooks before and
+    after the backward pass, and forward hooks of the model itself, are not called for these; in evaluation they are,
+    once for each share, in its thread.
 
     Before each step the global generator is seeded from (seed, epoch, step), for dropout and the like.
 
