@@ -41,8 +41,8 @@ class VitModule(lightning.LightningModule):
     `val_` and each score of :meth:`~vitreous.evaluate.metrics.Scores.summary`.
 
     On a CPU some batches are taken in shares (:mod:`vitreous.train.shares`): in training a Trainer's hooks before and
-    after the backward pass, and forward hooks of the model itself, are not called for these; in evaluation they are,
-    once for each share, in its thread.
+    after the backward pass, and forward hooks of the model itself, are not called for these; in evaluation the latter
+    are, once for each share, in its thread.
 
     Before each step the global generator is seeded from (seed, epoch, step), for dropout and the like.
 
