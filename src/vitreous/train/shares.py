@@ -15,7 +15,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -87,13 +87,12 @@ def add_gradients(
     x, grid = model.patch_embed(images)  # B N D
     inner = [p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("patch_embed.")]
     drawn = [block.draw(x) for block in cast("Iterable[Block]", model.blocks)]  # 2 B 1 1 each, or None
-    casts, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    autocast = _autocast_of_caller()
 
     def of_share(begin: int, end: int) -> tuple[Tensor, Tensor | None, Sequence[Tensor | None]]:
         own = x[begin:end].detach().requires_grad_(x.requires_grad)
         factors = [None if each is None else each[:, begin:end] for each in drawn]
-        # The cache of converted weights is one for all threads, and the first that ends would empty it.
-        with torch.autocast("cpu", dtype, enabled=casts, cache_enabled=False):
+        with autocast():
             logits = model.head(model.pooled_patches(own, grid, factors))
         loss = F.cross_entropy(logits.float(), targets[begin:end], weight=weight) * ((end - begin) / len(x))
         if not own.requires_grad:
@@ -127,13 +126,20 @@ def logits_of_shares(model: VisionTransformer, images: Tensor, count: int) -> Te
     Returns:
         (B, K).
     """
-    casts, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    autocast = _autocast_of_caller()
 
     def of_share(own: Tensor) -> Tensor:
-        with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=casts, cache_enabled=False):
+        with torch.inference_mode(), autocast():
             return cast(Tensor, model(own))
 
     return torch.cat(_of_all(of_share, [(own,) for own in images.tensor_split(count)]))
+
+
+def _autocast_of_caller() -> Callable[[], torch.autocast]:
+    """Makes, for another thread, the autocast that holds in this one."""
+    casts, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    # The cache of converted weights is one for all threads, and the first that ends would empty it.
+    return partial(torch.autocast, "cpu", dtype, enabled=casts, cache_enabled=False)
 
 
 def _of_all(of_share: Callable[..., _Result], each: Sequence[Sequence[Any]]) -> list[_Result]:
