@@ -118,6 +118,26 @@ def test_muon_takes_the_blocks_matrices_and_equals_both_of_torchs_optimisers(mon
         torch.testing.assert_close(value, named[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{}, {"stem": "conv", "patch_size": 4}])
+def test_muon_takes_the_stem_if_wanted_a_row_for_each_filter(options, monkeypatch):
+    monkeypatch.setattr(optim, "computes_bf16", lambda device: True)  # as torch's always does
+    model = tiny(**options)
+    stem = {n: p for n, p in model.patch_embed.named_parameters() if p.ndim == 4}
+    assert set(stem) == {"proj.weight"} | ({"backbone.0.0.weight", "backbone.1.0.weight"} if options else set())
+    filters = {n: nn.Parameter(p.detach().flatten(1).clone()) for n, p in stem.items()}
+    optimizer = build_optimizer(model, OptimConfig(name="muon", muon_lr=0.02, weight_decay=0.1, muon_stem=True))
+    torchs = torch.optim.Muon(filters.values(), lr=0.02, momentum=0.95, weight_decay=0.1)
+    for _ in range(3):
+        nn.functional.cross_entropy(model(torch.randn(6, 3, 8, 8)), torch.arange(6) % 5).backward()
+        for name, matrix in filters.items():
+            matrix.grad = stem[name].grad.flatten(1).clone()
+        for each in (optimizer, torchs):
+            each.step()
+            each.zero_grad()
+    for name, matrix in filters.items():
+        torch.testing.assert_close(stem[name].flatten(1), matrix, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("shape", [(24, 8), (8, 24), (16, 16)])
 def test_muon_turns_in_float32_where_bf16_is_no_hardwares(shape, monkeypatch):
     """Newton-Schulz leaves the singular vectors, and maps each singular value by its polynomial."""
@@ -127,7 +147,7 @@ def test_muon_turns_in_float32_where_bf16_is_no_hardwares(shape, monkeypatch):
     values = values / values.norm(dim=1, keepdim=True)
     for _ in range(5):
         values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
-    found = optim.orthogonalised(stack, (3.4445, -4.775, 2.0315), 5, 1e-7)
+    found = optim.orthogonalised(stack)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, (left @ (values[..., None] * right)).float(), rtol=1e-4, atol=1e-4)
 

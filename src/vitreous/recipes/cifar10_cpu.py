@@ -52,6 +52,7 @@ def cifar10_cpu() -> RunConfig:
             name="muon",
             lr=3e-3,
             muon_lr=0.016,
+            muon_stem=True,
             momentum=0.9,
             betas=(0.9, 0.98),
             weight_decay=0.05,

@@ -43,6 +43,7 @@ class OptimConfig:
             AdamW on the rest (Keller Jordan, 2024; torch.optim.Muon).
         lr: Peak learning rate; with muon, of the AdamW part.
         muon_lr: Peak learning rate of the Muon part.
+        muon_stem: Muon trains the projection of the patches and a stem's convolutions too.
         weight_decay: Decoupled, on matrices only: never on biases, norms, embeddings or tokens.
         betas: AdamW's averaging factors.
         momentum: Of sgd and muon.
@@ -59,6 +60,7 @@ class OptimConfig:
     name: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
     lr: float = 1e-3
     muon_lr: float = 0.02
+    muon_stem: bool = False
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = 0.95

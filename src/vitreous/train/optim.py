@@ -34,6 +34,10 @@ __all__ = [
 _ONE_CYCLE_START = 1 / 25
 _ONE_CYCLE_END = _ONE_CYCLE_START / 1e4
 
+# Muon's polynomial a x + b x^3 + c x^5 of each singular value, and how often it is taken (torch.optim.Muon's defaults).
+_NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)
+_NEWTON_SCHULZ_STEPS = 5
+
 _EMBEDDINGS = ("patch_embed.", "cls_token", "reg_token", "pos_embed")  # what stands below the first block
 
 
@@ -129,11 +133,20 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float |
     return groups
 
 
-class StackedMuon(torch.optim.Muon):
-    """torch's Muon, with the matrices of one shape in one batched product: its updates to bfloat16's rounding.
+class StackedMuon(Optimizer):
+    """Muon, with the matrices of one shape in one batched product: torch's updates to bfloat16's rounding.
 
-    A model has as many matrices of a shape as blocks, and products of small ones cost little more than their calls.
+    A model has as many matrices of a shape as blocks, and products of small ones cost little more than their calls. A
+    convolution is the matrix of its filters, a row for each, as in the author's code; torch's Muon takes none.
+
+    Args:
+        params: Groups of parameters of at least two dimensions, each with its `weight_decay`, which is decoupled.
+        lr: A matrix of A rows and B columns has the rate ``lr * sqrt(max(1, A / B))``.
+        momentum: Nesterov's, in [0, 1).
     """
+
+    def __init__(self, params: list[dict[str, Any]], lr: float, momentum: float) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -154,26 +167,26 @@ class StackedMuon(torch.optim.Muon):
         gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
         momenta = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        wanted = torch._foreach_lerp(gradients, momenta, group["momentum"]) if group["nesterov"] else momenta
-        turned = orthogonalised(torch.stack(wanted), group["ns_coefficients"], group["ns_steps"], group["eps"])
-        rows, columns = matrices[0].shape
-        rate = group["lr"] * math.sqrt(max(1, rows / columns))  # adjust_lr_fn="original"
+        wanted = torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"]))
+        turned = orthogonalised(wanted.flatten(2)).to(wanted.dtype).reshape(wanted.shape)
+        rows, columns = matrices[0].flatten(1).shape
+        rate = group["lr"] * math.sqrt(max(1, rows / columns))
         torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(matrices, list(turned.to(matrices[0].dtype).unbind()), alpha=-rate)
+        torch._foreach_add_(matrices, list(turned.unbind()), alpha=-rate)
 
 
-def orthogonalised(stack: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+def orthogonalised(stack: Tensor) -> Tensor:
     """Turn matrices (B, rows, columns) into nearly orthogonal ones of the same shape.
 
     By the quintic Newton-Schulz iteration of Muon, whose singular values end between about 0.7 and 1.2. In bfloat16, as
     torch's; in float32 on a device that has no bfloat16 in hardware.
     """
-    a, b, c = coefficients
+    a, b, c = _NEWTON_SCHULZ
     x = stack.bfloat16() if computes_bf16(stack.device) else stack
     tall = x.shape[1] > x.shape[2]
     x = x.mT.contiguous() if tall else x
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
-    for _ in range(steps):
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(_NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
@@ -183,20 +196,20 @@ class MuonWithAdamW(Optimizer):
     """Muon on hidden matrices and AdamW on everything else, as one optimiser with one state.
 
     Muon (Keller Jordan, 2024) replaces each matrix's momentum by its nearest orthogonal matrix, found with five
-    Newton-Schulz iterations; it is for the matrices between hidden layers. torch's ``adjust_lr_fn="original"`` is used:
-    the step of a matrix of A rows and B columns has the rate ``lr * sqrt(max(1, A / B))``, as in the author's code, so
-    rates near 0.02 suit it (``"match_rms_adamw"`` would scale by ``0.2 * sqrt(max(A, B))``, to reuse AdamW's rates).
+    Newton-Schulz iterations; it is for the matrices between hidden layers. Rates are scaled as in the author's code and
+    by torch's ``adjust_lr_fn="original"``, so those near 0.02 suit it (``"match_rms_adamw"`` would scale by
+    ``0.2 * sqrt(max(A, B))``, to reuse AdamW's rates).
 
     Both parts share this object's `param_groups` and `state`, so schedules, checkpoints and Lightning see one.
 
     Args:
-        matrices: Groups of 2-D parameters for Muon.
+        matrices: Groups of matrices and convolutions for Muon.
         rest: Groups for AdamW.
         config: Reads `lr`, `muon_lr`, `betas` and `momentum`.
     """
 
     def __init__(self, matrices: list[dict[str, Any]], rest: list[dict[str, Any]], config: OptimConfig) -> None:
-        self._muon = StackedMuon(matrices, lr=config.muon_lr, momentum=config.momentum, adjust_lr_fn="original")
+        self._muon = StackedMuon(matrices, lr=config.muon_lr, momentum=config.momentum)
         self._adamw = torch.optim.AdamW(rest, lr=config.lr, betas=config.betas, fused=_fusable(rest))
         super().__init__(self._muon.param_groups + self._adamw.param_groups, {})
         self._share()
@@ -231,7 +244,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
     groups = parameter_groups(model, config.weight_decay, config.layer_decay)
     optimizer: Optimizer
     if config.name == "muon":
-        matrices, rest = _split_matrices(groups)
+        matrices, rest = _split_matrices(groups, config.muon_stem)
         optimizer = MuonWithAdamW(matrices, rest, config) if matrices else _adamw(rest, config)
     elif config.name == "sgd":
         optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
@@ -255,16 +268,19 @@ def _fusable(groups: list[dict[str, Any]]) -> bool:
     return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for g in groups for p in g["params"])
 
 
-def _split_matrices(groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Part the decaying matrices inside `blocks` (for Muon) from everything else (for AdamW)."""
+def _split_matrices(groups: list[dict[str, Any]], stem: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Part the matrices inside `blocks`, and those of the stem if they are wanted (for Muon), from everything else."""
     matrices: list[dict[str, Any]] = []
     rest: list[dict[str, Any]] = []
     for group in groups:
         pairs = list(zip(group["names"], group["params"], strict=True))
-        hidden = [(n, p) for n, p in pairs if "blocks." in n and n.endswith(".weight") and p.ndim == 2]
-        inside = {n for n, _ in hidden}
-        for target, chosen in ((matrices, hidden), (rest, [(n, p) for n, p in pairs if n not in inside])):
-            if chosen:
-                names, params = [n for n, _ in chosen], [p for _, p in chosen]
-                target.append({**group, "names": names, "params": params})
+        inside = {n for n, p in pairs if _is_hidden(n, p) or (stem and n.startswith("patch_embed.") and p.ndim > 1)}
+        chosen, left = [pair for pair in pairs if pair[0] in inside], [pair for pair in pairs if pair[0] not in inside]
+        for target, each in ((matrices, chosen), (rest, left)):
+            if each:
+                target.append({**group, "names": [n for n, _ in each], "params": [p for _, p in each]})
     return matrices, rest
+
+
+def _is_hidden(name: str, parameter: Tensor) -> bool:
+    return "blocks." in name and name.endswith(".weight") and parameter.ndim == 2
