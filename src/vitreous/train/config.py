@@ -40,10 +40,10 @@ class OptimConfig:
 
     Args:
         name: `adamw`, `adam`, `sgd` (momentum, the paper's fine-tuning), or `muon`: Muon on the blocks' matrices and
-            AdamW on the rest (Keller Jordan, 2024; torch.optim.Muon).
+            AdamW on the rest (Keller Jordan, 2024; as torch.optim.Muon).
         lr: Peak learning rate; with muon, of the AdamW part.
         muon_lr: Peak learning rate of the Muon part.
-        muon_stem: Muon trains the projection of the patches and a stem's convolutions too.
+        muon_stem: Whether Muon trains the projection of the patches and a stem's convolutions too.
         weight_decay: Decoupled, on matrices only: never on biases, norms, embeddings or tokens.
         betas: AdamW's averaging factors.
         momentum: Of sgd and muon.
