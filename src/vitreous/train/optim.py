@@ -273,14 +273,15 @@ def _split_matrices(groups: list[dict[str, Any]], stem: bool) -> tuple[list[dict
     matrices: list[dict[str, Any]] = []
     rest: list[dict[str, Any]] = []
     for group in groups:
-        pairs = list(zip(group["names"], group["params"], strict=True))
-        inside = {n for n, p in pairs if _is_hidden(n, p) or (stem and n.startswith("patch_embed.") and p.ndim > 1)}
-        chosen, left = [pair for pair in pairs if pair[0] in inside], [pair for pair in pairs if pair[0] not in inside]
-        for target, each in ((matrices, chosen), (rest, left)):
-            if each:
-                target.append({**group, "names": [n for n, _ in each], "params": [p for _, p in each]})
+        for target, wanted in ((matrices, True), (rest, False)):
+            pairs = zip(group["names"], group["params"], strict=True)
+            chosen = [(name, p) for name, p in pairs if _for_muon(name, p, stem) == wanted]
+            if chosen:
+                target.append({**group, "names": [name for name, _ in chosen], "params": [p for _, p in chosen]})
     return matrices, rest
 
 
-def _is_hidden(name: str, parameter: Tensor) -> bool:
+def _for_muon(name: str, parameter: Tensor, stem: bool) -> bool:
+    if name.startswith("patch_embed."):
+        return stem and parameter.ndim > 1
     return "blocks." in name and name.endswith(".weight") and parameter.ndim == 2
