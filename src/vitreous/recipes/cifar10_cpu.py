@@ -3,14 +3,11 @@
 Command:  vitreous train cifar10 --recipe cifar10-cpu --budget 28m
           with a convolutional stem: add --model.stem conv
 Cost:     28 minutes, all included; a first download counts too
-Hardware: two CPU cores: an AMD EPYC of the Zen 3 generation, without bf16, torch 2.15.0
-Score:    85.5 % top-1 on test with linear patches, 80.2 % with --budget 12m (n = 1 each); with --optim.muon_stem false
-          85.6 % (n = 1) and 80.1 % (79.9 to 80.3, n = 3, median). The convolutional stem, with that, batches of 512 and
-          --optim.momentum 0.95: 85.6 and 86.2 % (n = 2). Two cores with bf16 are several times as fast; an Intel Xeon
-          with AMX reached 87.8 %, 82.0 % in 12 minutes (n = 3), 90.3 % with the convolutional stem, and 89.9 % and
-          92.1 % with --budget 60m, with an earlier recipe: besides those options, --model.width 192 --model.heads 6
-          --model.mlp_dim 384 --model.qk_norm false --augment.mix_after 0 --augment.small_until 0.5. Each of these
-          changes came out better in float32, the last, Muon on the patches, in screens alone (docs/records.md)
+Hardware: two CPU cores of an AMD EPYC (Zen 4, AVX-512 with bf16), torch 2.15.0
+Score:    88.4 % (n = 1) top-1 on test with linear patches, 91.3 % (n = 1) with the convolutional stem.
+          Without bf16, on a Zen 3: 85.5 % with linear patches, 80.2 % with --budget 12m (n = 1 each). An earlier recipe
+          reached 89.9 % and, with the stem, 92.1 % with --budget 60m (n = 1 each), 82.0 % with --budget 12m (n = 3), on
+          an Intel Xeon with AMX (docs/records.md)
 """
 
 from vitreous.data.config import AugmentConfig, DataConfig
