@@ -4,7 +4,7 @@ Command:  vitreous train cifar10 --recipe cifar10-cpu --budget 28m
           with a convolutional stem: add --model.stem conv
 Cost:     28 minutes, all included; a first download counts too
 Hardware: two CPU cores of an AMD EPYC (Zen 4, AVX-512 with bf16), torch 2.15.0
-Score:    88.4 % (n = 1) top-1 on test with linear patches, 91.3 % (n = 1) with the convolutional stem.
+Score:    90.1 % (n = 3, median) top-1 on test with linear patches, 91.0 and 91.3 % (n = 2) with the convolutional stem.
           Without bf16, on a Zen 3: 85.5 % with linear patches, 80.2 % with --budget 12m (n = 1 each). An earlier recipe
           reached 89.9 % and, with the stem, 92.1 % with --budget 60m (n = 1 each), 82.0 % with --budget 12m (n = 3), on
           an Intel Xeon with AMX (docs/records.md)
