@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+from pathlib import Path
 
 import pytest
 import torch
 
 from vitreous.cli import finetune
 from vitreous.cli.train import configure
+from vitreous.data.sources import ImageData
 from vitreous.errors import UsageError
 from vitreous.model.vit import VisionTransformer
 from vitreous.recipes import RECIPES, header, recipe, recipe_for
+from vitreous.train.prepare import fit_to_data
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -131,3 +135,29 @@ def test_the_command_line_wins_over_a_file_and_a_file_over_the_recipe(tmp_path):
     assert given == {"num_classes", "width", "depth"}
     _, given, _ = configure(["elsewhere/", "--config", str(file)])
     assert given == frozenset()  # the file's number of classes was for other data
+
+
+def test_the_cpu_record_knows_nothing_of_its_set_but_the_size_of_its_pictures():
+    config, given, _ = configure(["cifar100", "--recipe", "cifar10-cpu"])
+    names = tuple(map(str, range(100)))
+    data = ImageData("cifar100", names, {}, channels=3, native_size=(32, 32), median_size=(32, 32), fingerprint="")
+    fitted, own = fit_to_data(config, data, given), recipe("cifar10-cpu")
+    assert (fitted.preprocess.mean, fitted.preprocess.std) == ((), ())  # measured on the pictures
+    model = dataclasses.replace(own.model, num_classes=100)
+    assert fitted == dataclasses.replace(own, model=model, data=dataclasses.replace(own.data, source="cifar100"))
+
+
+def test_a_gpus_runs_are_commands_that_train_takes(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+    gpu_records = importlib.import_module("gpu_records")
+    configs = {name: configure(words.split())[0] for name, (words, _) in gpu_records.commands().items()}
+    assert len(configs) == 10
+    for name in gpu_records.TUTORIALS:
+        published, ours = configs[f"tutorial, {name}"], configs[f"tutorial, {name}, our training"]
+        assert published == recipe(name)
+        assert (ours.data.source, ours.epochs) == (published.data.source, published.epochs)
+        for field in ("width", "depth", "heads", "mlp_dim", "patch_size"):
+            assert getattr(ours.model, field) == getattr(published.model, field)
+    for name in gpu_records.RECORDS:
+        assert configs[name].budget
+        assert configs[name].model.stem == ("linear" if "linear" in name else "conv")
