@@ -131,6 +131,9 @@ def test_normalise_is_the_formula_and_leaves_its_input():
     floats = batch.float()
     assert torch.equal(EvalPipeline((4, 5), 3, PreprocessConfig(mean=MEAN, std=STD)).normalise(floats), result)
     assert torch.equal(floats, before.float())
+    same = EvalPipeline((4, 5), 3, PreprocessConfig(mean=MEAN, std=STD)).normalise_(floats)
+    assert same is floats
+    torch.testing.assert_close(floats, result, rtol=1e-6, atol=1e-6)
 
 
 def test_normalise_says_what_does_not_fit():
@@ -138,6 +141,8 @@ def test_normalise_says_what_does_not_fit():
         EvalPipeline((4, 4), 3, PreprocessConfig()).normalise(torch.zeros(1, 3, 4, 4, dtype=torch.uint8))
     with pytest.raises(ConfigError, match=r"\(1, 1, 4, 4\) does not fit \(B, 3, H, W\)"):
         EvalPipeline((4, 4), 3, PreprocessConfig()).normalise(torch.zeros(1, 1, 4, 4, dtype=torch.uint8))
+    with pytest.raises(ConfigError, match=r"\(1, 1, 4, 4\) does not fit \(B, 3, H, W\)"):
+        EvalPipeline((4, 4), 3, PreprocessConfig()).normalise_(torch.zeros(1, 1, 4, 4))
 
 
 def test_statistics_are_numpys(pictures):

@@ -1,7 +1,7 @@
 """How a training batch varies: whole batches, on the device they are on, every draw a function of (seed, epoch, step).
 
 The chance is drawn here, on the CPU, as small arrays; what is done with it is in geometry.py, color.py, policy.py and
-mixing.py. Order: crop and flip, policy, colour jitter (uint8), normalisation, erasing, mixup or CutMix, smaller sizes
+mixing.py. Order: crop and flip, policy (uint8), colour jitter, normalisation, erasing, mixup or CutMix, smaller sizes
 (float32).
 """
 
@@ -95,8 +95,7 @@ class BatchAugment:
         with torch.autocast(images.device.type, enabled=False):
             busy = progress < 1 - self.config.off_last or self.config.off_last == 0
             draw = _Draws((self.seed, epoch, step), offset, len(images), images.device)
-            images = self._colours(self._place(images, boxes, draw), draw, busy)
-            pixels = self.pipeline.normalise(images)
+            pixels = self._colours(self._place(images, boxes, draw), draw, busy)
             targets = mixing.smooth_targets(labels, self.num_classes, self.label_smoothing)
             if busy:
                 pixels = self._erase(pixels, draw)
@@ -123,7 +122,7 @@ class BatchAugment:
         return geometry.flip(images, mirrored) if config.flip else images
 
     def _colours(self, images: Tensor, draw: _Draws, busy: bool) -> Tensor:
-        """Policy, then colour jitter."""
+        """Policy, colour jitter, normalisation."""
         config = self.config
         if busy and config.policy != "none":
             operations = config.policy_ops if config.policy == "rand" else 1
@@ -136,10 +135,14 @@ class BatchAugment:
                     images = policy.rand_augment(images, uniform, config.policy_magnitude, fill)
                 else:
                     images = policy.trivial_augment(images, uniform, fill)
-        if config.color_jitter:
-            factor = 1 + config.color_jitter * (2 * draw.each("jitter", 3) - 1)
-            images = in_groups(color.jitter, images, draw.move(np.maximum(factor, 0)))
-        return images
+        if not config.color_jitter:
+            return self.pipeline.normalise(images)
+        factor = 1 + config.color_jitter * (2 * draw.each("jitter", 3) - 1)
+        return in_groups(
+            lambda some, amount: self.pipeline.normalise_(color.jitter(some, amount)),
+            images,
+            draw.move(np.maximum(factor, 0)),
+        )
 
     def _erase(self, pixels: Tensor, draw: _Draws) -> Tensor:
         """Random erasing on the images that drew it."""

@@ -123,15 +123,17 @@ def blur(images: Tensor, sigma: Tensor) -> Tensor:
 
 
 def jitter(images: Tensor, amount: Tensor) -> Tensor:
-    """Vary brightness, then contrast, then saturation, without rounding in between.
+    """Vary brightness, then contrast, then saturation, without rounding.
 
     Args:
         images: uint8 (B, C, H, W).
-        amount: (B, 3) the three factors.
+        amount: (B, 3) the three factors, none below 0.
+
+    Returns:
+        float32 (B, C, H, W) in [0, 255].
     """
     brightness, contrast, saturation = amount.view(-1, 3, 1, 1, 1).unbind(1)
     pixels = (images * brightness).clamp_(0, 255)
     level = _mean_luma(pixels) * (1 - contrast)
     pixels.mul_(contrast).add_(level).clamp_(0, 255)  # addcmul with factors of one pixel takes three times as long
-    torch.lerp(_luma(pixels), pixels, saturation, out=pixels).clamp_(0, 255)
-    return pixels.round_().to(torch.uint8)
+    return torch.lerp(_luma(pixels), pixels, saturation, out=pixels).clamp_(0, 255)

@@ -114,12 +114,30 @@ class EvalPipeline:
         Raises:
             ConfigError: If the channels do not fit, or mean and std are not known yet.
         """
+        self._check(batch)
+        mean, std = (_per_channel(values, batch.device) for values in (self.config.mean, self.config.std))
+        return batch.to(torch.float32, copy=True).div_(255).sub_(mean).div_(std)
+
+    def normalise_(self, batch: Tensor) -> Tensor:
+        """The same in place and in two passes, not in four: to 1e-6 of what :meth:`normalise` gives.
+
+        Args:
+            batch: float32 pixels (B, C, H, W), or (C, H, W), in [0, 255], on any device.
+
+        Raises:
+            ConfigError: As there.
+        """
+        self._check(batch)
+        factor = tuple(1 / (255 * s) for s in self.config.std)
+        shift = tuple(m / s for m, s in zip(self.config.mean, self.config.std, strict=True))
+        return batch.mul_(_per_channel(factor, batch.device)).sub_(_per_channel(shift, batch.device))
+
+    def _check(self, batch: Tensor) -> None:
+        """Raise where a batch cannot be normalised."""
         if batch.ndim < 3 or batch.shape[-3] != self.channels:
             raise ConfigError(f"a batch of shape {tuple(batch.shape)} does not fit (B, {self.channels}, H, W)")
         if not self.has_statistics:
             raise ConfigError("mean and std are not known: set both, or measure them on the training images")
-        mean, std = _constants(self.config.mean, self.config.std, batch.device)
-        return batch.to(torch.float32, copy=True).div_(255).sub_(mean).div_(std)
 
     def __call__(self, image: Image.Image) -> Tensor:
         """One picture as the model sees it: float32 (C, H, W)."""
@@ -225,9 +243,8 @@ def _shorten(image: Image.Image, width: int, height: int) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-@lru_cache(maxsize=32)
-def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean and std as (C, 1, 1) on the device, built once."""
+@lru_cache(maxsize=64)
+def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """A number for each channel as (C, 1, 1) on the device, built once."""
     with torch.inference_mode(False):  # a tensor born in inference mode could not be used under autograd later
-        built = [torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1) for values in (mean, std)]
-    return built[0], built[1]
+        return torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)
