@@ -5,10 +5,10 @@ Command:  vitreous train cifar10 --recipe cifar10-cpu --budget 28m
           cifar100 in place of cifar10 is taken too, but was not measured
 Cost:     28 minutes, all included; a first download counts too
 Hardware: two CPU cores of an AMD EPYC (Zen 4, AVX-512 with bf16), torch 2.15.0
-Score:    90.1 % (n = 3, median) top-1 on test with linear patches, 91.0 and 91.3 % (n = 2) with the convolutional stem.
-          With --budget 60m 92.3 % with the stem (n = 1) there; on a Zen 5 91.8 % with linear patches (n = 1), and with
-          --budget 12m 88.4 % (n = 3, median). Without bf16, on a Zen 3: 85.5 % with linear patches, 80.2 % with
-          --budget 12m (n = 1 each; docs/records.md)
+Score:    90.1 % (n = 3, median) top-1 on test with linear patches; with the convolutional stem 91.3 % (n = 3, median,
+          one of them on a Zen 5) and with --budget 60m 92.3 % there and 92.8 % on a Zen 5, where linear patches have
+          91.8 % with --budget 60m (n = 1) and 88.4 % with --budget 12m (n = 3, median). Without bf16, on a Zen 3:
+          85.5 % with linear patches, 80.2 % with --budget 12m (n = 1 each; docs/records.md)
 """
 
 from vitreous.data.config import AugmentConfig, DataConfig
