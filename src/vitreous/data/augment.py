@@ -18,7 +18,6 @@ from torch import Tensor
 
 from vitreous.data import color, geometry, mixing, policy
 from vitreous.data.config import AugmentConfig
-from vitreous.data.groups import in_groups
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import generator, uniforms
 from vitreous.errors import ConfigError
@@ -26,6 +25,8 @@ from vitreous.errors import ConfigError
 __all__ = ["BatchAugment"]
 
 Floats = npt.NDArray[np.float32]
+
+_CACHED = 2**20  # values, 4 MiB as float32
 
 
 class BatchAugment:
@@ -138,11 +139,12 @@ class BatchAugment:
         if not config.color_jitter:
             return self.pipeline.normalise(images)
         factor = 1 + config.color_jitter * (2 * draw.each("jitter", 3) - 1)
-        return in_groups(
-            lambda some, amount: self.pipeline.normalise_(color.jitter(some, amount)),
-            images,
-            draw.move(np.maximum(factor, 0)),
-        )
+        pixels, amount = images.float(), draw.move(np.maximum(factor, 0))
+        # Some pictures after the other on a CPU, so that what passes over them stays in the cache.
+        count = max(1, _CACHED // images[0].numel()) if images.device.type == "cpu" else len(images)
+        for some, own in zip(pixels.split(count), amount.split(count), strict=True):
+            self.pipeline.normalise_(color.jitter_(some, own))
+        return pixels
 
     def _erase(self, pixels: Tensor, draw: _Draws) -> Tensor:
         """Random erasing on the images that drew it."""

@@ -17,7 +17,7 @@ __all__ = [
     "contrast",
     "equalize",
     "grayscale",
-    "jitter",
+    "jitter_",
     "posterize",
     "saturation",
     "sharpness",
@@ -122,18 +122,15 @@ def blur(images: Tensor, sigma: Tensor) -> Tensor:
     return _bytes((rows @ images.float() @ columns.transpose(2, 3)).clamp(0, 255))
 
 
-def jitter(images: Tensor, amount: Tensor) -> Tensor:
-    """Vary brightness, then contrast, then saturation, without rounding.
+def jitter_(pixels: Tensor, amount: Tensor) -> Tensor:
+    """Vary brightness, then contrast, then saturation, in place and without rounding.
 
     Args:
-        images: uint8 (B, C, H, W).
+        pixels: float32 (B, C, H, W) in [0, 255], and so it stays.
         amount: (B, 3) the three factors, none below 0.
-
-    Returns:
-        float32 (B, C, H, W) in [0, 255].
     """
     brightness, contrast, saturation = amount.view(-1, 3, 1, 1, 1).unbind(1)
-    pixels = (images * brightness).clamp_(0, 255)
+    pixels.mul_(brightness).clamp_(0, 255)
     level = _mean_luma(pixels) * (1 - contrast)
     pixels.mul_(contrast).add_(level).clamp_(0, 255)  # addcmul with factors of one pixel takes three times as long
     return torch.lerp(_luma(pixels), pixels, saturation, out=pixels).clamp_(0, 255)
