@@ -66,8 +66,8 @@ def cutmix(images: Tensor, targets: Tensor, box: tuple[int, int, int, int]) -> t
     top, left, bottom, right = box
     H, W = images.shape[2:]
     other = partners(len(images), images.device)
-    box = images[:, :, top:bottom, left:right]
-    box.copy_(box.index_select(0, other))  # half of the time of indexing
+    pasted = images[:, :, top:bottom, left:right]
+    pasted.copy_(pasted.index_select(0, other))  # half of the time of indexing
     return images, targets.lerp(targets[other], (bottom - top) * (right - left) / (H * W))
 
 
