@@ -26,7 +26,7 @@ __all__ = ["BatchAugment"]
 
 Floats = npt.NDArray[np.float32]
 
-_CACHED = 2**20  # values, 4 MiB as float32
+_CACHED = 2**19  # values, 2 MiB as float32
 
 
 class BatchAugment:
