@@ -76,6 +76,9 @@ def test_one_bad_file_costs_only_itself(vitreous, model_file, folder):
     assert records[2]["error"] == "empty, 0 bytes"
     assert run.stderr.splitlines()[-1] == "vitreous: 3 of 4 pictures could not be read"
     assert "vitreous: gone.jpg: no such file" in run.stderr.splitlines()
+    assert re.search(r"^1 picture in .* img/s", run.stderr, re.MULTILINE)  # the one that was read
+    alone = vitreous("predict", model_file, "gone.jpg")
+    assert (alone.returncode, "img/s" in alone.stderr) == (1, False)
     table = vitreous("predict", model_file, "in")
     assert table.returncode == 1
     assert all(f"in/{name}" in table.stdout for name in (*NAMES, "bad.jpg"))

@@ -73,7 +73,8 @@ def run(argv: Sequence[str]) -> int:
             else:
                 write(result)
                 written += 1
-    narrate(pace(len(paths), time.perf_counter() - start, classifier, engine))
+    if written:
+        narrate(pace(written, time.perf_counter() - start, classifier, engine))
     narrate(f"{written:,} vectors of {classifier.features} numbers in {options.output}")
     failed = len(paths) - written
     if failed:

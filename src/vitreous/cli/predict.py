@@ -76,9 +76,11 @@ def run(argv: Sequence[str]) -> int:
             if isinstance(result, Failure):
                 failed += 1
                 narrate(f"vitreous: {result.name}: {result.reason}")
-    narrate(pace(len(paths), time.perf_counter() - start, classifier, engine))
+    read = len(paths) - failed
+    if read:
+        narrate(pace(read, time.perf_counter() - start, classifier, engine))
     if options.output:
-        narrate(f"{len(paths) - failed:,} predictions in {options.output}")
+        narrate(f"{read:,} predictions in {options.output}")
     if failed:
         narrate(f"vitreous: {failed:,} of {len(paths):,} pictures could not be read")
     return 1 if failed else 0
