@@ -206,27 +206,6 @@ def test_auto_keeps_what_was_slower_and_remembers_it(model_file, monkeypatch):
     assert len(raced) == 1
 
 
-@pytest.mark.parametrize(("speed", "chosen"), [(1.25, "onnxruntime"), (0.8, "openvino")])
-def test_auto_races_what_won_against_the_next_where_that_pays(model_file, monkeypatch, speed, chosen):
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install -e '.[dev]'")
-    raced = []
-
-    def race(choice, engine, other, count):
-        raced.append((engine.name, other.name))
-        return 2.0 if other.name == "torch" else speed
-
-    monkeypatch.setattr(choose.EngineChoice, "_race", race)
-    monkeypatch.setattr(choose, "_OPENING", 0.0)
-    monkeypatch.setattr(choose, "_CONVERTING", 0.0)
-    monkeypatch.setattr(choose, "_SAVED_AGAIN", -1.0)  # nothing pays beside what won
-    first = Opened(model_file, "auto").classifier
-    assert first.prepare(10).name == "openvino"
-    monkeypatch.setattr(choose, "_SAVED_AGAIN", 0.1)
-    assert first.prepare(10).name == chosen
-    assert first.prepare(10).name == chosen
-    assert raced == [("openvino", "torch"), ("onnxruntime", "openvino")]
-
-
 def test_the_race_is_won_by_the_faster(model_file):
     choice = Opened(model_file, "auto").classifier._choice
     plain = choice._open.plain

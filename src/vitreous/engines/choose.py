@@ -2,8 +2,8 @@
 
 Opening an engine costs time, converting a graph for it costs more, and comparing costs a forward pass in float32. So
 `auto` decides by how many pictures there are: PyTorch in float32 for very few, PyTorch in the fast precision for some,
-and another engine where what it saves is more than it costs to have, each raced against the best before it. The
-constants were measured (docs/benchmarks.md). A quantised graph will be one more precision here.
+and another engine where PyTorch would be busy for longer than the other costs to have. The constants were measured
+(docs/benchmarks.md). A quantised graph will be one more precision here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ _EXTRA = {"openvino": "openvino", "onnxruntime": "onnx"}
 _FEW = 4  # pictures below which the comparison that bf16 needs costs more than bf16 saves
 _OPENING, _CONVERTING = 0.6, 6.0  # seconds that a graph costs: one that is there, one that has to be made
 _SAVED = {"bf16": 0.3, "float32": 0.5}  # share of PyTorch's time in a precision that another engine saves
-_SAVED_AGAIN = 0.1  # share of another engine's time that yet another saves, where it does
 _RACED = 4  # pictures in a race's batch
 _ROUNDS = 3
 
@@ -89,7 +88,8 @@ class EngineChoice:
             self._seconds = self._open.seconds(self._best) if self._asked == "auto" else 0.0  # that a picture takes
         if self._asked == "auto":
             for name in self._candidates(self._best.precision):
-                self._consider(name, self._best, pictures, batch_size)
+                if self._best.name == "torch":
+                    self._consider(name, self._best, pictures, batch_size)
         return self._best
 
     def _check_names(self) -> None:
@@ -141,15 +141,15 @@ class EngineChoice:
         return opened.engine
 
     def _candidates(self, precision: Precision) -> list[str]:
-        """The engines that `auto` has yet to compare with the best so far."""
-        if self._open.device.type != "cpu":
+        """The engines that `auto` has yet to compare with PyTorch; one that was faster ends the search."""
+        if self._open.device.type != "cpu" or (self._best and self._best.name != "torch"):
             return []
         able = [name for name in CONVERTED if precision == "float32" or name != "onnxruntime"]
         return [name for name in able if name not in self._passed_over and installed(name)]
 
     def _consider(self, name: str, best: Engine, pictures: int, batch_size: int) -> None:
         """Take an engine in the place of the best so far if having it pays, it agrees, and it is faster."""
-        saved = pictures * self._seconds * (_SAVED[best.precision] if best.name == "torch" else _SAVED_AGAIN)
+        saved = pictures * self._seconds * _SAVED[best.precision]
         if saved < _OPENING:
             return
         try:
@@ -169,7 +169,7 @@ class EngineChoice:
             speed = self._race(opened.engine, best, count)
             remember_speed(opened.folder, place, speed)
         if speed > 1:
-            self._best, self._seconds = opened.engine, self._seconds / speed
+            self._best = opened.engine
 
     def _race(self, engine: Engine, other: Engine, count: int) -> float:
         """Return how many times as fast as another an engine computes a batch, measured in turn."""
