@@ -12,7 +12,8 @@ what `auto` chooses for many pictures. "Slower by" is a variant's time over the 
 
 `whole-path`: paths of JPEGs to labels: `Classifier.predict_stream`, which is all that `vitreous predict` does between
 opening the model and the end, against transformers' image-classification pipeline on the same weights, converted,
-at its fastest batch size, each in float32 and in bf16.
+at its fastest batch size, each in float32 and in bf16, each in a process of its own: threads of the one that wait
+actively would hold up the other.
 
 `costs`: what an engine costs to convert, to open and to compare, and from how much work on it has paid: the constants
 of `vitreous.engines.choose`.
@@ -21,6 +22,7 @@ of `vitreous.engines.choose`.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import shutil
 import statistics
@@ -28,12 +30,13 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from measuring import DTYPES, header, precisions, ratios
+from measuring import DTYPES, Apart, header, precisions, ratios, serve
 from peer_models import of_huggingface, of_timm, of_torchvision, of_vit_pytorch
 from vitreous.checkpoint.artifact import ModelInfo, save_model
 from vitreous.checkpoint.convert import convert
@@ -51,6 +54,7 @@ from vitreous.predictor import Classifier, Failure, load
 Run = Callable[[Tensor], object]
 SIZES = ("Ti/16", "S/16", "B/16")
 PEERS = {"timm": of_timm, "Hugging Face": of_huggingface, "torchvision": of_torchvision, "vit-pytorch": of_vit_pytorch}
+WHO = ("ours", "pipeline")
 CPU = torch.device("cpu")
 MANY = 1_000_000  # pictures, for which `auto` does all that it can
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "vit-pytorch", "openvino", "onnxruntime")
@@ -134,33 +138,47 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def measure_whole_path(size: str, data: Path, count: int, rounds: int, kinds: list[str]) -> None:
-    """Print the table of `predict` and the pipeline on a folder of pictures."""
+def measure_whole_path(size: str, data: Path, options: argparse.Namespace) -> None:
+    """Print the table of `predict` and the pipeline on a folder of pictures, each in a process of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        convert(model_file(size, folder), folder / "theirs", "huggingface")
+        print(f"\n### {size} at 224 px, {options.pictures} JPEGs to labels; {options.rounds} rounds\n")
+        print("| | img/s | their time / ours | same label |\n|---|---|---|---|")
+        for precision in options.precisions:
+            same = ("whole-path", "--data", str(data), "--pictures", str(options.pictures), "--precisions", precision)
+            with (
+                Apart(*same, "--one-of", f"{folder}|ours") as ours,
+                Apart(*same, "--one-of", f"{folder}|pipeline") as other,
+            ):
+                both = ours, other
+                for each in both:
+                    each.seconds(1)
+                rounds = [[each.seconds(1) for each in both] for _ in range(options.rounds)]
+            mine, theirs = (list(times) for times in zip(*rounds, strict=True))
+            (own, labels), (rival, others) = (json.loads(_answer(folder, who).read_text()) for who in WHO)
+            equal = statistics.mean(a == b for a, b in zip(labels, others, strict=True))
+            print(f"| {own} | {len(labels) / statistics.median(mine):.1f} | | |")
+            speed = len(labels) / statistics.median(theirs)
+            print(f"| {rival} | {speed:.1f} | {ratios(theirs, mine)} | {equal:.0%} |", flush=True)
+
+
+def serve_whole_path(folder: Path, who: str, data: Path, count: int, precision: str) -> None:
+    """In a process of its own: answer :class:`Apart`, after writing what runs and the labels that it finds."""
     found = find_pictures(data)[0]
     paths = [str(path) for path in found[:: max(1, len(found) // count)]][:count]
-    with tempfile.TemporaryDirectory() as folder:
-        file = model_file(size, Path(folder))
-        convert(file, Path(folder) / "theirs", "huggingface")
-        runs: dict[str, Callable[[], list[str]]] = {}
-        for precision in kinds:
-            classifier = load(file, "cpu", precision=precision)
-            engine = classifier.prepare(MANY)
-            runs[f"ours, {engine.name}, {precision}"] = lambda classifier=classifier: _labels(classifier, paths)
-            name, run = _fastest_pipeline(Path(folder) / "theirs", precision, paths)
-            runs[name] = run
-        labels = {name: run() for name, run in runs.items()}
-        times: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(rounds):
-            for name, run in runs.items():
-                times[name].append(_timed(run))
-    print(f"\n### {size} at 224 px, {len(paths)} JPEGs to labels; {rounds} rounds\n")
-    print("| | img/s | their time / ours | same label |\n|---|---|---|---|")
-    names = list(runs)
-    for own, other in zip(names[::2], names[1::2], strict=True):
-        same = statistics.mean(a == b for a, b in zip(labels[own], labels[other], strict=True))
-        print(f"| {own} | {len(paths) / statistics.median(times[own]):.1f} | | |")
-        speed = len(paths) / statistics.median(times[other])
-        print(f"| {other} | {speed:.1f} | {ratios(times[other], times[own])} | {same:.0%} |", flush=True)
+    if who == "ours":
+        classifier = load(folder / "model.safetensors", "cpu", precision=precision)
+        name = f"ours, {classifier.prepare(MANY).name}, {precision}"
+        work = partial(_labels, classifier, paths)
+    else:
+        name, work = _fastest_pipeline(folder / "theirs", precision, paths)
+    _answer(folder, who).write_text(json.dumps([name, work()]))
+    serve(work, CPU)
+
+
+def _answer(folder: Path, who: str) -> Path:
+    return folder / f"{who}.json"
 
 
 def _labels(classifier: Classifier, paths: list[str]) -> list[str]:
@@ -249,10 +267,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="a folder of JPEGs, for whole-path")
     parser.add_argument("--pictures", type=int, default=128, help="how many of them")
     parser.add_argument("--precisions", nargs="+", default=precisions(CPU), help="for whole-path")
+    parser.add_argument("--one-of", help=argparse.SUPPRESS)  # which program of whole-path this process is, and where
     options = parser.parse_args()
     if options.part == "whole-path" and options.data is None:
         parser.error("whole-path needs --data, a folder of JPEGs")
     warnings.filterwarnings("ignore")
+    if options.one_of:
+        folder, who = options.one_of.split("|")
+        serve_whole_path(Path(folder), who, options.data, options.pictures, options.precisions[0])
+        return
     print(header(CPU, PACKAGES), flush=True)
     if options.part == "costs":
         print(
@@ -265,7 +288,7 @@ def main() -> None:
             for batch in options.batches:
                 measure_models(size, batch, options.rounds, options.calls, options.merge_tokens)
         elif options.part == "whole-path":
-            measure_whole_path(size, options.data, options.pictures, options.rounds, options.precisions)
+            measure_whole_path(size, options.data, options)
         else:
             measure_costs(size)
 

@@ -32,7 +32,7 @@ class Engine(Protocol):
 
 
 class Outputs(nn.Module):
-    """A model from images to logits and features: the graph that engines convert."""
+    """A model from images to logits and features: what engines compute."""
 
     def __init__(self, model: VisionTransformer) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Outputs(nn.Module):
         """Return logits B x K and features B x F of images B x C x H x W."""
         features = self.model.pooled(images)
         logits = self.model.head(features)
-        return (logits * 1 if logits is features else logits), features  # OpenVINO wants two outputs to differ
+        return (logits * 1 if logits is features else logits), features  # a graph's outputs must differ
 
 
 class DynamicBatch:

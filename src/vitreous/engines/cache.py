@@ -35,7 +35,7 @@ FOLDER = "engine-cache"
 _USER = "~/.cache/vitreous"
 _ABOUT, _SPEED = "about.json", "speed.json"
 _CHUNK = 1 << 24  # bytes read at a time
-_GRAPH = 2  # counts the changes of what :class:`vitreous.engines.base.Outputs` computes
+_GRAPH = 3  # counts the changes of what engines convert
 _LEFT_BEHIND = 24 * 3600  # seconds after which a graph that is still being written is that of a process that died
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.model.config import ViTConfig
-from vitreous.model.kernels import LayerNorm, Linear, attend, split_heads
+from vitreous.model.kernels import LayerNorm, Linear, attend, project_heads
 
 __all__ = ["Attention", "Raster", "rotate"]
 
@@ -56,7 +56,7 @@ class Attention(nn.Module):
         Returns:
             B x N x D, N being `wanted` where it is given.
         """
-        q, k, v = split_heads(self.qkv(x), 3, self.heads)  # B H N d
+        q, k, v = project_heads(x, self.qkv, 3, self.heads)  # B H N d
         q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:
             q, k = rotate(q, rotary, self.prefix), rotate(k, rotary, self.prefix)

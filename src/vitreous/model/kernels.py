@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-__all__ = ["LayerNorm", "Linear", "attend", "in_bfloat16_on_cpu", "linear", "split_heads"]
+__all__ = ["LayerNorm", "Linear", "attend", "in_bfloat16_on_cpu", "linear", "project_heads", "split_heads"]
 
 _BF16 = torch.bfloat16
 _LONG = 1200  # tokens from which on the N x N weights that are kept take more memory than all else, for little time
@@ -147,6 +147,29 @@ class _LayerNorm(torch.autograd.Function):
         if wants_bias:
             db = _sum_of_rows(rows).to(bias.dtype)
         return dx, dw, db, None
+
+
+def project_heads(x: Tensor, projection: nn.Linear, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """Project tokens B x N x D by a matrix of several parts, as queries, keys and values, and split each into heads.
+
+    One product makes all parts. In a graph that is exported each is a product of its own: other programs turn the heads
+    within their attention then, and need not take the parts out of one result first.
+
+    Args:
+        x: Tokens, B x N x D.
+        projection: From D to (parts D) channels.
+        parts: How many.
+        heads: H, of each.
+
+    Returns:
+        As :func:`split_heads`.
+    """
+    if not torch.compiler.is_exporting() or type(projection) is not Linear:  # another's weight is not all of it
+        return split_heads(projection(x), parts, heads)
+    weights = projection.weight.chunk(parts)
+    biases = (None,) * parts if projection.bias is None else projection.bias.chunk(parts)
+    each = (F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
+    return tuple(part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in each)
 
 
 def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:

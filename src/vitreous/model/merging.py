@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.errors import ConfigError
-from vitreous.model.kernels import attend, split_heads
+from vitreous.model.kernels import attend, project_heads
 from vitreous.model.vit import Block, VisionTransformer
 
 __all__ = ["TokenMerging", "join_alike", "merge_tokens"]
@@ -112,7 +112,7 @@ def join_alike(x: Tensor, sizes: Tensor, keys: Tensor, count: int) -> tuple[Tens
 def _attention(block: Block, z: Tensor, sizes: Tensor | None) -> tuple[Tensor, Tensor]:
     """Equation 2 with proportional attention: return tokens B x N x D, and their keys' mean over heads, B x N x d."""
     attn = block.attn
-    q, k, v = split_heads(attn.qkv(block.norm1(z)), 3, attn.heads)  # B H N d
+    q, k, v = project_heads(block.norm1(z), attn.qkv, 3, attn.heads)  # B H N d
     q, k = attn.q_norm(q), attn.k_norm(k)
     bias = None if sizes is None else sizes.log().transpose(1, 2)[:, None]  # B 1 1 N
     mixed = attend(q, k, v, bias).transpose(1, 2).flatten(2)  # B N D
