@@ -8,12 +8,12 @@
 
 `models`: one forward pass at 224 pixels from normalised float32 pictures to logits. Peers are built as their
 documentation says and run in inference mode, in float32 as they come and with bfloat16 weights. A default marked * is
-what `auto` chooses for many pictures. "Slower by" is a variant's time over the default's in the same round.
+what `auto` chooses for many pictures. "Slower by" is a variant's time over the default's in the same round. Each is a
+process of its own, here and below: threads of one that wait actively would hold up another.
 
 `whole-path`: paths of JPEGs to labels: `Classifier.predict_stream`, which is all that `vitreous predict` does between
 opening the model and the end, against transformers' image-classification pipeline on the same weights, converted,
-at its fastest batch size, each in float32 and in bf16, each in a process of its own: threads of the one that wait
-actively would hold up the other.
+at its fastest batch size, each in float32 and in bf16.
 
 `costs`: what an engine costs to convert, to open and to compare, and from how much work on it has paid: the constants
 of `vitreous.engines.choose`.
@@ -22,6 +22,7 @@ of `vitreous.engines.choose`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import shutil
@@ -29,7 +30,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -48,7 +49,6 @@ from vitreous.engines.cache import FOLDER
 from vitreous.engines.names import Precision
 from vitreous.engines.opening import CONVERTED, Opener, installed
 from vitreous.model.sizes import create
-from vitreous.model.vit import VisionTransformer
 from vitreous.predictor import Classifier, Failure, load
 
 Run = Callable[[Tensor], object]
@@ -71,32 +71,28 @@ def model_file(size: str, folder: Path) -> Path:
     return file
 
 
-def ours(file: Path, batch: int, merged: list[int]) -> Iterator[tuple[str, Run]]:
-    """Every engine in every precision, the default marked, and the default with merged tokens."""
+def variants(size: str, file: Path, batch: int, merged: list[int]) -> tuple[str, list[str]]:
+    """Our default for many pictures, and all that is compared: `who, precision`, or `merged, tokens`."""
     default = load(file, "cpu").prepare(MANY, batch)
-    for name in ("torch", *filter(installed, CONVERTED)):
-        for precision in precisions(CPU):
-            if (name, precision) != ("onnxruntime", "bf16"):
-                engine = load(file, "cpu", engine=name, precision=precision).prepare(MANY, batch)
-                mark = " *" if (name, precision) == (default.name, default.precision) else ""
-                yield f"ours, {name}, {precision}{mark}", engine
-    for count in merged:
-        engine = load(file, "cpu", merge_tokens=count).prepare(MANY, batch)
-        yield f"ours, {engine.name}, {engine.precision}, {count} tokens merged in each block", engine
+    engines = ["torch", *filter(installed, CONVERTED)]
+    able = [f"{who}, {p}" for who in engines for p in precisions(CPU) if (who, p) != ("onnxruntime", "bf16")]
+    others = [f"{who}, {p}" for who in PEERS for p in precisions(CPU) if who != "torchvision" or size == "B/16"]
+    return f"{default.name}, {default.precision}", [*able, *(f"merged, {count}" for count in merged), *others]
 
 
-def peers(size: str, plain: VisionTransformer) -> Iterator[tuple[str, Run]]:
-    """The other libraries' models of the size, in float32 and bfloat16; timm's with the same weights."""
-    for name, build in PEERS.items():
-        if name == "torchvision" and size != "B/16":
-            continue  # it has no smaller one
-        for precision in precisions(CPU):
-            dtype = DTYPES[precision]
-            model = build(plain.config)
-            if name == "timm":
-                model.load_state_dict(plain.state_dict())
-            model = model.eval().to(dtype)
-            yield f"{name}, {precision}", _inference(model, dtype)
+def variant(key: str, file: Path, batch: int) -> tuple[str, Run]:
+    """One of these: its name in the table, and its forward pass. timm's has our weights."""
+    who, how = key.split(", ")
+    if who == "merged":
+        engine = load(file, "cpu", merge_tokens=int(how)).prepare(MANY, batch)
+        return f"ours, {engine.name}, {engine.precision}, {how} tokens merged in each block", engine
+    if who not in PEERS:
+        return f"ours, {key}", load(file, "cpu", engine=who, precision=how).prepare(MANY, batch)
+    plain = load(file, "cpu", engine="torch", precision="float32").model
+    model = PEERS[who](plain.config)
+    if who == "timm":
+        model.load_state_dict(plain.state_dict())
+    return key, _inference(model.eval().to(DTYPES[how]), DTYPES[how])
 
 
 def _inference(model: nn.Module, dtype: torch.dtype) -> Run:
@@ -107,29 +103,43 @@ def _inference(model: nn.Module, dtype: torch.dtype) -> Run:
     return run
 
 
-def measure_models(size: str, batch: int, rounds: int, calls: int, merged: list[int]) -> None:
+def measure_models(size: str, batch: int, options: argparse.Namespace) -> None:
     """Print the table of one size and batch."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = model_file(size, Path(folder))
-        plain = load(file, "cpu", engine="torch", precision="float32").model
-        runs = dict(ours(file, batch, merged)) | dict(peers(size, plain))
-        images = torch.randn(batch, 3, 224, 224)
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        default, keys = variants(size, model_file(size, folder), batch, options.merge_tokens)
+        runs = {
+            key: stack.enter_context(Apart("models", "--batches", str(batch), "--one-of", f"{folder}|{key}"))
+            for key in keys
+        }
         for run in runs.values():
-            run(images)
-            run(images)
-        latencies: dict[str, list[list[float]]] = {name: [] for name in runs}
-        for _ in range(rounds):
-            for name, run in runs.items():
-                latencies[name].append([_timed(lambda run=run: run(images)) for _ in range(calls)])
-    default = next(name for name in runs if name.endswith("*"))
+            run.seconds(2)
+        latencies: dict[str, list[list[float]]] = {key: [] for key in keys}
+        for _ in range(options.rounds):
+            for key, run in runs.items():
+                latencies[key].append([run.seconds(1) for _ in range(options.calls)])
+        names = {key: _answer(folder, key).read_text() for key in keys}
     base = [statistics.median(each) for each in latencies[default]]
-    print(f"\n### {size} at 224 px, batch {batch}; {rounds} rounds of {calls}\n")
+    print(f"\n### {size} at 224 px, batch {batch}; {options.rounds} rounds of {options.calls}\n")
     print("| | p50, ms | p95, ms | img/s | slower by |\n|---|---|---|---|---|")
-    for name, taken in latencies.items():
+    for key, taken in latencies.items():
         every = sorted(second for each in taken for second in each)
         p50, p95 = statistics.median(every), every[math.ceil(0.95 * len(every)) - 1]
         slower = ratios([statistics.median(each) for each in taken], base)
-        print(f"| {name} | {1e3 * p50:.1f} | {1e3 * p95:.1f} | {batch / p50:.1f} | {slower} |", flush=True)
+        mark = " *" if key == default else ""
+        print(f"| {names[key]}{mark} | {1e3 * p50:.1f} | {1e3 * p95:.1f} | {batch / p50:.1f} | {slower} |", flush=True)
+
+
+def serve_model(folder: Path, key: str, batch: int) -> None:
+    """In a process of its own: answer :class:`Apart`, after writing what runs."""
+    name, run = variant(key, folder / "model.safetensors", batch)
+    _answer(folder, key).write_text(name)
+    serve(partial(run, torch.randn(batch, 3, 224, 224)), CPU)
+
+
+def _answer(folder: Path, who: str) -> Path:
+    """Where one of the processes writes what its parent is to know."""
+    return folder / f"{who}.answer"
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -175,10 +185,6 @@ def serve_whole_path(folder: Path, who: str, data: Path, count: int, precision: 
         name, work = _fastest_pipeline(folder / "theirs", precision, paths)
     _answer(folder, who).write_text(json.dumps([name, work()]))
     serve(work, CPU)
-
-
-def _answer(folder: Path, who: str) -> Path:
-    return folder / f"{who}.json"
 
 
 def _labels(classifier: Classifier, paths: list[str]) -> list[str]:
@@ -267,14 +273,17 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="a folder of JPEGs, for whole-path")
     parser.add_argument("--pictures", type=int, default=128, help="how many of them")
     parser.add_argument("--precisions", nargs="+", default=precisions(CPU), help="for whole-path")
-    parser.add_argument("--one-of", help=argparse.SUPPRESS)  # which program of whole-path this process is, and where
+    parser.add_argument("--one-of", help=argparse.SUPPRESS)  # which program this process is, and where
     options = parser.parse_args()
     if options.part == "whole-path" and options.data is None:
         parser.error("whole-path needs --data, a folder of JPEGs")
     warnings.filterwarnings("ignore")
     if options.one_of:
         folder, who = options.one_of.split("|")
-        serve_whole_path(Path(folder), who, options.data, options.pictures, options.precisions[0])
+        if options.part == "models":
+            serve_model(Path(folder), who, options.batches[0])
+        else:
+            serve_whole_path(Path(folder), who, options.data, options.pictures, options.precisions[0])
         return
     print(header(CPU, PACKAGES), flush=True)
     if options.part == "costs":
@@ -286,7 +295,7 @@ def main() -> None:
     for size in options.sizes:
         if options.part == "models":
             for batch in options.batches:
-                measure_models(size, batch, options.rounds, options.calls, options.merge_tokens)
+                measure_models(size, batch, options)
         elif options.part == "whole-path":
             measure_whole_path(size, options.data, options)
         else:

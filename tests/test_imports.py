@@ -39,7 +39,10 @@ FLOORS = {
 # Arrows between rooms of one floor, each with its reason.
 DRAWN: dict[tuple[str, str], str] = {
     ("predictor", "engines"): "the predictor has an engine compute; engines know nothing of pictures' files and labels",
-    ("engines", "train"): "train/machine.py says what the machine is and computes fast; of training nothing is read",
+    (
+        "engines",
+        "train",
+    ): "train/machine.py says what the machine computes fast, train/shares.py has threads do it",
 }
 
 MAX_FILE_LINES = 350

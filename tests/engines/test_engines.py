@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from engine_models import info_of, model_of
 
 from vitreous.engines.choose import EngineChoice
 from vitreous.engines.opening import installed
+from vitreous.engines.torch_engine import TorchEngine
 from vitreous.errors import ConfigError
 from vitreous.predictor import Classifier
 from vitreous.train.machine import computes_bf16
@@ -80,6 +82,21 @@ def test_large_batches_in_parts_are_pytorchs_in_order(home, engine, three_thread
         assert len(chosen._requests) == 3
         few = EngineChoice(model, info_of(model).pipeline, 1.0, engine=engine, precision="float32").engine(1, 1)
         assert len(few._requests) == 1  # all threads on one picture
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_large_batches_of_torch_are_shared_out_to_threads(precision, three_threads):
+    engine = TorchEngine(model_of(depth=2), precision)
+    pictures = torch.randn(400, 3, 32, 32)
+    seen, bound = set(), {"float32": 1e-5, "bf16": 2e-2}[precision]
+    engine._outputs.model.norm.register_forward_hook(lambda *_: seen.add(threading.get_ident()))
+    found = engine(pictures)
+    assert len(seen) == 3
+    whole = [engine(part) for part in pictures.split(50)]
+    assert threading.get_ident() in seen
+    for one, parts in zip(found, zip(*whole, strict=True), strict=True):
+        exact = torch.cat(parts)
+        torch.testing.assert_close(one, exact, rtol=1e-4, atol=float(bound * exact.std()))
 
 
 def test_merged_tokens_are_converted_too(home, engine, photos):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from vitreous.model import kernels
 from vitreous.model.config import ViTConfig
-from vitreous.model.kernels import LayerNorm, Linear, attend, split_heads
+from vitreous.model.kernels import LayerNorm, Linear, attend, project_heads, split_heads
 from vitreous.model.vit import VisionTransformer
 
 BF16 = torch.bfloat16
@@ -106,6 +106,31 @@ def test_attention_and_heads(queries: int | None, long: bool, monkeypatch: pytes
     z.backward(grad.double())
     close(y, z)
     close(qkv.grad, exact.grad, 2 * ROUNDING)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_an_exported_projection_is_a_product_for_each_part(bias: bool) -> None:
+    class Heads(nn.Module):
+        def __init__(self, projection: nn.Module) -> None:
+            super().__init__()
+            self.projection = projection
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return project_heads(x, self.projection, 3, 4)
+
+    def exported(projection: nn.Module) -> torch.export.ExportedProgram:
+        return torch.export.export(Heads(projection), (x,))
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 9, 32)
+    plain, adapted = Linear(32, 96, bias=bias), Linear(32, 96, bias=bias)
+    adapted.__class__ = type("Adapted", (Linear,), {"forward": lambda self, x: 2 * Linear.forward(self, x)})
+    for projection, products in ((plain, 3), (adapted, 1)):
+        program, expected = exported(projection), Heads(projection)(x)
+        targets = [str(node.target) for node in program.graph.nodes]
+        assert targets.count("aten.linear.default") == products
+        for found, wanted in zip(program.module()(x), expected, strict=True):
+            torch.testing.assert_close(found, wanted)
 
 
 SMALL = ViTConfig(image_size=16, patch_size=4, width=32, depth=3, heads=2, mlp_dim=64, num_classes=5)

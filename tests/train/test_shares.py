@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from vitreous.model.vit import VisionTransformer, ViTConfig
 from vitreous.train.config import TuneConfig
-from vitreous.train.shares import _threads, add_gradients, logits_of_shares, shares
+from vitreous.train.shares import _threads, add_gradients, of_each_share, shares
 from vitreous.train.tuning import choose_trained
 
 VARIANTS = {
@@ -210,7 +210,7 @@ def test_other_batch_norm_few_pictures_other_models_and_compiled_ones_get_the_ba
 def test_logits_in_evaluation_are_those_of_the_whole_batch(changes, threads):
     model, (images, _) = model_of(**changes).eval(), batch_of(400)
     assert shares(model, images) == threads
-    found = logits_of_shares(model, images, threads)
+    found = torch.cat(of_each_share(model, images, threads))
     with torch.no_grad():
         torch.testing.assert_close(found, model(images), rtol=1e-4, atol=1e-5)
     assert not found.requires_grad
@@ -219,8 +219,8 @@ def test_logits_in_evaluation_are_those_of_the_whole_batch(changes, threads):
 def test_in_evaluation_autocast_of_the_caller_holds_in_the_threads(threads):
     model, (images, _) = model_of().eval(), batch_of(400)
     with torch.autocast("cpu", torch.bfloat16):
-        found = logits_of_shares(model, images, threads)
-    exact = logits_of_shares(model, images, threads)
+        found = torch.cat(of_each_share(model, images, threads))
+    exact = torch.cat(of_each_share(model, images, threads))
     assert found.dtype == torch.bfloat16
     assert exact.dtype == torch.float32
     assert 1e-4 < (found - exact).abs().max() < 0.1

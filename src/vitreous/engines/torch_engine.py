@@ -10,12 +10,15 @@ from torch import Tensor
 from vitreous.engines.base import Outputs
 from vitreous.engines.names import Precision
 from vitreous.model.vit import VisionTransformer
+from vitreous.train.shares import of_each_share, shares
 
 __all__ = ["TorchEngine"]
 
 
 class TorchEngine:
     """The model itself in float32; in bf16 a copy of it, which is faster than autocast (docs/benchmarks.md).
+
+    On a CPU large batches are computed in a share for each thread (:mod:`vitreous.train.shares`).
 
     Args:
         model: In evaluation mode, float32, on the device that is to compute.
@@ -32,5 +35,11 @@ class TorchEngine:
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits B x K and features B x F, float32, of normalised images B x C x H x W."""
-        logits, features = self._outputs(images.to(self._dtype))
+        images = images.to(self._dtype)
+        count = shares(self._outputs.model, images)
+        if count > 1:
+            each = of_each_share(self._outputs, images, count)
+            logits, features = (torch.cat(parts) for parts in zip(*each, strict=True))
+        else:
+            logits, features = self._outputs(images)
         return logits.float(), features.float()

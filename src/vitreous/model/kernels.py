@@ -175,10 +175,12 @@ def project_heads(x: Tensor, projection: nn.Linear, parts: int, heads: int) -> t
 def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
     """Split projected tokens B x N x (parts D) into so many of B x H x N x d, as queries, keys and values.
 
-    They are taken apart before they are turned, so that their gradients are put together in place, in one copy.
+    They are taken apart before they are turned, so that their gradients are put together in place, in one copy. The
+    fused kernel, which needs no gradient, reads them where they lie.
     """
-    turned = (part.transpose(1, 2) for part in x.unflatten(-1, (parts, heads, -1)).unbind(2))
-    return tuple(part.contiguous() for part in turned) if in_bfloat16_on_cpu(x) else tuple(turned)
+    turned = tuple(part.transpose(1, 2) for part in x.unflatten(-1, (parts, heads, -1)).unbind(2))
+    copied = in_bfloat16_on_cpu(x) and torch.is_grad_enabled()
+    return tuple(part.contiguous() for part in turned) if copied else turned
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:

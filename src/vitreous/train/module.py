@@ -28,7 +28,7 @@ from vitreous.train.allocator import keep_freed_memory
 from vitreous.train.config import OptimConfig
 from vitreous.train.finite import FiniteWatch
 from vitreous.train.optim import build_optimizer, schedule, set_learning_rate
-from vitreous.train.shares import add_gradients, logits_of_shares, shares
+from vitreous.train.shares import add_gradients, of_each_share, shares
 from vitreous.train.tuning import still
 
 __all__ = ["VitModule"]
@@ -256,10 +256,7 @@ class VitModule(lightning.LightningModule):
     def _keep(self, model: Callable[[Tensor], Tensor], batch: dict[str, Any]) -> None:
         images = self.pipeline.normalise(batch["images"])
         count = shares(self.evaluated, images)
-        if count > 1:
-            logits = logits_of_shares(cast(VisionTransformer, self.evaluated), images, count)  # (B, K)
-        else:
-            logits = model(images)
+        logits = torch.cat(of_each_share(self.evaluated, images, count)) if count > 1 else model(images)  # (B, K)
         self._parts.append((logits.float().cpu(), batch["labels"].cpu()))
 
     def _score(self) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""A batch's gradient, or its logits, on a CPU by threads that each take a share of its pictures, and meet once.
+"""A batch's gradient, or what a model gives for it, on a CPU by threads that take a share of its pictures each.
 
 Threads that work on every operation together wait for each other some thousand times a step, each time for the one that
-the system held up; docs/benchmarks.md has what shares gain. Steps as a whole are in module.py.
+the system held up; with shares they meet once. docs/benchmarks.md has what that gains. Steps are in module.py.
 
 In training the stem is left to all threads together: the batch norm of ``stem="conv"`` wants all pictures, and its
 convolutions are few and large. That of ``stem="resnet"`` has many, and was not measured.
@@ -25,9 +25,10 @@ from torch.nn import functional as F
 from vitreous.model.config import pair
 from vitreous.model.vit import Block, VisionTransformer
 
-__all__ = ["add_gradients", "logits_of_shares", "shares"]
+__all__ = ["add_gradients", "of_each_share", "shares"]
 
 _PATCHES = 2_000  # of a share, at least: each thread also reads all weights, and writes a gradient of its own for each
+_SEEN_PATCHES = 1_500  # the same in evaluation, where nothing is written
 _PICTURES = 8  # of a share, at least: with few, one more makes a share much longer than the others
 _MOST = 4  # threads; more were not measured, and each needs memory for its gradients
 
@@ -59,7 +60,8 @@ def shares(model: nn.Module, images: Tensor) -> int:
     height, width = pair(model.config.patch_size)
     patches = (images.shape[2] // height) * (images.shape[3] // width)
     each = len(images) // threads
-    return threads if each >= _PICTURES and each * patches >= _PATCHES else 1
+    least = _PATCHES if model.training else _SEEN_PATCHES
+    return threads if each >= _PICTURES and each * patches >= least else 1
 
 
 def add_gradients(
@@ -115,24 +117,24 @@ def add_gradients(
     return cast(Tensor, sum(losses))
 
 
-def logits_of_shares(model: VisionTransformer, images: Tensor, count: int) -> Tensor:
-    """Compute the logits of a batch in shares, without gradients; autocast as around the call.
+def of_each_share(compute: Callable[[Tensor], _Result], images: Tensor, count: int) -> list[_Result]:
+    """Compute something of a batch in shares, without gradients; autocast as around the call.
 
     Args:
-        model: In evaluation; one for which :func:`shares` gives the count.
+        compute: A model in evaluation, for which :func:`shares` gives the count, or a function that calls it.
         images: (B, C, H, W), normalised.
         count: Shares, at least 2, each taken by a thread of its own.
 
     Returns:
-        (B, K).
+        What each share gives, in order: results of pictures are to be put together.
     """
     autocast = _autocast_of_caller()
 
-    def of_share(own: Tensor) -> Tensor:
+    def of_share(own: Tensor) -> _Result:
         with torch.inference_mode(), autocast():
-            return cast(Tensor, model(own))
+            return compute(own)
 
-    return torch.cat(_of_all(of_share, [(own,) for own in images.tensor_split(count)]))
+    return _of_all(of_share, [(own,) for own in images.tensor_split(count)])
 
 
 def _autocast_of_caller() -> Callable[[], torch.autocast]:
