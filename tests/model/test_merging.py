@@ -98,6 +98,7 @@ def test_merging_is_what_loops_make_of_it(changes, count):
     found = model.forward_features(batch)
     expected = torch.stack([encoded_by_loops(model, image, count) for image in batch])
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(model(batch), model.forward_head(found), rtol=1e-9, atol=1e-9)
     assert model(batch).shape == (2, 5)
 
 

@@ -59,21 +59,24 @@ class TokenMerging:
     count: int
     prefix: int
 
-    def __call__(self, blocks: nn.ModuleList, z: Tensor) -> Tensor:
-        """Map tokens B x N x D to B x N x D: in each patch's place stands the token that it became a part of."""
+    def __call__(self, blocks: nn.ModuleList, z: Tensor, wanted: int | None = None) -> Tensor:
+        """Map tokens B x N x D to B x N x D: in each patch's place stands the token that it became a part of.
+
+        With ``wanted``, compute no more than the first so many tokens of the result, at most P.
+        """
         places = torch.arange(z.shape[1] - self.prefix, device=z.device).expand(z.shape[0], -1)  # B n
         sizes = torch.ones_like(z[:, self.prefix :, :1])  # B n 1
         for index, block in enumerate(cast("Iterable[Block]", blocks)):
-            z, keys = _attention(block, z, F.pad(sizes, (0, 0, self.prefix, 0), value=1.0) if index else None)
+            read = wanted if index == len(blocks) - 1 else None
+            z, keys = _attention(block, z, F.pad(sizes, (0, 0, self.prefix, 0), value=1.0) if index else None, read)
             front, patches = z[:, : self.prefix], z[:, self.prefix :]
             joined = min(self.count, patches.shape[1] // 2)
             if joined:
                 patches, sizes, moved = join_alike(patches, sizes, keys[:, self.prefix :], joined)
                 places = moved.gather(1, places)
-            z = torch.cat((front, patches), 1)
+                z = torch.cat((front, patches), 1)
             z = z + block.ls2(block.mlp(block.norm2(z)))  # equation 3 of arXiv 2010.11929
-        whole = z[:, self.prefix :].gather(1, places[..., None].expand(-1, -1, z.shape[2]))  # B n D
-        return torch.cat((z[:, : self.prefix], whole), 1)
+        return z if wanted else torch.cat((z[:, : self.prefix], _rows(z, self.prefix + places)), 1)
 
 
 def join_alike(x: Tensor, sizes: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,28 +95,36 @@ def join_alike(x: Tensor, sizes: Tensor, keys: Tensor, count: int) -> tuple[Tens
     likeness, partner = (keys[:, ::2] @ keys[:, 1::2].transpose(1, 2)).max(-1)  # B n/2: of the even ones
     order = likeness.topk(likeness.shape[1], dim=1).indices  # as argsort, which the ONNX exporter lacks
     gone, kept = order[:, :count], order[:, count:].sort(1).values
-    left = kept.shape[1]
+    n, left = x.shape[1], kept.shape[1]
 
     weighted = torch.cat((x * sizes, sizes), -1)  # B n D+1: one move for both
-    even, odd = weighted[:, ::2], weighted[:, 1::2]
-    wide = (-1, -1, weighted.shape[2])
     target = partner.gather(1, gone)  # B r
-    odd = odd.scatter_add(1, target[..., None].expand(wide), even.gather(1, gone[..., None].expand(wide)))
-    weighted = torch.cat((even.gather(1, kept[..., None].expand(wide)), odd), 1)
+    joins = target[:, None] == torch.arange(n // 2, device=x.device)[:, None]  # B n/2 r
+    odd = weighted[:, 1::2] + joins.to(x.dtype) @ _rows(weighted, 2 * gone)  # a sum of rows, as a product
+    weighted = torch.cat((_rows(weighted, 2 * kept), odd), 1)
 
     moved = torch.zeros_like(keys[..., 0], dtype=torch.long)
     stays = torch.arange(left, device=x.device).expand(x.shape[0], -1)
     moved[:, ::2] = torch.zeros_like(partner).scatter(1, kept, stays).scatter(1, gone, target + left)
-    moved[:, 1::2] = torch.arange(left, left + odd.shape[1], device=x.device)
+    moved[:, 1::2] = torch.arange(left, n - count, device=x.device)
     sizes = weighted[..., -1:]
     return weighted[..., :-1] / sizes, sizes, moved
 
 
-def _attention(block: Block, z: Tensor, sizes: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Equation 2 with proportional attention: return tokens B x N x D, and their keys' mean over heads, B x N x d."""
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    """Take rows (B, m) of tables B x n x D, as B x m x D: whole, where ``gather`` takes number by number."""
+    first = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
+    return x.flatten(0, 1).index_select(0, (index + first).flatten()).unflatten(0, (x.shape[0], index.shape[1]))
+
+
+def _attention(block: Block, z: Tensor, sizes: Tensor | None, wanted: int | None) -> tuple[Tensor, Tensor]:
+    """Equation 2 with proportional attention: return tokens B x N x D, and their keys' mean over heads, B x N x d.
+
+    With ``wanted``, only the first so many tokens.
+    """
     attn = block.attn
     q, k, v = project_heads(block.norm1(z), attn.qkv, 3, attn.heads)  # B H N d
     q, k = attn.q_norm(q), attn.k_norm(k)
     bias = None if sizes is None else sizes.log().transpose(1, 2)[:, None]  # B 1 1 N
-    mixed = attend(q, k, v, bias).transpose(1, 2).flatten(2)  # B N D
-    return z + block.ls1(attn.proj(mixed)), k.mean(1)
+    mixed = attend(q[:, :, :wanted], k, v, bias).transpose(1, 2).flatten(2)  # B N D
+    return z[:, :wanted] + block.ls1(attn.proj(mixed)), k.mean(1)

@@ -135,7 +135,7 @@ class VisionTransformer(nn.Module):
         self.fc_norm = LayerNorm(width, eps=c.norm_eps) if c.final_norm == "pooled" else nn.Identity()
         self.pre_logits = PreLogits(c.pooled_width, c.features, c.head_activation) if c.head == "mlp" else nn.Identity()
         self.head = nn.Linear(c.features, c.num_classes) if c.num_classes else nn.Identity()
-        self.merging: Callable[[nn.ModuleList, Tensor], Tensor] | None = None  # set by vitreous.model.merging
+        self.merging: Callable[[nn.ModuleList, Tensor, int | None], Tensor] | None = None  # by vitreous.model.merging
         # Position tables of resolutions met before, each with the parameters' values that it was made from.
         self._tables: dict[Any, tuple[Tensor, tuple[Tensor, ...]]] = {}
         initialise(self, c)
@@ -182,7 +182,7 @@ class VisionTransformer(nn.Module):
         """Return the tokens after the encoder: all of them, or the first so many that are wanted."""
         z, kept = self._embed(x, grid)  # B N D
         if self.merging and not self.training:
-            return self.norm(self.merging(self.blocks, z))
+            return self.norm(self.merging(self.blocks, z, wanted))
         rotary, raster = self._relations(grid, kept, z)
         for block, drawn in zip(self.blocks, factors or [None] * len(self.blocks), strict=True):
             read = wanted if block is self.blocks[-1] else None
