@@ -54,7 +54,7 @@ from vitreous.predictor import Classifier, Failure, load
 Run = Callable[[Tensor], object]
 SIZES = ("Ti/16", "S/16", "B/16")
 PEERS = {"timm": of_timm, "Hugging Face": of_huggingface, "torchvision": of_torchvision, "vit-pytorch": of_vit_pytorch}
-WHO = ("ours", "pipeline")
+WHO = ("ours", "pipeline")  # what whole-path compares
 CPU = torch.device("cpu")
 MANY = 1_000_000  # pictures, for which `auto` does all that it can
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "vit-pytorch", "openvino", "onnxruntime")
@@ -157,11 +157,8 @@ def measure_whole_path(size: str, data: Path, options: argparse.Namespace) -> No
         print("| | img/s | their time / ours | same label |\n|---|---|---|---|")
         for precision in options.precisions:
             same = ("whole-path", "--data", str(data), "--pictures", str(options.pictures), "--precisions", precision)
-            with (
-                Apart(*same, "--one-of", f"{folder}|ours") as ours,
-                Apart(*same, "--one-of", f"{folder}|pipeline") as other,
-            ):
-                both = ours, other
+            with contextlib.ExitStack() as stack:
+                both = [stack.enter_context(Apart(*same, "--one-of", f"{folder}|{who}")) for who in WHO]
                 for each in both:
                     each.seconds(1)
                 rounds = [[each.seconds(1) for each in both] for _ in range(options.rounds)]
@@ -177,7 +174,7 @@ def serve_whole_path(folder: Path, who: str, data: Path, count: int, precision: 
     """In a process of its own: answer :class:`Apart`, after writing what runs and the labels that it finds."""
     found = find_pictures(data)[0]
     paths = [str(path) for path in found[:: max(1, len(found) // count)]][:count]
-    if who == "ours":
+    if who == WHO[0]:
         classifier = load(folder / "model.safetensors", "cpu", precision=precision)
         name = f"ours, {classifier.prepare(MANY).name}, {precision}"
         work = partial(_labels, classifier, paths)

@@ -39,10 +39,7 @@ FLOORS = {
 # Arrows between rooms of one floor, each with its reason.
 DRAWN: dict[tuple[str, str], str] = {
     ("predictor", "engines"): "the predictor has an engine compute; engines know nothing of pictures' files and labels",
-    (
-        "engines",
-        "train",
-    ): "train/machine.py says what the machine computes fast, train/shares.py has threads do it",
+    ("engines", "train"): "train/machine.py says what is fast here, train/shares.py has threads compute it",
 }
 
 MAX_FILE_LINES = 350

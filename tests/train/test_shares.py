@@ -194,6 +194,8 @@ def test_other_batch_norm_few_pictures_other_models_and_compiled_ones_get_the_ba
     assert shares(normed, images) == 1
     assert shares(model_of(), images[: 125 * threads - 1]) == 1  # of 16 patches each
     assert shares(model_of(), images[: 125 * threads]) == threads
+    assert shares(model_of().eval(), images[: 94 * threads - 1]) == 1
+    assert shares(model_of().eval(), images[: 94 * threads]) == threads
     assert shares(model_of(), torch.zeros(8 * threads - 1, 3, 256, 256)) == 1
     assert shares(model_of(), torch.zeros(8 * threads, 3, 256, 256)) == threads
     assert shares(nn.Sequential(nn.Flatten(), nn.Linear(768, 5)), images) == 1

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.model.config import ViTConfig
-from vitreous.model.kernels import LayerNorm, Linear, attend, project_heads, split_heads
+from vitreous.model.kernels import LayerNorm, Linear, attend, project_heads
 from vitreous.model.mlp import Mlp
 
 __all__ = ["AttentionPool", "SequencePool"]
@@ -31,7 +31,7 @@ class AttentionPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return B x D for tokens B x N x D."""
-        (q,) = split_heads(self.q(self.latent.expand(x.shape[0], -1, -1)), 1, self.heads)  # B H 1 d
+        (q,) = project_heads(self.latent.expand(x.shape[0], -1, -1), self.q, 1, self.heads)  # B H 1 d
         k, v = project_heads(x, self.kv, 2, self.heads)  # B H N d
         x = self.proj(attend(q, k, v).transpose(1, 2).flatten(2))  # B 1 D
         return (x + self.mlp(self.norm(x)))[:, 0]  # B D

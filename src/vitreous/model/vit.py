@@ -135,7 +135,8 @@ class VisionTransformer(nn.Module):
         self.fc_norm = LayerNorm(width, eps=c.norm_eps) if c.final_norm == "pooled" else nn.Identity()
         self.pre_logits = PreLogits(c.pooled_width, c.features, c.head_activation) if c.head == "mlp" else nn.Identity()
         self.head = nn.Linear(c.features, c.num_classes) if c.num_classes else nn.Identity()
-        self.merging: Callable[[nn.ModuleList, Tensor, int | None], Tensor] | None = None  # by vitreous.model.merging
+        # Set by vitreous.model.merging: runs the blocks on tokens, as _encode does.
+        self.merging: Callable[[nn.ModuleList, Tensor, int | None], Tensor] | None = None
         # Position tables of resolutions met before, each with the parameters' values that it was made from.
         self._tables: dict[Any, tuple[Tensor, tuple[Tensor, ...]]] = {}
         initialise(self, c)

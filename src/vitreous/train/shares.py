@@ -28,7 +28,7 @@ from vitreous.model.vit import Block, VisionTransformer
 __all__ = ["add_gradients", "of_each_share", "shares"]
 
 _PATCHES = 2_000  # of a share, at least: each thread also reads all weights, and writes a gradient of its own for each
-_SEEN_PATCHES = 1_500  # the same in evaluation, where nothing is written
+_PATCHES_IN_EVALUATION = 1_500  # the same in evaluation, where nothing is written
 _PICTURES = 8  # of a share, at least: with few, one more makes a share much longer than the others
 _MOST = 4  # threads; more were not measured, and each needs memory for its gradients
 
@@ -60,7 +60,7 @@ def shares(model: nn.Module, images: Tensor) -> int:
     height, width = pair(model.config.patch_size)
     patches = (images.shape[2] // height) * (images.shape[3] // width)
     each = len(images) // threads
-    least = _PATCHES if model.training else _SEEN_PATCHES
+    least = _PATCHES if model.training else _PATCHES_IN_EVALUATION
     return threads if each >= _PICTURES and each * patches >= least else 1
 
 
