@@ -19,6 +19,7 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 # Imports go strictly down and may skip a floor. A room is a folder or a file directly under src/vitreous.
 FLOORS = {
     "errors": 0,
+    "files": 0,  # the border: opening strangers' files, writing the user's, showing foreign text
     "model": 1,
     "data": 1,
     "evaluate": 1,
@@ -38,6 +39,7 @@ FLOORS = {
 
 # Arrows between rooms of one floor, each with its reason.
 DRAWN: dict[tuple[str, str], str] = {
+    ("files", "errors"): "what cannot be written is one of the errors",
     ("predictor", "engines"): "the predictor has an engine compute; engines know nothing of pictures' files and labels",
     ("engines", "train"): "train/machine.py says what is fast here, train/shares.py has threads compute it",
 }

@@ -9,8 +9,8 @@ from PIL import Image
 from pyarrow import parquet
 
 import vitreous as package
-from vitreous.checkpoint.atomic import replacing
 from vitreous.cli.features import WRITERS
+from vitreous.files.writing import replacing
 from vitreous.predictor import Embedding
 
 

@@ -15,7 +15,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from vitreous.cli.main import main
-from vitreous.data.listing import plain_name, visible
+from vitreous.data.listing import plain_name
+from vitreous.files.text import visible
 
 pytestmark = pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="only Linux allows all such names")
 

@@ -13,8 +13,9 @@ from sklearn.datasets import load_digits
 from vitreous.cli.finetune import configure as configure_finetune
 from vitreous.cli.train import configure as configure_train
 from vitreous.data.config import DataConfig
-from vitreous.data.listing import as_line, excluded, visible
+from vitreous.data.listing import as_line, excluded
 from vitreous.data.sources import open_source
+from vitreous.files.text import visible
 
 ODD = [
     'quo"te.png',

@@ -21,8 +21,8 @@ import PIL
 
 from vitreous.audit.look import THUMB, Look
 from vitreous.audit.watch import STOPS
-from vitreous.checkpoint.atomic import replacing
 from vitreous.errors import OutputError
+from vitreous.files.writing import replacing
 
 __all__ = ["Cache", "cache_folder", "stamp_of"]
 

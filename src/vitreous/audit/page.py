@@ -17,10 +17,10 @@ from PIL import Image
 
 from vitreous.audit.findings import KINDS, LEVELS, Audit, Finding, Picture
 from vitreous.audit.watch import cores
-from vitreous.data.listing import visible
 from vitreous.data.pictures import open_picture, read_picture
 from vitreous.data.scan import Progress
 from vitreous.errors import DataError
+from vitreous.files.text import visible
 
 __all__ = ["page"]
 

@@ -23,10 +23,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitreous.checkpoint.atomic import replacing
 from vitreous.checkpoint.container import Header, read_header
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError, OutputError, did_you_mean
+from vitreous.files.writing import replacing
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
 

@@ -60,8 +60,8 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb; 1 if there is an error and --strict asked for that."""
     options = _parser().parse_args(argv)
     from vitreous.audit.run import audit, exclusions  # here: a wrong option should not wait for libraries
-    from vitreous.checkpoint.atomic import replacing
     from vitreous.data.config import DataConfig
+    from vitreous.files.writing import replacing
 
     config = DataConfig(options.data, dir=options.data_dir or DataConfig.dir, exclude=options.exclude)
     classifier = None
@@ -113,7 +113,7 @@ def _table(result: Audit, shown: int) -> Table:
 
 def _in_words(result: Audit, position: int) -> str:
     """A finding in a line: its pictures, and what is particular."""
-    from vitreous.data.listing import visible
+    from vitreous.files.text import visible
 
     finding = result.findings[position]
     names = [visible(result.pictures[n].name) for n in finding.pictures]

@@ -56,8 +56,8 @@ def run(argv: Sequence[str]) -> int:
     suffix = os.path.splitext(options.output)[1].lower()
     if suffix not in _FORMATS:
         raise UsageError(f"-o is '{options.output}': its extension must be one of {', '.join(_FORMATS)}")
-    from vitreous.checkpoint.atomic import replacing  # here: torch takes seconds, a wrong option should not
     from vitreous.cli.features import WRITERS, require
+    from vitreous.files.writing import replacing  # here: torch takes seconds, a wrong option should not
     from vitreous.predictor import Failure
 
     require(suffix)

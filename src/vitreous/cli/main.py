@@ -179,7 +179,7 @@ def _one_line(error: Exception, traceback_shown: bool) -> str:
             text += ". Run the same command with --traceback, and report what it prints"
     text = " ".join(line.strip() for line in text.splitlines())
     if not text.isprintable():
-        from vitreous.data.listing import printable  # here: most errors have nothing to hide
+        from vitreous.files.text import printable  # here: most errors have nothing to hide
 
         text = printable(text)
     return text

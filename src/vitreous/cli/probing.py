@@ -12,11 +12,11 @@ from rich.text import Text
 
 from vitreous.checkpoint.artifact import ModelInfo
 from vitreous.cli.terminal import bar, write_document
-from vitreous.data.listing import visible
 from vitreous.data.sources import ImageData
 from vitreous.errors import DataError
 from vitreous.evaluate.fewshot import FewShot
 from vitreous.evaluate.probes import ProbeReport
+from vitreous.files.text import visible
 from vitreous.predictor import Classifier, Failure
 
 __all__ = ["features_of", "remarks", "table", "write_json"]

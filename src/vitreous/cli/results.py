@@ -14,9 +14,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from vitreous.checkpoint.atomic import replacing
 from vitreous.cli.terminal import print_table
-from vitreous.data.listing import printable, visible
+from vitreous.files.text import printable, visible
+from vitreous.files.writing import replacing
 from vitreous.predictor import Failure, Prediction
 
 __all__ = ["csv_rows", "writer"]

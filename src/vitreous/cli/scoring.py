@@ -18,11 +18,11 @@ from torch import Tensor
 from vitreous.checkpoint.artifact import ModelInfo
 from vitreous.cli.terminal import bar, write_document
 from vitreous.data.config import DataConfig
-from vitreous.data.listing import printable, visible
 from vitreous.data.sources import ImageData, Split, open_source
 from vitreous.errors import DataError, did_you_mean
 from vitreous.evaluate.calibration import Calibration
 from vitreous.evaluate.metrics import Scores, evaluate, most_confused
+from vitreous.files.text import printable, visible
 from vitreous.predictor import Classifier, Failure
 
 __all__ = [

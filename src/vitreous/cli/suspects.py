@@ -20,10 +20,11 @@ from vitreous.audit.findings import Audit, Finding
 from vitreous.checkpoint.artifact import ModelInfo
 from vitreous.cli.terminal import bar
 from vitreous.data.config import DataConfig
-from vitreous.data.listing import many, visible
+from vitreous.data.listing import many
 from vitreous.data.sources import fingerprint_of
 from vitreous.errors import DataError
 from vitreous.evaluate.confident import FOLDS, cross_validated, suspects
+from vitreous.files.text import visible
 from vitreous.predictor import Classifier, Failure
 
 __all__ = ["split_as_trained", "suspected"]

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from vitreous.checkpoint.atomic import replacing
-from vitreous.data.listing import printable
+from vitreous.files.text import printable
+from vitreous.files.writing import replacing
 
 __all__ = ["bar", "narrate", "number", "print_table", "write_document"]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitreous.errors import DataError
+from vitreous.files.text import visible
 
 __all__ = [
     "SPLIT_NAMES",
@@ -24,8 +25,6 @@ __all__ = [
     "many",
     "ordered_classes",
     "plain_name",
-    "printable",
-    "visible",
 ]
 
 SPLIT_NAMES = {
@@ -34,8 +33,6 @@ SPLIT_NAMES = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 """How people call their splits, in lower case, and what each is called here."""
-
-_JOINERS = "\u200c\u200d"  # inside Persian and Indic words and inside emoji; alone they do nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,33 +85,6 @@ def many(count: int, what: str) -> str:
 def plain_name(name: str) -> str:
     """A class name in one Unicode form: macOS writes 'é' as two characters, others as one."""
     return unicodedata.normalize("NFC", name)
-
-
-def visible(name: str) -> str:
-    """A name with what a terminal or a page would obey or hide made visible, as Python writes it in a string.
-
-    That is: control characters, marks that turn the direction of text, separators of lines, bytes that are no text, and
-    spaces at the ends. Letters of every script and emoji stay as they are, with the joiners that both need.
-    """
-    shown = printable(name)
-    bare = shown.strip(" ")
-    if not bare:
-        return "\\x20" * len(shown)
-    before, after = shown.index(bare), len(shown) - len(bare) - shown.index(bare)
-    return "\\x20" * before + bare + "\\x20" * after
-
-
-def printable(text: str) -> str:
-    """A line for people, with all in it made visible as :func:`visible` does, but for its spaces."""
-    return "".join(char if char.isprintable() or char in _JOINERS else _escaped(char) for char in text)
-
-
-def _escaped(char: str) -> str:
-    """One character as an escape; a byte that was no text as that byte."""
-    code = ord(char)
-    if 0xDC80 <= code <= 0xDCFF:  # how os.fsdecode keeps a byte that is not UTF-8
-        return f"\\x{code - 0xDC00:02x}"
-    return char.encode("unicode_escape").decode("ascii") if code >= 32 or char in "\t\n\r" else f"\\x{code:02x}"
 
 
 def as_line(name: str) -> str:

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from vitreous import __version__
-from vitreous.checkpoint.atomic import replacing
 from vitreous.errors import OutputError
+from vitreous.files.writing import replacing
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["FOLDER", "GraphCache", "digest", "remember_speed", "remembered_speed"]

@@ -16,8 +16,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vitreous.checkpoint.atomic import replacing
 from vitreous.data.preprocess import EvalPipeline
+from vitreous.files.writing import replacing
 from vitreous.train.lettering import Lettering
 
 __all__ = ["save_batch_picture"]

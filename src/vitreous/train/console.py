@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from vitreous.data.listing import printable, visible
+from vitreous.files.text import printable, visible
 
 __all__ = ["View", "duration"]
 

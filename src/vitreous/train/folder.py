@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vitreous.checkpoint.atomic import replacing
 from vitreous.errors import OutputError, UsageError
+from vitreous.files.writing import replacing
 from vitreous.train.config import RunConfig
 from vitreous.train.lock import Lock, locked
 
 __all__ = ["Place", "choose_folder", "differing", "held", "is_finished", "recipe_text", "write_text"]
 
 _TRACES = ("recipe.yaml", "metrics.csv", "last.ckpt", "previous.ckpt", "model.safetensors", "report.json")
-_LEFT_OVER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")  # as checkpoint/atomic.py names what it has not finished
+_LEFT_OVER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")  # as files/writing.py names what it has not finished
 
 # What two runs may differ in and still be one: where things are, how they are read and written, what follows the run.
 # Device and precision are compared as they were chosen.

@@ -16,10 +16,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from vitreous.checkpoint.artifact import ModelInfo, save_model
-from vitreous.checkpoint.atomic import replacing
 from vitreous.data.sources import Split
 from vitreous.errors import NonFiniteError
 from vitreous.evaluate.metrics import Scores
+from vitreous.files.writing import replacing
 from vitreous.train.finite import NonFiniteStepError
 from vitreous.train.machine import describe_machine, versions
 from vitreous.train.pictures import draw_confusion

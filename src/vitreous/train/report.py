@@ -42,10 +42,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.checkpoint.atomic import replacing
 from vitreous.errors import DataError, OutputError, VitreousError
 from vitreous.evaluate.calibration import Calibration, calibrate, fit_temperature, reliability
 from vitreous.evaluate.metrics import Scores, evaluate, most_confused, worst_mistakes
+from vitreous.files.writing import replacing
 from vitreous.train import pictures
 from vitreous.train.machine import Machine, describe_machine, versions
 

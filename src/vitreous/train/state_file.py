@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.checkpoint.atomic import replacing
 from vitreous.errors import CheckpointError
+from vitreous.files.writing import replacing
 
 __all__ = ["read_state", "write_state"]
 
