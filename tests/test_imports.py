@@ -40,6 +40,7 @@ FLOORS = {
 # Arrows between rooms of one floor, each with its reason.
 DRAWN: dict[tuple[str, str], str] = {
     ("files", "errors"): "what cannot be written is one of the errors",
+    ("errors", "files"): "an error's message is text on its way to a terminal (files/text.py, which imports nothing)",
     ("predictor", "engines"): "the predictor has an engine compute; engines know nothing of pictures' files and labels",
     ("engines", "train"): "train/machine.py says what is fast here, train/shares.py has threads compute it",
 }

@@ -14,8 +14,9 @@ VitreousError (exit 1)
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
+
+from vitreous.files.text import LONGEST, printable, visible
 
 __all__ = [
     "CheckpointError",
@@ -31,14 +32,21 @@ __all__ = [
 ]
 
 
-_LONGEST = 1600  # characters
-_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")  # control, line and direction
+_LONGEST = 1600  # characters of a message
 
 
 class VitreousError(Exception):
-    """Base of all errors raised on purpose. The message names the value, the limit and the remedy."""
+    """Base of all errors raised on purpose. The message names the value, the limit and the remedy.
+
+    The message may cite what a stranger's file says: it is kept to a bounded length, without its middle where it is
+    longer, and characters that would steer a terminal are spelled out.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        """Keep the message to what may be shown; line feeds in it are the author's."""
+        super().__init__("\n".join(printable(line, _LONGEST) for line in message.split("\n", maxsplit=99)))
 
 
 class UsageError(VitreousError):
@@ -58,14 +66,12 @@ class DataError(VitreousError):
 class CheckpointError(VitreousError):
     """A model file is damaged, foreign, of another format version, or does not fit the model.
 
-    The message may cite what a stranger's file says: it is kept to one line of bounded length, and characters that
-    would steer a terminal are spelled out.
+    A line feed in the message is the file's, and is spelled out too.
     """
 
-    def __init__(self, message: str) -> None:
-        """Keep the message to what may be shown."""
-        text = _STEERING.sub(lambda found: repr(found[0])[1:-1], message)
-        super().__init__(text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}")
+    def __init__(self, message: str = "") -> None:
+        """Keep the message to one line that may be shown."""
+        super().__init__(printable(message, _LONGEST))
 
 
 class TrainingError(VitreousError):
@@ -86,5 +92,7 @@ class MissingExtraError(VitreousError):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the nearest known word, or an empty string where none is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.55)
-    return f" Did you mean '{near[0]}'?" if near else ""
+    if len(word) > LONGEST:  # nobody typed that, and the time that it takes grows with its square
+        return ""
+    near = difflib.get_close_matches(word, [one for one in known if len(one) <= LONGEST], n=1, cutoff=0.55)
+    return f" Did you mean '{visible(near[0])}'?" if near else ""

@@ -96,9 +96,12 @@ def test_a_library_that_computes_otherwise_leaves_nothing(model_file, tmp_path, 
 def test_an_existing_destination_is_kept_unless_told(model_file, tmp_path, capfd):
     (tmp_path / "t").mkdir()
     (tmp_path / "t/mine").write_text("mine")
-    assert convert(model_file, tmp_path / "t", "--to", "timm") == 1
+    assert convert(model_file, tmp_path / "t", "--to", "timm") == 2
     assert "exists already: --overwrite" in capfd.readouterr().err
+    assert convert(model_file, tmp_path / "t", "--to", "timm", "--overwrite") == 2
+    assert "holds other files (mine), which --overwrite would delete" in capfd.readouterr().err
     assert (tmp_path / "t/mine").read_text() == "mine"
+    (tmp_path / "t/mine").rename(tmp_path / "t/config.json")
     assert convert(model_file, tmp_path / "t", "--to", "timm", "--overwrite") == 0
     assert sorted(os.listdir(tmp_path / "t")) == ["config.json", "model.safetensors"]
     assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "t"]

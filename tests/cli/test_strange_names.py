@@ -14,24 +14,22 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from vitreous.checkpoint.artifact import ModelInfo, save_model
 from vitreous.cli.main import main
+from vitreous.data.config import PreprocessConfig
 from vitreous.data.listing import plain_name
-from vitreous.files.text import visible
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.files.text import csv_cell, visible
+from vitreous.model.config import ViTConfig
+from vitreous.model.vit import VisionTransformer
 
 pytestmark = pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="only Linux allows all such names")
 
 NAMES = (
-    *(
-        'quo"te',
-        "it's; $(true) `x`",
-        "new\nline",
-        "tab\tbed\rback",
-        "com,ma",
-        "<script>alert(1)<b>",
-        "[bold]red[b]",
-    ),
+    *('quo"te', "it's; $(true) `x`", "new\nline", "tab\tbed\rback", "com,ma", "<script>alert(1)<b>", "[bold]red[b]"),
     *("\x1b[31mred\x1b]0;title\x07", "\u202egnp.exe", "\U0001f33b\U0001f468\u200d\U0001f33e", os.fsdecode(b"\xff\xfe")),
-    *("-dash", "--help", "=1+1", "%s{0}%", "\u00fc" * 100, " spaces ", "# no comment", "\x85\u2028\x9b31m"),
+    *("-dash", "--help", "=1+1", "+SUM(A1)", "@cmd|'!A0", "a;=1+1", "$x^2$", "%s{0}%", "\u00fc" * 100, " spaces "),
+    *("# no comment", "\x85\u2028\x9b31m"),
 )
 CLASSES = tuple(sorted(plain_name(name) for name in NAMES))
 EACH = 4  # pictures
@@ -91,18 +89,25 @@ def paths_of(strange: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_predictions_come_back_exactly(vitreous, strange, trained, form):
+def test_predictions_come_back(vitreous, strange, trained, form):
+    """JSON gives every name exactly; CSV, which spreadsheets open, gives each as it is shown."""
     out = strange / f"out.{form}"
-    run = vitreous("predict", strange / "run", strange / "set", "--device=cpu", "--top-k=19", "-o", out)
+    top_k = f"--top-k={len(CLASSES)}"
+    run = vitreous("predict", strange / "run", strange / "set", "--device=cpu", top_k, "-o", out)
     assert run.returncode == 0, run.stderr
     tame(run.stdout + run.stderr)
-    with open(out, encoding="utf-8", errors="surrogateescape", newline="") as file:
+    tame(out.read_text(encoding="utf-8"))
+    with open(out, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file)) if form == "csv" else [json.loads(line) for line in file]
-    assert sorted(row["path"] for row in rows) == paths_of(strange)
+    shown = csv_cell if form == "csv" else str
+    assert sorted(row["path"] for row in rows) == sorted(map(shown, paths_of(strange)))
     for row in rows:
         ranks = [""] + [f"_{n}" for n in range(2, len(CLASSES) + 1)]
         top = [row[f"label{rank}"] for rank in ranks] if form == "csv" else [each["label"] for each in row["top"]]
-        assert sorted(top) == list(CLASSES)
+        assert sorted(top) == sorted(map(shown, CLASSES))
+    if form == "csv":
+        run = vitreous("predict", strange / "run", strange / "set", "--device=cpu", top_k, "--format=csv")
+        assert tame(run.stdout) == out.read_text(encoding="utf-8")
 
 
 def test_tables_and_errors_are_tame(vitreous, strange, trained):
@@ -116,7 +121,7 @@ def test_tables_and_errors_are_tame(vitreous, strange, trained):
     assert run.stderr.count("\n") == len(NAMES) + 2
     for name in NAMES:
         assert visible(f"{broken}/{name}.png") in run.stderr
-    one = vitreous("predict", strange / "run", paths_of(strange)[0], "--device=cpu", "--top-k=19")
+    one = vitreous("predict", strange / "run", paths_of(strange)[0], "--device=cpu", "--top-k=99")
     assert one.returncode == 0
     assert len(tame(one.stdout).splitlines()) == 1 + len(CLASSES)
     for words in (("predict", strange / "run", broken / "\x1b[31m*.png"), ("train", broken), ("train", "\x1b[1m")):
@@ -147,8 +152,8 @@ def test_embeddings_keep_paths(vitreous, strange, trained, tmp_path):
     run = vitreous("embed", strange / "run", strange / "set", "-o", tmp_path / "e.csv", "--device=cpu")
     assert run.returncode == 0, run.stderr
     tame(run.stdout + run.stderr)
-    with open(tmp_path / "e.csv", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        assert sorted(row["path"] for row in csv.DictReader(file)) == paths_of(strange)
+    with open(tmp_path / "e.csv", encoding="utf-8", newline="") as file:
+        assert sorted(row["path"] for row in csv.DictReader(file)) == sorted(map(csv_cell, paths_of(strange)))
     run = vitreous("embed", strange / "run", strange / "set", "-o", tmp_path / "e.npz", "--device=cpu")
     names = [os.fsencode(path).decode("utf-8", "backslashreplace") for path in paths_of(strange)]
     assert sorted(np.load(tmp_path / "e.npz")["path"].tolist()) == sorted(names)
@@ -173,3 +178,69 @@ def test_probing_and_auditing_say_no_raw_name(vitreous, strange, trained, tmp_pa
     assert tame((tmp_path / "out.txt").read_text(encoding="utf-8"))
     again = vitreous("audit", "set", "--exclude=out.txt", "--strict")
     assert again.returncode == 0, again.stdout
+
+
+CLASSES_OF_A_FILE = (
+    "\x00nul",
+    "\ud800half",
+    "\x1b]0;t\x07",
+    "\u202eevil",
+    "=1+1",
+    "-2",
+    "x" * 10_000_000,
+    "</title>",
+    "犬",
+    "b",
+)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory) -> Path:
+    """A model file whose classes no file system could hold, one of them of 10 MB; and a set of two of its classes."""
+    place = tmp_path_factory.mktemp("hostile")
+    model = VisionTransformer(
+        ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, width=8, depth=1, heads=1, mlp_dim=8)
+    )
+    pipeline = EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
+    save_model(place / "m.safetensors", model, ModelInfo(CLASSES_OF_A_FILE, pipeline))
+    for n, name in enumerate(("犬", "b", "犬", "b", "c")):
+        (place / "set" / name).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 40 * n).save(place / "set" / name / f"{n}.png")
+    return place
+
+
+@pytest.mark.parametrize("words", [(), ("--format=csv",), ("--format=jsonl",), ("--json=-",)], ids=" ".join)
+def test_predictions_of_a_hostile_model_are_tame(vitreous, hostile, words):
+    run = vitreous("predict", hostile / "m.safetensors", hostile / "set", "--top-k=10", "--device=cpu", *words)
+    assert run.returncode == 0, run.stderr
+    tame(run.stderr)
+    tame(run.stdout)
+    if words == ():
+        assert len(run.stdout) < 50_000
+        assert re.search(r"x\.\.\.\(9,999,\d{3} more\)\.\.\.x", run.stdout)
+    elif words == ("--format=csv",):
+        rows = list(csv.reader(run.stdout.splitlines()))
+        assert {cell for row in rows[1:] for cell in row[1:-1:2]} == set(map(csv_cell, CLASSES_OF_A_FILE))
+    else:
+        rows = [json.loads(line) for line in run.stdout.splitlines()] if words != ("--json=-",) else None
+        rows = rows or json.loads(run.stdout)["predictions"]
+        assert {each["label"] for row in rows for each in row["top"]} == set(CLASSES_OF_A_FILE)
+
+
+def test_a_huge_class_name_makes_no_huge_error(vitreous, hostile):
+    run = vitreous("evaluate", hostile / "m.safetensors", hostile / "set", "--device=cpu", "--split=all")
+    assert run.returncode == 1
+    assert tame(run.stderr).count("\n") == 1
+    assert len(run.stderr) < 2500
+    assert "1 of the 3 classes in set are unknown to the model: c." in run.stderr
+
+
+def test_the_title_of_a_page_has_no_markup(vitreous, tmp_path):
+    folder = tmp_path / "a<b>\u202e"
+    for label in "ab":
+        (folder / label).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(folder / label / "x.png")
+    assert vitreous("audit", folder, "--html=page.html").returncode == 0
+    title = re.search("<title>(.*)</title>", (tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert title
+    assert title[1] == "Audit of a&lt;b&gt;\\u202e"

@@ -20,13 +20,14 @@ from vitreous.audit.watch import cores
 from vitreous.data.pictures import open_picture, read_picture
 from vitreous.data.scan import Progress
 from vitreous.errors import DataError
-from vitreous.files.text import visible
+from vitreous.files.text import LONGEST, html_text
 
 __all__ = ["page"]
 
 _SIDE = 128  # pixels of a thumbnail's longer side
 _MOST = 1500  # thumbnails in a page: 6 MB
 _IN_ROW = 12  # pictures of one finding that are shown; the others are named
+_LONGEST_LINE = 4000  # characters of a sentence, in which several names may stand
 _OPEN = 200  # findings of a kind that are listed unfolded
 
 _HEAD = """\
@@ -84,12 +85,12 @@ def page(result: Audit, progress: Progress = lambda done, total: None) -> Iterat
         progress: Called with (done, total) while thumbnails are made.
     """
     thumbs = _thumbs(result, progress)
-    yield _HEAD.format(title=_safe(result.name))
+    yield _HEAD.format(title=html_text(result.name))  # a title has no markup
     yield f"<h1>Audit of {_safe(result.name)}</h1>\n"
     counts = ", ".join(f"{count:,} {level}{'s' if count != 1 else ''}" for level, count in result.counts().items())
     yield f'<p class="soft">{len(result.pictures):,} pictures: {counts}.</p>\n'
     for note in result.notes:
-        yield f"<p>{_safe(note)}</p>\n"
+        yield f"<p>{_safe(note, _LONGEST_LINE)}</p>\n"
     yield from _contents(result)
     for name, findings in result.of_kind().items():
         kind = KINDS[name]
@@ -128,7 +129,7 @@ def _cards(result: Audit, findings: Sequence[Finding], thumbs: dict[int, str]) -
     for finding in findings:
         yield "<li>"
         if finding.text:
-            yield f'<p class="what">{_safe(finding.text)}</p>'
+            yield f'<p class="what">{_safe(finding.text, _LONGEST_LINE)}</p>'
         shown, rest = finding.pictures[:_IN_ROW], finding.pictures[_IN_ROW:]
         if shown:
             yield '<ul class="row">'
@@ -149,9 +150,9 @@ def _figure(picture: Picture, thumb: str | None, dropped: bool) -> str:
     return f'<li>{image}<span class="name">{_safe(picture.name)}</span><span class="name">{label}</span>{left_out}</li>'
 
 
-def _safe(text: str) -> str:
+def _safe(text: str, limit: int = LONGEST) -> str:
     """Text of users as markup: visible, escaped, and apart from the direction of the text around it."""
-    return f"<bdi>{html.escape(visible(text))}</bdi>"
+    return f"<bdi>{html_text(text, limit)}</bdi>"
 
 
 def _thumbs(result: Audit, progress: Progress) -> dict[int, str]:

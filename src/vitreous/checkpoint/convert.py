@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from sklearn.datasets import load_sample_image
@@ -18,15 +18,18 @@ from vitreous.checkpoint.adapters.common import few
 from vitreous.checkpoint.artifact import save_model
 from vitreous.checkpoint.opening import Opened, OpenOptions, open_fully
 from vitreous.checkpoint.witness import witness
-from vitreous.checkpoint.writing import adopted, export, layout_of_files, write_files
+from vitreous.checkpoint.writing import FILES, adopted, export, layout_of_files, write_files
 from vitreous.data.pictures import read_picture
 from vitreous.errors import CheckpointError, OutputError, UsageError
+from vitreous.files.writing import Outputs
 from vitreous.model.config import pair
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["Comparison", "Conversion", "Family", "convert"]
 
 Family = Literal["google", "timm", "huggingface", "torchvision", "vitreous"]
+_WITH_SIDECAR = ("google", "torchvision")  # families whose files have no room for classes and sizes
+_DOCUMENTS = ("config.json", "preprocessor_config.json")
 BOUND = 1e-5
 HYBRID_BOUND = 3e-5  # its group norms add up in another order
 """Largest difference of two logits that a conversion may make, relative to the largest logit."""
@@ -63,6 +66,10 @@ class Conversion:
     notes: list[str]
     comparisons: list[Comparison]
 
+    def to_dict(self) -> dict[str, Any]:
+        """The proof as plain JSON values; each comparison has `by`, `picture` and `noise`."""
+        return {**asdict(self), "files": [str(file) for file in self.files]}
+
 
 def convert(
     source: str | os.PathLike[str],
@@ -86,14 +93,19 @@ def convert(
     Raises:
         CheckpointError: If the source cannot be used, the family cannot express it, or what was written does not give
             the source's logits. Nothing is left at the destination then.
-        OutputError: If the destination exists, or cannot be written.
+        UsageError: If the destination exists, is read by this conversion, or is a folder with other files in it.
+        OutputError: If the destination cannot be written.
     """
     target = Path(destination).expanduser()
     weights, is_folder = layout_of_files(to, target)
-    if target.exists() and not overwrite:
-        raise OutputError(f"'{target}' exists already: --overwrite replaces it, or name another destination")
-    if not target.parent.is_dir():
-        raise OutputError(f"cannot write '{target}': the folder '{target.parent}' does not exist")
+    outputs = Outputs(overwrite)
+    outputs.reads(each=lambda: _files_of(source))
+    if is_folder:
+        _claim_folder(target, source, overwrite)
+    else:
+        outputs.claim("DST", target)
+        if to in _WITH_SIDECAR:
+            outputs.claim("the description beside DST", weights.with_suffix(".json"))
     opened = open_fully(source, options or OpenOptions())
     for reason in opened.reasons:
         tell(reason)
@@ -105,7 +117,7 @@ def convert(
         aside.mkdir()
         files = _write(used, to, aside / weights.name)
         comparisons = _compare(opened, used, to, aside / weights.name, tell)
-        _install(aside, target, is_folder, files)
+        _install(aside, target, is_folder, files, outputs)
     except OSError as error:
         raise OutputError(f"cannot write '{target}': {error.strerror or error}") from error
     finally:
@@ -120,14 +132,45 @@ def _write(opened: Opened, to: str, weights: Path) -> list[Path]:
     return write_files(export(opened, to), to, weights)
 
 
-def _install(aside: Path, target: Path, is_folder: bool, files: list[Path]) -> None:
+def _files_of(source: str | os.PathLike[str]) -> Iterable[Path]:
+    """The files that a source may be read from, as far as they lie where the user says."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path.iterdir()
+    return (path, path.with_suffix(".json"), *(path.parent / name for name in _DOCUMENTS)) if path.is_file() else ()
+
+
+def _claim_folder(target: Path, source: str | os.PathLike[str], overwrite: bool) -> None:
+    """Check that a folder may be written: only one that an earlier conversion left is ever replaced.
+
+    Raises:
+        UsageError: If it is there already and may not be replaced, or holds the source or files of other programs.
+        OutputError: If it cannot be made.
+    """
+    if not target.parent.is_dir():
+        raise OutputError(f"cannot write '{target}': the folder '{target.parent}' does not exist")
+    if not os.path.lexists(target):
+        return
+    if not overwrite:
+        raise UsageError(f"'{target}' exists already: --overwrite replaces it, or name another destination")
+    within = target.resolve()
+    if any(within in (file.resolve(), *file.resolve().parents) for file in _files_of(source)):
+        raise UsageError(f"'{target}' holds what this command reads: name another destination")
+    kept = {name for name, _ in FILES.values()} | set(_DOCUMENTS)
+    others = sorted(file.name for file in target.iterdir() if file.name not in kept) if target.is_dir() else []
+    if others or not target.is_dir():
+        what = f"holds other files ({few(others)})" if others else "is no folder"
+        raise UsageError(f"'{target}' {what}, which --overwrite would delete: name another destination")
+
+
+def _install(aside: Path, target: Path, is_folder: bool, files: list[Path], outputs: Outputs) -> None:
     """Put what was written in its place by renaming; what lay there before goes only then."""
     if not is_folder:
-        if target.is_dir():
-            raise UsageError(f"'{target}' is a folder: remove it, or name another destination")
         for file in reversed(files):  # the weights last: they are what others look for
-            os.replace(file, target.parent / file.name)
+            with outputs.replacing(target.parent / file.name) as place:
+                os.replace(file, place)
         return
+    target = target.resolve()  # a link to a folder stays one
     old = aside.with_suffix(".old")
     if target.exists():
         os.replace(target, old)

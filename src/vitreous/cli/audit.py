@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous.cli.opening import MODEL_HELP, add_size_options, opened
+from vitreous.cli.outputs import JSON_HELP, add_overwrite, files_of_data, files_of_model, outputs, write_document
 from vitreous.cli.parsing import Parser
-from vitreous.cli.terminal import bar, narrate, print_table, write_document
+from vitreous.cli.terminal import bar, narrate, print_table
 
 if TYPE_CHECKING:
     from vitreous.audit.findings import Audit
@@ -41,7 +42,8 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("data", type=str, metavar="DATA", help="a folder, a .csv or .parquet manifest, or a known set, as for training")
     add("--html", type=str, metavar="FILE", help="write a page with thumbnails, complete in one file")
-    add("--json", type=str, metavar="FILE", help="write every finding there; - is standard output")
+    add("--json", type=str, metavar="FILE", help=JSON_HELP)
+    add_overwrite(parser)
     add("--write-exclude", type=str, metavar="FILE", help="write the pictures to leave out, for train --exclude")
     add("--exclude", type=str, metavar="FILE", help="audit what is left after such a list")
     add("--model", type=str, metavar="MODEL", help=f"also look for wrong labels with it: {MODEL_HELP}")
@@ -59,9 +61,14 @@ def _parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     """Run the verb; 1 if there is an error and --strict asked for that."""
     options = _parser().parse_args(argv)
+    files = outputs(
+        options,
+        each=(files_of_data(options.data, options.data_dir, options.exclude), files_of_model(options.model)),
+    )
+    for option in ("html", "json", "write_exclude"):
+        files.claim(f"--{option.replace('_', '-')}", options[option])
     from vitreous.audit.run import audit, exclusions  # here: a wrong option should not wait for libraries
     from vitreous.data.config import DataConfig
-    from vitreous.files.writing import replacing
 
     config = DataConfig(options.data, dir=options.data_dir or DataConfig.dir, exclude=options.exclude)
     classifier = None
@@ -75,20 +82,21 @@ def run(argv: Sequence[str]) -> int:
     result, copies = audit(config, workers=options.workers, fresh=options.fresh, bar=bar)
     if classifier is not None:
         result.add(suspected(result, copies, classifier, options.batch_size))
+    files.reads(each=lambda: (picture.path for picture in result.pictures if picture.path))
     for note in result.notes:
         narrate(note)
     if options.json != "-":
         print_table(_table(result, options.show))
         narrate(_last_line(result))
     if options.json:
-        write_document(options.json, result.to_dict())
+        write_document(files, options.json, result.to_dict())
     if options.html:
         from vitreous.audit.page import page
 
-        with bar("page") as at, replacing(options.html) as path, open(path, "w", encoding="utf-8") as file:
+        with bar("page") as at, files.replacing(options.html) as path, open(path, "w", encoding="utf-8") as file:
             file.writelines(page(result, at))
     if options.write_exclude:
-        with replacing(options.write_exclude) as path:
+        with files.replacing(options.write_exclude) as path:
             path.write_text("\n".join(exclusions(result)) + "\n", encoding="utf-8")
         count = len({result.pictures[n].name for one in result.findings for n in one.drop})
         narrate(f"{options.write_exclude}: {count:,} to leave out; vitreous train {options.data} --exclude it")

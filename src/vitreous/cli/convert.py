@@ -9,8 +9,10 @@ from typing import Literal
 from jsonargparse.typing import PositiveInt
 
 from vitreous.cli.opening import Resample, size_in_pixels
+from vitreous.cli.outputs import JSON_HELP, files_of_model, outputs, write_document
 from vitreous.cli.parsing import Parser
 from vitreous.cli.terminal import narrate
+from vitreous.files.text import visible
 
 __all__ = ["run"]
 
@@ -68,7 +70,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--source-size", type=str, metavar="N", help="pixels that the source's positions are for, where it does not say"
     )
-    parser.add_argument("--overwrite", type=bool, default=False, help="replace what lies at DST")
+    parser.add_argument("--json", type=str, metavar="FILE", help=JSON_HELP.replace("every number", "the proof"))
+    parser.add_argument("--overwrite", type=bool, default=False, help="replace what lies at DST, and FILE of --json")
     return parser
 
 
@@ -90,6 +93,11 @@ def run(argv: Sequence[str]) -> int:
         heads=options.heads,
         source_size=source_size,
     )
+    files = outputs(options, each=(files_of_model(options.source),))
+    files.claim("--json", options.json)
     done = convert(options.source, options.destination, options.to, asked, overwrite=options.overwrite, tell=narrate)
-    narrate("wrote " + "  ".join(str(file) for file in done.files))
+    narrate("wrote " + "  ".join(visible(str(file)) for file in done.files))
+    if options.json:
+        about = {"source": options.source, "destination": options.destination, "to": options.to}
+        write_document(files, options.json, {**about, **done.to_dict()})
     return 0

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 
 from jsonargparse.typing import PositiveInt
 
-from vitreous.cli.inputs import expand
-from vitreous.cli.opening import MODEL_HELP, add_engine_options, add_size_options, opened, pace
+from vitreous.cli.inputs import expand, files_of_images
+from vitreous.cli.opening import MODEL_HELP, add_engine_options, add_size_options, computed_by, opened, pace
+from vitreous.cli.outputs import JSON_HELP, add_overwrite, files_of_model, outputs, write_document
 from vitreous.cli.parsing import Parser
 from vitreous.cli.terminal import bar, narrate
 from vitreous.errors import UsageError
+from vitreous.files.text import visible
 
 __all__ = ["run"]
 
@@ -43,6 +45,8 @@ def _parser() -> Parser:
         help=".parquet: columns path (string) and embedding (list of F floats). .csv: path, f0, f1, ... .npz: arrays "
         "path (n) and embedding (n, F). .npy: the array (n, F) alone, in the order of the pictures that can be read",
     )
+    parser.add_argument("--json", type=str, metavar="FILE", help=JSON_HELP.replace("every number", "a summary"))
+    add_overwrite(parser)
     parser.add_argument("--batch-size", type=PositiveInt, default=32, help="pictures per forward pass")
     parser.add_argument("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
     add_engine_options(parser)
@@ -56,27 +60,46 @@ def run(argv: Sequence[str]) -> int:
     suffix = os.path.splitext(options.output)[1].lower()
     if suffix not in _FORMATS:
         raise UsageError(f"-o is '{options.output}': its extension must be one of {', '.join(_FORMATS)}")
-    from vitreous.cli.features import WRITERS, require
-    from vitreous.files.writing import replacing  # here: torch takes seconds, a wrong option should not
+    files = outputs(options, each=(files_of_model(options.model), files_of_images(options.images)))
+    files.claim("-o", options.output)
+    files.claim("--json", options.json)
+    from vitreous.cli.features import WRITERS, require  # here: torch takes seconds, a wrong option should not
     from vitreous.predictor import Failure
 
     require(suffix)
     classifier = opened(options)
     paths = expand(options.images)
+    files.reads(each=lambda: paths)
     engine = classifier.prepare(len(paths), options.batch_size)
     written, start = 0, time.perf_counter()
-    with replacing(options.output) as path, WRITERS[suffix](path, classifier.features) as write, bar("embed") as at:
+    failures: list[dict[str, str]] = []
+    with (
+        files.replacing(options.output) as path,
+        WRITERS[suffix](path, classifier.features) as write,
+        bar("embed") as at,
+    ):
         for done, result in enumerate(classifier.embed_stream(paths, options.batch_size), start=1):
             at(done, len(paths))
             if isinstance(result, Failure):
-                narrate(f"vitreous: {result.name}: {result.reason}")
+                failures.append({"path": result.name, "error": result.reason})
+                narrate(f"vitreous: {visible(result.name)}: {result.reason}")
             else:
                 write(result)
                 written += 1
+    seconds = time.perf_counter() - start
     if written:
-        narrate(pace(written, time.perf_counter() - start, classifier, engine))
+        narrate(pace(written, seconds, classifier, engine))
     narrate(f"{written:,} vectors of {classifier.features} numbers in {options.output}")
     failed = len(paths) - written
     if failed:
         narrate(f"vitreous: {failed:,} of {len(paths):,} pictures could not be read")
+    if options.json:
+        about = {
+            "model": options.model,
+            "output": options.output,
+            "features": classifier.features,
+            "images": len(paths),
+        }
+        how = {"written": written, "failures": failures, "seconds": seconds}
+        write_document(files, options.json, {**about, **how, "computed_by": computed_by(classifier, engine)})
     return 1 if failed else 0

@@ -9,6 +9,7 @@ from typing import Literal
 from jsonargparse.typing import PositiveInt
 
 from vitreous.cli.opening import MODEL_HELP, add_engine_options, add_size_options, computed_by, opened, pace
+from vitreous.cli.outputs import JSON_HELP, add_overwrite, files_of_data, files_of_model, outputs
 from vitreous.cli.parsing import Parser
 from vitreous.cli.terminal import narrate, print_table
 
@@ -39,7 +40,8 @@ def _parser() -> Parser:
         help="which pictures, if not those said above",
     )
     parser.add_argument("--data-dir", type=str, metavar="DIR", help="where the known sets are [~/.cache/vitreous]")
-    parser.add_argument("--json", type=str, metavar="FILE", help="write every number there; - is standard output")
+    parser.add_argument("--json", type=str, metavar="FILE", help=JSON_HELP)
+    add_overwrite(parser)
     parser.add_argument("--batch-size", type=PositiveInt, default=32, help="pictures per forward pass")
     parser.add_argument("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
     add_engine_options(parser, "float32", why=" [float32, in which scores of training are computed too]")
@@ -50,6 +52,8 @@ def _parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     """Run the verb."""
     options = _parser().parse_args(argv)
+    files = outputs(options, each=(files_of_model(options.model), files_of_data(options.data, options.data_dir)))
+    files.claim("--json", options.json)
     from vitreous.cli import scoring  # here: torch takes seconds, a wrong option should not
     from vitreous.evaluate.calibration import calibrate
     from vitreous.evaluate.metrics import evaluate
@@ -83,5 +87,5 @@ def run(argv: Sequence[str]) -> int:
     if options.json:
         facts = {"model": options.model, "data": data, "split": name, "classes": classifier.classes}
         how = {**computed_by(classifier, engine), "merge_tokens": options.merge_tokens, "merging": merging}
-        scoring.write_json(options.json, scores, calibration, **facts, computed_by=how)
+        scoring.write_json(files, options.json, scores, calibration, **facts, computed_by=how)
     return 0

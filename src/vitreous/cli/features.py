@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.cli.results import csv_rows
 from vitreous.errors import MissingExtraError
+from vitreous.files.text import csv_line, printable
 from vitreous.predictor import Embedding
 
 __all__ = ["WRITERS", "require"]
@@ -62,12 +62,11 @@ def _parquet(path: Path, length: int) -> Iterator[Write]:
 @contextmanager
 def _csv(path: Path, length: int) -> Iterator[Write]:
     """A header, then a row each: path, f0, f1, ...; as many digits as float32 needs to come back the same."""
-    with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as stream:
-        rows = csv_rows(stream)
-        rows.writerow(["path", *(f"f{n}" for n in range(length))])
+    with open(path, "w", newline="", encoding="utf-8") as stream:
+        stream.write(csv_line(["path", *(f"f{n}" for n in range(length))]))
 
         def write(result: Embedding) -> None:
-            rows.writerow([result.name, *(str(number) for number in result.vector)])
+            stream.write(csv_line([result.name, *result.vector]))
 
         yield write
 
@@ -106,4 +105,7 @@ def _stacked(held: list[Embedding], length: int) -> np.ndarray[tuple[int, ...], 
 
 def _text(name: str) -> str:
     """A name as valid text: bytes that are none are written in hex, since these formats hold nothing else."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    try:
+        return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # half of a character, which no file system gives
+        return printable(name)

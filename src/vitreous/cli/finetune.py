@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from vitreous.cli.opening import size_in_pixels
@@ -67,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
     return carry_out(argv, configure)
 
 
-def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], str | None]:
+def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], Mapping[str, Any]]:
     """Resolve the words of the command: protocol, then --config, then every other option.
 
     Returns:
@@ -102,7 +102,7 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], str | Non
     config = overlaid(overlaid(config, stored), typed)
     anew = "source" in typed.get("data", {}) or "source" in typed.get("tune", {})
     given = given_fields([typed] if anew else [typed, stored])
-    return dataclasses.replace(config, recipe=name), given, typed.get("show_batch")
+    return dataclasses.replace(config, recipe=name), given, typed
 
 
 def _parser() -> Parser:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from vitreous.errors import DataError, UsageError
+from vitreous.errors import DataError, UsageError, VitreousError
 
-__all__ = ["expand"]
+__all__ = ["expand", "files_of_images"]
 
 
 def expand(words: Iterable[str]) -> list[str]:
@@ -26,6 +27,20 @@ def expand(words: Iterable[str]) -> list[str]:
         UsageError: If ``-`` is given while standard input is a terminal.
     """
     return [path for word in words for path in _expand_one(word)]
+
+
+def files_of_images(words: Sequence[str]) -> Callable[[], Iterable[str | int]]:
+    """Return what lists the files that words mean, for a command that must not write them; standard input is 0."""
+
+    def files() -> Iterable[str | int]:
+        for word in words:
+            if word == "-":
+                yield 0
+            else:
+                with contextlib.suppress(VitreousError):  # nothing found: that is told where images are opened
+                    yield from _expand_one(word)
+
+    return files
 
 
 def _expand_one(word: str) -> Iterator[str]:

@@ -19,6 +19,7 @@ from typing import TextIO
 
 from vitreous import __version__
 from vitreous.errors import UsageError, VitreousError, did_you_mean
+from vitreous.files.text import printable
 
 __all__ = ["HELP", "VERBS", "main"]
 
@@ -73,6 +74,7 @@ Start here
   --traceback    where an error came from, in full: for reporting a bug
 """
 
+_LONGEST = 2000  # characters of an error's line: a word or two more than an error itself may have
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _PIPE_CLOSED = 141  # 128 + SIGPIPE: the reader of our output, such as `head`, went away
 
@@ -177,12 +179,7 @@ def _one_line(error: Exception, traceback_shown: bool) -> str:
         text = f"this is a bug in vitreous {__version__}: {type(error).__name__}: {error}"
         if not traceback_shown:
             text += ". Run the same command with --traceback, and report what it prints"
-    text = " ".join(line.strip() for line in text.splitlines())
-    if not text.isprintable():
-        from vitreous.files.text import printable  # here: most errors have nothing to hide
-
-        text = printable(text)
-    return text
+    return printable(" ".join(line.strip() for line in text.split("\n")), _LONGEST)
 
 
 def _accept_any_name(stream: TextIO) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from vitreous.cli.terminal import number, print_table, write_document
+from vitreous.cli.outputs import files_of_data, files_of_model, outputs, write_document
+from vitreous.cli.terminal import number, print_table
 from vitreous.cli.train import process_started, resolve, train_parser
 from vitreous.errors import UsageError
 
@@ -37,15 +38,17 @@ def run(argv: Sequence[str]) -> int:
     end = argv.index("--") if "--" in argv else len(argv)
     words = [word for n, word in enumerate(argv) if n >= end or word != "--resume"]
     parser = train_parser("plan", "DATA [--json FILE] [options of vitreous train]", _HELP)
-    parser.add_argument("--json", type=str | None, metavar="FILE", help="write all figures there too; - for stdout")
     config, given, typed = resolve(words, parser)
     if typed.get("show_batch") or typed.get("print_config"):
         raise UsageError("--show-batch and --print-config train nothing, so there is nothing to plan: leave them away")
+    where = files_of_data(config.data.source, config.data.dir, config.data.exclude)
+    files = outputs(typed, each=(where, files_of_model(config.tune.source)))
+    files.claim("--json", typed.get("json"))
     from vitreous.train.plan import plan  # here: torch takes seconds, a typo should not
 
     found = plan(config, keep=given, started=process_started())
     if typed.get("json"):
-        write_document(str(typed["json"]), found.to_dict())
+        write_document(files, str(typed["json"]), found.to_dict())
     if typed.get("json") != "-":
         print_table(_table(found), sys.stdout)
     return 0

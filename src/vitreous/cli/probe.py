@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from jsonargparse.typing import PositiveInt
 
 from vitreous.cli.opening import MODEL_HELP, add_size_options, opened
+from vitreous.cli.outputs import JSON_HELP, add_overwrite, files_of_data, files_of_model, outputs
 from vitreous.cli.parsing import Parser
 from vitreous.cli.terminal import bar, narrate, print_table
 from vitreous.errors import UsageError
@@ -41,7 +42,8 @@ def _parser() -> Parser:
         "--l2", type=float | None, help="few-shot regularisation; not given: chosen on train pictures that are no shots"
     )
     add("--data-dir", type=str, metavar="DIR", help="where the known sets are [~/.cache/vitreous]")
-    add("--json", type=str, metavar="FILE", help="write every number there; - is standard output")
+    add("--json", type=str, metavar="FILE", help=JSON_HELP)
+    add_overwrite(parser)
     add("--batch-size", type=PositiveInt, default=32, help="pictures per forward pass")
     add("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
     add_size_options(parser)
@@ -53,6 +55,8 @@ def run(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     neighbours = _numbers("--k", options.k)
     shots = () if options.shots == "none" else _numbers("--shots", options.shots)
+    files = outputs(options, each=(files_of_model(options.model), files_of_data(options.data, options.data_dir)))
+    files.claim("--json", options.json)
     from vitreous.cli import probing, scoring  # here: torch takes seconds, a wrong option should not
     from vitreous.evaluate.probes import probe_report
 
@@ -83,7 +87,7 @@ def run(argv: Sequence[str]) -> int:
     if options.json != "-":
         print_table(probing.table(data.name, report))
     if options.json:
-        probing.write_json(options.json, report, model=options.model, data=data)
+        probing.write_json(files, options.json, report, model=options.model, data=data)
     return 0
 
 

@@ -11,12 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous.checkpoint.artifact import ModelInfo
-from vitreous.cli.terminal import bar, write_document
+from vitreous.cli.outputs import write_document
+from vitreous.cli.terminal import bar
 from vitreous.data.sources import ImageData
 from vitreous.errors import DataError
 from vitreous.evaluate.fewshot import FewShot
 from vitreous.evaluate.probes import ProbeReport
 from vitreous.files.text import visible
+from vitreous.files.writing import Outputs
 from vitreous.predictor import Classifier, Failure
 
 __all__ = ["features_of", "remarks", "table", "write_json"]
@@ -72,15 +74,16 @@ def table(name: str, report: ProbeReport) -> Table:
     return rows
 
 
-def write_json(file: str, report: ProbeReport, *, model: str, data: ImageData) -> None:
+def write_json(files: Outputs, file: str, report: ProbeReport, *, model: str, data: ImageData) -> None:
     """Write every number; ``file`` ``-`` is standard output."""
+    files.reads(each=lambda: (path for one in data.splits.values() for path in one.paths or []))
     document = {
         "model": model,
         "data": {"name": data.name, "fingerprint": data.fingerprint, "classes": list(data.classes)},
         "unreadable": [{"path": str(path), "reason": reason} for path, reason in data.unreadable],
         "probes": report.to_dict(),
     }
-    write_document(file, document)
+    write_document(files, file, document)
 
 
 def _with_spread(each: FewShot, split: str) -> str:

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from vitreous.cli.outputs import JSON_HELP, add_overwrite, outputs, write_document
 from vitreous.cli.parsing import Parser
+from vitreous.files.text import printable
 
 __all__ = ["run"]
 
@@ -21,10 +23,20 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb."""
     parser = Parser("replay", "FILE", _HELP, _EXAMPLES)
     parser.add_argument("file", type=str, metavar="FILE", help="a nonfinite.replay of a run's folder")
-    file = Path(parser.parse_args(argv).file)
+    parser.add_argument("--json", type=str, metavar="FILE", help=JSON_HELP)
+    add_overwrite(parser)
+    options = parser.parse_args(argv)
+    file = Path(options.file)
+    files = outputs(options, each=(lambda: [file],))
+    files.claim("--json", options.json)
     from vitreous.train.replay import replay  # here: torch takes seconds, a typo should not
 
     found = replay(file)
     lines = [f"step      {found.step}", f"module    {found.module or 'none'}", f"found     {found.text}"]
-    sys.stdout.write("\n".join([*lines, *(f"note      {note}" for note in found.notes)]) + "\n")
+    if options.json != "-":
+        lines += [f"note      {note}" for note in found.notes]
+        sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
+    if options.json:
+        about = {"file": str(file), "step": found.step, "module": found.module, "found": found.text}
+        write_document(files, options.json, {**about, "notes": list(found.notes)})
     return 0

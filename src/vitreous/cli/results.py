@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,35 +13,37 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous.cli.terminal import print_table
-from vitreous.files.text import printable, visible
-from vitreous.files.writing import replacing
+from vitreous.files.text import csv_line, json_text, printable, visible
+from vitreous.files.writing import Outputs
 from vitreous.predictor import Failure, Prediction
 
-__all__ = ["csv_rows", "writer"]
+__all__ = ["record", "writer"]
 
 Write = Callable[[Prediction | Failure], None]
-_ENCODING: dict[str, Any] = {
-    "encoding": "utf-8",
-    "errors": "surrogateescape",
-}  # names that are no text stay as they are
 
 
 @contextmanager
-def writer(form: str, output: str | None, top_k: int, computed_by: Mapping[str, str]) -> Iterator[Write]:
+def writer(
+    form: str, output: str | None, top_k: int, computed_by: Mapping[str, str], files: Outputs
+) -> Iterator[Write]:
     """Give a function that writes one result; a file is written whole or not at all.
 
     Args:
-        form: `table`, `jsonl` or `csv`.
+        form: `table`, `jsonl`, `csv`, or `none`, which writes nothing.
         output: The file; None is standard output.
         top_k: Classes in a result.
         computed_by: What computed, for the lines of `jsonl`.
+        files: Writes the file.
     """
     formats: dict[str, Callable[[TextIO, int], Iterator[Write]]]
     formats = {"table": _write_table, "jsonl": partial(_write_jsonl, computed_by), "csv": _write_csv}
+    if form == "none":
+        yield lambda result: None
+        return
     if output is None:
         yield from formats[form](sys.stdout, top_k)
         return
-    with replacing(output) as path, open(path, "w", newline="", **_ENCODING) as stream:
+    with files.replacing(output) as path, open(path, "w", newline="", encoding="utf-8") as stream:
         yield from formats[form](stream, top_k)
 
 
@@ -51,45 +51,31 @@ def _write_jsonl(computed_by: Mapping[str, str], stream: TextIO, top_k: int) -> 
     """One object a line: path, label, probability, top, engine, precision, device; or path, error."""
 
     def write(result: Prediction | Failure) -> None:
-        record: dict[str, Any] = {"path": result.name}
-        if isinstance(result, Failure):
-            record["error"] = result.reason
-        else:
-            top = [{"label": label, "probability": _short(probability)} for label, probability in result.top]
-            record |= {"label": result.label, "probability": _short(result.probability), "top": top}
-            record |= computed_by
-        text = json.dumps(record, ensure_ascii=False)
-        # A name that is no text would make a line that is no JSON; escaped, Python and others read it back.
-        stream.write((text if text.isprintable() else json.dumps(record)) + "\n")
+        by = {} if isinstance(result, Failure) else computed_by
+        stream.write(json_text({**record(result), **by}) + "\n")
 
     yield write
 
 
-def csv_rows(stream: TextIO) -> Any:
-    """A writer of CSV with lines that end in a line feed, in which a carriage return within a field is quoted too.
-
-    Before Python 3.13 the csv module quotes only the characters that end its own lines.
-    """
-
-    class Lines:
-        def write(self, line: str) -> None:
-            stream.write(line.removesuffix("\r\n") + "\n")
-
-    return csv.writer(Lines(), lineterminator="\r\n")
+def record(result: Prediction | Failure) -> dict[str, Any]:
+    """A result as JSON has it: path, label, probability and top; or path and error."""
+    if isinstance(result, Failure):
+        return {"path": result.name, "error": result.reason}
+    top = [{"label": label, "probability": _short(probability)} for label, probability in result.top]
+    return {"path": result.name, "label": result.label, "probability": _short(result.probability), "top": top}
 
 
 def _write_csv(stream: TextIO, top_k: int) -> Iterator[Write]:
     """A header, then a row each: path, label, probability, label_2, probability_2, ..., error."""
     further = [f"{what}_{rank}" for rank in range(2, top_k + 1) for what in ("label", "probability")]
-    rows = csv_rows(stream)
-    rows.writerow(["path", "label", "probability", *further, "error"])
+    stream.write(csv_line(["path", "label", "probability", *further, "error"]))
 
     def write(result: Prediction | Failure) -> None:
         if isinstance(result, Failure):
-            rows.writerow([result.name, *[""] * (2 * top_k), result.reason])
+            stream.write(csv_line([result.name, *[""] * (2 * top_k), result.reason]))
         else:
             top = [field for label, probability in result.top for field in (label, _short(probability))]
-            rows.writerow([result.name, *top, ""])
+            stream.write(csv_line([result.name, *top, ""]))
 
     yield write
 

@@ -16,13 +16,15 @@ from rich.text import Text
 from torch import Tensor
 
 from vitreous.checkpoint.artifact import ModelInfo
-from vitreous.cli.terminal import bar, write_document
+from vitreous.cli.outputs import write_document
+from vitreous.cli.terminal import bar
 from vitreous.data.config import DataConfig
 from vitreous.data.sources import ImageData, Split, open_source
 from vitreous.errors import DataError, did_you_mean
 from vitreous.evaluate.calibration import Calibration
 from vitreous.evaluate.metrics import Scores, evaluate, most_confused
 from vitreous.files.text import printable, visible
+from vitreous.files.writing import Outputs
 from vitreous.predictor import Classifier, Failure
 
 __all__ = [
@@ -191,6 +193,7 @@ def tables(title: str, scores: Scores, calibration: Calibration, classes: Sequen
 
 
 def write_json(
+    files: Outputs,
     file: str,
     scores: Scores,
     calibration: Calibration,
@@ -202,6 +205,7 @@ def write_json(
     computed_by: Mapping[str, Any],
 ) -> None:
     """Write every number; ``file`` ``-`` is standard output."""
+    files.reads(each=lambda: (path for one in data.splits.values() for path in one.paths or []))
     document = {
         "model": model,
         "data": {"name": data.name, "fingerprint": data.fingerprint, "split": split, "pictures": scores.n},
@@ -211,7 +215,7 @@ def write_json(
         "scores": scores.to_dict(),
         "calibration": calibration.to_dict(),
     }
-    write_document(file, document)
+    write_document(files, file, document)
 
 
 def _open(config: DataConfig, hold_out: bool) -> ImageData:
@@ -253,4 +257,4 @@ def _joined(splits: Sequence[Split]) -> Split:
 
 def _first(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return ", ".join(map(visible, names[:_SHOWN])) + more

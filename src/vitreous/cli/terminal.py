@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TextIO
+from collections.abc import Callable, Iterator
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from vitreous.files.text import printable
-from vitreous.files.writing import replacing
 
-__all__ = ["bar", "narrate", "number", "print_table", "write_document"]
+__all__ = ["bar", "narrate", "number", "print_table"]
 
 _UNLIMITED = 10_000  # columns: what goes into a file or another program is not wrapped
 
@@ -56,13 +54,3 @@ def number(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g} {unit}" if value < 999.5 * size else f"{value / size:,.0f} {unit}"
     return f"{value:g}"
-
-
-def write_document(file: str, document: Mapping[str, Any]) -> None:
-    """Write a document as JSON, whole or not at all; ``file`` ``-`` is standard output."""
-    text = json.dumps(document, indent=2, ensure_ascii=True) + "\n"
-    if file == "-":
-        sys.stdout.write(text)
-        return
-    with replacing(file) as path:
-        path.write_text(text, encoding="utf-8")

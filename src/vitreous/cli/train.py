@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitreous.cli.outputs import JSON_HELP, add_overwrite, files_of_data, files_of_model, outputs, write_document
 from vitreous.cli.parsing import Parser
 from vitreous.errors import UsageError
 from vitreous.recipes import RECIPES, recipe, recipe_for
@@ -74,7 +75,7 @@ recipes:
 """
 
 
-Configure = Callable[[Sequence[str]], tuple[RunConfig, frozenset[str], str | None]]
+Configure = Callable[[Sequence[str]], tuple[RunConfig, frozenset[str], Mapping[str, Any]]]
 
 
 def run(argv: Sequence[str]) -> int:
@@ -86,7 +87,18 @@ def carry_out(argv: Sequence[str], resolve: Configure) -> int:
     """Train, or draw a batch, or print the configuration, as the words say; `resolve` is :func:`configure` or alike."""
     end = argv.index("--") if "--" in argv else len(argv)
     flags = {word for word in argv[:end] if word in _FLAGS}
-    config, given, picture = resolve([word for n, word in enumerate(argv) if n >= end or word not in _FLAGS])
+    config, given, typed = resolve([word for n, word in enumerate(argv) if n >= end or word not in _FLAGS])
+    picture, document = typed.get("show_batch"), typed.get("json")
+    files = outputs(
+        typed,
+        each=(
+            lambda: (word.partition("=")[2] for word in split_words(argv, {})[0]),
+            files_of_data(config.data.source, config.data.dir, config.data.exclude),
+            files_of_model(config.tune.source),
+        ),
+    )
+    files.claim("--show-batch", picture)
+    files.claim("--json", document)
     if flags & {"--print-config", "--print_config"}:
         from vitreous.train.folder import recipe_text  # here and below: torch takes seconds, a typo should not
 
@@ -99,25 +111,31 @@ def carry_out(argv: Sequence[str], resolve: Configure) -> int:
     if picture is not None:
         from vitreous.train.run import show_batch
 
-        show_batch(config, Path(picture), keep=given)
+        show_batch(config, Path(picture), keep=given, write=files.replacing)
         return 0
+    from rich.console import Console
+
+    from vitreous.train.console import View
     from vitreous.train.run import run as train
 
-    return train(config, keep=given, started=process_started(), resume="--resume" in flags).exit_code
+    # With the document on stdout, nothing else goes there.
+    view = View(Console(stderr=True, soft_wrap=True)) if document == "-" else None
+    result = train(config, keep=given, started=process_started(), view=view, resume="--resume" in flags)
+    if document:
+        write_document(files, document, result.to_dict())
+    return result.exit_code
 
 
-def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], str | None]:
+def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], Mapping[str, Any]]:
     """Resolve the words of the command: recipe, then --config, then --model, then every other option.
 
     Returns:
-        The configuration; what was set on purpose for this data, as :func:`given_fields` says; the file of --show-batch
-        if that was asked.
+        The configuration; what was set on purpose for this data, as :func:`given_fields` says; every option typed.
 
     Raises:
         UsageError: If a word cannot be meant.
     """
-    config, given, typed = resolve(argv, train_parser("train", "DATA [options]", _HELP))
-    return config, given, typed.get("show_batch")
+    return resolve(argv, train_parser("train", "DATA [options]", _HELP))
 
 
 def resolve(argv: Sequence[str], parser: Parser) -> tuple[RunConfig, frozenset[str], Mapping[str, Any]]:
@@ -194,11 +212,13 @@ def train_parser(verb: str, usage: str, text: str) -> Parser:
 
 
 def add_looks(parser: Parser) -> None:
-    """Add the options that look at a run without training."""
+    """Add the options that look at a run without training, and those of what is written beside its folder."""
     parser.add_argument(
         "--show-batch", type=str | None, metavar="[FILE.png]", help="only draw an augmented batch [batch.png]"
     )
     parser.add_argument("--print-config", action="store_true", help="only print every setting, resolved, as YAML")
+    parser.add_argument("--json", type=str | None, metavar="FILE", help=JSON_HELP)
+    add_overwrite(parser)
 
 
 def _resized(config: RunConfig, name: str) -> RunConfig:

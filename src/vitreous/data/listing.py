@@ -162,7 +162,7 @@ def _meanings(line: str, root: Path | None) -> list[str]:
     """The keys that a line may stand for, the most literal first."""
     colons = [at for at in range(len(line)) if line.startswith(": ", at)]
     meanings = []
-    for text in (line, *_quoted(line), *(line[:at] for at in colons)):
+    for text in (line, *_quoted(line), *(text for at in colons for text in (line[:at], *_quoted(line[:at])))):
         expanded = os.path.expanduser(text)
         meanings += [text, os.path.normpath(text).replace(os.sep, "/")]
         if root is not None:

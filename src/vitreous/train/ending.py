@@ -6,6 +6,7 @@ import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vitreous.evaluate.metrics import Scores
 from vitreous.train.assemble import Assembled
@@ -51,6 +52,21 @@ class RunResult:
     def interrupted(self) -> bool:
         """Whether a signal ended the run."""
         return self.exit_code != 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain JSON values, with what report.json holds, or None where the run did not come to it."""
+        report = _report(self.folder) if not self.interrupted else None
+        scores = {name: own.to_dict() for name, own in (("val", self.val), ("test", self.test)) if own is not None}
+        return {
+            "folder": str(self.folder),
+            "model": str(self.model),
+            "exit_code": self.exit_code,
+            "epochs": self.epochs,
+            "selected_epoch": self.selected_epoch,
+            "scores": {"val": None, "test": None} | (report or {}).get("scores", {}) | scores,
+            "seconds": dict(self.seconds),
+            "report": report,
+        }
 
 
 def again(ready: Prepared, folder: Path) -> str:
@@ -124,7 +140,7 @@ def conclude(
 
 def say_finished(folder: Path, view: View) -> RunResult:
     """Say that there is nothing left to do; nothing is changed."""
-    training = json.loads((folder / "report.json").read_text(encoding="utf-8"))["training"]
+    training = (_report(folder) or {})["training"]
     view.line("resume", f"{folder} is finished: nothing is left to do")
     view.files(folder)
     return RunResult(
@@ -136,6 +152,13 @@ def say_finished(folder: Path, view: View) -> RunResult:
         test=None,
         seconds=training["seconds"],
     )
+
+
+def _report(folder: Path) -> dict[str, Any] | None:
+    """What report.json holds, where it is there."""
+    file = folder / "report.json"
+    report: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    return report
 
 
 def _scores(scores: Scores) -> str:

@@ -28,7 +28,6 @@ N images, K classes.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +44,7 @@ from torch import Tensor
 from vitreous.errors import DataError, OutputError, VitreousError
 from vitreous.evaluate.calibration import Calibration, calibrate, fit_temperature, reliability
 from vitreous.evaluate.metrics import Scores, evaluate, most_confused, worst_mistakes
+from vitreous.files.text import json_text
 from vitreous.files.writing import replacing
 from vitreous.train import pictures
 from vitreous.train.machine import Machine, describe_machine, versions
@@ -261,10 +261,9 @@ def _finite(value: Any) -> Any:
 
 def _json(report: dict[str, Any]) -> bytes:
     """Return readable JSON: indented, with a row of numbers on one line."""
-    text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
+    text = json_text(report, indent=2)
     # A line break never stands within a JSON string, so this cannot touch one.
     text = re.sub(
         r"\[\n[\d\s,.e+-]+\]", lambda row: re.sub(r"\s+", " ", row[0]).replace("[ ", "[").replace(" ]", "]"), text
     )
-    # Undecodable bytes of file names are lone surrogates in Python; written like this they are valid JSON.
-    return text.encode("utf-8", "backslashreplace") + b"\n"
+    return text.encode("utf-8") + b"\n"

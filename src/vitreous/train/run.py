@@ -9,14 +9,18 @@ Each chapter is a function below, in the order in which :func:`run` tells it.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from vitreous.data.listing import as_line
 from vitreous.errors import TrainingError
 from vitreous.evaluate.calibration import fit_temperature
 from vitreous.evaluate.metrics import evaluate
+from vitreous.files.text import printable
+from vitreous.files.writing import replacing
 from vitreous.train.assemble import Assembled, assemble, rebuild
 from vitreous.train.clock import Budget
 from vitreous.train.config import RunConfig
@@ -36,6 +40,7 @@ from vitreous.train.signals import Signals, Stopped
 
 __all__ = ["RunResult", "run", "show_batch"]
 
+Write = Callable[[Path], AbstractContextManager[Path]]
 _LEAVING_PER_LOADING = 0.35  # time in which Python lets go of the libraries over that in which it loads them, measured
 
 
@@ -110,7 +115,9 @@ def _tell(ready: Prepared, place: Place, view: View, signals: Signals, *, starte
         return leave(ready, place, view, this, stopped)
 
 
-def show_batch(config: RunConfig, path: Path, *, keep: Collection[str] = (), view: View | None = None) -> None:
+def show_batch(
+    config: RunConfig, path: Path, *, keep: Collection[str] = (), view: View | None = None, write: Write = replacing
+) -> None:
     """Draw the first augmented batch of a run, with its targets, and train nothing.
 
     Args:
@@ -118,6 +125,7 @@ def show_batch(config: RunConfig, path: Path, *, keep: Collection[str] = (), vie
         path: The PNG to write.
         keep: As of :func:`run`.
         view: As of :func:`run`.
+        write: Gives the path to write to, as :func:`~vitreous.files.writing.replacing` does.
     """
     from vitreous.train.batch_picture import save_batch_picture  # here: matplotlib takes a second that a run may need
 
@@ -127,7 +135,8 @@ def show_batch(config: RunConfig, path: Path, *, keep: Collection[str] = (), vie
         ready.loading.setup("fit")
         batch = next(iter(ready.loading.train_dataloader()))
         images, targets = ready.loading.batch_augment.of_batch(batch, progress=0.0)
-        save_batch_picture(path, images, targets, ready.data.classes, ready.pipeline)
+        with write(path) as written:
+            save_batch_picture(written, images, targets, ready.data.classes, ready.pipeline)
     view.result(f"{len(images)} augmented pictures of {ready.data.name}, the first of them drawn in {path}")
 
 
@@ -141,7 +150,7 @@ def _open_folder(ready: Prepared, place: Place, view: View) -> RunState | None:
     view.data(data.name, data.counts())
     if data.unreadable:
         listed = folder / "unreadable.txt"
-        write_text(listed, "".join(f"{path}: {reason}\n" for path, reason in data.unreadable))
+        write_text(listed, "".join(f"{as_line(str(path))}: {printable(reason)}\n" for path, reason in data.unreadable))
         view.unreadable(data.unreadable, listed)
     if place.lock.taken_over:
         view.line("note", f"{folder} was held by {place.lock.taken_over}, which is gone")

@@ -1,0 +1,109 @@
+"""Text from files on its way out: no terminal, spreadsheet, parser or page obeys it, and JSON gives it back exactly."""
+
+import csv
+import html
+import io
+import json
+import random
+import sys
+import unicodedata
+
+import pytest
+
+from vitreous.errors import CheckpointError, ConfigError, DataError, VitreousError, did_you_mean
+from vitreous.files.text import LONGEST, csv_cell, csv_line, html_text, json_text, printable, visible
+
+ODD = (
+    *("", " ", "plain", "犬 \U0001f33b", "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "\x00", "a\x1b[31mb"),
+    *("\x1b]0;t\x07", "\u202egnp.exe", "\u2066x", "\ufeffbom", "\u00ad", "\x7f", "\x85\x9b31m", "\u2028", "\ud800"),
+    *("\udcff", "\U000e0041", "=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "  =1", "\uff1d1", "\u200d=1"),
+    *("a;=1", 'a"=1', "a,=1", "a|=1", "'=1", "<b>&amp;</b>", '"><script>', "{x} %s \\x1b"),
+)
+
+
+def random_texts(count: int) -> list[str]:
+    """Texts of code points of every kind, half of them of the troublesome ones."""
+    draw = random.Random(0)
+    special = "".join(ODD)
+    return [
+        "".join(
+            draw.choice(special) if draw.random() < 0.5 else chr(draw.randrange(sys.maxunicode + 1))
+            for _ in range(draw.randrange(12))
+        )
+        for _ in range(count)
+    ]
+
+
+TEXTS = [*ODD, *random_texts(3000)]
+
+
+def obeyed(text: str) -> list[str]:
+    """The characters of a text that a terminal would obey, or a reader would not see."""
+    return [ascii(char) for char in text if unicodedata.category(char)[0] in "CZ" and char not in " \u200c\u200d"]
+
+
+def test_names_and_lines_have_nothing_to_obey():
+    for text in TEXTS:
+        assert obeyed(visible(text)) == []
+        assert obeyed(printable(text)) == []
+        assert visible(text) == visible(text).strip(" ")
+        if text.isprintable() and text == text.strip(" "):
+            assert visible(text) == printable(text) == text
+
+
+def test_a_spreadsheet_takes_no_text_for_a_formula_and_every_row_stays_one():
+    for text in TEXTS:
+        line = csv_line([text, -0.5, 7, text])
+        assert obeyed(line[:-1]) == []
+        assert line.count("\n") == 1
+        for delimiter in ",;|":
+            for cell in next(csv.reader(io.StringIO(line), delimiter=delimiter)):
+                number = cell in ("-0.5", "7")
+                assert number or cell.lstrip(" \u200c\u200d")[:1] not in tuple("=+-@\uff1d\uff0b\uff0d\uff20\t\r"), line
+        assert next(csv.reader([line])) == [csv_cell(text), "-0.5", "7", csv_cell(text)]
+
+
+def test_json_is_tame_and_gives_back_the_very_text():
+    for text in TEXTS:
+        written = json_text({text: [text, 1.5, None]}, indent=1)
+        assert obeyed(written.replace("\n", "")) == []
+        assert json.loads(written) == {text: [text, 1.5, None]}
+        written.encode("utf-8")
+    assert "犬" in json_text("犬")
+    assert json.loads(json_text({"a": (float("nan"), float("inf"), 1e308)})) == {"a": [None, None, 1e308]}
+
+
+def test_html_is_text():
+    for text in TEXTS:
+        shown = html_text(text)
+        assert set("<>\"'") & set(shown) == set()
+        assert html.unescape(shown) == visible(text)
+
+
+@pytest.mark.parametrize("text", ["a" * 10_000_000, "\x1b" * 1_000_000, " " * 1_000_000, "ab\u202e " * 300_000])
+def test_a_long_name_loses_its_middle_and_says_how_much(text):
+    shown = visible(text)
+    assert len(shown) < LONGEST + 30
+    ends = shown.split("...(")
+    left_out = int(ends[1].split(" more)...")[0].replace(",", ""))
+    kept = ends[0] + ends[1].split(" more)...")[1]
+    assert len(kept) <= LONGEST
+    assert len(text) - LONGEST <= left_out < len(text)
+    assert json.loads(json_text(text)) == text
+    assert csv_cell(text[:1000]) == printable(text[:1000])
+
+
+@pytest.mark.parametrize("kind", [VitreousError, DataError, ConfigError, CheckpointError])
+def test_errors_of_every_class_are_bounded_and_tame(kind):
+    name = "\x1b]0;x\x07\u202e" * 1_000_000
+    said = str(kind(f"'{name}' is unknown: name another"))
+    assert len(said) < 1700
+    assert obeyed(said) == []
+    assert said.startswith("'\\x1b]0;x\\x07\\u202e")
+    assert said.endswith("' is unknown: name another")
+    assert "more)" in said
+
+
+def test_a_suggestion_is_bounded_too():
+    assert did_you_mean("b" * 1_000_000, ["b" * 999_999]) == ""
+    assert did_you_mean("ca\x1bt", ["ca\x1bts"]) == " Did you mean 'ca\\x1bts'?"

@@ -1,0 +1,254 @@
+"""Writing files: modes stay, read-only files stay, nothing that is read or exists is lost, nothing is left half."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from vitreous.errors import OutputError, UsageError
+from vitreous.files.writing import Outputs, replacing
+
+posix = pytest.mark.skipif(os.name == "nt", reason="modes, links and pipes as POSIX has them")
+
+
+def write(path: Path, text: str = "new", **how) -> None:
+    with replacing(path, **how) as place:
+        place.write_text(text, encoding="utf-8")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@posix
+@pytest.mark.parametrize("bits", [0o600, 0o640, 0o660, 0o777, 0o200])
+def test_an_existing_file_keeps_its_mode(tmp_path, bits):
+    file = tmp_path / "f"
+    file.write_text("old")
+    file.chmod(bits)
+    with replacing(file) as place:
+        assert mode(place) & ~0o600 == 0, "never more open than the old one, not even for a moment"
+        place.unlink()  # some writers make the file anew
+        place.write_text("new")
+    assert (mode(file), file.stat().st_size) == (bits, 3)
+
+
+@posix
+def test_a_new_file_has_the_mode_of_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write(tmp_path / "f")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "f") == 0o640
+
+
+@pytest.mark.skipif(not hasattr(os, "setxattr"), reason="extended attributes as Linux has them")
+def test_extended_attributes_stay(tmp_path):
+    file = tmp_path / "f"
+    file.write_text("old")
+    try:
+        os.setxattr(file, "user.origin", b"here")
+    except OSError:
+        pytest.skip("this file system has none")
+    write(file)
+    assert os.getxattr(file, "user.origin") == b"here"
+
+
+@pytest.mark.skipif(not hasattr(os, "chown") or os.geteuid() != 0, reason="only the superuser gives files away")
+def test_the_owner_stays(tmp_path):
+    file = tmp_path / "f"
+    file.write_text("old")
+    os.chown(file, 1234, 4321)
+    write(file)
+    assert (file.stat().st_uid, file.stat().st_gid) == (1234, 4321)
+
+
+@posix
+def test_a_read_only_file_stays_even_for_the_superuser(tmp_path):
+    file = tmp_path / "f"
+    file.write_text("old")
+    file.chmod(0o444)
+    for name in ("f", "link"):
+        if name == "link":
+            (tmp_path / name).symlink_to(file)
+        with pytest.raises(OutputError, match=r"cannot write '.*': the file is read-only; allow writing it"):
+            write(tmp_path / name)
+        with pytest.raises(OutputError, match="read-only"):
+            Outputs(overwrite=True).claim("-o", tmp_path / name)
+    assert file.read_text() == "old"
+    assert sorted(os.listdir(tmp_path)) == ["f", "link"]
+
+
+@posix
+def test_a_link_is_followed_or_replaced(tmp_path):
+    (tmp_path / "precious").write_text("old")
+    (tmp_path / "link").symlink_to("precious")
+    write(tmp_path / "link")
+    assert ((tmp_path / "precious").read_text(), (tmp_path / "link").is_symlink()) == ("new", True)
+    write(tmp_path / "link", "own", follow=False)
+    assert ((tmp_path / "precious").read_text(), (tmp_path / "link").is_symlink()) == ("new", False)
+    (tmp_path / "dangling").symlink_to("made")
+    write(tmp_path / "dangling")
+    assert (tmp_path / "made").read_text() == "new"
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "\u72ac" * 85, "\U0001f33b" * 63, "-", " ", ".hidden"])
+def test_every_name_that_the_system_takes_can_be_written(tmp_path, name):
+    write(tmp_path / name)
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [(name, "new")]
+
+
+@pytest.mark.parametrize("name", ["n" * 256, "a\0b", "gone/f", "", "folder"])
+def test_a_name_that_cannot_be_is_one_error(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    for attempt in (lambda: write(tmp_path / name), lambda: Outputs().claim("-o", tmp_path / name)):
+        with pytest.raises(OutputError, match="cannot write"):
+            attempt()
+
+
+def test_an_existing_file_needs_overwrite_before_the_work(tmp_path):
+    (tmp_path / "f").write_text("old")
+    with pytest.raises(UsageError, match=r"'.*f' exists already: --overwrite replaces it, or name another file"):
+        Outputs().claim("-o", tmp_path / "f")
+    outputs = Outputs(overwrite=True)
+    outputs.claim("-o", tmp_path / "f")
+    with outputs.replacing(tmp_path / "f") as place:
+        place.write_text("new")
+    assert (tmp_path / "f").read_text() == "new"
+
+
+def test_a_file_that_appears_meanwhile_is_left_and_so_is_the_result(tmp_path):
+    outputs = Outputs()
+    outputs.claim("-o", tmp_path / "f")
+
+    def work() -> None:
+        with outputs.replacing(tmp_path / "f") as place:
+            place.write_text("mine")
+            (tmp_path / "f").write_text("theirs")
+
+    with pytest.raises(OutputError, match="appeared while this was computed") as raised:
+        work()
+    assert (tmp_path / "f").read_text() == "theirs"
+    (beside,) = (file for file in tmp_path.iterdir() if file.name != "f")
+    assert beside.read_text() == "mine"
+    assert str(beside) in str(raised.value)
+
+
+def alias(kind: str, file: Path) -> Path:
+    """Another way to call a file."""
+    other = file.with_name(f"other-{kind}")
+    if kind == "same":
+        return file
+    if kind == "dots":
+        return file.parent / ".." / file.parent.name / file.name
+    (other.symlink_to if kind == "symbolic" else other.hardlink_to)(file)
+    return other
+
+
+@posix
+@pytest.mark.parametrize("kind", ["same", "dots", "symbolic", "hard"])
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_read_is_never_written_whatever_it_is_called(tmp_path, kind, late):
+    source = tmp_path / "cat.jpg"
+    source.write_text("image")
+    outputs = Outputs(overwrite=True)
+    if late:  # what is read is only known after the work has begun
+        outputs.claim("-o", alias(kind, source))
+        attempt = lambda: outputs.reads(each=lambda: [source])  # noqa: E731
+    else:
+        outputs.reads(each=lambda: [source])
+        attempt = lambda: outputs.claim("-o", alias(kind, source))  # noqa: E731
+    with pytest.raises(UsageError, match="is what this command reads"):
+        attempt()
+    assert source.read_text() == "image"
+
+
+@posix
+def test_standard_input_is_read_too(tmp_path):
+    listed = tmp_path / "list.txt"
+    listed.write_text("a.png\n")
+    code = (
+        "from vitreous.files.writing import Outputs\n"
+        "outputs = Outputs(True); outputs.reads(each=lambda: [0]); outputs.claim('-o', 'list.txt')"
+    )
+    words = [sys.executable, "-c", code]
+    with listed.open() as file:
+        run = subprocess.run(words, stdin=file, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "is what this command reads (standard input)" in run.stderr
+
+
+def test_two_outputs_are_two_files(tmp_path):
+    outputs = Outputs()
+    outputs.claim("--json", tmp_path / "f")
+    with pytest.raises(UsageError, match="--json and --html both write"):
+        outputs.claim("--html", tmp_path / "." / "f")
+
+
+@posix
+def test_a_pipe_and_a_device_are_written_as_they_are(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    got: list[str] = []
+    reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    outputs = Outputs()
+    for name in (tmp_path / "pipe", Path("/dev/null")):
+        outputs.claim("-o", name)
+        with outputs.replacing(name) as place:
+            place.write_text("through")
+    reader.join(timeout=10)
+    assert got == ["through"]
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="names its standard output")
+@pytest.mark.parametrize("where", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+@pytest.mark.parametrize("target", ["pipe", "file", "append"])
+def test_standard_output_by_name(tmp_path, where, target):
+    code = (
+        "import sys; from vitreous.files.writing import Outputs\n"
+        f"o = Outputs(); o.claim('-o', {where!r})\n"
+        f"with o.replacing({where!r}) as place: place.write_text('said')"
+    )
+    if not Path(where).parent.exists():
+        pytest.skip(f"no {where}")
+    file = tmp_path / "out.txt"
+    file.write_text("before ")
+    if target == "pipe":
+        said = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout.decode()
+        assert said == "said"
+        return
+    with file.open("a" if target == "append" else "w") as stream:
+        subprocess.run([sys.executable, "-c", code], stdout=stream, check=True)
+    assert file.read_text() == ("before said" if target == "append" else "said")
+    assert os.listdir(tmp_path) == ["out.txt"]
+
+
+@posix
+def test_a_killed_process_leaves_the_old_file(tmp_path):
+    (tmp_path / "f").write_text("old")
+    code = (
+        "import os, signal; from vitreous.files.writing import replacing\n"
+        "with replacing('f') as place:\n    place.write_text('ne'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
+    assert run.returncode == -signal.SIGKILL
+    assert (tmp_path / "f").read_text() == "old"
+
+
+def test_an_interrupt_leaves_the_old_file_alone(tmp_path):
+    (tmp_path / "f").write_text("old")
+
+    def work() -> None:
+        with replacing(tmp_path / "f") as place:
+            place.write_text("ne")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("f", "old")]
