@@ -137,26 +137,30 @@ def test_with_a_model_changed_labels_are_found_by_its_features(vitreous, model_f
     assert all(f"# {name}" in lines and name not in lines for name in names)
 
 
-def test_what_the_models_training_held_out_is_judged_by_the_model(vitreous, digits, tmp_path):
+@pytest.mark.parametrize("split", ["stratified", "hash"])
+def test_what_the_models_training_held_out_is_judged_by_the_model(vitreous, digits, tmp_path, split):
     pytest.importorskip("cleanlab")
     import torch
 
     from vitreous.checkpoint.artifact import load_model, save_model
     from vitreous.data.config import DataConfig
 
-    data = open_source(DataConfig(str(digits), val_fraction=0.4))
+    data = open_source(DataConfig(str(digits), val_fraction=0.4, split=split))
     torch.manual_seed(0)
     model, info = load_model(_model(tmp_path))
     provenance = {
         "data": {"source": str(digits), "fingerprint": data.fingerprint},
-        "config": {"data": {"source": str(digits), "val_fraction": 0.4}},
+        "config": {"data": {"source": str(digits), "val_fraction": 0.4, "split": split}},
     }
+    if split == "hash":  # as earlier versions wrote it
+        del provenance["config"]["data"]["split"]
     save_model(
         tmp_path / "trained.safetensors", model, dataclasses.replace(info, classes=data.classes, provenance=provenance)
     )
     run = vitreous("audit", digits, "--model", "trained.safetensors", "--device=cpu")
     assert run.returncode == 0, run.stderr
-    held = len(data.splits["val"])
+    sizes = list(data.counts().values())
+    held = sum(sizes[label] >= 5 for label in data.splits["val"].labels)
     assert f"was trained on these pictures; the {held} that its training held out are judged by its own" in run.stderr
     assert "are judged by logistic regression" in run.stderr
     assert "errors that it learned by heart" in run.stderr

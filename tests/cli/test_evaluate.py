@@ -9,13 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_digits
 from sklearn.metrics import accuracy_score, log_loss, precision_recall_fscore_support, top_k_accuracy_score
 
 import vitreous as package
 from vitreous.checkpoint.artifact import load_model, save_model
+from vitreous.cli.scoring import open_data
 from vitreous.data.config import DataConfig
 from vitreous.data.sources import open_source
 from vitreous.train.config import RunConfig
+
+CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 def by_hand(model_file: Path, folder: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -73,14 +77,17 @@ def test_classes_that_the_model_lacks_are_listed(vitreous, model_file, digits):
     assert run.stderr.endswith("Did you mean 'three'?\n")
 
 
-def test_the_folder_of_the_training_is_judged_by_what_was_held_out(vitreous, model_file, digits, tmp_path):
-    config = DataConfig(source=str(digits), val_fraction=0.3)
+@pytest.mark.parametrize("split", ["stratified", "hash"])
+def test_the_folder_of_the_training_is_judged_by_what_was_held_out(vitreous, model_file, digits, tmp_path, split):
+    config = DataConfig(source=str(digits), val_fraction=0.3, split=split)
     data = open_source(config)
     model, info = load_model(model_file)
     provenance = {
         "config": asdict(RunConfig(data=config)),
         "data": {"source": config.source, "fingerprint": data.fingerprint},
     }
+    if split == "hash":  # as earlier versions wrote it
+        del provenance["config"]["data"]["split"]
     save_model(tmp_path / "trained.safetensors", model, replace(info, provenance=provenance))
     held = len(data.splits["val"])
     assert 0 < held < 60
@@ -91,9 +98,36 @@ def test_the_folder_of_the_training_is_judged_by_what_was_held_out(vitreous, mod
         assert run.returncode == 0, run.stderr
         assert f"val split: {held} pictures" in run.stdout
         assert "held out" in run.stderr
+        run = vitreous("evaluate", "trained.safetensors", place, "--split", "val", "--json=-")
+        found = json.loads(run.stdout)["scores"]["confusion"]
+        right = np.bincount([info.classes.index(data.classes[n]) for n in data.splits["val"].labels], minlength=10)
+        assert [sum(row) for row in found] == right.tolist()
     run = vitreous("evaluate", "trained.safetensors", "moved", "--split", "all")
     assert "all pictures: 60 pictures" in run.stdout
     assert "the model was trained on pictures among these" in run.stderr
+
+
+def test_no_image_that_was_trained_on_is_held_out_after_the_folder_has_changed(vitreous, digits, tmp_path):
+    small = ("--model.width=16", "--model.depth=1", "--model.heads=2", "--model.mlp_dim=32", "--model.stem=linear")
+    small = (*small, "--model.image_size=8", "--model.patch_size=4")
+    run = vitreous("train", digits, "--out", "run", "--epochs", "1", "--device", "cpu", *small)
+    assert run.returncode == 0, run.stderr
+    before = open_source(DataConfig(source=str(digits)))
+    held = {path.name for path in before.splits["val"].paths}
+    trained = before.splits["train"].paths
+    for n, path in enumerate(trained[:24]):  # moved into another class, as a corrected label is
+        path.rename(digits / CLASSES[n % 10] / path.name)
+    images = load_digits().images
+    for n in range(100, 140):
+        Image.fromarray((images[n] * 15).astype(np.uint8)).save(digits / CLASSES[n % 10] / f"new {n}.png")
+    names = {path.name for path in trained}
+    by_rule = {path.name for path in open_source(DataConfig(source=str(digits))).splits["val"].paths}
+    assert by_rule & names  # the rule alone would score what was trained on
+    _, info = load_model(tmp_path / "run")
+    data = open_data(info, str(digits), None, None)
+    assert {path.name for path in data.splits["val"].paths} == held
+    run = vitreous("evaluate", "run", "digits-folder", "--json=-")
+    assert json.loads(run.stdout)["scores"]["n"] == len(held)
 
 
 def test_splits_of_the_data_and_files_that_cannot_be_read(vitreous, model_file, digits, tmp_path):

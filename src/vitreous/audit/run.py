@@ -42,7 +42,7 @@ def audit(
     path, size and time of each file.
 
     Args:
-        config: The data, as training takes it: its ``source``, and ``dir``, ``exclude`` and ``val_fraction``.
+        config: The data, as training takes it: its ``source``, and ``dir``, ``exclude``, ``val_fraction``, ``split``.
         workers: Processes; None is one per core.
         fresh: Whether to look at every file again.
         bar: Makes a progress bar of a label.
@@ -122,7 +122,8 @@ def _as_trained(config: DataConfig, listing: Listing, looks: Mapping[Path, Look]
     sides = np.asarray([entry.split or "train" for entry in entries])
     usable = [n for n, entry in enumerate(entries) if not looks[entry.path].reason]
     try:
-        made, how = hold_out_val(config, [looks[entries[n].path].digest for n in usable], sides[usable])
+        digests, labels = [looks[entries[n].path].digest for n in usable], [entries[n].label for n in usable]
+        made, how, _ = hold_out_val(config, digests, labels, sides[usable])
     except DataError as error:
         listing.notes.append(str(error))
         sides[:] = [entry.split or "all" for entry in entries]

@@ -73,7 +73,8 @@ def run(argv: Sequence[str]) -> int:
     config = DataConfig(options.data, dir=options.data_dir or DataConfig.dir, exclude=options.exclude)
     classifier = None
     if options.model:
-        from vitreous.cli.suspects import split_as_trained, suspected
+        from vitreous.cli.scoring import split_as_trained
+        from vitreous.cli.suspects import suspected
         from vitreous.evaluate.confident import require_cleanlab
 
         require_cleanlab()

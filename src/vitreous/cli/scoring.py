@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ __all__ = [
     "merging_table",
     "open_data",
     "remarks",
+    "split_as_trained",
     "tables",
     "write_json",
 ]
@@ -47,23 +48,33 @@ def open_data(info: ModelInfo, source: str, folder: str | None, split: str | Non
     """Open labelled pictures as the model's training did, where they are what it was trained on.
 
     Data without splits is taken whole, unless a split of it is asked for, or the model was trained on it: then the
-    held-out part is what it may be judged by, and the split is by content, the same as in training.
+    held-out part is what it may be judged by, and the split is that of the training. Where images were added or moved
+    since, val is what the training held out, as far as the model's file says so.
     """
     trained = _trained_on(info)
     same_place = _same_source(source, str(trained.get("source", "")))
-    settings: dict[str, Any] = {name: trained[name] for name in ("val_fraction", "exclude") if name in trained}
-    if folder is None and same_place and "dir" in trained:
-        folder = str(trained["dir"])
+    if folder is None and same_place and isinstance(trained.get("dir"), str):
+        folder = trained["dir"]
     config = DataConfig(source=source, dir=folder or DataConfig.dir)
-    as_trained = DataConfig(source=source, dir=folder or DataConfig.dir, **settings)
+    as_trained = split_as_trained(config, info)
+    if isinstance(trained.get("exclude"), str):
+        as_trained = replace(as_trained, exclude=trained["exclude"])
     if split != "all" and same_place:
-        return _open(as_trained, hold_out=True)
+        return _open(as_trained, record=_about_data(info).get("held_out"))
     if split in ("train", "val"):
-        return _open(config, hold_out=True)
+        data = _open(config)
+        return _open(as_trained) if _is_trained_on(info, data) else data  # the folder was moved since
     data = _open(config, hold_out=False)
-    if split is None and "all" in data.splits and data.fingerprint == _fingerprint(info):
-        return _open(as_trained, hold_out=True)  # the folder was moved since
-    return data
+    return _open(as_trained) if split is None and "all" in data.splits and _is_trained_on(info, data) else data
+
+
+def split_as_trained(config: DataConfig, info: ModelInfo) -> DataConfig:
+    """The same data, split as the model's training split it, where that is known: val is then what it held out."""
+    trained = _trained_on(info)
+    fraction, split = trained.get("val_fraction"), trained.get("split", "hash")  # the only one until it had a name
+    if not (isinstance(fraction, float) and 0 < fraction < 1 and split in ("stratified", "hash")):
+        return config
+    return replace(config, val_fraction=fraction, split=split)
 
 
 def choose_split(data: ImageData, asked: str | None) -> tuple[str, Split]:
@@ -82,7 +93,7 @@ def remarks(info: ModelInfo, data: ImageData, split: str) -> Iterator[str]:
     if data.unreadable:
         path, reason = data.unreadable[0]
         yield f"{len(data.unreadable):,} files cannot be read and are left out (first: {path}: {reason})"
-    if data.fingerprint == _fingerprint(info):
+    if _is_trained_on(info, data):
         if split in ("train", "all"):
             yield "the model was trained on pictures among these: the scores say little about others"
         elif split == "val":
@@ -218,30 +229,36 @@ def write_json(
     write_document(files, file, document)
 
 
-def _open(config: DataConfig, hold_out: bool) -> ImageData:
+def _open(config: DataConfig, hold_out: bool = True, record: object = None) -> ImageData:
     with bar("read") as at:
-        return open_source(config, progress=at, hold_out=hold_out)
+        return open_source(config, progress=at, hold_out=hold_out, record=record)
 
 
 def _trained_on(info: ModelInfo) -> Mapping[str, Any]:
-    """The data section of the configuration that the model was trained by, as far as this version knows it."""
+    """The data section of the configuration that the model was trained by: values of any kind, a stranger's perhaps."""
     config = info.provenance.get("config")
     data = config.get("data") if isinstance(config, Mapping) else None
-    known = {field.name for field in fields(DataConfig)}
-    return {name: value for name, value in data.items() if name in known} if isinstance(data, Mapping) else {}
+    return data if isinstance(data, Mapping) else {}
 
 
-def _fingerprint(info: ModelInfo) -> str | None:
+def _about_data(info: ModelInfo) -> Mapping[str, Any]:
+    """What the model's file says of the images that it was trained on."""
     data = info.provenance.get("data")
-    return data.get("fingerprint") if isinstance(data, Mapping) else None
+    return data if isinstance(data, Mapping) else {}
+
+
+def _is_trained_on(info: ModelInfo, data: ImageData) -> bool:
+    return bool(_about_data(info).get("fingerprint") == data.fingerprint)
 
 
 def _same_source(one: str, other: str) -> bool:
     """Whether two sources are one known set, or one folder or manifest."""
     if one == other:
         return bool(one)
-    paths = Path(one).expanduser(), Path(other).expanduser()
-    return bool(other) and all(path.exists() for path in paths) and paths[0].samefile(paths[1])
+    try:
+        return bool(other) and os.path.samefile(os.path.expanduser(one), os.path.expanduser(other))
+    except (OSError, ValueError):  # one is not there, or is no path at all
+        return False
 
 
 def _joined(splits: Sequence[Split]) -> Split:

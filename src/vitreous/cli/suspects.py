@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from vitreous.audit.duplicates import components
 from vitreous.audit.findings import Audit, Finding
 from vitreous.checkpoint.artifact import ModelInfo
 from vitreous.cli.terminal import bar
-from vitreous.data.config import DataConfig
 from vitreous.data.listing import many
 from vitreous.data.sources import fingerprint_of
 from vitreous.errors import DataError
@@ -27,17 +25,9 @@ from vitreous.evaluate.confident import FOLDS, cross_validated, suspects
 from vitreous.files.text import visible
 from vitreous.predictor import Classifier, Failure
 
-__all__ = ["split_as_trained", "suspected"]
+__all__ = ["suspected"]
 
 _AGREES = 0.8  # share of labels below which a judge's doubts are more about itself
-
-
-def split_as_trained(config: DataConfig, info: ModelInfo) -> DataConfig:
-    """The same data, split as the model's training split it, where that is known: val is then what it held out."""
-    trained = info.provenance.get("config")
-    data = trained.get("data") if isinstance(trained, Mapping) else None
-    fraction = data.get("val_fraction") if isinstance(data, Mapping) else None
-    return replace(config, val_fraction=fraction) if isinstance(fraction, float) and 0 < fraction < 1 else config
 
 
 def suspected(result: Audit, copies: Copies, classifier: Classifier, batch_size: int) -> list[Finding]:

@@ -21,7 +21,9 @@ class DataConfig:
         source: A known set (`digits`, `cifar10`, ...), a folder, or a .csv / .parquet manifest of path and label.
         dir: Folder for the known sets: read if they are there, downloaded to it otherwise.
         val_fraction: Share of the training images held out for validation where the data has no split for it.
-            An image's side depends on its content alone, so adding images moves none across.
+        split: How they are chosen. `stratified`: the same share of every class, to within one image. `hash`: each image
+            by its content alone, so that adding images moves none across, and the shares of classes vary; earlier
+            versions held out so.
         strict: Stop at the first summary of unreadable files instead of training without them.
         exclude: A text file of paths, one a line, to leave out, such as `vitreous audit --write-exclude` makes.
         memory_gb: Sets whose decoded pictures fit into this many GiB are held in memory; larger ones stream from disk.
@@ -31,6 +33,7 @@ class DataConfig:
     source: str = "digits"
     dir: str = "~/.cache/vitreous"
     val_fraction: float = 0.2
+    split: Literal["stratified", "hash"] = "stratified"
     strict: bool = False
     exclude: str | None = None
     memory_gb: float = 2.0
@@ -40,6 +43,8 @@ class DataConfig:
         """Check ranges."""
         if not 0 < self.val_fraction < 1:
             raise ConfigError(f"val_fraction is {self.val_fraction}, it must be between 0 and 1")
+        if self.split not in ("stratified", "hash"):
+            raise ConfigError(f"split is '{self.split}', it must be stratified or hash")
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,9 @@ class ImageData:
         channels: 1 where every picture is stored without colour, else 3.
         native_size: Height and width in pixels where all pictures share them, else None.
         median_size: Median height and median width of the pictures.
-        fingerprint: Hash over every picture's name, label and content; independent of order.
+        fingerprint: Hash over every picture's name, label and content; independent of order and split.
+        order: Hash over the classes, and over every picture's name, label and content in the order of each split.
+        held_out: What was split off here as val, for the model's file (:func:`vitreous.data.split.record_of`).
         unreadable: Path and reason of each file that is left out because it cannot be decoded.
         notes: Lines for the terminal: how it was split, what was ignored, what may surprise.
     """
@@ -89,6 +91,8 @@ class ImageData:
     native_size: tuple[int, int] | None
     median_size: tuple[int, int]
     fingerprint: str
+    order: str
+    held_out: str | None = None
     unreadable: list[tuple[Path, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -98,7 +102,9 @@ class ImageData:
         return dict(zip(self.classes, np.asarray(total).tolist(), strict=True))
 
 
-def open_source(config: DataConfig, progress: Progress | None = None, hold_out: bool = True) -> ImageData:
+def open_source(
+    config: DataConfig, progress: Progress | None = None, hold_out: bool = True, record: object = None
+) -> ImageData:
     """Open the source that a configuration names, and check every picture of it.
 
     Files are read once: hashed, decoded and measured, in threads. Those that cannot be decoded are left out of the
@@ -109,6 +115,7 @@ def open_source(config: DataConfig, progress: Progress | None = None, hold_out: 
         progress: Called with (done, total) while files are read.
         hold_out: Split a val off train where the data has none, as training needs it. If not, data without any split
             comes whole, as split `all`, and may be of one class: enough to evaluate a model on it.
+        record: What a model's training held out of this source, from its file: that is val then, as far as it is here.
 
     Raises:
         UsageError: If the source is the name of nothing.
@@ -117,12 +124,14 @@ def open_source(config: DataConfig, progress: Progress | None = None, hold_out: 
     """
     opened = list_source(config)
     if isinstance(opened, PixelSet):
-        return _from_pixels(config, opened)
-    return _from_files(config, opened, progress, hold_out)
+        return _from_pixels(config, opened, record)
+    return _from_files(config, opened, progress, hold_out, record)
 
 
 def list_source(config: DataConfig) -> PixelSet | Listing:
     """Find out what the source is, and list it, before any picture of a folder or a manifest is opened.
+
+    Files come in the order of their names and labels, whatever order a manifest or the disk has them in.
 
     Raises:
         UsageError: If the source is the name of nothing.
@@ -130,8 +139,12 @@ def list_source(config: DataConfig) -> PixelSet | Listing:
     """
     path = find_source(config.source)
     if path is None:
-        return load_known(config.source, config.dir)
-    return list_folder(path) if path.is_dir() else list_manifest(path)
+        listing = load_known(config.source, config.dir)
+    else:
+        listing = list_folder(path) if path.is_dir() else list_manifest(path)
+    if isinstance(listing, Listing):
+        listing.entries.sort(key=lambda entry: (entry.name, entry.label, entry.split or ""))
+    return listing
 
 
 def find_source(source: str) -> Path | None:
@@ -159,7 +172,7 @@ def find_source(source: str) -> Path | None:
     raise UsageError(f"'{source}' is neither a folder nor a known set ({', '.join(KNOWN)}).{hint}")
 
 
-def _from_pixels(config: DataConfig, pixels: PixelSet) -> ImageData:
+def _from_pixels(config: DataConfig, pixels: PixelSet, record: object) -> ImageData:
     """Split a set that is decoded in memory."""
     images = np.concatenate([pixels.splits[split][0] for split in pixels.splits])
     labels = np.concatenate([pixels.splits[split][1] for split in pixels.splits])
@@ -173,21 +186,29 @@ def _from_pixels(config: DataConfig, pixels: PixelSet) -> ImageData:
         kept = np.setdiff1d(np.arange(len(names)), sorted(gone))
         images, labels, sides = images[kept], labels[kept], sides[kept]
         names, digests = [names[n] for n in kept], [digests[n] for n in kept]
-    if pixels.test_fraction:
+    if pixels.test_fraction:  # regardless of classes, as always: scores on it stay comparable
         sides = np.where(held_out(digests, pixels.test_fraction, salt=1), "test", sides)
-    sides, how = hold_out_val(config, digests, sides)
+    sides, how, made = hold_out_val(config, digests, labels.tolist(), sides, record)
     notes += [how, *absent_classes(pixels.classes, labels, sides)]
-    splits = {}
-    for name in _ORDER:
-        chosen = np.flatnonzero(sides == name)
-        if len(chosen):
-            splits[name] = Split(labels[chosen], tuple(names[n] for n in chosen), arrays=images[chosen])
+    splits, order = _by_split(pixels.classes, names, labels, digests, sides, arrays=images)
     size = (int(images.shape[1]), int(images.shape[2]))
-    fingerprint = fingerprint_of(names, [pixels.classes[label] for label in labels], digests)
-    return ImageData(config.source, pixels.classes, splits, int(images.shape[3]), size, size, fingerprint, notes=notes)
+    return ImageData(
+        name=config.source,
+        classes=pixels.classes,
+        splits=splits,
+        channels=int(images.shape[3]),
+        native_size=size,
+        median_size=size,
+        fingerprint=fingerprint_of(names, [pixels.classes[label] for label in labels], digests),
+        order=order,
+        held_out=made,
+        notes=notes,
+    )
 
 
-def _from_files(config: DataConfig, listing: Listing, progress: Progress | None, hold_out: bool) -> ImageData:
+def _from_files(
+    config: DataConfig, listing: Listing, progress: Progress | None, hold_out: bool, record: object
+) -> ImageData:
     """Read the files of a listing, leave out the unreadable ones, and split the rest."""
     entries, notes = listing.entries, list(listing.notes)
     if config.exclude:
@@ -212,16 +233,12 @@ def _from_files(config: DataConfig, listing: Listing, progress: Progress | None,
     names, labels = [entry.name for entry in entries], np.asarray([at[entry.label] for entry in entries], np.int64)
     sides = np.asarray([entry.split or ("train" if hold_out else "all") for entry in entries])
     notes += copies_across(names, digests, sides)
+    made = None
     if hold_out:
-        sides, how = hold_out_val(config, digests, sides)
+        sides, how, made = hold_out_val(config, digests, labels.tolist(), sides, record)
         notes.append(how)
     notes += absent_classes(classes, labels, sides)
-    splits = {}
-    for name in _ORDER:
-        chosen = np.flatnonzero(sides == name).tolist()
-        if chosen:
-            paths = [entries[n].path for n in chosen]
-            splits[name] = Split(labels[chosen], tuple(names[n] for n in chosen), paths=paths)
+    splits, order = _by_split(classes, names, labels, digests, sides, paths=[entry.path for entry in entries])
     facts = [file.facts for file in measured if not file.facts.reason]
     sizes = np.asarray([fact.size for fact in facts])
     median = (int(np.median(sizes[:, 0])), int(np.median(sizes[:, 1])))
@@ -233,9 +250,38 @@ def _from_files(config: DataConfig, listing: Listing, progress: Progress | None,
         native_size=median if (sizes == sizes[0]).all() else None,
         median_size=median,
         fingerprint=fingerprint_of(names, [entry.label for entry in entries], digests),
+        order=order,
+        held_out=made,
         unreadable=unreadable,
         notes=notes,
     )
+
+
+def _by_split(
+    classes: tuple[str, ...],
+    names: Sequence[str],
+    labels: npt.NDArray[np.int64],
+    digests: Sequence[str],
+    sides: npt.NDArray[np.str_],
+    *,
+    paths: Sequence[Path] | None = None,
+    arrays: npt.NDArray[np.uint8] | None = None,
+) -> tuple[dict[str, Split], str]:
+    """The splits, and the hash of their order: two runs on data of one hash see the same pictures in the same steps."""
+    splits, order = {}, hashlib.blake2b(repr(classes).encode(), digest_size=16)
+    for name in _ORDER:
+        chosen = np.flatnonzero(sides == name).tolist()
+        order.update(repr((name, len(chosen))).encode())
+        for n in chosen:
+            order.update(repr((names[n], int(labels[n]), digests[n])).encode())
+        if chosen:
+            splits[name] = Split(
+                labels[chosen],
+                tuple(names[n] for n in chosen),
+                paths=None if paths is None else [paths[n] for n in chosen],
+                arrays=None if arrays is None else arrays[chosen],
+            )
+    return splits, order.hexdigest()
 
 
 def _unopened(entry: Entry) -> Scanned:

@@ -167,7 +167,11 @@ class Writer:
         provenance = {
             "recipe": config.recipe,
             "config": asdict(config),
-            "data": {"source": config.data.source, "fingerprint": ready.data.fingerprint},
+            "data": {
+                "source": config.data.source,
+                "fingerprint": ready.data.fingerprint,
+                "held_out": ready.data.held_out,
+            },
             "seed": config.seed,
             "epoch": epoch,
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -1,0 +1,147 @@
+"""The order of the data does not matter to a run, and what does matter is refused on resume: digits as files."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from sklearn.datasets import load_digits
+
+from vitreous.data.config import DataConfig
+from vitreous.errors import CheckpointError
+from vitreous.model.config import ViTConfig
+from vitreous.recipes import recipe
+from vitreous.train.config import RunConfig
+from vitreous.train.console import View
+from vitreous.train.run import run
+from vitreous.train.saving import Checkpoint
+from vitreous.train.state_file import read_state, write_state
+
+TINY = ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, width=16, depth=1, heads=2, mlp_dim=32)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing of the run hears of it."""
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> list[str]:
+    """Rows of a manifest: 120 digits in three classes, one file twice, in the order of their numbers."""
+    folder = tmp_path_factory.mktemp("digits")
+    digits = load_digits()
+    chosen = np.flatnonzero(digits.target < 3)[:120]
+    for n in chosen:
+        Image.fromarray((digits.images[n] * 15).astype(np.uint8)).save(folder / f"{n}.png")
+    labels = ("zero", "one", "two")
+    found = [f"{folder / f'{n}.png'},{labels[digits.target[n]]}" for n in chosen]
+    return [*found, found[7], found[7]]
+
+
+def train(table: Path, out: Path, resume: bool = False) -> dict[str, torch.Tensor]:
+    """Two epochs in steps of 24; the weights at the end of training."""
+    asked = RunConfig(
+        **{field.name: getattr(recipe("digits"), field.name) for field in dataclasses.fields(RunConfig)}
+        | {"data": DataConfig(str(table), val_fraction=0.2), "model": TINY, "epochs": 2, "batch_size": 24}
+        | {"out": str(out), "device": "cpu", "loggers": ()}
+    )
+    run(asked, view=View(Console(file=io.StringIO())), resume=resume)
+    return read_state(out / "last.ckpt")["model"]
+
+
+def written(path: Path, rows: list[str]) -> Path:
+    path.write_text("path,label\n" + "\n".join(rows) + "\n")
+    return path
+
+
+@pytest.fixture
+def killed(monkeypatch):
+    """Lets runs save after five steps and end there."""
+    original = Checkpoint.on_train_batch_end
+
+    def end(self, trainer, pl_module, outputs, batch, batch_idx):
+        original(self, trainer, pl_module, outputs, batch, batch_idx)
+        if trainer.global_step == 5:
+            self.save(wait=True)
+            raise Killed
+
+    monkeypatch.setattr(Checkpoint, "on_train_batch_end", end)
+    yield lambda: monkeypatch.setattr(Checkpoint, "on_train_batch_end", original)
+    monkeypatch.undo()
+
+
+def permuted(rows: list[str], seed: int) -> list[str]:
+    """The rows in another order, classes too."""
+    return random.Random(seed).sample(rows, len(rows))
+
+
+def test_rows_in_another_order_resume_to_the_same_bits(rows, tmp_path, killed, monkeypatch):
+    monkeypatch.setattr("vitreous.train.run._select", lambda this: (_ for _ in ()).throw(Killed()))
+    table = written(tmp_path / "m.csv", rows)
+    with pytest.raises(Killed):
+        train(table, tmp_path / "broken")
+    killed()
+    with pytest.raises(Killed):
+        train(table, tmp_path / "whole")
+    written(table, permuted(rows, 0))
+    with pytest.raises(Killed):
+        train(table, tmp_path / "broken", resume=True)
+    with pytest.raises(Killed):
+        train(written(tmp_path / "m.csv", permuted(rows, 1)), tmp_path / "other")
+    whole = read_state(tmp_path / "whole" / "last.ckpt")["model"]
+    for name in ("broken", "other"):
+        ended = read_state(tmp_path / name / "last.ckpt")["model"]
+        assert all(torch.equal(ended[key], value) for key, value in whole.items()), name
+
+
+def test_what_is_another_order_is_refused_in_a_line(rows, tmp_path, killed):
+    table = written(tmp_path / "m.csv", rows)
+    with pytest.raises(Killed):
+        train(table, tmp_path / "run")
+    killed()
+    for changed in (
+        rows[:-1],  # a row less
+        [*rows, rows[3]],  # a file listed twice
+        [rows[0].replace("zero", "two"), *rows[1:]],  # another label
+        [rows[0].replace("/", "//", 1), *rows[1:]],  # another name
+    ):
+        written(table, changed)
+        with pytest.raises(CheckpointError, match="is of a run with other settings: the pictures or their labels"):
+            train(table, tmp_path / "run", resume=True)
+
+
+def test_images_that_change_sides_are_refused(rows, tmp_path, killed):
+    sides = [("train", "val")[n % 5 == 0] for n in range(len(rows))]
+    table = tmp_path / "m.csv"
+
+    def write() -> None:
+        cells = [f"{row},{side}" for row, side in zip(rows, sides, strict=True)]
+        table.write_text("path,label,split\n" + "\n".join(cells) + "\n")
+
+    write()
+    with pytest.raises(Killed):
+        train(table, tmp_path / "run")
+    killed()
+    one = next(n for n in range(1, len(rows)) if sides[n] == "train" and rows[n][-3:] == rows[5][-3:])
+    sides[5], sides[one] = sides[one], sides[5]
+    write()
+    with pytest.raises(CheckpointError, match="the images come in another order or another split"):
+        train(table, tmp_path / "run", resume=True)
+
+
+def test_a_state_of_an_earlier_version_is_refused_in_a_line(rows, tmp_path, killed):
+    table = written(tmp_path / "m.csv", rows)
+    with pytest.raises(Killed):
+        train(table, tmp_path / "run")
+    killed()
+    state = read_state(tmp_path / "run" / "last.ckpt")
+    state["identity"]["labels"] = state["identity"].pop("order")
+    write_state(tmp_path / "run" / "last.ckpt", state)
+    with pytest.raises(CheckpointError, match="the images come in another order or another split"):
+        train(table, tmp_path / "run", resume=True)
