@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import os
+import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -13,7 +16,7 @@ import pytest
 from vitreous.data.config import DataConfig
 from vitreous.data.manifest import list_manifest
 from vitreous.data.sources import open_source
-from vitreous.errors import DataError, MissingExtraError
+from vitreous.errors import DataError, MissingExtraError, UsageError
 
 
 def write(path: Path, text: str, encoding: str = "utf-8") -> Path:
@@ -116,6 +119,135 @@ def test_a_file_with_two_labels_is_noted(tmp_path):
 def test_errors_name_file_rows_and_columns(tmp_path, text, message):
     with pytest.raises(DataError, match=message):
         list_manifest(write(tmp_path / "m.csv", text))
+
+
+@pytest.mark.parametrize(
+    ("header", "named"),
+    [
+        ("path,label,label", "'label'"),
+        ("path,label,Label ", "'label'"),
+        ("path,PATH,label", "'path'"),
+        ("path,label,split,split", "'split'"),
+        ("path,label,note,note", "'note'"),
+        ("path,label,file,file,class,class", "'file', 'class'"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "parquet"])
+def test_a_column_that_comes_twice_is_refused(tmp_path, header, named, suffix):
+    """Neither is better than the other: they may hold different things."""
+    names = header.split(",")
+    cells = [f"{n}" for n in range(len(names))]
+    if suffix == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table([[cell] for cell in cells], names=names), tmp_path / "m.parquet")
+    else:
+        between = "\t" if suffix == "tsv" else ","
+        write(tmp_path / f"m.{suffix}", between.join(names) + "\n" + between.join(cells) + "\n")
+    with pytest.raises(DataError, match=rf"has more than one column {named}: rename or remove all but one"):
+        list_manifest(tmp_path / f"m.{suffix}")
+
+
+def test_columns_without_a_name_may_be_many(tmp_path):
+    entries = list_manifest(write(tmp_path / "m.csv", ",path,label,,\n0,a.jpg,x,,\n")).entries
+    assert [(entry.name, entry.label) for entry in entries] == [("a.jpg", "x")]
+
+
+def test_of_two_columns_of_one_meaning_the_best_known_is_read_and_a_difference_is_said(tmp_path):
+    table = write(tmp_path / "m.csv", "class,file,label,filename\nx,a.jpg,7,a.jpg\ny,b.jpg,8,b.jpg\n")
+    listing = list_manifest(table)
+    assert [(entry.name, entry.label) for entry in listing.entries] == [("a.jpg", "7"), ("b.jpg", "8")]
+    assert listing.notes == ["label is read from column 'label', not from 'class', which differs"]
+
+
+@pytest.mark.parametrize("column", ["path", "label", "split"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_nul_is_refused_and_its_row_is_named(tmp_path, column, suffix):
+    cells = {"path": ["a", "b"], "label": ["x", "y"], "split": ["train", "val"]}
+    cells[column][1] += "\0.jpg"
+    if suffix == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table(cells), tmp_path / "m.parquet")
+    else:
+        rows = [",".join(row) for row in zip(*cells.values(), strict=True)]
+        write(tmp_path / "m.csv", "path,label,split\n" + "\n".join(rows) + "\n")
+    row = 1 if suffix == "parquet" else 3
+    with pytest.raises(DataError, match=rf"rows {row} have a NUL character in their {column} \(column '{column}'\)"):
+        list_manifest(tmp_path / f"m.{suffix}")
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (pyarrow.array([{"bytes": b"x", "path": "a"}]), "struct"),
+        (pyarrow.array([["a", "b"]]), "list"),
+        (pyarrow.array([[("a", 1)]], pyarrow.map_(pyarrow.string(), pyarrow.int64())), "map"),
+        (pyarrow.array([0], pyarrow.timestamp("ns")), "timestamp"),
+        (pyarrow.array([[1.0, 2.0]], pyarrow.list_(pyarrow.float32(), 2)), "fixed_size_list"),
+    ],
+)
+@pytest.mark.parametrize("column", ["image", "label"])
+def test_cells_that_are_no_text_are_refused_by_their_type(tmp_path, cells, kind, column):
+    other = {"image": "label", "label": "image"}[column]
+    pyarrow.parquet.write_table(pyarrow.table({column: cells, other: ["a"]}), tmp_path / "m.parquet")
+    with pytest.raises(DataError, match=rf"column '{column}' holds {kind}.*, it must hold text; name another column"):
+        list_manifest(tmp_path / "m.parquet")
+
+
+def test_text_in_other_wrappings_of_parquet(tmp_path):
+    table = pyarrow.table(
+        {
+            "path": pyarrow.array(["a.jpg", "a.jpg", "\u00fc.jpg"]).dictionary_encode(),
+            "label": pyarrow.array([b"x", b"y", "\u00fc".encode()]),
+            "pixels": pyarrow.array([{"bytes": b"1"}] * 3),  # not read
+        }
+    )
+    pyarrow.parquet.write_table(table, tmp_path / "m.parquet")
+    entries = list_manifest(tmp_path / "m.parquet").entries
+    assert [(entry.name, entry.label) for entry in entries] == [
+        ("a.jpg", "x"),
+        ("a.jpg", "y"),
+        ("\u00fc.jpg", "\u00fc"),
+    ]
+    broken = pyarrow.Array.from_buffers(pyarrow.string(), 1, pyarrow.array([b"a\xff"]).buffers())
+    for column in (broken, pyarrow.array([b"a\xff"])):
+        pyarrow.parquet.write_table(pyarrow.table({"path": column, "label": ["x"]}), tmp_path / "m.parquet")
+        with pytest.raises(DataError, match="cannot be read as a Parquet file: 'utf-8' codec"):
+            list_manifest(tmp_path / "m.parquet")
+
+
+def test_what_claims_more_than_any_table_has_is_refused_before_it_is_read(tmp_path):
+    def seconds(manifest: Path, message: str) -> float:
+        start = time.process_time()
+        with pytest.raises(DataError, match=message):
+            list_manifest(manifest)
+        return time.process_time() - start
+
+    many = pyarrow.DictionaryArray.from_arrays(np.zeros(20_000_001, np.int8), ["x"])
+    pyarrow.parquet.write_table(pyarrow.table({"path": many, "label": many}), tmp_path / "rows.parquet")
+    assert (tmp_path / "rows.parquet").stat().st_size < 2e6
+    assert seconds(tmp_path / "rows.parquet", "rows or more, the limit is 20,000,000") < 2
+    table = pyarrow.table({"path": ["x" * 2**26], "label": ["x"]})
+    options = {"compression": "zstd", "use_dictionary": False, "write_statistics": False}
+    pyarrow.parquet.write_table(table, tmp_path / "cell.parquet", **options)
+    assert (tmp_path / "cell.parquet").stat().st_size < 1e5
+    assert seconds(tmp_path / "cell.parquet", r"column 'path' unpacks to 67,\d+,\d+ bytes in 1 row") < 2
+    for name in ("sparse.csv", "sparse.parquet"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(1 << 41)
+        assert seconds(tmp_path / name, f"{name} cannot be read as a .* file.*: 2,199,023,255,552 bytes, the limit") < 2
+    with (tmp_path / "line.csv").open("wb") as file:
+        file.truncate(1 << 30)
+    assert seconds(tmp_path / "line.csv", "a line of over 1,048,576 characters") < 2
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_what_is_no_regular_file_is_refused_and_never_opened(tmp_path, rows):
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "zero.csv").symlink_to("/dev/zero")
+    table = write(tmp_path / "m.csv", "path,label\n" + "".join(f"{p},{c}\n" for p, c in rows))
+    for name in ("pipe.csv", "zero.csv"):
+        with pytest.raises(UsageError, match=f"{name} is neither a folder nor a regular file"):
+            open_source(DataConfig(source=str(tmp_path / name)))
+        with pytest.raises(DataError, match=f"to exclude, .*{name}, cannot be read: a (pipe|device), not a regular"):
+            open_source(DataConfig(source=str(table), exclude=str(tmp_path / name)))
 
 
 def test_another_encoding_is_an_error_not_a_guess(tmp_path):

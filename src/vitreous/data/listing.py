@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitreous.errors import DataError
+from vitreous.files.opening import read_regular
 from vitreous.files.text import visible
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
     "ordered_classes",
     "plain_name",
 ]
+
+_LIST_BYTES = 1 << 30  # of a list of exclusions
 
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -124,9 +127,10 @@ def excluded(
         DataError: If the list cannot be read.
     """
     try:
-        text = Path(list_file).expanduser().read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the list of pictures to exclude, {list_file}, cannot be read: {error}") from error
+        text = read_regular(os.path.expanduser(list_file), _LIST_BYTES).decode("utf-8-sig").replace("\r\n", "\n")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise DataError(f"the list of images to exclude, {list_file}, cannot be read: {reason}") from error
     wanted = [line.strip() for line in text.split("\n") if line.strip() and not line.strip().startswith("#")]
     exact: dict[str, list[int]] = {}
     known: dict[str, list[int]] = {}

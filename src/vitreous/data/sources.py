@@ -156,20 +156,30 @@ def find_source(source: str) -> Path | None:
     """
     if source in KNOWN:
         return None
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if path.is_dir() or (path.is_file() and path.suffix.lower() in MANIFEST_SUFFIXES):
         return path
     if path.is_file():
         raise UsageError(
             f"{source} is a file: give a folder of pictures, or a manifest ({', '.join(MANIFEST_SUFFIXES)})"
         )
+    if path.exists():
+        raise UsageError(f"{source} is neither a folder nor a regular file: give a folder of images, or a manifest")
     near = path.parent if path.parent.is_dir() else Path()
-    siblings = [str(near / entry.name) if near != Path() else entry.name for entry in near.iterdir() if entry.is_dir()]
+    siblings = [str(near / name) if near != Path() else name for name in _folders(near)]
     if os.sep in source or "/" in source or "." in source or source.startswith("~"):
         hint = did_you_mean(os.path.normpath(path), siblings) or " Check the spelling and where you are"
         raise DataError(f"folder not found: {source}.{hint}")
     hint = did_you_mean(source, [*KNOWN, *siblings])
     raise UsageError(f"'{source}' is neither a folder nor a known set ({', '.join(KNOWN)}).{hint}")
+
+
+def _folders(near: Path) -> list[str]:
+    """Names of the folders in a folder; none where it cannot be listed."""
+    try:
+        return [entry.name for entry in near.iterdir() if entry.is_dir()]
+    except OSError:
+        return []
 
 
 def _from_pixels(config: DataConfig, pixels: PixelSet, record: object) -> ImageData:
@@ -327,7 +337,7 @@ def _classes_of(source: str, entries: Sequence[Entry], least: int) -> tuple[str,
 
 def _plain_source_name(source: str) -> str:
     """The last part of a folder's or manifest's path."""
-    path = Path(source).expanduser().resolve()
+    path = Path(os.path.expanduser(source)).resolve()
     return (path.name if path.is_dir() else path.stem) or "data"
 
 
