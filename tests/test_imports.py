@@ -20,6 +20,7 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 FLOORS = {
     "errors": 0,
     "files": 0,  # the border: opening strangers' files, writing the user's, showing foreign text
+    "machine": 1,
     "model": 1,
     "data": 1,
     "evaluate": 1,

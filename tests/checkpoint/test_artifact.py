@@ -235,7 +235,7 @@ def test_a_file_of_another_program_is_recognised(tmp_path):
         (lambda d: d["pipeline"].update(smell=1), "smell"),
         (lambda d: d["pipeline"].update(channels=1, mean=[0.5], std=[0.5]), "1 channels"),
         (lambda d: d["pipeline"].update(size=[10**9, 10**9]), "1e+09 x 1e+09 pixels"),
-        (lambda d: d["pipeline"].update(crop_ratio=1e-9), "expected at most 16384 a side"),
+        (lambda d: d["pipeline"].update(crop_ratio=1e-9), "at most 16,384 a side"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_found_and_expected(saved, change, reason):

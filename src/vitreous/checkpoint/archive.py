@@ -91,7 +91,7 @@ class Archive:
         entry = self.entries[name]
         self._stream.seek(self._data(name, entry))
         content = torch.empty(entry.size, dtype=torch.uint8)
-        view = memoryview(content.numpy())
+        view = content.numpy().data
         if entry.method == _STORED:
             count = self._stream.readinto(view) if entry.size else 0  # type: ignore[attr-defined]
         else:

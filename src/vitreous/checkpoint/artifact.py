@@ -11,12 +11,13 @@ import hashlib
 import json
 import math
 import os
-import types
+import re
 import typing
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,19 +25,24 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitreous.checkpoint.container import Header, read_header
+from vitreous.checkpoint.documents import fits, parse_object
+from vitreous.checkpoint.layout import check_provenance
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError, OutputError, did_you_mean
 from vitreous.files.writing import replacing
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["FORMAT_VERSION", "ModelInfo", "load_model", "save_model"]
+__all__ = ["FORMAT_VERSION", "MOST_BLOCKS", "ModelInfo", "load_model", "save_model", "skeleton"]
 
 FORMAT_VERSION = 1
 KEY = "vitreous"
 _DIGEST = "vitreous_sha256"  # of the description and every tensor; the container itself has no checksum
-_LARGEST_SIDE = 16_384  # pixels: a pipeline beyond it would have a stranger's file claim gigabytes per picture
+MOST_BLOCKS = 1000
+"""Encoder blocks, or a ResNet's, that a file may claim: each takes time to build."""
+
 _SHOWN = 5  # problems of one kind that an error spells out
+_LONE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # the others keep bytes that are no UTF-8, as os.fsdecode does
 _FLOATS = ("F64", "F32", "F16", "BF16")  # in the format's words
 _INTEGERS = {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
 
@@ -54,7 +60,7 @@ class ModelInfo:
         format_version: Of the file.
 
     Raises:
-        ConfigError: If two classes have one name, or the temperature is not above 0.
+        ConfigError: If two classes have one name, one is no text, or the temperature is not above 0.
     """
 
     classes: tuple[str, ...]
@@ -68,8 +74,10 @@ class ModelInfo:
         """Check the relations that every user of the file relies on."""
         object.__setattr__(self, "classes", tuple(self.classes))
         if len(set(self.classes)) != len(self.classes):
-            twice = sorted({name for name in self.classes if self.classes.count(name) > 1})
+            twice = sorted(name for name, count in Counter(self.classes).items() if count > 1)
             raise ConfigError(f"classes must have names of their own, these come twice: {', '.join(twice[:_SHOWN])}")
+        if (no_text := _no_text(self.classes)) is not None:
+            raise ConfigError(f"the class name {no_text!a:.100} is no text: it has half of a pair of UTF-16")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise ConfigError(f"temperature is {self.temperature}, it must be above 0")
 
@@ -129,8 +137,7 @@ def load_model(path: str | os.PathLike[str]) -> tuple[VisionTransformer, ModelIn
     config = _config(file, document, header)
     info = _info(file, document, config)
     try:
-        with torch.device("meta"):  # shapes without memory: nothing is allocated for sizes that the file does not hold
-            model = VisionTransformer(config)
+        model = skeleton(config)
     except (RuntimeError, OverflowError, TypeError) as error:  # torch cannot even count the elements
         raise CheckpointError(
             f"'{file}': its configuration has sizes that no model has: {str(error).splitlines()[0]}"
@@ -151,6 +158,15 @@ def load_model(path: str | os.PathLike[str]) -> tuple[VisionTransformer, ModelIn
         raise CheckpointError(f"'{file}' cannot be read: {error}") from error
     model.load_state_dict(state, assign=True)
     return model.eval(), info
+
+
+def skeleton(config: ViTConfig) -> VisionTransformer:
+    """Build a model whose weights have shapes and no memory: nothing is taken for sizes that a file does not hold."""
+    with torch.device("meta"):
+        # Any initialisation would be overwritten, and one of them takes time for each head.
+        model = VisionTransformer(dataclasses.replace(config, init="torch"))
+    model.config = config
+    return model
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
@@ -186,12 +202,7 @@ def _document(file: Path, header: Header) -> dict[str, Any]:
             f"'{file}' is a safetensors file of another program: its metadata has {found}, and no '{KEY}' entry. "
             "Give a model.safetensors that `vitreous train` or vitreous' save_model wrote"
         )
-    try:
-        document = json.loads(header.metadata[KEY])
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"'{file}': its '{KEY}' metadata is not JSON ({error}); the file is damaged") from error
-    if not isinstance(document, dict):
-        raise CheckpointError(f"'{file}': its '{KEY}' metadata is no JSON object; the file is damaged")
+    document = parse_object(header.metadata[KEY], f"'{file}': its '{KEY}' metadata", unique=True)
     version = document.get("format_version")
     if type(version) is not int or version != FORMAT_VERSION:
         newer = ": it needs a newer vitreous" if type(version) is int and version > FORMAT_VERSION else ""
@@ -216,7 +227,7 @@ def _config(file: Path, document: dict[str, Any], header: Header) -> ViTConfig:
     values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in document["model"].items()}
     problems = [f"unknown field '{name}'" for name in values if name not in hints]
     problems += [
-        f"{name} is {value!r}" for name, value in values.items() if name in hints and not _fits(value, hints[name])
+        f"{name} is {value!r}" for name, value in values.items() if name in hints and not fits(value, hints[name])
     ]
     if problems:
         raise CheckpointError(f"'{file}': the model's configuration does not fit this vitreous: {_few(problems)}")
@@ -224,6 +235,8 @@ def _config(file: Path, document: dict[str, Any], header: Header) -> ViTConfig:
         config = ViTConfig(**values)
     except ConfigError as error:
         raise CheckpointError(f"'{file}': the model's configuration contradicts itself: {error}") from error
+    if config.depth > MOST_BLOCKS:
+        raise CheckpointError(f"'{file}' claims {config.depth} blocks: no model has as many")
     blocks = len({name.split(".")[1] for name in header.shapes if name.startswith("blocks.")})
     if blocks != config.depth:  # before the model is built: a claimed depth would cost time and memory
         raise CheckpointError(f"'{file}' has weights of {blocks} blocks, expected depth {config.depth}")
@@ -249,13 +262,17 @@ def _info(file: Path, document: dict[str, Any], config: ViTConfig) -> ModelInfo:
         )
     except (CheckpointError, ConfigError, AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise CheckpointError(f"'{file}': its description is damaged: {error}") from error
-    sides = [side / pipeline.config.crop_ratio for side in pipeline.size]
-    if pipeline.channels != config.in_channels or max(sides) > _LARGEST_SIDE:
+    if pipeline.channels != config.in_channels:
         raise CheckpointError(
-            f"'{file}': its pipeline resizes to {' x '.join(f'{side:.6g}' for side in sides)} pixels in "
-            f"{pipeline.channels} channels, expected at most {_LARGEST_SIDE} a side and {config.in_channels} channels"
+            f"'{file}': its pipeline gives {pipeline.channels} channels, expected {config.in_channels}"
         )
+    check_provenance(file, info.provenance)
     return info
+
+
+def _no_text(classes: tuple[str, ...]) -> str | None:
+    """The first name that cannot be written anywhere: with a surrogate that stands for no byte of a folder's name."""
+    return next((name for name in classes if _LONE.search(name)), None)
 
 
 def _check_tensors(file: Path, header: Header, expected: Mapping[str, Tensor]) -> None:
@@ -281,22 +298,6 @@ def _few(problems: list[str]) -> str:
     """Join the first problems, and count the rest."""
     rest = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
     return "; ".join(problems[:_SHOWN]) + rest
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether a JSON value is one that a configuration field of this type takes."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Literal:
-        return isinstance(value, str) and value in arguments
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, part) for part in arguments)
-    if origin is tuple:
-        kinds = arguments[:1] * len(value) if Ellipsis in arguments and isinstance(value, tuple) else arguments
-        same = isinstance(value, tuple) and len(value) == len(kinds)
-        return same and all(_fits(item, part) for item, part in zip(value, kinds, strict=True))
-    if kind is float:
-        return type(value) in (int, float)
-    return type(value) is kind  # exact: True is no number here
 
 
 def _plain(value: Any) -> Any:

@@ -6,16 +6,19 @@ https://huggingface.co/docs/safetensors/index#format
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitreous.checkpoint.documents import LARGEST, parse_object
 from vitreous.errors import CheckpointError
+from vitreous.files.opening import open_regular
 
 __all__ = ["Header", "read_header", "refuse_other_kinds"]
 
-_MAX_HEADER = 100_000_000  # bytes: the limit of the safetensors library itself
+
+LARGEST_FILE = 1 << 42
+"""Bytes of a file of weights: four terabytes."""
 
 _PICKLES = (
     (b"PK\x03\x04", "a zip archive, as torch.save writes it, with a pickle inside"),
@@ -63,13 +66,13 @@ def read_header(file: Path) -> Header:
         CheckpointError: If it cannot be read, or is no whole .safetensors file; the message says what it is instead.
     """
     try:
-        size = os.path.getsize(file)
-        with open(file, "rb") as stream:
+        with open_regular(file, LARGEST_FILE) as stream:
+            size = os.fstat(stream.fileno()).st_size
             start = stream.read(64)
             refuse_other_kinds(file, start)
             _refuse_pickles(file, start, size)
             length = int.from_bytes(start[:8], "little")
-            if length > min(size - 8, _MAX_HEADER):
+            if length > min(size - 8, LARGEST):
                 raise CheckpointError(
                     f"'{file}' is no whole safetensors file: it has {size:,} bytes, and its header claims {length:,}; "
                     "it was cut off, or is of another kind"
@@ -79,13 +82,13 @@ def read_header(file: Path) -> Header:
     except OSError as error:
         raise CheckpointError(f"cannot read '{file}': {error.strerror or error}") from error
     try:
-        content = json.loads(text)
+        content = parse_object(text, f"the header of '{file}'", unique=True)
         metadata = content.pop("__metadata__", {})
         shapes = {str(name): tuple(int(n) for n in entry["shape"]) for name, entry in content.items()}
         dtypes = {str(name): str(entry["dtype"]) for name, entry in content.items()}
         end = max((int(entry["data_offsets"][1]) for entry in content.values()), default=0)
         texts = {str(name): str(value) for name, value in metadata.items()}
-    except (LookupError, ValueError, OverflowError, TypeError, AttributeError, RecursionError) as error:
+    except (CheckpointError, LookupError, ValueError, OverflowError, TypeError, AttributeError) as error:
         raise CheckpointError(f"'{file}' is no safetensors file, or a damaged one: its header is unreadable") from error
     if 8 + length + end != size:
         less = "it was cut off: copy or download it again" if 8 + length + end > size else "it has bytes too many"

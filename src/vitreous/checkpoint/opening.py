@@ -14,7 +14,9 @@ from torch import Tensor
 
 from vitreous.checkpoint.adapters import google, huggingface, timm, torchvision
 from vitreous.checkpoint.adapters.common import Foreign, Hints, Imported, State, few
-from vitreous.checkpoint.artifact import ModelInfo, load_model
+from vitreous.checkpoint.allowance import check_image
+from vitreous.checkpoint.artifact import MOST_BLOCKS, ModelInfo, load_model, skeleton
+from vitreous.checkpoint.layout import unpacked
 from vitreous.checkpoint.resize import Resample, resized
 from vitreous.checkpoint.sources import locate, read_foreign
 from vitreous.data.config import PreprocessConfig
@@ -34,7 +36,6 @@ FAMILIES: dict[str, ModuleType] = {
 """Adapters by the name of their family."""
 
 Activation = Literal["gelu", "gelu-tanh", "relu"]
-_MOST_BLOCKS = 1000
 _PARTS = {"pre_logits", "head", "mask_token", "cls_position", "float64"}  # left out of the model, not of the source
 
 
@@ -105,12 +106,28 @@ def open_fully(source: str | os.PathLike[str], options: OpenOptions) -> Opened:
     if located.own:
         model, info = load_model(located.file)
         layout = dict(info.provenance.get("layout") or {})
-        kept = _unpack(layout.pop("kept", {}), located.name)
+        kept = unpacked(layout.pop("kept", {}), located.name)
         reasons = [f"a model file of vitreous, format {info.format_version}: its metadata says"]
         opened = Opened(model, info, "vitreous", reasons, layout, kept)
     else:
         opened = _import(read_foreign(located), options)
+    _check(opened, options, located.name)
     return _changed(opened, options, located.name)
+
+
+def _check(opened: Opened, options: OpenOptions, name: str) -> None:
+    """See that an image fits into the memory, at the size that is meant, before anything of that size is made."""
+    pipeline, config = opened.info.pipeline, opened.model.config
+    if pipeline.channels != config.in_channels:
+        raise CheckpointError(
+            f"the evaluation pipeline beside '{name}' gives {pipeline.channels} channels, the model expects "
+            f"{config.in_channels}"
+        )
+    if options.image_size is not None:
+        pipeline = replace(pipeline, size=pair(options.image_size))
+    if options.patch_size is not None:
+        config = replace(config, image_size=pipeline.size, patch_size=options.patch_size)
+    check_image(name, config, pipeline, asked=options.image_size is not None)
 
 
 def _recognise(foreign: Foreign) -> tuple[str, str]:
@@ -174,10 +191,12 @@ def build(config: ViTConfig, state: Mapping[str, Tensor], name: str) -> VisionTr
     Raises:
         CheckpointError: If a tensor would be left over, is missing or has another shape: all of them in one error.
     """
-    if config.depth > _MOST_BLOCKS or sum(config.resnet_layers) > _MOST_BLOCKS:
+    if config.depth > MOST_BLOCKS or sum(config.resnet_layers) > MOST_BLOCKS:
         raise CheckpointError(f"'{name}' claims {config.depth} blocks: no model has as many")
-    with torch.device("meta"):  # shapes without memory: nothing is allocated for sizes that a file does not hold
-        model = VisionTransformer(config)
+    try:
+        model = skeleton(config)
+    except (RuntimeError, OverflowError, TypeError) as error:  # torch cannot even count the elements
+        raise CheckpointError(f"'{name}' has sizes that no model has: {str(error).splitlines()[0][:160]}") from error
     expected = model.state_dict()
     left = [key for key in state if key not in expected]
     missing = [key for key in expected if key not in state]
@@ -228,7 +247,10 @@ def _info(found: Imported, layout: dict[str, Any], name: str, reasons: list[str]
         "family": found.family,
         "layout": layout | ({"kept": kept} if kept else {}),
     }
-    return ModelInfo(classes, pipeline, provenance=provenance)
+    try:
+        return ModelInfo(classes, pipeline, provenance=provenance)
+    except ConfigError as error:
+        raise CheckpointError(f"'{name}': {error}") from error
 
 
 def _distinct(classes: tuple[str, ...]) -> tuple[tuple[str, ...], list[int]]:
@@ -322,16 +344,3 @@ def _pack(tensor: Tensor) -> dict[str, Any]:
         "dtype": str(plain.dtype).removeprefix("torch."),
         "base64": base64.b64encode(raw).decode("ascii"),
     }
-
-
-def _unpack(stored: Mapping[str, Any], name: str) -> State:
-    """The way back of :func:`_pack`."""
-    try:
-        state: State = {}
-        for key, entry in stored.items():
-            raw = bytearray(base64.b64decode(entry["base64"], validate=True))
-            dtype = getattr(torch, entry["dtype"])
-            state[key] = torch.frombuffer(raw, dtype=dtype).reshape(entry["shape"])
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(f"'{name}' is damaged: a tensor in its metadata cannot be read") from error
-    return state

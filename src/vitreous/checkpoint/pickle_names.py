@@ -12,7 +12,17 @@ from typing import Any
 
 import torch
 
-__all__ = ["KNOWN", "MOST", "DamagedPickleError", "Name", "Odd", "StorageRef", "TensorRef", "UnsafePickleError", "key_of"]
+__all__ = [
+    "KNOWN",
+    "MOST",
+    "DamagedPickleError",
+    "Name",
+    "Odd",
+    "StorageRef",
+    "TensorRef",
+    "UnsafePickleError",
+    "key_of",
+]
 
 MOST = 1 << 48
 """Of anything that is counted."""

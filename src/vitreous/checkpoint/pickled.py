@@ -125,6 +125,10 @@ class PickleReader:
         items, self._stack = self._stack, self._marked.pop()
         return items
 
+    def _frozen(self) -> None:
+        self._since_mark()
+        self._push(Odd("frozenset"))
+
     def _tuple(self, count: int) -> None:
         if len(self._stack) < count:
             raise DamagedPickleError("a tuple of what is not there")
@@ -229,7 +233,7 @@ _STEPS: dict[int, _Step] = {
         "\x87": lambda r: r._tuple(3),
         "\x8f": lambda r: r._push(Odd("set")),
         "\x90": lambda r: r._append(r._since_mark()),  # ADDITEMS
-        "\x91": lambda r: (r._since_mark(), r._push(Odd("frozenset"))),
+        "\x91": PickleReader._frozen,
         "q": lambda r: r._put(r._byte()),
         "r": lambda r: r._put(r._number("<I")),
         "\x94": lambda r: r._put(len(r._memo)),  # MEMOIZE

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitreous.checkpoint.adapters.common import State, few
-from vitreous.checkpoint.container import read_header, refuse_other_kinds
+from vitreous.checkpoint.container import LARGEST_FILE, read_header, refuse_other_kinds
 from vitreous.checkpoint.npz import read_arrays
 from vitreous.checkpoint.pickle_names import Odd, TensorRef
 from vitreous.checkpoint.torch_read import READABLE, PyTorchFile
@@ -27,7 +26,6 @@ __all__ = ["SUFFIXES", "read_tensors"]
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".tar", ".ckpt")
 """Ends of the names of files that are read."""
 
-_LARGEST_FILE = 1 << 42  # bytes: four terabytes
 _CONTAINERS = ("state_dict", "model_state_dict", "model", "teacher", "module", "net")
 _NUMBERS = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")  # in safetensors' words
 
@@ -42,7 +40,7 @@ def read_tensors(file: Path) -> State:
     try:
         if not file.is_file():
             raise CheckpointError(f"no model file '{file}'")
-        with open_regular(file, _LARGEST_FILE) as stream:
+        with open_regular(file, LARGEST_FILE) as stream:
             state = _tensors(stream, file)
     except OSError as error:
         raise CheckpointError(f"cannot read '{file}': {error.strerror or error}") from error
@@ -80,7 +78,9 @@ def _safetensors(file: Path) -> State:
     header = read_header(file)
     odd = [f"{name} ({dtype})" for name, dtype in header.dtypes.items() if dtype not in _NUMBERS]
     if odd:
-        raise CheckpointError(f"'{file}' holds numbers of a type that is not read: {few(odd)}; {', '.join(_NUMBERS)} are")
+        raise CheckpointError(
+            f"'{file}' holds numbers of a type that is not read, in {few(odd)}: {', '.join(_NUMBERS)} are"
+        )
     try:
         with safe_open(file, framework="pt") as stored:
             return {name: stored.get_tensor(name).clone() for name in header.shapes}

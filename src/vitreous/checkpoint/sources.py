@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from vitreous.checkpoint import hub
 from vitreous.checkpoint.adapters.common import Foreign, State, few
 from vitreous.checkpoint.artifact import KEY
 from vitreous.checkpoint.container import read_header
+from vitreous.checkpoint.documents import read_object
 from vitreous.checkpoint.safe_read import SUFFIXES, read_tensors
 from vitreous.errors import CheckpointError, did_you_mean
 
@@ -21,7 +21,6 @@ __all__ = ["Located", "locate", "read_foreign"]
 _IN_FOLDER = ("model.safetensors", "pytorch_model.safetensors", "pytorch_model.bin", "model.npz", "model.pth")
 _INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _DOCUMENTS = ("config.json", "preprocessor_config.json")
-_LARGEST_DOCUMENT = 64 << 20  # bytes: 21,843 class names take one
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,13 @@ def locate(source: str | os.PathLike[str]) -> Located:
         MissingExtraError: If it is a hub id and huggingface_hub is not installed.
     """
     name = os.fspath(source)
-    path = Path(name).expanduser()
     try:
-        found = path.exists()
+        path = Path(name).expanduser()
+        found = "\0" not in name and path.exists()
     except OSError as error:  # a name too long, a folder that may not be looked into
         raise CheckpointError(f"cannot read '{name}': {error.strerror or error}") from error
+    except RuntimeError as error:  # ~ of a user that there is not
+        raise CheckpointError(f"no model file '{name}': {error}") from error
     if not found:
         looks_local = path.suffix in SUFFIXES or name.startswith((".", "/", "~")) or path.parent.is_dir()
         if not hub.HUB_ID.fullmatch(name) or looks_local:
@@ -93,17 +94,17 @@ def read_foreign(located: Located) -> Foreign:
     file = located.file
     documents: dict[str, Any] = {}
     if file.stem in ("model", "pytorch_model") or file.name in _INDEX:
-        documents = {name: _document(file.parent / name) for name in _DOCUMENTS if (file.parent / name).is_file()}
+        documents = {name: read_object(file.parent / name) for name in _DOCUMENTS if (file.parent / name).is_file()}
     beside = file.with_suffix(".json")
     if beside.is_file() and beside.name not in _DOCUMENTS:
-        documents["sidecar"] = _document(beside)
+        documents["sidecar"] = read_object(beside)
     tensors = _parts(file) if file.name in _INDEX else read_tensors(file)
     return Foreign(tensors, documents, located.name)
 
 
 def _parts(index: Path) -> State:
     """Read weights that lie in several files."""
-    places = _document(index).get("weight_map")
+    places = read_object(index).get("weight_map")
     if not isinstance(places, Mapping) or not all(isinstance(place, str) for place in places.values()):
         raise CheckpointError(f"'{index}' is damaged: it has no weight_map")
     state: State = {}
@@ -114,18 +115,3 @@ def _parts(index: Path) -> State:
     if set(state) != set(places):
         raise CheckpointError(f"'{index}' and its files differ: {few(sorted(set(state) ^ set(places)))}")
     return state
-
-
-def _document(file: Path) -> dict[str, Any]:
-    """Read a JSON object."""
-    try:
-        if file.stat().st_size > _LARGEST_DOCUMENT:
-            raise CheckpointError(f"'{file}' has {file.stat().st_size:,} bytes: no configuration is that large")
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"'{file}' is no readable JSON: {str(error).splitlines()[0]}") from error
-    except OSError as error:
-        raise CheckpointError(f"cannot read '{file}': {error.strerror or error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"'{file}' is no JSON object")
-    return content

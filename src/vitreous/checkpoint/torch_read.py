@@ -146,9 +146,7 @@ class PyTorchFile:
         numbers = (size - storage.offset * storage.dtype.itemsize) // ref.dtype.itemsize
         last = ref.offset + sum((n - 1) * step for n, step in zip(ref.shape, ref.strides, strict=True))
         if math.prod(ref.shape) and (last >= numbers or math.prod(ref.shape) > numbers):
-            raise CheckpointError(
-                f"'{self._file}' is damaged: {name} claims shape {list(ref.shape)} on fewer bytes"
-            )
+            raise CheckpointError(f"'{self._file}' is damaged: {name} claims shape {list(ref.shape)} on fewer bytes")
 
     def _size_of(self, storage: StorageRef) -> int | None:
         if self._archive is None:
@@ -174,10 +172,9 @@ class PyTorchFile:
                 place = self._places[storage.key]
                 raw = torch.empty(place.size, dtype=torch.uint8)
                 self._stream.seek(place.start)
-                if self._stream.readinto(memoryview(raw.numpy())) != place.size:  # type: ignore[attr-defined]
+                if self._stream.readinto(raw.numpy().data) != place.size:  # type: ignore[attr-defined]
                     raise self._damaged(f"storage {storage.key} is not all there")
             if self._swapped and storage.dtype.itemsize > 1:
                 raw.numpy().view(f"u{storage.dtype.itemsize}").byteswap(inplace=True)
             self._read[storage.key] = raw
         return self._read[storage.key]
-

@@ -5,6 +5,7 @@ Plain dataclasses without torch; each is used by the module of this package that
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,8 +73,10 @@ class PreprocessConfig:
             object.__setattr__(self, name, tuple(float(v) for v in getattr(self, name)))
         if not 0 < self.crop_ratio <= 1:
             raise ConfigError(f"crop_ratio is {self.crop_ratio}, it must be in (0, 1]")
-        if any(s <= 0 for s in self.std):
+        if not all(s > 0 for s in self.std):
             raise ConfigError(f"std is {self.std}, every value must be above 0")
+        if not all(math.isfinite(v) for v in (*self.mean, *self.std)):
+            raise ConfigError(f"mean is {self.mean} and std {self.std}, every value must be finite")
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
 }
 _MIDDLE_GREY = 0.5
+_LARGEST_SIDE = 16_384  # pixels: a square of these takes 800 MB before it is a number
 _LONGEST = 16  # a picture longer than this many times the target is cut before it is resized
 
 
@@ -58,7 +59,13 @@ class EvalPipeline:
         problems = []
         if len(self.size) != 2 or min(self.size) < 1:
             problems.append(f"size is {self.size}, it must be a height and a width of at least 1 pixel")
-        if self.channels not in (1, 3):
+        elif max(self.size) / self._share > _LARGEST_SIDE:
+            sides = " x ".join(f"{side / self._share:.6g}" for side in self.size)
+            problems.append(
+                f"images would be resized to {sides} pixels, at most {_LARGEST_SIDE:,} a side are: use a smaller image "
+                "size, or a larger crop_ratio"
+            )
+        if type(self.channels) is not int or self.channels not in (1, 3):
             problems.append(f"channels is {self.channels}, it must be 1 (grey) or 3 (colour)")
         problems += [
             f"{name} has {len(values)} values for {self.channels} channels: give {self.channels}, or none to measure it"
@@ -67,6 +74,11 @@ class EvalPipeline:
         ]
         if problems:
             raise ConfigError("; ".join(problems))
+
+    @property
+    def _share(self) -> float:
+        """The share of the resized image's sides that is kept."""
+        return self.config.crop_ratio if self.config.fit == "crop" else 1.0
 
     @property
     def has_statistics(self) -> bool:

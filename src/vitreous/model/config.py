@@ -12,6 +12,8 @@ __all__ = ["Size2d", "ViTConfig", "pair"]
 
 Size2d = int | tuple[int, int]
 
+_MOST_TRIED = 4096  # numbers that an error tries for what would fit
+
 
 def pair(size: Size2d) -> tuple[int, int]:
     """Return ``(height, width)``; one number means a square."""
@@ -249,7 +251,7 @@ def _resnet_misfits(c: ViTConfig, ph: int, pw: int) -> Iterator[str]:
 def _width_misfits(c: ViTConfig) -> Iterator[str]:
     """Yield what does not divide the width: heads, and what a position embedding splits it into."""
     if c.width % c.heads:
-        fits = sorted((h for h in range(1, c.width + 1) if c.width % h == 0), key=lambda h: abs(h - c.heads))[:2]
+        fits = sorted(_divisors(c.width), key=lambda h: abs(h - c.heads))[:2]
         yield f"width {c.width} is not a multiple of heads {c.heads}: use {' or '.join(map(str, sorted(fits)))} heads"
     elif c.position == "rope-2d" and c.head_dim % 4:
         yield f"position rope-2d needs width / heads to be a multiple of 4, it is {c.head_dim}"
@@ -257,12 +259,17 @@ def _width_misfits(c: ViTConfig) -> Iterator[str]:
         yield f"position {c.position} needs a width that is a multiple of 4, it is {c.width}"
 
 
+def _divisors(number: int) -> list[int]:
+    """What divides a number, as far as an error may try."""
+    return [n for n in range(1, min(number, _MOST_TRIED) + 1) if number % n == 0]
+
+
 def _misfits(length: int, patch: int, side: str) -> Iterator[str]:
     """Yield the sentence for an image side that patches do not tile, with the nearest sizes that they do."""
     if length % patch == 0:
         return
     sizes = sorted({max(patch, length // patch * patch), -(-length // patch) * patch})
-    divisors = sorted((p for p in range(1, length + 1) if length % p == 0), key=lambda p: (abs(p - patch), p))[:2]
+    divisors = sorted(_divisors(length), key=lambda p: (abs(p - patch), p))[:2]
     yield (
         f"image {side} {length} is not a multiple of patch {side} {patch}: use an image size of "
         f"{' or '.join(map(str, sizes))}, or a patch size of {' or '.join(map(str, sorted(divisors)))}"

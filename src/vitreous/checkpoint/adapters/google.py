@@ -25,7 +25,7 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError
 from vitreous.model.config import ViTConfig, pair
 
-__all__ = ["adopt", "read", "recognise", "write"]
+__all__ = ["LAYOUT", "adopt", "read", "recognise", "write"]
 
 _PREFIXES = ("", "params/", "opt/target/")
 _BLOCK_NAMES = {  # norm1, attention, norm2, MLP
@@ -35,6 +35,16 @@ _BLOCK_NAMES = {  # norm1, attention, norm2, MLP
 _POSITIONS = ("Transformer/posembed_input/pos_embedding", "Transformer/pos_embedding", "pos_embedding")
 _HALF = (0.5, 0.5, 0.5)
 _KERNELS = {"norm": "scale"}  # all other weights are called kernel
+
+LAYOUT = {
+    "prefix": _PREFIXES,
+    "scan": (True, False),
+    "block": tuple(_BLOCK_NAMES),
+    "position": _POSITIONS,
+    "map": ("", "MAPHead_0/"),
+    "norm_rank": (1, 2, 3, 4),
+}
+"""What a layout says, with the values that it may have."""
 
 
 def recognise(tensors: State) -> str | None:

@@ -19,7 +19,7 @@ from vitreous.checkpoint.adapters.shapes import config_from
 from vitreous.errors import CheckpointError
 from vitreous.model.config import ViTConfig, pair
 
-__all__ = ["adopt", "read", "recognise", "write"]
+__all__ = ["LAYOUT", "adopt", "read", "recognise", "write"]
 
 _FILE = {f"attention.attention.{name}": name for name in ("query", "key", "value")} | {
     "attention.output.dense": "attn.proj"
@@ -59,6 +59,9 @@ _ACTIVATIONS = {
 }
 _BACK = {"gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "relu": "relu"}
 _KINDS = ("vit", "dinov2", "dinov2_with_registers")
+
+LAYOUT = {"prefix": _PREFIXES, "names": tuple(_NAMES), "kind": _KINDS}
+"""What a layout says, with the values that it may have."""
 
 
 def recognise(tensors: State) -> str | None:

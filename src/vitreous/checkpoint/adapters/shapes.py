@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 import re
+import typing
 from typing import Any
 
 from torch import Tensor
 
 from vitreous.checkpoint.adapters.common import Hints, State
+from vitreous.checkpoint.documents import fits
 from vitreous.errors import CheckpointError, ConfigError
 from vitreous.model.config import ViTConfig, pair
 
@@ -60,6 +62,10 @@ def config_from(state: State, name: str, hints: Hints, reasons: list[str], **kno
     fields["class_token"] = None if has_cls == (fields["pool"] == "cls") else has_cls
     asked = hints.image_size or known.get("image_size")
     fields |= _places(state, fields, None if asked is None else pair(asked), name, reasons)
+    kinds = typing.get_type_hints(ViTConfig)
+    odd = [f"{field} is {value!r:.60}" for field, value in fields.items() if not fits(value, kinds[field])]
+    if odd:  # said by a document beside the weights
+        raise CheckpointError(f"'{name}' has a configuration that cannot be meant: {', '.join(odd)}")
     try:
         config = ViTConfig(**fields)
     except ConfigError as error:

@@ -14,7 +14,7 @@ from vitreous.checkpoint.adapters.shapes import config_from
 from vitreous.errors import CheckpointError
 from vitreous.model.config import ViTConfig, pair
 
-__all__ = ["adopt", "read", "recognise", "write"]
+__all__ = ["LAYOUT", "adopt", "read", "recognise", "write"]
 
 _TANH = (  # timm.models.vision_transformer: entries with act_layer='gelu_tanh' of their own
     "vit_base_patch32_siglip_",
@@ -62,6 +62,9 @@ _HYBRIDS = {
 }
 _RENAMED = {"register_tokens": "reg_token", "mask_token": "mask_token"}  # facebookresearch/dinov2
 _BARE_STEM = "patch_embed.backbone."  # timm's stem without stages has no level of its own
+
+LAYOUT = {"names": ("timm", "dinov2")}
+"""What a layout says, with the values that it may have."""
 
 
 def recognise(tensors: State) -> str | None:

@@ -11,7 +11,7 @@ from vitreous.checkpoint.adapters.shapes import config_from
 from vitreous.checkpoint.adapters.sidecar import read_sidecar, sidecar
 from vitreous.model.config import ViTConfig, pair
 
-__all__ = ["adopt", "read", "recognise", "write"]
+__all__ = ["LAYOUT", "adopt", "read", "recognise", "write"]
 
 _BLOCK = "encoder.layers.encoder_layer_{}."
 _OUTSIDE = {
@@ -31,6 +31,9 @@ _INSIDE = {
     "mlp.3": "mlp.fc2",
 }
 _OLD = {"mlp.0": "mlp.linear_1", "mlp.3": "mlp.linear_2"}
+
+LAYOUT = {"names": ("index", "linear")}
+"""What a layout says, with the values that it may have."""
 
 
 def recognise(tensors: State) -> str | None:

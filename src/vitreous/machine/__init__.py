@@ -1,0 +1,1 @@
+"""What this machine has: here, how much memory may still be taken."""
