@@ -47,7 +47,7 @@ class Prediction:
 
     Args:
         label: The most probable class.
-        probability: Its probability in [0, 1], calibrated by the model's temperature.
+        probability: Its probability in [0, 1], calibrated where the model has a temperature.
         top: The most probable classes with their probabilities, most probable first.
         name: The picture's path, or its position such as ``#0`` where it has none.
     """

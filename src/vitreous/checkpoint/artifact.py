@@ -82,13 +82,14 @@ class ModelInfo:
             raise ConfigError(f"temperature is {self.temperature}, it must be above 0")
 
 
-def save_model(path: str | os.PathLike[str], model: VisionTransformer, info: ModelInfo) -> None:
+def save_model(path: str | os.PathLike[str], model: VisionTransformer, info: ModelInfo, *, follow: bool = True) -> None:
     """Write a model file; a reader sees the old file or the whole new one.
 
     Args:
         path: The file, by custom ``model.safetensors``. Its folder must exist.
         model: Its weights are stored as they are, on whatever device.
         info: Must name as many classes as the model has outputs.
+        follow: Whether a link at ``path`` is followed; False replaces it.
 
     Raises:
         ConfigError: If the number of classes is another, or the pipeline has no mean and std.
@@ -111,7 +112,7 @@ def save_model(path: str | os.PathLike[str], model: VisionTransformer, info: Mod
     # Bytes of folder names that are no text are lone surrogates in Python; as \udcff they are JSON and come back.
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    with replacing(path) as written:
+    with replacing(path, follow=follow) as written:
         try:
             save_file(tensors, written, metadata={KEY: text, _DIGEST: _digest(text, tensors)})
         except SafetensorError as error:  # its writer wraps the system's errors: disk full, read-only

@@ -27,8 +27,9 @@ def _parser() -> Parser:
     parser = Parser(
         "predict",
         "MODEL IMAGES... [options]",
-        "Say what is on pictures: the most probable classes of each, with calibrated probabilities. A picture that "
-        "cannot be read is reported, the others are still done, and the exit code is then 1.",
+        "Say what is on pictures: the most probable classes of each, with probabilities, calibrated where the model "
+        "file has a temperature, as after `vitreous train`. A picture that cannot be read is reported, the "
+        "others are still done, and the exit code is then 1.",
         [
             ("vitreous predict runs/photos-1 cat.jpg", "one picture; a run folder stands for its model.safetensors"),
             ("vitreous predict model.safetensors photos/ --format csv -o labels.csv", "a folder, at any depth"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import lightning
+import torch
 
 from vitreous.train.callbacks import Record, Selection, Stop
 from vitreous.train.clock import Budget, Clock, Steps
@@ -21,6 +22,7 @@ from vitreous.train.outcome import Writer, report_seconds, weights_of
 from vitreous.train.prepare import Prepared, describe_place
 from vitreous.train.resume import (
     RunState,
+    fitting_this_run,
     identity,
     optimizer_state,
     place_trainer,
@@ -50,6 +52,8 @@ class Assembled:
         trained: Whether no step is left to make.
         seconds: Wall-clock time by phase.
         probed: What frozen features were worth.
+        threads: That it computes with.
+        extended: Numbers of epochs at which it was finished before.
     """
 
     ready: Prepared
@@ -63,6 +67,8 @@ class Assembled:
     trained: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
     probed: Probed | None = None
+    threads: int = field(default_factory=torch.get_num_threads)
+    extended: tuple[int, ...] = ()
 
     module: VitModule = field(init=False)
     record: Record = field(init=False)
@@ -110,6 +116,8 @@ class Assembled:
             clock=self.clock.state(),
             seconds={**self.seconds, "train": self.training_seconds()},
             probed=self.probed.to_dict() if self.probed is not None else None,
+            threads=self.threads,
+            extended=list(self.extended),
         )
 
 
@@ -144,11 +152,14 @@ def assemble(
         ready.loading.setup("fit")
     if config.compile:
         ready.model.compile()
-    saver = Saver(place.folder, place.lock)
-    this = Assembled(ready, place, view, signals, Writer(ready, place.folder), saver, clock, identity(ready))
+    saver, extended = Saver(place.folder, place.lock), tuple(state.extended) if state is not None else ()
+    writer = Writer(ready, place.folder, extended)
+    this = Assembled(ready, place, view, signals, writer, saver, clock, identity(ready), extended=extended)
     rebuild(this, state)
     if state is not None:
-        clock.restore(state.clock)
+        with fitting_this_run():
+            clock.restore(state.clock)
+        saver.saved = state.where
     return this
 
 
@@ -211,7 +222,8 @@ def rebuild(this: Assembled, state: RunState | None) -> None:
     loggers = make_loggers(config.loggers, folder)
     this.trainer = build_trainer(folder, ready.device, ready.precision, callbacks, loggers)
     if state is not None:
-        _give_back(this, state)
+        with fitting_this_run():
+            _give_back(this, state)
 
 
 def _give_back(this: Assembled, state: RunState) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import csv
+import os
+import stat
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import lightning
 from lightning.pytorch.callbacks import Callback
 
 from vitreous.errors import OutputError
 from vitreous.evaluate.metrics import Scores
+from vitreous.files.writing import replacing
 from vitreous.train.clock import Budget, Clock
 from vitreous.train.console import View
 from vitreous.train.module import VitModule
@@ -25,6 +28,7 @@ __all__ = ["Record", "Selection", "Stop", "better", "rises"]
 _TIMED_STEPS, _TIMED_SECONDS = 5, 1.0  # after which the speed of a run is told
 _MEDIAN_OF = 5  # steps: the last ones, because smaller pictures or fewer patches may have come before
 _VALIDATIONS = 3  # the last ones, of whose times the median counts
+_APPEND = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _EVALUATION_SPEED = 2.0  # images a second without gradients over those with: a cautious guess until it is measured
 
 
@@ -224,13 +228,29 @@ class Record(Callback):
         return str(number) if self.epochs is None else f"{number:>{len(str(self.epochs))}}/{self.epochs}"
 
     def _write(self, rows: list[dict[str, float]]) -> None:
-        """Append rows to metrics.csv, or write all of them anew."""
-        path, anew = self.folder / "metrics.csv", rows is self.history
+        """Append rows to metrics.csv, or write all of them anew, into a file of the run's own."""
+        path = self.folder / "metrics.csv"
         try:
-            with path.open("w" if anew else "a", newline="", encoding="utf-8") as file:
+            if rows is not self.history and (file := _appending(path)) is not None:
+                with file:
+                    csv.DictWriter(file, list(self.history[0])).writerows(rows)
+                return
+            with replacing(path, follow=False) as written, written.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, list(self.history[0]))
-                if anew:
-                    writer.writeheader()
-                writer.writerows(rows)
+                writer.writeheader()
+                writer.writerows(self.history)
         except OSError as error:
             raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _appending(path: Path) -> IO[str] | None:
+    """The file, open to append to; None where it is not there, or leads to a file that is not the run's alone."""
+    try:
+        handle = os.open(path, _APPEND)
+    except OSError:
+        return None
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        os.close(handle)
+        return None
+    return os.fdopen(handle, "a", newline="", encoding="utf-8")

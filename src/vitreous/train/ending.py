@@ -18,7 +18,7 @@ from vitreous.train.prepare import Prepared
 from vitreous.train.saving import LAST
 from vitreous.train.signals import Stopped
 
-__all__ = ["RunResult", "again", "conclude", "leave", "say_finished"]
+__all__ = ["RunResult", "again", "conclude", "leave", "leave_at_once", "say_finished"]
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,14 @@ def leave(ready: Prepared, place: Place, view: View, this: Assembled | None, sto
         exit_code=stopped.exit_code,
         probed=this.probed if this else None,
     )
+
+
+def leave_at_once(ready: Prepared, place: Place, view: View, this: Assembled | None) -> None:
+    """After a second Ctrl-C: say what is kept, which nothing is added to, and how to go on."""
+    saved = this.saver.saved if this is not None else None
+    kept = f"{place.folder} has what a resume needs of {saved}" if saved else "nothing was saved before"
+    view.result(f"interrupted twice, so nothing more is saved: {kept}")
+    view.line("go on", again(ready, place.folder))
 
 
 def conclude(

@@ -8,19 +8,41 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitreous.errors import OutputError, UsageError
+from vitreous.files.opening import read_regular
 from vitreous.files.writing import replacing
 from vitreous.train.config import RunConfig
+from vitreous.train.folder_content import refuse_ways_out, remove_left_over, removing_preamble
 from vitreous.train.lock import Lock, locked
 
-__all__ = ["Place", "choose_folder", "differing", "held", "is_finished", "recipe_text", "write_text"]
+__all__ = [
+    "LAST",
+    "PREVIOUS",
+    "Place",
+    "choose_folder",
+    "differing",
+    "held",
+    "is_finished",
+    "is_longer",
+    "recipe_text",
+    "recorded_threads",
+    "refuse_longer",
+    "set_report_aside",
+    "write_recipe",
+    "write_text",
+]
 
-_TRACES = ("recipe.yaml", "metrics.csv", "last.ckpt", "previous.ckpt", "model.safetensors", "report.json")
-_LEFT_OVER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")  # as files/writing.py names what it has not finished
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+"""Names of the newest state of a run, and of the one before."""
+
+_STATES = (LAST, PREVIOUS)
+_TRACES = ("recipe.yaml", "metrics.csv", *_STATES, "model.safetensors", "report.json")
+_THREADS = "# threads: "
+_LARGEST_RECIPE = 1 << 20  # bytes
 
 # What two runs may differ in and still be one: where things are, how they are read and written, what follows the run.
 # Device and precision are compared as they were chosen.
@@ -37,7 +59,7 @@ class Place:
     Attributes:
         folder: Its path.
         lock: Says what the run is doing.
-        begun: Whether a run of the same settings has begun here already.
+        begun: Whether a run of the same settings, or one of fewer epochs, has begun here already.
     """
 
     folder: Path
@@ -45,7 +67,7 @@ class Place:
     begun: bool
 
 
-def choose_folder(out: str | None, name: str, recipe: str, resume: bool) -> Path:
+def choose_folder(out: str | None, name: str, recipe: str, resume: bool) -> tuple[Path, list[Path]]:
     """Find or make the folder of a run.
 
     Args:
@@ -55,16 +77,24 @@ def choose_folder(out: str | None, name: str, recipe: str, resume: bool) -> Path
         recipe: The text of recipe.yaml.
         resume: Whether a run that has begun there is to be taken up.
 
+    Returns:
+        The folder, and those that were made for it, the innermost first.
+
     Raises:
         UsageError: If the folder that was asked for holds a run, and none is to be resumed.
         OutputError: If it cannot be made.
     """
     if out is None:
         return _numbered_folder(name, recipe if resume else None)
-    folder = _asked_folder(Path(out).expanduser())
+    folder = Path(out).expanduser()
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_make(folder, error) from error
     if not resume:
         _refuse_taken(folder)
-    return folder
+    return folder, missing
 
 
 def is_finished(folder: Path, recipe: str) -> bool:
@@ -73,12 +103,14 @@ def is_finished(folder: Path, recipe: str) -> bool:
     Raises:
         UsageError: If it is a run with other settings.
     """
-    return _begun(folder, recipe) and (folder / "report.json").exists()
+    there = _read(folder / "recipe.yaml")
+    same = there is not None and not differing(there, recipe)
+    return _begun(folder, recipe) and same and (folder / "report.json").exists()
 
 
 @contextlib.contextmanager
 def held(folder: Path, recipe: str, resume: bool) -> Iterator[Place]:
-    """Hold a folder, and remove what a killed process has not finished writing.
+    """Hold a folder, and remove what a killed process has not finished writing; after a failure, what led nowhere.
 
     Args:
         folder: As :func:`choose_folder` gave it.
@@ -93,22 +125,14 @@ def held(folder: Path, recipe: str, resume: bool) -> Iterator[Place]:
     with locked(folder) as lock:
         begun = resume and _begun(folder, recipe)
         if not begun:
-            _refuse_taken(folder)  # once more: nobody else can begin now
-        for path in folder.iterdir():
-            if _LEFT_OVER.fullmatch(path.name):
-                path.unlink(missing_ok=True)
-        yield Place(folder, lock, begun)
+            _refuse_taken(folder, resume)  # once more: nobody else can begin now
+        refuse_ways_out(folder)
+        remove_left_over(folder)
+        with contextlib.nullcontext() if begun else removing_preamble(folder):
+            yield Place(folder, lock, begun)
 
 
-def _asked_folder(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _cannot_make(folder, error) from error
-    return folder
-
-
-def _numbered_folder(name: str, recipe: str | None) -> Path:
+def _numbered_folder(name: str, recipe: str | None) -> tuple[Path, list[Path]]:
     """The newest folder whose recipe is the given one, else a new one."""
     slug = re.sub(r"[^\w.-]+", "-", Path(name).name).strip("-.") or "run"
     numbers = [
@@ -119,8 +143,8 @@ def _numbered_folder(name: str, recipe: str | None) -> Path:
     for number in sorted(numbers, reverse=True) if recipe is not None else ():
         folder = Path("runs") / f"{slug}-{number}"
         if (there := _read(folder / "recipe.yaml")) is not None and not differing(there, str(recipe)):
-            return folder
-    number = 1
+            return folder, []
+    number, parents = 1, [] if Path("runs").exists() else [Path("runs")]
     while True:
         folder = Path("runs") / f"{slug}-{number}"
         try:
@@ -130,7 +154,7 @@ def _numbered_folder(name: str, recipe: str | None) -> Path:
         except OSError as error:
             raise _cannot_make(folder, error) from error
         else:
-            return folder
+            return folder, [folder, *parents]
 
 
 def _cannot_make(folder: Path, error: OSError) -> OutputError:
@@ -139,8 +163,13 @@ def _cannot_make(folder: Path, error: OSError) -> OutputError:
     )
 
 
-def _refuse_taken(folder: Path) -> None:
-    taken = [trace for trace in _TRACES if (folder / trace).exists()]
+def _refuse_taken(folder: Path, resume: bool = False) -> None:
+    taken = [trace for trace in _TRACES if os.path.lexists(folder / trace)]
+    if taken and resume:
+        raise UsageError(
+            f"'{folder}' holds a run already ({', '.join(taken)}), but neither its recipe.yaml nor a checkpoint, so "
+            "there is nothing to resume: give another --out, or move it away"
+        )
     if taken:
         raise UsageError(
             f"'{folder}' holds a run already ({', '.join(taken)}): give another --out, move it away, or go on with it "
@@ -149,12 +178,15 @@ def _refuse_taken(folder: Path) -> None:
 
 
 def _begun(folder: Path, recipe: str) -> bool:
-    """Whether a run has begun in a folder, with the same settings."""
+    """Whether a run has begun in a folder, with the same settings, or with fewer epochs.
+
+    Without a recipe.yaml a state says it, which has the settings too.
+    """
     there = _read(folder / "recipe.yaml")
     if there is None:
-        return False
+        return any((folder / name).is_file() for name in _STATES)
     wrong = differing(there, recipe)
-    if wrong:
+    if wrong and not is_longer(there, recipe):
         raise UsageError(
             f"'{folder}' holds a run with other settings: {'; '.join(wrong)}. Give it the same, or another --out"
         )
@@ -168,10 +200,21 @@ def differing(there: str, now: str) -> list[str]:
     return [f"{name} was {old[name]}, now {new[name]}" for name in shared if old[name] != new[name]]
 
 
+def is_longer(there: str, now: str) -> bool:
+    """Whether a recipe differs from another only by more epochs, which are what its runs end by."""
+    old, new = _settings(there), _settings(now)
+    if len(differing(there, now)) != 1 or not {"epochs", "steps", "budget"} <= old.keys() & new.keys():
+        return False
+    ends = new["steps"] == new["budget"] == "null" and new["epochs"].isdecimal() and old["epochs"].isdecimal()
+    return ends and int(old["epochs"]) < int(new["epochs"])
+
+
 def _settings(recipe: str) -> dict[str, str]:
     """The lines of a :func:`recipe_text` by their full names."""
     found, group = {}, ""
     for line in recipe.splitlines():
+        if line.startswith("#"):
+            continue
         name, _, value = line.strip().partition(": ")
         if line.endswith(":"):
             group = line[:-1]
@@ -181,10 +224,70 @@ def _settings(recipe: str) -> dict[str, str]:
 
 
 def _read(path: Path) -> str | None:
+    """The text of a recipe; None where there is none.
+
+    Raises:
+        OutputError: If there is one that cannot be read.
+    """
     try:
-        return path.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
+        return read_regular(path, _LARGEST_RECIPE).decode("utf-8", "surrogateescape")
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise OutputError(f"'{path}' cannot be read: {error.strerror or error}. Give another --out") from error
+
+
+def refuse_longer(folder: Path, recipe: str) -> None:
+    """Refuse more epochs for a run whose state is gone.
+
+    Raises:
+        UsageError: It names a remedy.
+    """
+    there = _read(folder / "recipe.yaml")
+    if there is not None and is_longer(there, recipe):
+        raise UsageError(
+            f"'{folder}' holds a run with other settings: {'; '.join(differing(there, recipe))}, and no checkpoint to "
+            f"go on from. Give another --out, or where there is a model, `vitreous finetune DATA --from {folder}`"
+        )
+
+
+def set_report_aside(folder: Path, epochs: int) -> None:
+    """Keep the report of a finished run under another name, while the run goes on to more epochs.
+
+    Raises:
+        OutputError: If it cannot be renamed.
+    """
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(folder / "report.json", folder / f"report-{epochs}-epochs.json")
+    except OSError as error:
+        raise OutputError(f"'{folder}/report.json' cannot be renamed: {error.strerror or error}") from error
+
+
+def recorded_threads(folder: Path) -> int | None:
+    """The number of threads that the run in a folder began with, as :func:`write_recipe` wrote it."""
+    for line in (_read(folder / "recipe.yaml") or "").splitlines():
+        count = line.removeprefix(_THREADS).partition(" ")[0]
+        if line.startswith(_THREADS) and re.fullmatch(r"[1-9]\d{0,4}", count, re.ASCII):
+            return int(count)
+    return None
+
+
+def write_recipe(folder: Path, recipe: str, threads: int, extended: Sequence[int] = ()) -> None:
+    """Write recipe.yaml, with what is known of the run besides its settings in comments.
+
+    Args:
+        folder: Of the run.
+        recipe: As :func:`recipe_text` gives it.
+        threads: That it computes with.
+        extended: Numbers of epochs at which it was finished before, and then given more.
+
+    Raises:
+        OutputError: If it cannot be written.
+    """
+    lines = [f"{_THREADS}{threads} (a resumed run keeps them: the last bits depend on them)"]
+    lines += [f"# extended: was finished with {epochs} epochs, and then went on to more" for epochs in extended]
+    write_text(folder / "recipe.yaml", recipe + "".join(f"{line}\n" for line in lines))
 
 
 def recipe_text(config: RunConfig) -> str:
@@ -223,5 +326,5 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OutputError: If it cannot be written.
     """
-    with replacing(path) as temporary:
+    with replacing(path, follow=False) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="surrogateescape")

@@ -11,6 +11,7 @@ import datetime
 import json
 import os
 import platform
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.errors import OutputError, TrainingError
+from vitreous.files.opening import read_regular
 
 try:
     import fcntl
@@ -32,6 +34,9 @@ NAME = "run.lock"
 _BEAT = 10.0  # seconds, at least, between two signs of life
 _PATIENCE = 30.0  # seconds in which a holder on another machine must give one
 _LENGTH = 512  # bytes of the file, always: it is written over in one piece
+
+_LARGEST = 1 << 12  # bytes of a file that may be a lock's
+_AS_IT_IS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 _held: set[str] = set()  # by this process, whose own locks never stand in its way
 _guard = threading.Lock()
@@ -119,12 +124,7 @@ def locked(folder: Path) -> Iterator[Lock]:
 def _take(folder: Path, path: Path) -> Lock:
     """Open the file and lock it, as often as it was removed by its holder in between."""
     while True:
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise OutputError(
-                f"cannot write into the run's folder '{folder}': {error.strerror or error}. Give another with --out"
-            ) from error
+        handle = _open(folder, path)
         try:
             there = _read(path)  # before the lock: to close any handle of the file would let it go again
             if _alive_elsewhere(path, there) or not _lock(handle, there):
@@ -132,12 +132,43 @@ def _take(folder: Path, path: Path) -> Lock:
                     f"'{folder}' is in use by {_who(there)}: wait for it, stop it, or give another --out"
                 )
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.stat(path), os.fstat(handle)):
-                    return Lock(path, handle, _who(there) if there else None)
+                status = os.fstat(handle)
+                if os.path.samestat(os.stat(path, follow_symlinks=False), status):
+                    if status.st_nlink == 1:
+                        return Lock(path, handle, _who(there) if there else None)
+                    path.unlink()  # the file has another name too, whose content is not a run's to write over
         except BaseException:
             os.close(handle)
             raise
         os.close(handle)
+
+
+def _open(folder: Path, path: Path) -> int:
+    """Open the file of a lock, which is made where it is missing; nothing but a regular file, and no link.
+
+    A folder may come from elsewhere: what is written would go through a link to any file of the user.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        _refuse_special(path, os.lstat(path))  # before opening: to open a device may have effects
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | _AS_IT_IS, 0o666)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write into the run's folder '{folder}': {error.strerror or error}. Give another with --out"
+        ) from error
+    try:
+        _refuse_special(path, os.fstat(handle))
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _refuse_special(path: Path, status: os.stat_result) -> None:
+    """Raise where a lock's name is that of a link, a pipe or the like."""
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no regular file"
+        raise OutputError(f"'{path}' is {kind}, where a run keeps a file: remove it, or give another --out")
 
 
 def _lock(handle: int, there: dict[str, Any]) -> bool:
@@ -150,8 +181,8 @@ def _lock(handle: int, there: dict[str, Any]) -> bool:
         return False
     except OSError:  # a file system without locks
         pass
-    same_start = there.get("host") == platform.node() and there.get("boot") == _boot()
-    return not (same_start and _runs(int(there.get("pid", 0))))
+    same_start, pid = there.get("host") == platform.node() and there.get("boot") == _boot(), there.get("pid")
+    return not (same_start and isinstance(pid, int) and 0 < pid < 1 << 31 and _runs(pid))
 
 
 def _alive_elsewhere(path: Path, there: dict[str, Any]) -> bool:
@@ -180,8 +211,8 @@ def _runs(pid: int) -> bool:
 def _read(path: Path) -> dict[str, Any]:
     """What the file says; empty where it says nothing."""
     try:
-        facts = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        facts = json.loads(read_regular(path, _LARGEST))
+    except (OSError, ValueError, RecursionError):
         return {}
     return facts if isinstance(facts, dict) else {}
 

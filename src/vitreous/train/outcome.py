@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vitreous.checkpoint.artifact import ModelInfo, save_model
 from vitreous.data.sources import Split
 from vitreous.errors import NonFiniteError
+from vitreous.evaluate.calibration import fit_temperature
 from vitreous.evaluate.metrics import Scores
 from vitreous.files.writing import replacing
 from vitreous.train.finite import NonFiniteStepError
@@ -74,10 +75,11 @@ class Writer:
     Args:
         ready: What the run is made of, before its first step.
         folder: Of the run.
+        extended: Numbers of epochs at which the run was finished before, and then given more.
     """
 
-    def __init__(self, ready: Prepared, folder: Path) -> None:
-        self.ready, self.folder = ready, folder
+    def __init__(self, ready: Prepared, folder: Path, extended: Sequence[int] = ()) -> None:
+        self.ready, self.folder, self.extended = ready, folder, tuple(extended)
         self._model = copy.deepcopy(ready.model)  # a shelf for weights: the one in training is never touched
         self._kept = 0.0
 
@@ -85,20 +87,20 @@ class Writer:
         """Have the best model so far on the disk while training goes on, written no more often than is useful."""
         if time.monotonic() - self._kept < _MODEL_EVERY:
             return
-        self._save("model.safetensors", selected.weights, selected.epoch, 1.0, {"val": selected.scores.summary()})
+        self.model(selected, fit_temperature(selected.logits, selected.labels), None)
         self._kept = time.monotonic()
 
     def model(self, selected: Selected, temperature: float, tested: Scored | None) -> Path:
-        """Write the model file of a finished run."""
+        """Write the model file of a run, calibrated on the validation split."""
         scores = {"val": selected.scores.summary()}
         if tested is not None:
             scores["test"] = tested.scores.summary()
         return self._save("model.safetensors", selected.weights, selected.epoch, temperature, scores)
 
     def interrupted(self, selected: Selected | None, model: nn.Module) -> Path:
-        """Write the model file of a run that was stopped: the best weights, or those of the model as it is."""
+        """Write the model file of a run that was stopped: the best weights, or the present ones, uncalibrated."""
         if selected is not None:
-            return self.model(selected, 1.0, None)
+            return self.model(selected, fit_temperature(selected.logits, selected.labels), None)
         return self._save("model.safetensors", weights_of(model), None, 1.0, {})
 
     def nonfinite(self, error: NonFiniteStepError) -> NonFiniteError:
@@ -141,6 +143,7 @@ class Writer:
             seconds=seconds,
             machine=describe_machine(ready.device),
             finetune=finetune,
+            extended_from=self.extended,
         )
         val = _predictions(selected, ready.data.splits["val"])
         test = _predictions(tested, ready.data.splits["test"]) if tested is not None else None
@@ -155,7 +158,7 @@ class Writer:
             near = os.path.relpath(split.paths[0])
             return near if not near.startswith(os.pardir) else str(split.paths[0])
         path = self.folder / "example.png"
-        with replacing(path) as temporary:
+        with replacing(path, follow=False) as temporary:
             split.picture(0).save(temporary, format="PNG")
         return str(path)
 
@@ -181,9 +184,11 @@ class Writer:
         }
         if ready.start is not None:
             provenance["finetuned_from"] = ready.start.to_dict()
+        if self.extended:  # epochs after which it was finished before
+            provenance["extended_from"] = list(self.extended)
         self._model.load_state_dict(weights)
         info = ModelInfo(ready.data.classes, ready.pipeline, temperature, provenance, scores)
-        save_model(self.folder / name, plain(self._model), info)
+        save_model(self.folder / name, plain(self._model), info, follow=False)
         return self.folder / name
 
 

@@ -24,6 +24,7 @@ from vitreous.train.config import RunConfig
 from vitreous.train.console import View
 from vitreous.train.machine import choose_device, choose_precision, describe_machine
 from vitreous.train.starting import Start, start_from
+from vitreous.train.threads import one_thread
 from vitreous.train.tuning import choose_trained
 
 __all__ = ["Prepared", "describe_model", "describe_place", "fit_to_data", "fitting_threads", "prepare"]
@@ -74,7 +75,8 @@ def prepare(config: RunConfig, keep: Collection[str], view: View) -> Prepared:
         keep_freed_memory()  # before threads begin
     start = None
     if config.tune.source is not None:  # before the pictures: they may take minutes, a wrong name should not
-        config, start = start_from(config, keep)
+        with one_thread():  # as the model below: it may resample positions
+            config, start = start_from(config, keep)
         keep = {*keep, "in_channels"}
     with view.counting("reading") as count:
         data = open_source(config.data, progress=count)
@@ -95,11 +97,12 @@ def prepare(config: RunConfig, keep: Collection[str], view: View) -> Prepared:
         balanced=config.balanced_sampling,
     )
     torch.manual_seed(config.seed)
-    model = VisionTransformer(config.model)
-    if start is not None:
-        start.give(model)
-        start = replace(start, state={})
-    model = choose_trained(model, config.tune)
+    with one_thread():  # a run that is taken up before its first checkpoint begins with the same weights
+        model = VisionTransformer(config.model)
+        if start is not None:
+            start.give(model)
+            start = replace(start, state={})
+        model = choose_trained(model, config.tune)
     return Prepared(config, data, pipeline, loading, model, cost(config.model), device, precision, start)
 
 
@@ -156,10 +159,6 @@ def fitting_threads(ready: Prepared) -> Iterator[None]:
     Two threads that meet after each small operation gain little, and where another program wants the second core they
     wait for each other: ten times slower was measured.
     """
-    before = torch.get_num_threads()
-    if ready.device.type == "cpu" and ready.cost.flops * ready.config.batch_size < _TINY_STEP:
-        torch.set_num_threads(1)
-    try:
+    tiny = ready.device.type == "cpu" and ready.cost.flops * ready.config.batch_size < _TINY_STEP
+    with one_thread() if tiny else contextlib.nullcontext():
         yield
-    finally:
-        torch.set_num_threads(before)

@@ -6,7 +6,8 @@ report.json (format_version 1; a number that is not finite is null)::
     recipe, seed, device, precision
     data            what `facts.data` holds
     model           {parameters, flops}: count, and operations per image
-    training        {epochs, selected_epoch, seconds: {phase: s}}
+    training        {epochs, selected_epoch, seconds: {phase: s}, extended_from}: the last are the numbers of epochs at
+                    which the run was finished before it was given more; most often none
     machine         {cpu, cores, memory_gib, gpu, bf16}
     classes         K names, in the order of the model's outputs
     scores          {val, test}; test is null without a test split. Each has the fields of
@@ -94,6 +95,7 @@ class RunFacts:
         seconds: Wall-clock time by phase, such as {"train": 63.1, "evaluate": 0.8}.
         machine: The hardware; measured here where it is not given.
         finetune: What report.json says under that name; plain JSON values.
+        extended_from: Numbers of epochs at which the run was finished before, and then given more.
     """
 
     recipe: str
@@ -108,6 +110,7 @@ class RunFacts:
     seconds: Mapping[str, float] = field(default_factory=dict)
     machine: Machine | None = None
     finetune: Mapping[str, Any] | None = None
+    extended_from: Sequence[int] = ()
 
 
 def write_report(
@@ -191,7 +194,7 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
     except OSError as error:
         raise OutputError(f"cannot make the folder '{folder}': {error.strerror or error}") from error
     for name, content in files.items():
-        with replacing(folder / name) as path:
+        with replacing(folder / name, follow=False) as path:
             path.write_bytes(content)
 
 
@@ -202,7 +205,7 @@ def _told(facts: RunFacts) -> dict[str, Any]:
         "format_version": _FORMAT_VERSION,
         **{name: getattr(facts, name) for name in ("recipe", "seed", "device", "precision", "data")},
         "model": {"parameters": facts.parameters, "flops": facts.flops},
-        "training": {name: getattr(facts, name) for name in ("epochs", "selected_epoch", "seconds")},
+        "training": {name: getattr(facts, name) for name in ("epochs", "selected_epoch", "seconds", "extended_from")},
         "machine": machine.to_dict(),
         "finetune": facts.finetune,
     }

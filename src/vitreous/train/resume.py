@@ -9,23 +9,26 @@ anything: everything that follows a step (the clock, the validation after an epo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import lightning
 from torch import Tensor
 from torch.optim import Optimizer
 
-from vitreous.errors import CheckpointError
+from vitreous.errors import CheckpointError, VitreousError
 from vitreous.evaluate.metrics import evaluate
-from vitreous.train.folder import differing, recipe_text
+from vitreous.train.folder import differing, is_longer, recipe_text
 from vitreous.train.module import VitModule
 from vitreous.train.outcome import Selected
 from vitreous.train.prepare import Prepared
 
 __all__ = [
     "RunState",
+    "fitting_this_run",
+    "given_more_epochs",
     "identity",
     "load_optimizer",
     "optimizer_state",
@@ -59,6 +62,8 @@ class RunState:
         clock: What the clock of the run says of the time used.
         seconds: Wall-clock time by phase so far.
         probed: What frozen features were worth, in a fine-tuning that probed first.
+        threads: That the run computes with: the order of sums depends on them.
+        extended: Numbers of epochs at which the run was finished before, and then given more.
     """
 
     identity: dict[str, str]
@@ -78,6 +83,8 @@ class RunState:
     clock: dict[str, float]
     seconds: dict[str, float]
     probed: dict[str, Any] | None
+    threads: int
+    extended: list[int]
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, nothing copied."""
@@ -93,8 +100,24 @@ class RunState:
         names = {field.name for field in fields(cls)}
         if not isinstance(content, dict) or content.keys() != names:
             wrong = sorted(names.symmetric_difference(content if isinstance(content, dict) else ()))
-            raise CheckpointError(f"it is of another version of vitreous: {', '.join(wrong)}")
-        return cls(**content)
+            raise CheckpointError(f"it is of another version of vitreous, which differs in {', '.join(wrong)}")
+        state = cls(**content)
+        if wrong := list(state._of_other_kinds()):
+            raise CheckpointError(f"it is no state of a run: {', '.join(wrong)} cannot be meant")
+        return state
+
+    def _of_other_kinds(self) -> Iterator[str]:
+        """Yield the names of fields whose values no run has: a file may come from elsewhere."""
+        optional = ("average", "best", "probed")
+        for name, kind in _KINDS.items():
+            value = getattr(self, name)
+            if not (isinstance(value, kind) and type(value) is not bool) and not (value is None and name in optional):
+                yield name
+        for name, least in (("epoch", 0), ("step", 0), ("images_seen", 0), ("risen", 0), ("parts", 1), ("threads", 1)):
+            if isinstance(value := getattr(self, name), int) and value < least:
+                yield name
+        if any(not isinstance(value, str) for value in dict(self.identity).values()):
+            yield "identity"
 
     @property
     def where(self) -> str:
@@ -109,6 +132,14 @@ class RunState:
             return None
         logits, labels = self.best["logits"], self.best["labels"]
         return Selected(evaluate(logits, labels), logits, labels, self.best["epoch"], self.best["weights"])
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("identity", "model", "average", "optimizer", "best", "clock", "seconds", "probed"), dict),
+    **dict.fromkeys(("epoch", "step", "parts", "images_seen", "risen", "threads"), int),
+    **dict.fromkeys(("history", "extended"), list),
+    "loss_sum": Tensor,
+}
 
 
 def selected_state(selected: Selected | None) -> dict[str, Any] | None:
@@ -135,10 +166,10 @@ def refuse_another(found: Mapping[str, str], ours: Mapping[str, str], where: str
     Raises:
         CheckpointError: If they differ: the message says in what, and how to go on.
     """
-    wrong = differing(found["recipe"], ours["recipe"])
-    places = [name for name in ("device", "precision") if found[name] != ours[name]]
-    wrong += [f"{name} was {found[name]}, now {ours[name]}" for name in places]
-    if found["fingerprint"] != ours["fingerprint"]:
+    wrong = differing(found.get("recipe", ""), ours["recipe"])
+    places = [name for name in ("device", "precision") if found.get(name) != ours[name]]
+    wrong += [f"{name} was {found.get(name, 'not said')}, now {ours[name]}" for name in places]
+    if found.get("fingerprint") != ours["fingerprint"]:
         wrong.append("the pictures or their labels are others")
     elif found.get("order") != ours["order"]:  # a state of an earlier version has none
         wrong.append("the images come in another order or another split")
@@ -146,6 +177,45 @@ def refuse_another(found: Mapping[str, str], ours: Mapping[str, str], where: str
         raise CheckpointError(
             f"{where} is of a run with other settings: {'; '.join(wrong)}. Give it the same, or another --out"
         )
+
+
+def given_more_epochs(state: RunState, ours: Mapping[str, str]) -> RunState:
+    """The state of a finished run as one to go on from, where the run that takes it up has more epochs.
+
+    Its schedule is then at the same share of the longer run, so a rate that had come down goes up again: the end is not
+    that of a run of so many epochs from the start. Patience counts from here. Any other state stays as it is.
+
+    Args:
+        state: As it was read.
+        ours: The :func:`identity` of the run.
+    """
+    if not state.trained or not is_longer(state.identity.get("recipe", ""), ours["recipe"]):
+        return state
+    done = len(state.history)
+    return replace(
+        state,
+        identity={**state.identity, "recipe": ours["recipe"]},
+        trained=False,
+        stopped_early=False,
+        risen=done,
+        extended=[*state.extended, done],
+    )
+
+
+@contextlib.contextmanager
+def fitting_this_run() -> Iterator[None]:
+    """Within, values of a state are given back; what does not fit is told as such.
+
+    Raises:
+        CheckpointError: If a value is of another shape or kind than the run has: no run of these settings wrote it.
+    """
+    try:
+        yield
+    except VitreousError:
+        raise
+    except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"the state does not fit this run ({reason}): begin with another --out") from error
 
 
 def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:

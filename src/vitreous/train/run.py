@@ -8,6 +8,7 @@ Each chapter is a function below, in the order in which :func:`run` tells it.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
@@ -25,18 +26,32 @@ from vitreous.train.assemble import Assembled, assemble, rebuild
 from vitreous.train.clock import Budget
 from vitreous.train.config import RunConfig
 from vitreous.train.console import View
-from vitreous.train.ending import RunResult, conclude, leave, say_finished
+from vitreous.train.ending import RunResult, conclude, leave, leave_at_once, say_finished
 from vitreous.train.failure import after_failure
 from vitreous.train.finite import NonFiniteStepError
 from vitreous.train.first_probe import Verdict, judge, probe_first
 from vitreous.train.fit import quiet
-from vitreous.train.folder import Place, choose_folder, held, is_finished, recipe_text, write_text
+from vitreous.train.folder import (
+    Place,
+    choose_folder,
+    held,
+    is_finished,
+    recipe_text,
+    recorded_threads,
+    refuse_longer,
+    set_report_aside,
+    write_recipe,
+    write_text,
+)
+from vitreous.train.folder_content import removing_made
 from vitreous.train.memory import free_memory
+from vitreous.train.optim import schedule
 from vitreous.train.outcome import Scored, Selected
 from vitreous.train.prepare import Prepared, describe_model, fitting_threads, prepare
-from vitreous.train.resume import RunState, identity, refuse_another
+from vitreous.train.resume import RunState, given_more_epochs, identity, refuse_another
 from vitreous.train.saving import newest
 from vitreous.train.signals import Signals, Stopped
+from vitreous.train.threads import computing_with, threads_of
 
 __all__ = ["RunResult", "run", "show_batch"]
 
@@ -74,45 +89,61 @@ def run(
     with quiet():
         ready = prepare(config, keep, view)
         recipe = recipe_text(ready.config)
-        folder = choose_folder(config.out, ready.data.name, recipe, resume)
-        if resume and is_finished(folder, recipe):
-            return say_finished(folder, view)
-        try:
-            with held(folder, recipe, resume) as place, Signals().handled() as signals:
-                return _tell(ready, place, view, signals, started=started, leaving=leaving)
-        except Stopped as stopped:
-            raise KeyboardInterrupt from stopped
+        folder, made = choose_folder(config.out, ready.data.name, recipe, resume)
+        with removing_made(made):
+            if resume and is_finished(folder, recipe):
+                return say_finished(folder, view)
+            try:
+                with held(folder, recipe, resume) as place, Signals().handled() as signals:
+                    return _tell(ready, place, view, signals, started=started, leaving=leaving)
+            except Stopped as stopped:
+                raise KeyboardInterrupt from stopped
 
 
 def _tell(ready: Prepared, place: Place, view: View, signals: Signals, *, started: float, leaving: float) -> RunResult:
-    """The chapters in their order."""
+    """The whole story, or what is to be said where a signal ends it."""
     this = None
-    try:
-        state = _open_folder(ready, place, view)
+
+    def begin() -> Assembled:
+        nonlocal this
+        state, threads = _open_folder(ready, place, view)
+        within.enter_context(computing_with(threads))
         _say(ready, view)
         this = assemble(ready, place, view, signals, state, started=started, leaving=leaving)
         _probe(this)
         if state is None and isinstance(this.clock, Budget):
             _refuse_spent(this.clock)
-        _fit(this)
-        place.lock.say(phase="selecting")
-        selected = _select(this)
-        temperature = fit_temperature(selected.logits, selected.labels)
-        place.lock.say(phase="testing")
-        tested = _test_once(this)
-        place.lock.say(phase="writing the report")
-        this.writer.model(selected, temperature, tested)
-        verdict = _judge(this, selected)
-        tuned = _told_of_tuning(this, verdict)
-        example = this.writer.example()
-        this.writer.report(
-            selected, temperature, tested, history=this.record.history, seconds=this.seconds, finetune=tuned
-        )
-        return conclude(this, selected, tested, verdict, example)
-    except Stopped as stopped:
-        if stopped.at_once:
+        return this
+
+    with contextlib.ExitStack() as within:
+        try:
+            try:
+                return _chapters(begin())
+            except Stopped as stopped:
+                if stopped.at_once:
+                    raise
+                return leave(ready, place, view, this, stopped)
+        except Stopped:  # Ctrl-C came twice
+            leave_at_once(ready, place, view, this)
             raise
-        return leave(ready, place, view, this, stopped)
+
+
+def _chapters(this: Assembled) -> RunResult:
+    """The chapters in their order, once everything is there."""
+    lock = this.place.lock
+    _fit(this)
+    lock.say(phase="selecting")
+    selected = _select(this)
+    temperature = fit_temperature(selected.logits, selected.labels)
+    lock.say(phase="testing")
+    tested = _test_once(this)
+    lock.say(phase="writing the report")
+    this.writer.model(selected, temperature, tested)
+    verdict = _judge(this, selected)
+    tuned = _told_of_tuning(this, verdict)
+    example = this.writer.example()
+    this.writer.report(selected, temperature, tested, history=this.record.history, seconds=this.seconds, finetune=tuned)
+    return conclude(this, selected, tested, verdict, example)
 
 
 def show_batch(
@@ -140,13 +171,22 @@ def show_batch(
     view.result(f"{len(images)} augmented pictures of {ready.data.name}, the first of them drawn in {path}")
 
 
-def _open_folder(ready: Prepared, place: Place, view: View) -> RunState | None:
-    """Find what to go on from, write the recipe, and say what was found."""
+def _open_folder(ready: Prepared, place: Place, view: View) -> tuple[RunState | None, int]:
+    """Find what to go on from and with how many threads, write the recipe, and say what was found."""
     data, folder = ready.data, place.folder
+    recipe, ours = recipe_text(ready.config), identity(ready)
     found = newest(folder, lambda line: view.line("damaged", line)) if place.begun else None
+    state, begun, longer = None, recorded_threads(folder) if place.begun else None, False
     if found is not None:
-        refuse_another(found[1].identity, identity(ready), f"'{found[0]}'")
-    write_text(folder / "recipe.yaml", recipe_text(ready.config))
+        state = given_more_epochs(found[1], ours)
+        refuse_another(state.identity, ours, f"'{found[0]}'")
+        begun, longer = state.threads, state is not found[1]
+    elif place.begun:
+        refuse_longer(folder, recipe)
+    threads, told = threads_of(begun, ready.device)
+    if state is not None and longer:
+        set_report_aside(folder, len(state.history))  # before the recipe: a run of it that has a report is finished
+    write_recipe(folder, recipe, threads, state.extended if state is not None else ())
     view.data(data.name, data.counts())
     if data.unreadable:
         listed = folder / "unreadable.txt"
@@ -155,11 +195,22 @@ def _open_folder(ready: Prepared, place: Place, view: View) -> RunState | None:
     if place.lock.taken_over:
         view.line("note", f"{folder} was held by {place.lock.taken_over}, which is gone")
     if found is not None:
-        view.line("resume", f"{found[0]}: goes on from {found[1].where}")
-        return found[1]
-    if place.begun:
-        view.line("resume", f"{folder} has no checkpoint yet: begins from the beginning")
-    return None
+        view.line("resume", f"{found[0]}: goes on from {found[1].where}{told}")
+    elif place.begun:
+        view.line("resume", f"{folder} has no checkpoint yet: begins from the beginning{told}")
+    if state is not None and longer:
+        view.line("longer", _told_of_more_epochs(ready, state))
+    return state, threads
+
+
+def _told_of_more_epochs(ready: Prepared, state: RunState) -> str:
+    """What a run with more epochs is, and is not."""
+    config, done = ready.config, len(state.history)
+    rates = [config.optim.lr * schedule(config.optim, share) for share in (1.0, done / config.epochs)]
+    return (
+        f"from {done} to {config.epochs} epochs: the learning rate, which had come to {rates[0]:.2g}, goes on from "
+        f"{rates[1]:.2g}, so the end is not that of a run of {config.epochs} epochs from the start"
+    )
 
 
 def _say(ready: Prepared, view: View) -> None:
@@ -196,8 +247,7 @@ def _refuse_spent(clock: Budget) -> None:
         used = time.monotonic() - clock.started
         raise TrainingError(
             f"the budget of {clock.seconds:.0f} s is used up before the first step: {used:.0f} s went into starting, "
-            f"reading and probing, and {clock.reserve:.0f} s are kept for the report. Give a larger --budget, and "
-            "another --out where you gave one"
+            f"reading and probing, and {clock.reserve:.0f} s are kept for the report. Give a larger --budget"
         )
 
 

@@ -5,6 +5,8 @@ Training goes on while a state is written: what is saved is a copy, and only the
 
 from __future__ import annotations
 
+import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -15,16 +17,14 @@ import lightning
 from lightning.pytorch.callbacks import Callback
 
 from vitreous.errors import CheckpointError
+from vitreous.train.folder import LAST, PREVIOUS
 from vitreous.train.lock import Lock
 from vitreous.train.module import VitModule
-from vitreous.train.resume import RunState, load_optimizer
+from vitreous.train.resume import RunState, fitting_this_run, load_optimizer
 from vitreous.train.signals import Signals
 from vitreous.train.state_file import read_state, write_state
 
 __all__ = ["LAST", "PREVIOUS", "Checkpoint", "Saver", "newest"]
-
-LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
-"""Names of the newest state of a run, and of the one before."""
 
 
 def newest(folder: Path, tell: Callable[[str], None]) -> tuple[Path, RunState] | None:
@@ -43,12 +43,12 @@ def newest(folder: Path, tell: Callable[[str], None]) -> tuple[Path, RunState] |
     damaged = []
     for name in (LAST, PREVIOUS):
         path = folder / name
-        if not path.exists():
+        if not os.path.lexists(path):
             continue
         try:
             state = RunState.from_dict(read_state(path))
         except CheckpointError as error:
-            damaged.append(f"{error}")
+            damaged.append(f"{error}" if str(path) in str(error) else f"'{path}' cannot be used: {error}")
             continue
         for line in damaged:
             tell(f"{line}; the one before, '{path}', is used")
@@ -61,13 +61,21 @@ def newest(folder: Path, tell: Callable[[str], None]) -> tuple[Path, RunState] |
 class Saver:
     """Writes states one after the other, in a thread.
 
+    The newest file becomes the one before only if it is known to be good: as this process wrote it, or read once more
+    with its checksum. Else it is replaced, and the one before stays.
+
     Args:
         folder: Of the run.
         lock: Is told while a state is being written.
+
+    Attributes:
+        saved: The point of the run that is safe on the disk, for people; None where nothing is.
     """
 
     def __init__(self, folder: Path, lock: Lock) -> None:
         self._folder, self._lock = folder, lock
+        self.saved: str | None = None
+        self._written: tuple[int, ...] | None = None  # the newest file, as it was when this process had written it
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
 
@@ -102,11 +110,36 @@ class Saver:
     def _write(self, state: RunState) -> None:
         self._lock.say(saving=True)
         try:
-            write_state(self._folder / LAST, state.to_dict(), keep=self._folder / PREVIOUS)
+            last = self._folder / LAST
+            keep = self._folder / PREVIOUS if self._is_good(last, state.identity) else None
+            write_state(last, state.to_dict(), keep=keep)
+            self._written, self.saved = _mark(last), state.where
         except BaseException as error:
             self._failed = error
         finally:
             self._lock.say(saving=False)
+
+    def _is_good(self, last: Path, identity: dict[str, str]) -> bool:
+        """Whether the newest file is a whole state of this run, so that it may take the place of the one before."""
+        mark = _mark(last)
+        if mark is None or mark == self._written:
+            return mark is not None
+        try:
+            found = RunState.from_dict(read_state(last)).identity
+        except CheckpointError:
+            return False
+        return {**found, "recipe": ""} == {**identity, "recipe": ""}  # which may have got more epochs
+
+
+def _mark(path: Path) -> tuple[int, ...] | None:
+    """What changes with a file's content; None for what is no regular file."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class Checkpoint(Callback):
@@ -158,8 +191,9 @@ class Checkpoint(Callback):
         """Give the optimiser its state back."""
         self._saved = time.monotonic()
         self._lock.say(phase="training")
-        if self._state is not None and self._state.optimizer["state"]:
-            load_optimizer(trainer.optimizers[0], self._state.optimizer)
+        if self._state is not None and self._state.optimizer.get("state"):
+            with fitting_this_run():
+                load_optimizer(trainer.optimizers[0], self._state.optimizer)
         self._state, self.begun = None, True
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
 from vitreous.errors import CheckpointError
+from vitreous.files.opening import open_regular
 from vitreous.files.writing import replacing
 
 __all__ = ["read_state", "write_state"]
@@ -40,7 +42,7 @@ def write_state(path: Path, content: Any, keep: Path | None = None) -> None:
     tensors: list[Tensor] = []
     header = json.dumps(_without_tensors(content, tensors)).encode()
     digest = hashlib.sha256()
-    with replacing(path, keep) as temporary, temporary.open("wb", buffering=0) as file:
+    with replacing(path, keep, follow=False) as temporary, temporary.open("wb", buffering=0) as file:
         for piece in (_MAGIC, len(header).to_bytes(8, "little"), header, *map(_bytes_of, tensors)):
             for start in range(0, len(piece), _AT_ONCE):
                 part = memoryview(piece)[start : start + _AT_ONCE]
@@ -57,20 +59,43 @@ def read_state(path: Path) -> Any:
         CheckpointError: If the file cannot be read, is cut off, or was changed by anything since.
     """
     try:
-        data = memoryview(path.read_bytes())
+        with open_regular(path, _memory()) as file:
+            data = memoryview(_checked(path, file))
     except OSError as error:
         raise CheckpointError(f"'{path}' cannot be read: {error.strerror or error}") from error
-    if bytes(data[: len(_MAGIC)]) != _MAGIC[: len(data)]:
-        raise CheckpointError(f"'{path}' is no state of a run")
-    if hashlib.sha256(data[:-_DIGEST]).digest() != data[-_DIGEST:]:
-        raise CheckpointError(f"'{path}' is damaged or cut off: its {len(data):,} bytes do not give its checksum")
+    except MemoryError as error:
+        raise CheckpointError(f"'{path}' cannot be read: it is larger than the memory that is free") from error
     body = data[len(_MAGIC) :]
     length = int.from_bytes(body[:8], "little")
     try:
         header = json.loads(bytes(body[8 : 8 + length]))
         return _with_tensors(header, _Taken(body[8 + length : -_DIGEST]))
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:  # a checksum can be made for these
-        raise CheckpointError(f"'{path}' is no state of a run: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError, MemoryError) as error:
+        # A checksum can be made for any of these. RuntimeError: also of Python, where the header is nested too deep.
+        raise CheckpointError(f"'{path}' is no state of a run: {' '.join(str(error).split())}") from error
+
+
+def _checked(path: Path, file: IO[bytes]) -> bytes:
+    """The content of a state's file, whose checksum is compared before anything is allocated for the whole."""
+    size, digest, done = os.fstat(file.fileno()).st_size, hashlib.sha256(), 0
+    if (begin := file.read(len(_MAGIC))) != _MAGIC[: len(begin)]:
+        raise CheckpointError(f"'{path}' is no state of a run")
+    file.seek(0)
+    while piece := file.read(min(_AT_ONCE, size - _DIGEST - done) if size - _DIGEST > done else 0):
+        digest.update(piece)
+        done += len(piece)
+    if digest.digest() != file.read(_DIGEST):
+        raise CheckpointError(f"'{path}' is damaged or cut off: its {size:,} bytes do not give its checksum")
+    file.seek(0)
+    return file.read(size)
+
+
+def _memory() -> int:
+    """Bytes of memory that this machine has: no state that a run could have written is larger."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # Windows does not say
+        return 1 << 40
 
 
 def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:
