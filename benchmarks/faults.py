@@ -25,7 +25,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from kill_test import SMALL, Scenario, differences, start, wait
+from kill_test import SMALL, Scenario, start, wait
+from same_run import differences
 
 WORDS = ("digits", *SMALL, "--epochs", "3", "--batch_size", "64", "--select", "top1")
 STREAMED = (*WORDS, "--data.memory_gb", "0", "--data.workers", "2")

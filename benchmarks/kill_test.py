@@ -8,10 +8,12 @@ is killed, until one ends before its kill; then the next chain begins. One kill 
 about the time that a run takes. The others are aimed, since most would fall in the drawing of the report: at training,
 saving, validating, selecting or testing, at a random one of the looks that are taken every 2 ms, and up to 10 ms later.
 
-What a chain leaves is compared with what the peaceful run left: the last checkpoint (weights, moving average,
-optimiser, selection, history), the model file, metrics.csv, the report and the pictures. Left out are times and what is
-made of them: seconds, images_per_second, dates. A run is a process of its own, forked from this one, which has imported
-the libraries: that saves seconds per run, and the rest is what `vitreous train` does.
+What a chain leaves is compared with what the peaceful run left (same_run.py). A run is a process of its own, forked
+from this one, which has imported the libraries: that saves seconds per run, and the rest is what the verb does.
+
+Some scenarios are harder than that. After a kill their newest checkpoint is damaged, where there is one before it: cut
+off, emptied, or with a byte changed. Or each process begins with another number of threads than the first, or on one
+core only. A resume may refuse in one line; any other failure ends the test.
 
 The phase of a kill is what the run had last written into its run.lock.
 """
@@ -20,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import json
 import os
 import random
@@ -33,40 +34,56 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # this process is forked: it must have no threads
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 import torch
 from PIL import Image
-from safetensors import safe_open
 
 import vitreous.train.report
 import vitreous.train.run
-from vitreous.checkpoint.artifact import KEY
+from same_run import differences
 from vitreous.cli.main import main as vitreous
 from vitreous.data.config import DataConfig
 from vitreous.data.sources import open_source
 from vitreous.train.lock import NAME
-from vitreous.train.report import PICTURES
-from vitreous.train.state_file import read_state
 
 AIMS = ("training", "saving", "validating", "selecting", "testing")  # phases that kills are aimed at
-TIMES = ("seconds", "images_per_second")
 SMALL = (
     *("--device", "cpu", "--model.width", "16", "--model.depth", "2", "--model.heads", "2", "--model.mlp_dim", "32"),
     *("--checkpoint_every", "0.02s", "--ema", "0.9"),
 )
 
 
+LARGER = (  # enough work in a step for more than one thread
+    *("--device", "cpu", "--model.width", "64", "--model.depth", "2", "--model.heads", "2", "--model.mlp_dim", "128"),
+    *("--model.stem", "linear", "--checkpoint_every", "0.02s", "--ema", "0.9"),
+)
+
+
 @dataclass(frozen=True)
 class Scenario:
-    """A run to be killed: its name, what it shows, and its words after `vitreous train`."""
+    """A run to be killed: its name, what it shows, and its words after the verb.
+
+    Attributes:
+        verb: Of the command.
+        damages: Whether the newest checkpoint is damaged between a kill and the next process.
+        threads: What the first process, and the one without a kill, computes with.
+        others: What later processes begin with, drawn anew for each; 0 is one core only. None: as the first.
+    """
 
     name: str
     shows: str
     words: tuple[str, ...]
+    verb: str = "train"
+    damages: bool = False
+    threads: int = 1
+    others: tuple[int, ...] | None = None
 
 
 def digits_scenarios() -> list[Scenario]:
@@ -93,7 +110,39 @@ def digits_scenarios() -> list[Scenario]:
             ),
         ),
         Scenario("steps", "stops within an epoch", (*common, "--steps", "25", "--select", "top1")),
+        Scenario(
+            "damage",
+            "the newest checkpoint is damaged after kills",
+            (*common, "--epochs", "8", "--model.dropout", "0.1"),
+            damages=True,
+        ),
+        Scenario(
+            "threads",
+            "begins with 2 threads, goes on where 1, 2, 3 or one core would be taken; checkpoints damaged too",
+            (*("digits", *LARGER, "--batch_size", "512"), "--epochs", "8", "--augment.mixup", "0.2"),
+            damages=True,
+            threads=2,
+            others=(0, 1, 2, 3),
+        ),
     ]
+
+
+def tuning_scenarios(folder: Path) -> list[Scenario]:
+    """Fine-tunings of a small model, which is trained first: of all weights, and of low-rank additions."""
+    log = folder / "source.log"
+    words = ("digits", *LARGER, "--epochs", "2", "--batch_size", "128", "--checkpoint_every", "1h")
+    if code := wait(start(Scenario("", "", words), folder / "source", log), None):
+        raise SystemExit(f"no model to fine-tune, exit code {code}:\n{log.read_text()}")
+    common = ("digits", "--from", str(folder / "source"), "--epochs", "4", "--batch_size", "256", "--device", "cpu")
+    common = (*common, "--checkpoint_every", "0.02s", "--ema", "0.9")
+    hard: dict[str, Any] = {"verb": "finetune", "damages": True, "threads": 2, "others": (0, 1, 2, 3)}
+    scenarios = [Scenario("finetune", "all weights, probed first; threads and damage", common, **hard)]
+    if find_spec("peft"):
+        import peft  # noqa: F401  # here, once: it takes seconds in each process
+
+        lora = (*common, "--tune", "lora", "--no-probe")
+        scenarios.append(Scenario("lora", "low-rank additions; threads and damage", lora, **hard))
+    return scenarios
 
 
 def cifar_scenario(source: str, folder: Path, workers: int) -> Scenario:
@@ -113,7 +162,7 @@ def cifar_scenario(source: str, folder: Path, workers: int) -> Scenario:
     return Scenario("cifar10-files", f"CIFAR-10 from files, {workers} workers, mixup, best top-1", words)
 
 
-def start(scenario: Scenario, out: Path, log: Path) -> int:
+def start(scenario: Scenario, out: Path, log: Path, threads: int | None = None) -> int:
     """Fork a process that runs the scenario with --resume; its process id."""
     sys.stdout.flush()
     pid = os.fork()
@@ -124,12 +173,29 @@ def start(scenario: Scenario, out: Path, log: Path) -> int:
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
-        code = vitreous(["train", *scenario.words, "--out", str(out), "--resume"])
+        count = scenario.threads if threads is None else threads
+        if count == 0:
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        torch.set_num_threads(max(count, 1))  # as PyTorch does by itself in a process that is not forked
+        code = vitreous([scenario.verb, *scenario.words, "--out", str(out), "--resume"])
         sys.stdout.flush()
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def damage(out: Path, draw: random.Random) -> bool:
+    """Spoil the newest checkpoint, if there is one before it to go on from; whether that was done."""
+    last = out / "last.ckpt"
+    if not (last.exists() and (out / "previous.ckpt").exists()):
+        return False
+    content = bytearray(last.read_bytes())
+    kind = draw.choice(("byte", "cut", "empty"))
+    if kind == "byte" and content:
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    last.write_bytes(b"" if kind == "empty" else content[: len(content) // 2] if kind == "cut" else content)
+    return True
 
 
 def wait(pid: int, seconds: float | None, reached: Callable[[], bool] = lambda: False) -> int | None:
@@ -156,53 +222,6 @@ def phase(out: Path, pid: int) -> str:
     return facts["phase"] + (", saving" if facts["saving"] else "")
 
 
-def differences(left: Path, right: Path) -> list[str]:
-    """What two finished runs differ in, times left out."""
-    found = list(unlike(timeless(read_state(left / "last.ckpt")), timeless(read_state(right / "last.ckpt")), "state"))
-    found += unlike(*(_model(folder / "model.safetensors") for folder in (left, right)), "model")
-    found += unlike(*(_rows(folder / "metrics.csv") for folder in (left, right)), "metrics")
-    found += unlike(*(_report(folder / "report.json") for folder in (left, right)), "report")
-    found += [name for name in PICTURES if (left / name).read_bytes() != (right / name).read_bytes()]
-    return found
-
-
-def timeless(state: dict[str, Any]) -> dict[str, Any]:
-    """The content of a checkpoint without what depends on the time it took."""
-    history = [{name: value for name, value in row.items() if name not in TIMES} for row in state["history"]]
-    return {**state, "history": history, "seconds": None, "clock": None}
-
-
-def _model(path: Path) -> dict[str, Any]:
-    with safe_open(path, framework="pt") as file:
-        told = json.loads(file.metadata()[KEY])
-        for name in ("date", "machine", "config"):  # the configuration has the folder's name
-            told["provenance"].pop(name)
-        return {"told": told, **{name: file.get_tensor(name) for name in list(file.keys())}}
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return [{name: value for name, value in row.items() if name not in TIMES} for row in csv.DictReader(file)]
-
-
-def _report(path: Path) -> dict[str, Any]:
-    report = json.loads(path.read_text(encoding="utf-8"))
-    report["training"].pop("seconds")
-    return report
-
-
-def unlike(left: Any, right: Any, where: str) -> list[str]:
-    """The places at which two values differ in a bit."""
-    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
-        same = left.dtype == right.dtype and left.shape == right.shape
-        return [] if same and left.numpy().tobytes() == right.numpy().tobytes() else [where]
-    if isinstance(left, dict) and isinstance(right, dict) and left.keys() == right.keys():
-        return [place for name in left for place in unlike(left[name], right[name], f"{where}.{name}")]
-    if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
-        return [p for n, (a, b) in enumerate(zip(left, right, strict=True)) for p in unlike(a, b, f"{where}[{n}]")]
-    return [] if json.dumps(left) == json.dumps(right) else [where]  # so that NaN is itself
-
-
 @dataclass
 class Outcome:
     """What a scenario's chains came to; `span` is the time, in seconds, within which the next kill falls."""
@@ -213,6 +232,9 @@ class Outcome:
     phases: Counter[str]
     chains: int
     unlike: list[str]
+    damaged: int = 0
+    others: int = 0
+    refused: int = 0
 
 
 def torment(scenario: Scenario, kills: int, work: Path, draw: random.Random) -> Outcome:
@@ -228,19 +250,20 @@ def torment(scenario: Scenario, kills: int, work: Path, draw: random.Random) -> 
     while outcome.phases.total() < kills:
         outcome.chains += 1
         out = work / f"{scenario.name}-{outcome.chains}"
-        _chain(outcome, out, kills, log, draw)
-        found = differences(peaceful, out)
+        found = differences(peaceful, out) if _chain(outcome, out, kills, log, draw) else []
         outcome.unlike += [f"{out}: {place}" for place in found]
         if not found:
             shutil.rmtree(out)
     return outcome
 
 
-def _chain(outcome: Outcome, out: Path, kills: int, log: Path, draw: random.Random) -> None:
-    """Start a run and kill it, until one ends before it is killed."""
+def _chain(outcome: Outcome, out: Path, kills: int, log: Path, draw: random.Random) -> bool:
+    """Start a run and kill it, until one ends before it is killed; False where it refused to go on."""
+    scenario, threads = outcome.scenario, None
     while True:
         last = outcome.phases.total() >= kills
-        pid = start(outcome.scenario, out, log)
+        said = log.stat().st_size if log.exists() else 0
+        pid = start(scenario, out, log, threads)
         aim = None if last or draw.random() < 0.5 else draw.choice(AIMS)
 
         def reached(aim: str | None = aim, pid: int = pid) -> bool:
@@ -253,21 +276,37 @@ def _chain(outcome: Outcome, out: Path, kills: int, log: Path, draw: random.Rand
             os.waitpid(pid, 0)
             outcome.phases[phase(out, pid)] += 1
             outcome.span = min(1.05 * outcome.span, 2 * outcome.seconds)  # grows back
+            if scenario.damages and not (out / "report.json").exists() and draw.random() < 0.7:
+                outcome.damaged += damage(out, draw)
+            if scenario.others is not None:
+                threads = draw.choice(scenario.others)
+                outcome.others += threads != scenario.threads
         elif code:
-            raise SystemExit(f"{outcome.scenario.name} could not be resumed, exit code {code}:\n{log.read_text()}")
+            refuse_unless_one_line(log.read_bytes()[said:].decode(errors="replace"), f"{scenario.name}, code {code}")
+            outcome.refused += 1
+            return False
         else:
             if aim is None:
                 outcome.span *= 0.9  # the machine is faster than it was, or there was little left to do
-            return
+            return True
+
+
+def refuse_unless_one_line(text: str, where: str) -> None:
+    """End the test unless a process that did not go on said why in one line."""
+    errors = [line for line in text.splitlines() if line.startswith("vitreous: ")]
+    if len(errors) != 1 or "Traceback" in text or "this is a bug" in text:
+        raise SystemExit(f"{where}: could not be resumed:\n{text}")
 
 
 def report(outcomes: Sequence[Outcome]) -> str:
     """The table of phases, and what differs."""
     phases = sorted({phase for outcome in outcomes for phase in outcome.phases})
-    lines = ["| run | kills | ended | unlike the run never killed | " + " | ".join(phases) + " |"]
-    lines.append("|---" * (4 + len(phases)) + "|")
+    head = "| run | kills | damaged | other threads | ended | refused | unlike the run never killed | "
+    lines = [head + " | ".join(phases) + " |"]
+    lines.append("|---" * (7 + len(phases)) + "|")
     for each in outcomes:
-        cells = [each.scenario.name, each.phases.total(), each.chains, len({u.partition(": ")[0] for u in each.unlike})]
+        cells = [each.scenario.name, each.phases.total(), each.damaged, each.others, each.chains - each.refused]
+        cells += [each.refused, len({u.partition(": ")[0] for u in each.unlike})]
         lines.append("| " + " | ".join(map(str, [*cells, *(each.phases[phase] for phase in phases)])) + " |")
     lines.append("")
     lines += [f"{each.scenario.name}: {each.scenario.shows}; {each.seconds:.1f} s when not killed" for each in outcomes]
@@ -287,9 +326,12 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         work = Path(options.work or stack.enter_context(tempfile.TemporaryDirectory()))
         work.mkdir(parents=True, exist_ok=True)
-        scenarios = [] if options.cifar10 else digits_scenarios()
         if options.cifar10:
-            scenarios.append(cifar_scenario(options.cifar10, work / "cifar10", options.workers))
+            scenarios = [cifar_scenario(options.cifar10, work / "cifar10", options.workers)]
+        else:
+            scenarios = digits_scenarios()
+            if not options.only or {"finetune", "lora"} & set(options.only):
+                scenarios += tuning_scenarios(work)
         scenarios = [each for each in scenarios if not options.only or each.name in options.only]
         draw = random.Random(options.seed)
         share, more = divmod(options.kills, len(scenarios))

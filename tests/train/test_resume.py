@@ -47,8 +47,8 @@ def load_benchmark(name: str):
     return module
 
 
-kill_test = load_benchmark("kill_test")
-differences, timeless, unlike = kill_test.differences, kill_test.timeless, kill_test.unlike
+same_run = load_benchmark("same_run")
+differences, timeless, unlike = same_run.differences, same_run.timeless, same_run.unlike
 
 
 def config(out, **options) -> RunConfig:

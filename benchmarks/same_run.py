@@ -1,0 +1,73 @@
+"""Whether two finished runs are one to the last bit: what a kill or a fault must not change.
+
+Compared are the last checkpoint (weights, moving average, optimiser, selection, history), the model file, metrics.csv,
+the report and its figures. Left out are times and what is made of them: seconds, images_per_second, dates; and the
+number of cores that the process could use.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from vitreous.checkpoint.artifact import KEY
+from vitreous.train.report import PICTURES
+from vitreous.train.state_file import read_state
+
+__all__ = ["differences", "timeless", "unlike"]
+
+TIMES = ("seconds", "images_per_second")
+
+
+def differences(left: Path, right: Path) -> list[str]:
+    """What two finished runs differ in, times left out."""
+    found = list(unlike(timeless(read_state(left / "last.ckpt")), timeless(read_state(right / "last.ckpt")), "state"))
+    found += unlike(*(_model(folder / "model.safetensors") for folder in (left, right)), "model")
+    found += unlike(*(_rows(folder / "metrics.csv") for folder in (left, right)), "metrics")
+    found += unlike(*(_report(folder / "report.json") for folder in (left, right)), "report")
+    found += [name for name in PICTURES if (left / name).read_bytes() != (right / name).read_bytes()]
+    return found
+
+
+def timeless(state: dict[str, Any]) -> dict[str, Any]:
+    """The content of a checkpoint without what depends on the time it took."""
+    history = [{name: value for name, value in row.items() if name not in TIMES} for row in state["history"]]
+    probed = state["probed"] and {**state["probed"], "seconds": None}
+    return {**state, "history": history, "seconds": None, "clock": None, "probed": probed}
+
+
+def _model(path: Path) -> dict[str, Any]:
+    with safe_open(path, framework="pt") as file:
+        told = json.loads(file.metadata()[KEY])
+        for name in ("date", "machine", "config"):  # the configuration has the folder's name
+            told["provenance"].pop(name)
+        return {"told": told, **{name: file.get_tensor(name) for name in list(file.keys())}}
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return [{name: value for name, value in row.items() if name not in TIMES} for row in csv.DictReader(file)]
+
+
+def _report(path: Path) -> dict[str, Any]:
+    report = json.loads(path.read_text(encoding="utf-8"))
+    report["training"].pop("seconds")
+    report["machine"].pop("cores")  # that the process could use: some are pinned to one
+    return report
+
+
+def unlike(left: Any, right: Any, where: str) -> list[str]:
+    """The places at which two values differ in a bit."""
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        same = left.dtype == right.dtype and left.shape == right.shape
+        return [] if same and left.numpy().tobytes() == right.numpy().tobytes() else [where]
+    if isinstance(left, dict) and isinstance(right, dict) and left.keys() == right.keys():
+        return [place for name in left for place in unlike(left[name], right[name], f"{where}.{name}")]
+    if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
+        return [p for n, (a, b) in enumerate(zip(left, right, strict=True)) for p in unlike(a, b, f"{where}[{n}]")]
+    return [] if json.dumps(left) == json.dumps(right) else [where]  # so that NaN is itself
