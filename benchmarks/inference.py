@@ -25,6 +25,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import shutil
 import statistics
 import tempfile
@@ -45,7 +46,7 @@ from vitreous.data.config import PreprocessConfig
 from vitreous.data.finding import find_pictures
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.engines.base import Engine
-from vitreous.engines.cache import FOLDER
+from vitreous.engines.cache import cache_folder
 from vitreous.engines.names import Precision
 from vitreous.engines.opening import CONVERTED, Opener, installed
 from vitreous.model.sizes import create
@@ -72,8 +73,8 @@ def model_file(size: str, folder: Path) -> Path:
 
 
 def variants(size: str, file: Path, batch: int, merged: list[int]) -> tuple[str, list[str]]:
-    """Our default for many pictures, and all that is compared: `who, precision`, or `merged, tokens`."""
-    default = load(file, "cpu").prepare(MANY, batch)
+    """Our fastest for many images, and all that is compared: `who, precision`, or `merged, tokens`."""
+    default = load(file, "cpu", precision="auto").prepare(MANY, batch)
     engines = ["torch", *filter(installed, CONVERTED)]
     able = [f"{who}, {p}" for who in engines for p in precisions(CPU) if (who, p) != ("onnxruntime", "bf16")]
     others = [f"{who}, {p}" for who in PEERS for p in precisions(CPU) if who != "torchvision" or size == "B/16"]
@@ -84,7 +85,7 @@ def variant(key: str, file: Path, batch: int) -> tuple[str, Run]:
     """One of these: its name in the table, and its forward pass. timm's has our weights."""
     who, how = key.split(", ")
     if who == "merged":
-        engine = load(file, "cpu", merge_tokens=int(how)).prepare(MANY, batch)
+        engine = load(file, "cpu", precision="auto", merge_tokens=int(how)).prepare(MANY, batch)
         return f"ours, {engine.name}, {engine.precision}, {how} tokens merged in each block", engine
     if who not in PEERS:
         return f"ours, {key}", load(file, "cpu", engine=who, precision=how).prepare(MANY, batch)
@@ -209,24 +210,24 @@ def _fastest_pipeline(folder: Path, precision: str, paths: list[str]) -> tuple[s
 def measure_costs(size: str) -> None:
     """Print what engines cost to have, and from how many pictures on that is saved."""
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
         classifier = load(model_file(size, Path(folder)), "cpu", engine="torch", precision="float32")
         for precision in precisions(CPU):
             for name in filter(installed, CONVERTED):
                 if (name, precision) != ("onnxruntime", "bf16"):
                     print(
-                        f"| {size} | {name}, {precision} {_costs(classifier, Path(folder), name, precision)}",
+                        f"| {size} | {name}, {precision} {_costs(classifier, name, precision)}",
                         flush=True,
                     )
-                    shutil.rmtree(Path(folder) / FOLDER)
+                    shutil.rmtree(cache_folder())
 
 
-def _costs(classifier: Classifier, folder: Path, name: str, precision: Precision) -> str:
+def _costs(classifier: Classifier, name: str, precision: Precision) -> str:
     """The cells of an engine's row."""
     engines: dict[str, Engine] = {}
 
     def new() -> Opener:
-        file = folder / "model.safetensors"
-        return Opener(classifier.model, classifier.pipeline, 1.0, file, lambda line: None)
+        return Opener(classifier.model, classifier.pipeline, 1.0, lambda line: None)
 
     def open_graph(opener: Opener, convert: bool) -> None:
         opened = opener.graph(name, precision, 8, convert)
@@ -240,7 +241,7 @@ def _costs(classifier: Classifier, folder: Path, name: str, precision: Precision
         "converted": _timed(lambda: open_graph(first, convert=True)),
         "opened": _timed(lambda: open_graph(again, convert=False)),
     }
-    images = first.images.expand(8, -1, -1, -1).contiguous()
+    images = first.images[:1].expand(8, -1, -1, -1).contiguous()
     plain, fast, other = (_per_picture(each, images) for each in (first.plain, engines["torch"], engines["engine"]))
     few = f"{(costs['reference'] + costs['compared']) / (plain - fast):.1f}" if precision == "bf16" else ""
     cells = [f"{costs[key]:.2f}" for key in ("reference", "compared", "opened", "converted")]

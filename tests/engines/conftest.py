@@ -15,6 +15,7 @@ from vitreous.checkpoint.artifact import save_model
 @pytest.fixture
 def home(tmp_path, monkeypatch) -> Path:
     """A home folder of the test's own, whose cache folder engines may use."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
     return tmp_path / "home"

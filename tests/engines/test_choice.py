@@ -1,26 +1,19 @@
-"""Which engine is chosen, and where graphs are kept: converted once, compared each time, made again when damaged."""
+"""Which engine is chosen, and in which precision. Where graphs are kept is test_cache.py."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import threading
 import time
 from pathlib import Path
 
 import numpy as np
-import PIL
 import pytest
 import torch
 from engine_models import info_of, model_of
 
 import vitreous
 from vitreous.checkpoint.artifact import save_model
-from vitreous.engines import cache, choose, openvino_engine
-from vitreous.engines.cache import FOLDER, GraphCache
-from vitreous.errors import ConfigError, MissingExtraError, OutputError
-from vitreous.predictor import Classifier
+from vitreous.engines import choose, openvino_engine
+from vitreous.errors import ConfigError, MissingExtraError
 
 pytest.importorskip("openvino", reason="openvino is not installed: pip install -e '.[dev]'")
 
@@ -37,140 +30,6 @@ class Opened:
     @property
     def converted(self) -> bool:
         return any("converting" in line for line in self.told)
-
-
-def graphs(folder: Path) -> list[Path]:
-    return sorted(folder.joinpath(FOLDER).glob("*"))
-
-
-def test_a_graph_is_converted_once_and_kept_beside_the_file(model_file, home, photos):
-    first, second, plain = Opened(model_file), Opened(model_file), Opened(model_file, "torch")
-    expected = plain.classifier.logits(photos)
-    for opened, converts in ((first, True), (second, False)):
-        np.testing.assert_allclose(opened.classifier.logits(photos), expected, rtol=1e-3, atol=1e-3)
-        assert opened.converted is converts
-    (graph,) = graphs(model_file.parent)
-    assert sorted(file.name for file in graph.iterdir()) == ["about.json", "graph.bin", "graph.xml"]
-    assert not home.exists()
-
-
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "gone", "no about.json", "about.json is none", "foreign"])
-def test_a_damaged_or_foreign_graph_is_made_again(model_file, photos, damage):
-    Opened(model_file).classifier.prepare(1)
-    (graph,) = graphs(model_file.parent)
-    weights = graph / "graph.bin"
-    if damage == "truncated":
-        os.truncate(weights, weights.stat().st_size // 2)
-    elif damage == "flipped":
-        held = bytearray(weights.read_bytes())
-        held[len(held) // 2] ^= 0x40
-        weights.write_bytes(held)
-    elif damage == "gone":
-        (graph / "graph.xml").unlink()
-    elif damage == "no about.json":
-        (graph / "about.json").unlink()
-    elif damage == "about.json is none":
-        (graph / "about.json").write_text("{" * 10_000)
-    else:  # whole, of the right name, and of other weights: only the check picture can tell
-        other = model_of(seed=5)
-        save_model(model_file.parent / "other.safetensors", other, info_of(other))
-        Opened(model_file.parent / "other.safetensors").classifier.prepare(1)
-        (foreign,) = (each for each in graphs(model_file.parent) if each.name.startswith("other"))
-        shutil.rmtree(graph)
-        foreign.rename(graph)
-    again = Opened(model_file)
-    expected = Opened(model_file, "torch").classifier.logits(photos)
-    np.testing.assert_allclose(again.classifier.logits(photos), expected, rtol=1e-3, atol=1e-3)
-    assert again.converted
-    third = Opened(model_file)
-    third.classifier.prepare(1)
-    assert not third.converted
-
-
-def test_new_weights_get_a_new_graph_and_the_old_one_goes(model_file):
-    Opened(model_file).classifier.prepare(1)
-    before = graphs(model_file.parent)
-    model = model_of(seed=9)
-    save_model(model_file, model, info_of(model))
-    renewed = Opened(model_file)
-    renewed.classifier.prepare(1)
-    assert renewed.converted
-    assert len(graphs(model_file.parent)) == 1
-    assert graphs(model_file.parent) != before
-    larger = Opened(model_file, image_size=48)
-    larger.classifier.prepare(1)
-    assert larger.converted
-    assert len(graphs(model_file.parent)) == 2  # of one file, for two sizes
-
-
-def test_models_of_like_names_in_one_folder_keep_their_graphs(tmp_path, home):
-    folder = tmp_path / "models"
-    folder.mkdir()
-    for seed, name in enumerate(("best-ema.safetensors", "best.safetensors")):
-        model = model_of(seed=seed)
-        save_model(folder / name, model, info_of(model))
-        Opened(folder / name).classifier.prepare(1)
-    assert [graph.name.split("-openvino-")[0] for graph in graphs(folder)] == ["best-ema", "best"]
-
-
-def test_a_folder_keeps_the_graph_of_the_only_weights_in_it(tmp_path, home):
-    model = model_of()
-    save_model(tmp_path / "best.safetensors", model, info_of(model))
-    Opened(tmp_path).classifier.prepare(1)
-    assert len(graphs(tmp_path)) == 1
-
-
-def test_what_a_conversion_left_that_was_killed_goes_with_the_next(model_file):
-    place = model_file.parent / FOLDER
-    dead, alive = place / ".model-openvino-0123.4567", place / ".model-openvino-0123.89ab"
-    for aside in (dead, alive):
-        aside.mkdir(parents=True)
-        (aside / "graph.bin").write_bytes(bytes(100))
-    two_days_ago = time.time() - 2 * 24 * 3600
-    os.utime(dead, (two_days_ago, two_days_ago))
-    Opened(model_file).classifier.prepare(1)
-    assert alive.exists()
-    assert not dead.exists()
-
-
-def test_a_package_that_was_installed_under_another_name_has_a_version_too():
-    assert cache._version("PIL") == PIL.__version__  # of the distribution Pillow
-    assert cache._version("numpy") == np.__version__
-
-
-def test_a_folder_that_cannot_be_written_sends_graphs_to_the_users_own(model_file, home, photos):
-    (model_file.parent / FOLDER).write_text("a file where the folder would be")
-    first, second = Opened(model_file), Opened(model_file)
-    for opened, converts in ((first, True), (second, False)):
-        opened.classifier.prepare(1)
-        assert opened.converted is converts
-    assert len(graphs(home / ".cache/vitreous")) == 1
-    shutil.rmtree(home)
-    home.write_text("no folder either")
-    with pytest.raises(OutputError, match=r"graph for openvino cannot be kept: '.*engine-cache': .*Use --engine torch"):
-        Opened(model_file).classifier.predict(photos[0])
-
-
-def test_several_that_convert_at_once_leave_one_whole_graph(tmp_path):
-    made = GraphCache(["x"], None)
-    made.places = [tmp_path / FOLDER]
-    start = threading.Barrier(4)
-
-    def convert(folder: Path) -> None:
-        (folder / "graph.xml").write_text("a" * 100_000)
-        start.wait(timeout=30)
-
-    found: list[Path] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(made.write("openvino", ("openvino",), convert))) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(found) == {made.find("openvino", ("openvino",))}
-    assert len(found) == 4
-    assert len(list((tmp_path / FOLDER).iterdir())) == 1
 
 
 def test_auto_converts_only_where_it_pays(model_file, photos, monkeypatch):
@@ -234,20 +93,32 @@ def test_one_pass_that_was_held_up_does_not_count(model_file, held_up):
     assert len(passes) == 2
 
 
-def test_bf16_waits_for_a_few_pictures(model_file, monkeypatch):
+@pytest.mark.parametrize("name", ["auto", "torch"])
+def test_float32_is_the_default_for_any_number_of_images(model_file, monkeypatch, name):
     monkeypatch.setattr(choose, "computes_bf16", lambda device: True)
-    classifier = Opened(model_file, "auto", "auto").classifier
-    assert classifier.prepare(3).precision == "float32"
-    assert classifier.prepare(4).precision == "bf16"
+    classifier = vitreous.load(model_file, device="cpu", engine=name)
+    assert [classifier.prepare(count).precision for count in (1, 4, 1_000)] == ["float32"] * 3
 
 
-def test_an_iterator_gets_the_faster_engine_as_its_pictures_come(model_file, photos, monkeypatch):
+def test_bf16_is_used_from_the_first_image_on_and_told_with_its_tolerance(model_file, photos, monkeypatch):
     monkeypatch.setattr(choose, "computes_bf16", lambda device: True)
-    classifier = Opened(model_file, "auto", "auto").classifier
+    for precision in ("auto", "bf16"):
+        opened = Opened(model_file, "torch", precision)
+        assert [opened.classifier.prepare(count).precision for count in (1, 100)] == ["bf16", "bf16"]
+        (line,) = opened.told
+        assert line.startswith("computing in bf16, as asked: probabilities may differ from those in float32 by 0.02")
+
+
+def test_an_iterator_gets_the_faster_engine_as_its_images_come(model_file, photos, monkeypatch):
+    monkeypatch.setattr(choose.EngineChoice, "_race", lambda *_: 2.0)
+    monkeypatch.setattr(choose, "_CONVERTING", 1e-9)
+    monkeypatch.setattr(choose, "_OPENING", 1e-9)
+    classifier = Opened(model_file, "auto").classifier
     used, run = [], classifier._run
-    monkeypatch.setattr(classifier, "_run", lambda engine, *rest: used.append(engine.precision) or run(engine, *rest))
-    assert classifier.logits(iter(photos), batch_size=2).shape == (5, 5)
-    assert used == ["float32", "bf16", "bf16"]
+    monkeypatch.setattr(classifier, "_run", lambda engine, *rest: used.append(engine.name) or run(engine, *rest))
+    found = classifier.logits(iter(photos), batch_size=2)
+    assert used == ["openvino"] * 3
+    np.testing.assert_allclose(found, Opened(model_file, "torch").classifier.logits(photos), rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture
@@ -298,11 +169,3 @@ def test_wrong_names_and_places_are_refused(model_file, monkeypatch):
     monkeypatch.setattr(choose, "installed", lambda name: False)
     with pytest.raises(MissingExtraError, match=r"pip install 'vitreous\[onnx\]'"):
         Opened(model_file, "onnxruntime")
-
-
-def test_the_graphs_of_a_model_without_a_file_are_the_users(home, photos):
-    model = model_of()
-    Classifier(model, info_of(model), "cpu", engine="openvino").predict(photos[0])
-    (graph,) = graphs(home / ".cache/vitreous")
-    assert json.loads((graph / "about.json").read_text())["engine"] == "openvino"
-    assert cache.digest(model) != cache.digest(model_of(seed=1))

@@ -1,42 +1,49 @@
-"""Converted graphs on disk: beside the model file, or in the user's cache folder where that cannot be written.
+"""Converted graphs on disk, in the user's own cache folder and nowhere else.
 
-A graph is a folder with the engine's files and ``about.json``. Its name is a hash of all that it was made from, so that
-another model, size or version never meets it. It is written aside and renamed, so a reader finds it whole or not at
-all; its files' checksums are compared each time, and what is damaged is made again.
+A graph decides what an engine answers, so none is trusted that somebody else could have made: not one beside a model
+file, which comes with the file, and not one in a folder that others can write to. A graph is a folder with the engine's
+files and a record, which holds what the graph was made from (the model's weights, the code and the packages, by digest
+and version) and the SHA-256 of each file. All of it is compared each time, and what differs is made again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
 import hashlib
 import importlib
 import importlib.metadata
 import json
+import os
 import secrets
 import shutil
 import time
-import zlib
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vitreous import __version__
+from vitreous.engines.private import (
+    check_private,
+    digest_private,
+    make_private_folder,
+    read_private,
+    write_private,
+)
 from vitreous.errors import OutputError
-from vitreous.files.writing import replacing
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["FOLDER", "GraphCache", "digest", "remember_speed", "remembered_speed"]
+__all__ = ["FOLDER", "GraphCache", "cache_folder", "digest", "remember_speed", "remembered_speed"]
 
 FOLDER = "engine-cache"
-_USER = "~/.cache/vitreous"
-_ABOUT, _SPEED = "about.json", "speed.json"
-_CHUNK = 1 << 24  # bytes read at a time
-_GRAPH = 3  # counts the changes of what engines convert
+_RECORD, _SPEED = "record.json", "speed.json"
+_LARGEST_RECORD = 1 << 20  # bytes
+_MOST_BYTES = 4 << 30  # of all graphs together: those used longest ago go first
 _LEFT_BEHIND = 24 * 3600  # seconds after which a graph that is still being written is that of a process that died
+_OPEN_TO_ALL = 0o002  # the folder above may be open to the user's group, as a umask of 002 makes it
 
 
 def digest(model: VisionTransformer) -> str:
@@ -48,69 +55,88 @@ def digest(model: VisionTransformer) -> str:
     return found.hexdigest()
 
 
+def cache_folder() -> Path:
+    """Return where graphs are kept: ``$XDG_CACHE_HOME/vitreous/engine-cache``, by custom below ``~/.cache``.
+
+    Raises:
+        OSError: If the user has no home folder.
+    """
+    said = os.environ.get("XDG_CACHE_HOME", "")
+    try:  # a relative path there is to be ignored, says the XDG Base Directory Specification
+        home = Path(said) if os.path.isabs(said) else Path("~/.cache").expanduser()
+    except RuntimeError as error:
+        raise OSError(0, "there is no home folder: set XDG_CACHE_HOME") from error
+    return home / "vitreous" / FOLDER
+
+
 class GraphCache:
     """The graphs of one model.
 
     Args:
-        made_from: All that a graph depends on beside the engine: the model's digest, the size of the pictures, options.
-        source: The model's file: graphs are kept beside it, and go when the file is another. None: the model has no
-            file of its own, and graphs are kept in the user's folder.
+        made_from: All that a graph depends on beside the engine: the model's digest, the size of the images, options.
     """
 
-    def __init__(self, made_from: Sequence[Any], source: Path | None) -> None:
+    def __init__(self, made_from: Sequence[Any]) -> None:
         self._made_from = list(made_from)
-        self._source = source.name if source else None
-        self._stem = source.stem[:60] if source else "model"
-        self._stamp = _stamp(source) if source else None
-        folders = ([source.parent] if source else []) + [Path(_USER).expanduser()]
-        self.places = [folder / FOLDER for folder in folders]
 
     def find(self, engine: str, packages: Sequence[str]) -> Path | None:
-        """Return the folder of an engine's graph, whole and undamaged, or None."""
-        name = self._name(engine, packages)
-        return next((place / name for place in self.places if _undamaged(place / name)), None)
-
-    def write(self, engine: str, packages: Sequence[str], convert: Callable[[Path], None]) -> Path:
-        """Have a graph written, in the first place that takes it, and return its folder.
+        """Return the folder of an engine's graph if it is there and all in it is as it was written, else None.
 
         Raises:
-            OutputError: If no place can be written.
+            OutputError: If the cache folder is not the user's alone.
         """
-        name = self._name(engine, packages)
-        reasons = []
-        for place in self.places:
-            aside = place / f".{name}.{secrets.token_hex(4)}"
-            try:
-                aside.mkdir(parents=True)
-                convert(aside)
-                facts = {"engine": engine, "source": self._source, "file": self._stamp}
-                _describe(aside, facts | {"versions": _versions(packages)})
-                _publish(aside, place / name)
-            except OSError as error:  # read-only, or the disk is full
-                reasons.append(f"'{place}': {error.strerror or error}")
-                continue
-            finally:
+        try:
+            place = cache_folder()
+            check_private(place.parent, _OPEN_TO_ALL)
+            check_private(place)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _refusal(engine, error) from error
+        origin = self._origin(engine, packages)
+        folder = place / _name(origin)
+        if not _is_sound(folder, origin):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(folder / _RECORD)  # used now
+        return folder
+
+    def write(self, engine: str, packages: Sequence[str], convert: Callable[[Path], None]) -> Path:
+        """Have a graph written, and return its folder.
+
+        Raises:
+            OutputError: If the cache folder cannot be written, or is not the user's alone.
+        """
+        origin = self._origin(engine, packages)
+        aside = None
+        try:
+            place = cache_folder()
+            place.parent.parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(place.parent, _OPEN_TO_ALL)
+            make_private_folder(place)
+            aside = place / f".{_name(origin)}.{secrets.token_hex(4)}"
+            make_private_folder(aside)
+            convert(aside)
+            _record(aside, origin)
+            _publish(aside, place / _name(origin), origin)
+        except OSError as error:  # read-only, the disk is full, or not the user's alone
+            raise _refusal(engine, error) from error
+        finally:
+            if aside is not None:
                 shutil.rmtree(aside, ignore_errors=True)
-            if self._stamp and place == self.places[0]:
-                self._forget_former(place)
-            _forget_unfinished(place)
-            return place / name
-        raise OutputError(f"a graph for {engine} cannot be kept: {'; '.join(reasons)}. Use --engine torch")
+        _forget_unfinished(place)
+        _make_room(place, place / _name(origin))
+        return place / _name(origin)
 
     def discard(self, folder: Path) -> None:
         """Remove a graph that turned out to be wrong, as far as the system lets us."""
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
 
-    def _forget_former(self, place: Path) -> None:
-        """Remove graphs of what the model's file held before: they are large, and nothing would read them again."""
-        for folder in place.glob(f"{glob.escape(self._stem)}-*"):
-            about = _read(folder / _ABOUT)
-            if about.get("source") == self._source and about.get("file") != self._stamp:
-                shutil.rmtree(folder, ignore_errors=True)
-
-    def _name(self, engine: str, packages: Sequence[str]) -> str:
-        made_from = json.dumps([_GRAPH, self._made_from, engine, _versions(packages)])
-        return f"{self._stem}-{engine}-{hashlib.sha256(made_from.encode()).hexdigest()[:16]}"
+    def _origin(self, engine: str, packages: Sequence[str]) -> dict[str, Any]:
+        """All that a graph is made from, as the record holds it."""
+        origin = {"engine": engine, "made_from": self._made_from, "code": _code(), "versions": _versions(packages)}
+        plain: dict[str, Any] = json.loads(json.dumps(origin))
+        return plain
 
 
 def remembered_speed(folder: Path, machine: str) -> float | None:
@@ -121,17 +147,32 @@ def remembered_speed(folder: Path, machine: str) -> float | None:
 
 def remember_speed(folder: Path, machine: str, speed: float) -> None:
     """Note how many times as fast as PyTorch a graph is on this machine; where nothing can be written it is not."""
-    with contextlib.suppress(OutputError), replacing(folder / _SPEED) as file:
-        file.write_text(json.dumps(_read(folder / _SPEED) | {machine: speed}), encoding="utf-8")
+    aside = folder / f".{_SPEED}.{secrets.token_hex(4)}"
+    with contextlib.suppress(OSError):
+        write_private(aside, json.dumps(_read(folder / _SPEED) | {machine: speed}).encode())
+        os.replace(aside, folder / _SPEED)
 
 
-def _stamp(source: Path) -> str | None:
-    """What changes when a file is written anew."""
-    try:
-        status = source.stat()
-    except OSError:
-        return None
-    return f"{status.st_size} {status.st_mtime_ns}"
+def _refusal(engine: str, error: OSError) -> OutputError:
+    """Why no graph can be kept, and what helps."""
+    where = f"'{error.filename}': " if error.filename else ""
+    remedy = "Use --engine torch, or set XDG_CACHE_HOME to a folder that only you can write to"
+    return OutputError(f"a graph for {engine} cannot be kept: {where}{error.strerror or error}. {remedy}")
+
+
+def _name(origin: dict[str, Any]) -> str:
+    return f"{origin['engine']}-{hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:32]}"
+
+
+@cache
+def _code() -> str:
+    """SHA-256 of the code that graphs are made of: another version of it makes others."""
+    found = hashlib.sha256()
+    here = Path(__file__).resolve().parent
+    for folder in (here.parent / "model", here):
+        for file in sorted(folder.glob("*.py")):
+            found.update(f"\n{file.name}\n".encode() + file.read_bytes())
+    return found.hexdigest()
 
 
 def _versions(packages: Sequence[str]) -> dict[str, str]:
@@ -147,57 +188,77 @@ def _version(name: str) -> str:
         return str(getattr(importlib.import_module(name), "__version__", "unknown"))
 
 
+def _record(folder: Path, origin: dict[str, Any]) -> None:
+    """Close what a converter wrote to others, and write what it was made from with the digest of each file."""
+    files = sorted(folder.iterdir())
+    for file in files:
+        file.chmod(0o600)
+    digests = {file.name: digest_private(file) for file in files}
+    write_private(folder / _RECORD, json.dumps({"origin": origin, "files": digests}, indent=2).encode())
+
+
+def _is_sound(folder: Path, origin: dict[str, Any]) -> bool:
+    """Whether a graph is there, the user's alone, of this origin, with each file as it was written and no other."""
+    try:
+        check_private(folder)
+        record = _read(folder / _RECORD)
+        files = record.get("files")
+        there = {file.name for file in folder.glob("[!.]*")} - {_RECORD, _SPEED}
+        if record.get("origin") != origin or not isinstance(files, dict) or not files or there != files.keys():
+            return False
+        return all(digest_private(folder / name) == value for name, value in files.items())
+    except OSError:
+        return False
+
+
+def _publish(aside: Path, folder: Path, origin: dict[str, Any]) -> None:
+    """Put a whole graph in its place. Where another process was first, its graph stays."""
+    if _is_sound(folder, origin):
+        return
+    _remove(folder)
+    try:
+        aside.rename(folder)
+    except OSError:
+        if not _is_sound(folder, origin):
+            raise
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or a file or link that stands where one would be."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
 def _forget_unfinished(place: Path) -> None:
     """Remove what processes left that were killed while they wrote a graph."""
     for aside in place.glob(".*-*.*"):
         with contextlib.suppress(OSError):
-            if time.time() - aside.stat().st_mtime > _LEFT_BEHIND:
-                shutil.rmtree(aside, ignore_errors=True)
+            if time.time() - aside.lstat().st_mtime > _LEFT_BEHIND:
+                _remove(aside)
 
 
-def _describe(folder: Path, facts: dict[str, Any]) -> None:
-    """Write what a graph is, with the checksum of each of its files."""
-    files = {file.name: _checksum(file) for file in sorted(folder.iterdir())}
-    (folder / _ABOUT).write_text(json.dumps(facts | {"files": files}, indent=2), encoding="utf-8")
-
-
-def _undamaged(folder: Path) -> bool:
-    """Whether a graph is there, and each of its files is as it was written."""
-    files = _read(folder / _ABOUT).get("files")
-    if not isinstance(files, dict) or not files:
-        return False
-    try:
-        return all(Path(name).name == name and _checksum(folder / name) == value for name, value in files.items())
-    except OSError:
-        return False
-
-
-def _checksum(file: Path) -> int:
-    """CRC-32: enough against damage, and several GB/s. Against a wrong graph there is the check picture."""
-    found = 0
-    with open(file, "rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            found = zlib.crc32(chunk, found)
-    return found
-
-
-def _publish(aside: Path, folder: Path) -> None:
-    """Put a whole graph in its place. Where another process was first, its graph stays."""
-    if _undamaged(folder):
-        return
-    if folder.exists():
-        shutil.rmtree(folder)
-    try:
-        aside.rename(folder)
-    except OSError:
-        if not _undamaged(folder):
-            raise
+def _make_room(place: Path, kept: Path) -> None:
+    """Remove the graphs that were used longest ago, as far as all together take too much room; one stays."""
+    graphs = []
+    for folder in place.glob("[!.]*"):
+        with contextlib.suppress(OSError):  # another process removes it
+            size = sum(file.lstat().st_size for file in folder.iterdir())
+            graphs.append((folder == kept, (folder / _RECORD).lstat().st_mtime, size, folder))
+    total = sum(size for _, _, size, _ in graphs)
+    for is_kept, _, size, folder in sorted(graphs):
+        if total <= _MOST_BYTES or is_kept:
+            return
+        _remove(folder)
+        total -= size
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """A small JSON object, or an empty one where there is none that can be read."""
+    """A small JSON object of the user's, or an empty one where there is none that can be read."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_private(file, _LARGEST_RECORD))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

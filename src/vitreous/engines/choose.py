@@ -1,16 +1,16 @@
 """Which engine computes: the one that was named, or the fastest that is installed, agrees and pays.
 
 Opening an engine costs time, converting a graph for it costs more, and comparing costs a forward pass in float32. So
-`auto` decides by how many pictures there are: PyTorch in float32 for very few, PyTorch in the fast precision for some,
-and another engine where PyTorch would be busy for longer than the other costs to have. The constants were measured
-(docs/benchmarks.md). A quantised graph will be one more precision here.
+`auto` decides by how many images there are: PyTorch for few, and another engine where PyTorch would be busy for longer
+than the other costs to have. All engines give the same numbers to the tolerance of their precision
+(:mod:`vitreous.engines.check`), and the precision is float32 unless another is asked for: how many images there are
+never changes it. The constants were measured (docs/benchmarks.md). A quantised graph will be one more precision here.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import get_args
 
 import torch
@@ -18,6 +18,7 @@ import torch
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.engines.base import Engine
 from vitreous.engines.cache import remember_speed, remembered_speed
+from vitreous.engines.check import TOLERANCE
 from vitreous.engines.names import EngineName, Precision, PrecisionName
 from vitreous.engines.opening import CONVERTED, Opener, UnfitError, installed
 from vitreous.errors import ConfigError, MissingExtraError, OutputError, did_you_mean
@@ -27,7 +28,6 @@ from vitreous.train.machine import computes_bf16, describe_machine
 __all__ = ["EngineChoice"]
 
 _EXTRA = {"openvino": "openvino", "onnxruntime": "onnx"}
-_FEW = 4  # pictures below which the comparison that bf16 needs costs more than bf16 saves
 _OPENING, _CONVERTING = 0.6, 6.0  # seconds that a graph costs: one that is there, one that has to be made
 _SAVED = {"bf16": 0.3, "float32": 0.5}  # share of PyTorch's time in a precision that another engine saves
 _RACED = 4  # pictures in a race's batch
@@ -39,13 +39,11 @@ class EngineChoice:
 
     Args:
         model: On its device, float32, in evaluation mode.
-        pipeline: Its pictures' size and constants.
+        pipeline: Its images' size and constants.
         temperature: Of its probabilities.
         engine: `auto`, or the one to use.
-        precision: `auto` (bf16 where the device computes it in hardware and it agrees, else float32), or the one to
-            use.
-        source: The model's file, beside which graphs are kept; None: they are kept in the user's cache folder.
-        tell: Is told, in a line, of conversions and of engines that are passed over.
+        precision: The one to use, or `auto`: bf16 where the device computes it in hardware and it agrees, else float32.
+        tell: Is told, in a line, of conversions, of engines that are passed over, and of bf16 with its tolerance.
 
     Raises:
         ConfigError: If a name is unknown, or the engine does not run on the device or in the precision.
@@ -59,12 +57,11 @@ class EngineChoice:
         temperature: float,
         *,
         engine: EngineName = "auto",
-        precision: PrecisionName = "auto",
-        source: Path | None = None,
+        precision: PrecisionName = "float32",
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self._tell = tell or (lambda line: None)
-        self._open = Opener(model, pipeline, temperature, source, self._tell)
+        self._open = Opener(model, pipeline, temperature, self._tell)
         self._asked, self._precision = engine, precision
         self._passed_over: set[str] = set()
         self._check_names()
@@ -79,13 +76,17 @@ class EngineChoice:
 
         Raises:
             ConfigError: If an engine or a precision was named that fails, or disagrees with PyTorch in float32.
-            OutputError: If an engine was named whose graph can be kept nowhere.
+            OutputError: If an engine was named whose graph cannot be kept.
         """
         if self._best is None:
-            if self._asked == "auto" and self._precision == "auto" and pictures < _FEW:
-                return self._open.plain
             self._best = self._first_that_agrees("torch" if self._asked == "auto" else self._asked, batch_size)
-            self._seconds = self._open.seconds(self._best) if self._asked == "auto" else 0.0  # that a picture takes
+            self._seconds = self._open.seconds(self._best) if self._asked == "auto" else 0.0  # that an image takes
+            if self._best.precision == "bf16":
+                bound = TOLERANCE["bf16"]
+                self._tell(
+                    f"computing in bf16, as asked: probabilities may differ from those in float32 by "
+                    f"{bound.probabilities:g}, features by {bound.features:.0%} of the largest"
+                )
         if self._asked == "auto":
             for name in self._candidates(self._best.precision):
                 if self._best.name == "torch":
@@ -173,7 +174,7 @@ class EngineChoice:
 
     def _race(self, engine: Engine, other: Engine, count: int) -> float:
         """Return how many times as fast as another an engine computes a batch, measured in turn."""
-        images = self._open.images.expand(count, -1, -1, -1).contiguous()
+        images = self._open.images[:1].expand(count, -1, -1, -1).contiguous()
         times: dict[str, list[float]] = {engine.name: [], other.name: []}
         for _ in range(1 + _ROUNDS):
             for each in (engine, other):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 def convert(model: VisionTransformer, size: tuple[int, int], folder: Path) -> None:
     """Write a model's graph for pictures of one size and any number of them, float32."""
     traced = DynamicBatch(model, size)
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it tells of graphs that it could make no smaller
     with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):  # the exporter tells its steps on stdout
         torch.onnx.export(
             Outputs(model).eval(),

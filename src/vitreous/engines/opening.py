@@ -17,7 +17,7 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.engines import onnxruntime_engine, openvino_engine
 from vitreous.engines.base import Engine
 from vitreous.engines.cache import GraphCache, digest
-from vitreous.engines.check import TOLERANCE, agreement, check_picture
+from vitreous.engines.check import CHECKED, agreement, check_images
 from vitreous.engines.names import Precision
 from vitreous.engines.torch_engine import TorchEngine
 from vitreous.model.vit import VisionTransformer
@@ -45,9 +45,8 @@ class Opener:
 
     Args:
         model: On its device, float32, in evaluation mode.
-        pipeline: Its pictures' size and constants.
+        pipeline: Its images' size and constants.
         temperature: Of its probabilities.
-        source: The model's file, beside which graphs are kept; None: they are kept in the user's cache folder.
         tell: Is told, in a line, that a graph is converted.
     """
 
@@ -56,30 +55,29 @@ class Opener:
         model: VisionTransformer,
         pipeline: EvalPipeline,
         temperature: float,
-        source: Path | None,
         tell: Callable[[str], None],
     ) -> None:
         self.model, self.pipeline, self.temperature = model, pipeline, temperature
         self.device = next(model.parameters()).device
         self.plain = TorchEngine(model, "float32")
-        self._source, self._tell = source, tell
+        self._tell = tell
 
     @cached_property
     def images(self) -> Tensor:
-        """The check picture, normalised, 1 x C x H x W."""
-        return self.pipeline.normalise(check_picture(self.pipeline.channels, self.pipeline.size).to(self.device))
+        """The check images, normalised, 3 x C x H x W."""
+        return self.pipeline.normalise(check_images(self.pipeline.channels, self.pipeline.size).to(self.device))
 
     @cached_property
     def reference(self) -> tuple[Tensor, Tensor]:
-        """Its logits and features by PyTorch in float32."""
+        """Their logits and features by PyTorch in float32."""
         return self.plain(self.images)
 
     def seconds(self, engine: Engine) -> float:
-        """Return what one picture takes an engine: the shorter of two times, as another program may hold up one."""
+        """Return what one image takes an engine: the shorter of two times, as another program may hold up one."""
         times = []
         for _ in range(2):
             start = time.perf_counter()
-            engine(self.images)
+            engine(self.images[:1])
             times.append(time.perf_counter() - start)
         return min(times)
 
@@ -102,7 +100,7 @@ class Opener:
 
         Raises:
             UnfitError: If the model cannot be converted, or the engine fails or disagrees.
-            OutputError: If the graph can be kept nowhere.
+            OutputError: If the graph cannot be kept.
         """
         module: Any = CONVERTED[name]
         folder = self._cache.find(name, module.PACKAGES)
@@ -123,7 +121,7 @@ class Opener:
 
     @cached_property
     def _cache(self) -> GraphCache:
-        return GraphCache([digest(self.model), self.pipeline.size, repr(self.model.merging)], self._source)
+        return GraphCache([digest(self.model), self.pipeline.size, repr(self.model.merging)])
 
     def _convert(self, module: Any, folder: Path) -> None:
         """Have a module convert the model."""
@@ -132,7 +130,7 @@ class Opener:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of converters, about their own insides
                 module.convert(self.model, self.pipeline.size, folder)
-        except OSError:  # the disk: another place may do
+        except OSError:  # the disk, which is not the model's fault
             raise
         except Exception as error:  # converters raise anything
             raise UnfitError(f"cannot convert this model ({_in_short(error)})") from error
@@ -146,9 +144,9 @@ class Opener:
             raise UnfitError(f"cannot run this model ({_in_short(error)})") from error
         if engine.precision != precision:
             raise UnfitError(f"computes in {engine.precision} on this processor")
-        bound = TOLERANCE[precision]
+        bound = CHECKED[precision]
         if not found.within(bound):
-            raise UnfitError(f"disagrees with torch in float32 on the check picture ({found}; at most {bound})")
+            raise UnfitError(f"disagrees with torch in float32 on the check images ({found}; at most {bound})")
         return engine
 
     def _is_sound(self, start: Callable[[Precision], Engine]) -> bool:
