@@ -153,7 +153,7 @@ def test_a_list_with_unreadable_pictures_names_them_all(classifier, paths, tmp_p
     assert str(caught.value).endswith("; and 2 more")
     with pytest.raises(DataError, match=r"gone 0\.jpg: no such file$"):
         classifier.predict(gone[0])
-    with pytest.raises(DataError, match="a int is no picture"):
+    with pytest.raises(DataError, match="a value of type int is no image"):
         classifier.predict(3)
     with pytest.raises(DataError, match="shape"):
         classifier.predict(np.zeros((2, 3, 4, 5)))

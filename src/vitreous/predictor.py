@@ -6,27 +6,27 @@ Shapes: B batch, C channels, H x W pixels, K classes, F features that the head's
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import Tensor
 
 from vitreous.checkpoint.artifact import ModelInfo
 from vitreous.checkpoint.opening import OpenOptions, open_checkpoint
 from vitreous.checkpoint.resize import Resample
-from vitreous.checkpoint.sources import locate
 from vitreous.data.ahead import done_ahead
+from vitreous.data.given import Given, as_source, name_of, reason_of, separate
 from vitreous.data.pictures import read_picture
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.engines.base import Engine
 from vitreous.engines.choose import EngineChoice
+from vitreous.engines.device import choose_device
 from vitreous.engines.names import EngineName, PrecisionName
 from vitreous.errors import CheckpointError, ConfigError, DataError
 from vitreous.model.config import Size2d
@@ -35,7 +35,6 @@ from vitreous.model.vit import VisionTransformer
 
 __all__ = ["Classifier", "Embedding", "Failure", "Prediction", "load"]
 
-Picture = str | os.PathLike[str] | Image.Image | npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
 _SHOWN = 5  # unreadable pictures that an error spells out
@@ -83,13 +82,17 @@ class Classifier:
         info: Class names, pipeline and temperature.
         device: ``auto`` (CUDA, else Apple's GPU, else CPU), or a torch device such as ``cpu`` or ``cuda:1``.
         engine: What computes: ``torch``, ``openvino``, ``onnxruntime``, or ``auto``: the fastest of those that are
-            installed, agree with PyTorch in float32 on a check picture, and pay for as many pictures as there are
-            (:mod:`vitreous.engines.choose`). Answers may then differ, within the bounds of
-            :mod:`vitreous.engines.check`, as more pictures come.
-        precision: What it multiplies in: ``float32``, ``bf16``, or ``auto``: bf16 where the device computes it in
+            installed, agree with PyTorch in float32 on check images, and pay for as many images as there are
+            (:mod:`vitreous.engines.choose`).
+        precision: What it multiplies in. ``float32``: one image gets the same numbers from every call on one machine,
+            whichever engine, batch size or way of giving it: probabilities to 1e-4, features and logits to 1e-4 of
+            the image's largest. ``bf16``: faster where the device computes it, and further from them: probabilities by
+            up to 0.02, features and logits by up to 5 % of the largest. ``auto``: bf16 where the device computes it in
             hardware and it agrees, else float32.
-        source: The model's file, beside which converted graphs are kept; None: the user's cache folder.
-        tell: Is told, in a line, when a model is converted and when an engine is passed over.
+        tta: Test-time augmentation: probabilities are the mean of those of an image and of its mirror image, as
+            Krizhevsky et al. (2012) average their softmax outputs over crops and mirrored crops. Takes twice the time;
+            ``vitreous evaluate --tta`` measures the gain. Features stay those of the image.
+        tell: Is told, in a line, when a model is converted, when an engine is passed over, and of bf16.
 
     Raises:
         ConfigError: If the device is not there, or the engine does not run on it.
@@ -104,14 +107,15 @@ class Classifier:
         *,
         engine: EngineName = "torch",
         precision: PrecisionName = "float32",
-        source: Path | None = None,
+        tta: bool = False,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        self.device = _choose_device(device)
+        self.device = choose_device(device)
         self.model = model.to(self.device).eval()
         self.info = info
+        self.tta = tta
         self._choice = EngineChoice(
-            self.model, info.pipeline, info.temperature, engine=engine, precision=precision, source=source, tell=tell
+            self.model, info.pipeline, info.temperature, engine=engine, precision=precision, tell=tell
         )
         self._seen = 0  # pictures computed so far: what a conversion costs may be saved over many calls
 
@@ -130,29 +134,31 @@ class Classifier:
 
     @overload  # a str is an iterable of str for a type checker; the first match is the one that counts
     def predict(  # type: ignore[overload-overlap]
-        self, x: Picture, top_k: int = 5, batch_size: int = 32
+        self, x: Given, top_k: int = 5, batch_size: int = 32
     ) -> Prediction: ...
     @overload
-    def predict(self, x: Iterable[Picture], top_k: int = 5, batch_size: int = 32) -> list[Prediction]: ...
+    def predict(self, x: Iterable[Given], top_k: int = 5, batch_size: int = 32) -> list[Prediction]: ...
     def predict(
-        self, x: Picture | Iterable[Picture], top_k: int = 5, batch_size: int = 32
+        self, x: Given | Iterable[Given], top_k: int = 5, batch_size: int = 32
     ) -> Prediction | list[Prediction]:
         """Say what is on a picture, or on each of several.
 
         Args:
-            x: A path, a PIL image or an array (H, W), (H, W, 3) or (H, W, 4) of uint8, or float in [0, 1]; or an
-                iterable of these.
+            x: A path, the bytes of an image file or a binary file object, a PIL image, an array (H, W) or (H, W, C), or
+                a tensor (H, W) or (C, H, W), both of uint8, or float in [0, 1], with 1, 3 or 4 channels. Several are
+                an iterable of these, an array (B, H, W, C) or a tensor (B, C, H, W).
             top_k: Classes in ``Prediction.top``, at least 1; all of them where the model has fewer.
             batch_size: Pictures per forward pass, at least 1.
 
         Raises:
-            DataError: If pictures cannot be read: the first ones by name and reason, and how many. For a list that
-                may have some, see :meth:`predict_stream`.
+            DataError: If images cannot be read: the first ones by name and reason, and how many. For a list that
+                may have some, see :meth:`predict_stream`. Or if ``x`` is no image, nor several. A URL is none: nothing
+                is fetched.
         """
         return _one_or_all(x, lambda items: self.predict_stream(items, top_k, batch_size))
 
     def predict_stream(
-        self, items: Iterable[Picture], top_k: int = 5, batch_size: int = 32
+        self, items: Iterable[Given], top_k: int = 5, batch_size: int = 32
     ) -> Iterator[Prediction | Failure]:
         """Yield a :class:`Prediction`, or a :class:`Failure`, for each picture, in order, as they are computed.
 
@@ -172,7 +178,7 @@ class Classifier:
         if not self.classes:
             raise ConfigError("this model has no head, and so no classes to predict: embed gives its features")
 
-    def embed(self, x: Picture | Iterable[Picture], batch_size: int = 32) -> Floats:
+    def embed(self, x: Given | Iterable[Given], batch_size: int = 32) -> Floats:
         """Return the features that the head's last layer reads: (F,) for one picture, (n, F) for several.
 
         Arguments and errors as :meth:`predict`.
@@ -182,22 +188,23 @@ class Classifier:
             return found.vector
         return np.stack([each.vector for each in found]) if found else np.zeros((0, self.features), np.float32)
 
-    def embed_stream(self, items: Iterable[Picture], batch_size: int = 32) -> Iterator[Embedding | Failure]:
+    def embed_stream(self, items: Iterable[Given], batch_size: int = 32) -> Iterator[Embedding | Failure]:
         """Yield an :class:`Embedding`, or a :class:`Failure`, for each picture, as :meth:`predict_stream`."""
         for name, row in self._rows(items, batch_size, lambda logits, features: features):
             yield row if isinstance(row, Failure) else Embedding(row, name)
 
-    def logits(self, x: Picture | Iterable[Picture], batch_size: int = 32) -> Floats:
+    def logits(self, x: Given | Iterable[Given], batch_size: int = 32) -> Floats:
         """Return the outputs before temperature and softmax: (K,) for one picture, (n, K) for several.
 
-        Arguments and errors as :meth:`predict`.
+        With test-time augmentation, those from which temperature and softmax make the mean probabilities. Arguments
+        and errors as :meth:`predict`.
         """
         rows = _one_or_all(x, lambda items: self.logits_stream(items, batch_size))
         if isinstance(rows, np.ndarray):
             return rows
         return np.stack(rows) if rows else np.zeros((0, len(self.classes)), np.float32)
 
-    def logits_stream(self, items: Iterable[Picture], batch_size: int = 32) -> Iterator[Floats | Failure]:
+    def logits_stream(self, items: Iterable[Given], batch_size: int = 32) -> Iterator[Floats | Failure]:
         """Yield the logits (K,), or a :class:`Failure`, for each picture, as :meth:`predict_stream`."""
         for _, row in self._rows(items, batch_size, lambda logits, features: logits):
             yield row
@@ -219,10 +226,11 @@ class Classifier:
         return self._choice.engine(self._seen + pictures, min(pictures, batch_size) or batch_size)
 
     def _rows(
-        self, items: Iterable[Picture], batch_size: int, take: Callable[[Tensor, Tensor], Tensor]
+        self, items: Iterable[Given], batch_size: int, take: Callable[[Tensor, Tensor], Tensor]
     ) -> Iterator[tuple[str, Floats | Failure]]:
         """Yield each picture's name with its row of what ``take`` makes of a batch's outputs, in order."""
         _check_positive(batch_size=batch_size)
+        _, items = separate(items)
         known = len(items) if isinstance(items, Sized) else None
         engine = self.prepare(known or 0, batch_size)
         decoded = done_ahead(self._pixels, items, ahead=2 * batch_size)
@@ -235,25 +243,34 @@ class Classifier:
             for name, pixels in chunk:
                 yield name, pixels if isinstance(pixels, Failure) else next(rows)
 
-    def _pixels(self, position: int, item: Picture) -> tuple[str, npt.NDArray[np.uint8] | Failure]:
+    def _pixels(self, position: int, item: Given) -> tuple[str, npt.NDArray[np.uint8] | Failure]:
         """Decode one picture and fit it to the model's rectangle (H, W, C), or say why not; with its name."""
-        name = _name_of(item, position)
+        name = name_of(item, position)
         try:
-            return name, self.pipeline.pixels(read_picture(item))
+            return name, self.pipeline.pixels(read_picture(as_source(item)))
         except DataError as error:
-            return name, Failure(name, str(error).removeprefix(f"{name}: "))
+            return name, Failure(name, reason_of(error, name))
 
     @torch.inference_mode()
     def _run(self, engine: Engine, pixels: npt.NDArray[np.uint8], take: Callable[[Tensor, Tensor], Tensor]) -> Floats:
         """Compute rows for pixels B x H x W x C."""
         # Put in order as bytes, a quarter of the floats that the pipeline makes of them: half the time of the step.
         batch = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().to(self.device)  # B C H W
-        rows: Floats = take(*engine(self.pipeline.normalise(batch))).float().cpu().numpy()
+        images = self.pipeline.normalise(batch)
+        logits, features = engine(images)
+        if self.tta and self.classes:
+            logits = self._mean_of_views(logits, engine(images.flip(-1))[0])
+        rows: Floats = take(logits, features).float().cpu().numpy()
         if not np.isfinite(rows).all():
             raise CheckpointError(
                 "the model's outputs are not finite: its weights are damaged, or its training diverged"
             )
         return rows
+
+    def _mean_of_views(self, *views: Tensor) -> Tensor:
+        """Logits B x K whose probabilities, by the model's temperature, are the mean of those of several views."""
+        chances = torch.stack([(logits / self.info.temperature).log_softmax(1) for logits in views])  # V B K
+        return self.info.temperature * (chances.logsumexp(0) - math.log(len(views)))
 
     def _probabilities(self, logits: Tensor, features: Tensor) -> Tensor:
         return (logits / self.info.temperature).softmax(dim=1)  # B K
@@ -272,8 +289,9 @@ def load(
     resample: Resample | None = None,
     *,
     engine: EngineName = "auto",
-    precision: PrecisionName = "auto",
+    precision: PrecisionName = "float32",
     merge_tokens: int = 0,
+    tta: bool = False,
     tell: Callable[[str], None] | None = None,
 ) -> Classifier:
     """Load a classifier.
@@ -287,10 +305,11 @@ def load(
         resample: Whose function resamples them: `google`, `timm`, `huggingface`, `torchvision` or `dinov2`. None: that
             of the family that the model comes from.
         engine: As :class:`Classifier` takes it. ``torch`` in ``float32`` is what others are compared with.
-        precision: As ``engine``.
+        precision: As :class:`Classifier` takes it.
         merge_tokens: Patches that are joined with others in each block, for speed at some loss
             (:mod:`vitreous.model.merging`); 0 is the model as it is.
-        tell: As ``engine``.
+        tta: As :class:`Classifier` takes it.
+        tell: As :class:`Classifier` takes it.
 
     Raises:
         CheckpointError: If the file cannot be used.
@@ -300,21 +319,13 @@ def load(
     """
     model, info = open_checkpoint(source, OpenOptions(image_size=image_size, resample=resample))
     merge(model, merge_tokens)
-    file = _file_of(source)
-    return Classifier(model, info, device, engine=engine, precision=precision, source=file, tell=tell)
+    return Classifier(model, info, device, engine=engine, precision=precision, tta=tta, tell=tell)
 
 
-def _file_of(source: str | os.PathLike[str]) -> Path | None:
-    """The file that a model is in, as far as it lies where the user says; None for hub ids."""
-    return locate(source).file if Path(source).expanduser().exists() else None
-
-
-def _one_or_all(x: Any, stream: Callable[[Iterable[Picture]], Iterator[Any]]) -> Any:
-    """Return what a stream gives for one picture, or a list for several; raise one error for all failures."""
-    single = isinstance(x, str | os.PathLike | Image.Image | np.ndarray)
-    if not single and not isinstance(x, Iterable):
-        raise DataError(f"a {type(x).__name__} is no picture: give a path, a PIL image, an array, or a list of these")
-    found = list(stream([x] if single else x))
+def _one_or_all(x: Any, stream: Callable[[Iterable[Given]], Iterator[Any]]) -> Any:
+    """Return what a stream gives for one image, or a list for several; raise one error for all failures."""
+    single, items = separate(x)
+    found = list(stream(items))
     failures = [each for each in found if isinstance(each, Failure)]
     if failures:
         named = "; ".join(f"{each.name}: {each.reason}" for each in failures[:_SHOWN])
@@ -322,25 +333,6 @@ def _one_or_all(x: Any, stream: Callable[[Iterable[Picture]], Iterator[Any]]) ->
         count = "" if single else f"{len(failures)} of {len(found)} pictures cannot be read: "
         raise DataError(f"{count}{named}{rest}")
     return found[0] if single else found
-
-
-def _name_of(item: Any, position: int) -> str:
-    """A picture's path, or its position where it has none."""
-    path = item if isinstance(item, str | os.PathLike) else getattr(item, "filename", "")
-    return os.fspath(path) or f"#{position}"
-
-
-def _choose_device(device: str | torch.device) -> torch.device:
-    """Return the device that was asked for, if it is there."""
-    if str(device) == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        return torch.device(name)
-    try:
-        chosen = torch.device(device)
-        torch.zeros(1, device=chosen).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(f"device '{device}' is not there: use auto, cpu, cuda or mps") from error
-    return chosen
 
 
 def _check_positive(**values: int) -> None:

@@ -8,7 +8,15 @@ from typing import Literal
 
 from jsonargparse.typing import PositiveInt
 
-from vitreous.cli.opening import MODEL_HELP, add_engine_options, add_size_options, computed_by, opened, pace
+from vitreous.cli.opening import (
+    MODEL_HELP,
+    add_augmentation_option,
+    add_engine_options,
+    add_size_options,
+    computed_by,
+    opened,
+    pace,
+)
 from vitreous.cli.outputs import JSON_HELP, add_overwrite, files_of_data, files_of_model, outputs
 from vitreous.cli.parsing import Parser
 from vitreous.cli.terminal import narrate, print_table
@@ -27,6 +35,7 @@ def _parser() -> Parser:
         [
             ("vitreous evaluate runs/photos-1 more-photos/", "one folder per class, named as in training"),
             ("vitreous evaluate runs/digits-1 digits --json scores.json", "a known set; all numbers to a file too"),
+            ("vitreous evaluate runs/photos-1 more-photos/ --tta", "what averaging over mirror images gains there"),
         ],
     )
     parser.add_argument("model", type=str, metavar="MODEL", help=MODEL_HELP)
@@ -44,7 +53,12 @@ def _parser() -> Parser:
     add_overwrite(parser)
     parser.add_argument("--batch-size", type=PositiveInt, default=32, help="pictures per forward pass")
     parser.add_argument("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
-    add_engine_options(parser, "float32", why=" [float32, in which scores of training are computed too]")
+    add_engine_options(parser)
+    add_augmentation_option(
+        parser,
+        "test-time augmentation: average the probabilities of each image and its mirror image, and say what that gains "
+        "on these images; takes three times as long, as the scores without are computed too",
+    )
     add_size_options(parser)
     return parser
 
@@ -75,7 +89,11 @@ def run(argv: Sequence[str]) -> int:
     narrate(pace(len(split), seconds, classifier, engine))
     scores = evaluate(logits / classifier.info.temperature, labels)
     calibration = calibrate(logits, labels, classifier.info.temperature)
-    merging = None
+    merging = gain = None
+    if options.tta:
+        gain = scoring.gain_of_augmentation(
+            classifier, split, labels, options.batch_size, logits=logits, seconds=seconds
+        )
     if options.merge_tokens:
         merging = scoring.loss_of_merging(whole, split, labels, options.batch_size, scores=scores, seconds=seconds)
     if options.json != "-":
@@ -84,8 +102,11 @@ def run(argv: Sequence[str]) -> int:
             print_table(table)
         if merging:
             print_table(scoring.merging_table(options.merge_tokens, merging))
+        if gain:
+            print_table(scoring.augmentation_table(gain))
     if options.json:
         facts = {"model": options.model, "data": data, "split": name, "classes": classifier.classes}
         how = {**computed_by(classifier, engine), "merge_tokens": options.merge_tokens, "merging": merging}
+        how |= {"tta": gain} if gain else {}
         scoring.write_json(files, options.json, scores, calibration, **facts, computed_by=how)
     return 0

@@ -23,7 +23,7 @@ def expand(words: Iterable[str]) -> list[str]:
             kept, for it to be reported beside the others.
 
     Raises:
-        DataError: If a folder, a glob or the list has no pictures.
+        DataError: If a folder, a glob or the list has no pictures, or a word is a URL: nothing is fetched.
         UsageError: If ``-`` is given while standard input is a terminal.
     """
     return [path for word in words for path in _expand_one(word)]
@@ -45,6 +45,7 @@ def files_of_images(words: Sequence[str]) -> Callable[[], Iterable[str | int]]:
 
 def _expand_one(word: str) -> Iterator[str]:
     from vitreous.data.finding import find_pictures  # here: a wrong option should be told before Pillow is loaded
+    from vitreous.data.urls import refuse_url
 
     if word == "-":
         yield from _listed()
@@ -60,6 +61,10 @@ def _expand_one(word: str) -> Iterator[str]:
             raise DataError(f"no files match '{word}'")
         yield from found
     else:
+        try:
+            refuse_url(word)
+        except DataError as error:
+            raise DataError(f"'{word}': {error}") from error
         yield word
 
 

@@ -11,7 +11,15 @@ from typing import Any, Literal
 from jsonargparse.typing import PositiveInt
 
 from vitreous.cli.inputs import expand, files_of_images
-from vitreous.cli.opening import MODEL_HELP, add_engine_options, add_size_options, computed_by, opened, pace
+from vitreous.cli.opening import (
+    MODEL_HELP,
+    add_augmentation_option,
+    add_engine_options,
+    add_size_options,
+    computed_by,
+    opened,
+    pace,
+)
 from vitreous.cli.outputs import JSON_HELP, add_overwrite, files_of_model, outputs, write_document
 from vitreous.cli.parsing import Parser
 from vitreous.cli.terminal import bar, narrate
@@ -55,6 +63,11 @@ def _parser() -> Parser:
     parser.add_argument("--batch-size", type=PositiveInt, default=32, help="pictures per forward pass")
     parser.add_argument("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
     add_engine_options(parser)
+    add_augmentation_option(
+        parser,
+        "test-time augmentation: average the probabilities of each image and its mirror image, in twice the time; "
+        "`vitreous evaluate --tta` measures what that gains",
+    )
     add_size_options(parser)
     return parser
 

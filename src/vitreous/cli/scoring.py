@@ -14,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from vitreous.checkpoint.artifact import ModelInfo
 from vitreous.cli.outputs import write_document
@@ -28,7 +29,9 @@ from vitreous.files.writing import Outputs
 from vitreous.predictor import Classifier, Failure
 
 __all__ = [
+    "augmentation_table",
     "choose_split",
+    "gain_of_augmentation",
     "labels_by_name",
     "logits_of",
     "loss_of_merging",
@@ -160,6 +163,59 @@ def merging_table(count: int, merging: Mapping[str, float]) -> Table:
     table.add_row("without", f"{merging['top1_without']:.2%}")
     table.add_row("difference, points", f"{100 * (merging['top1'] - merging['top1_without']):+.2f}")
     table.add_row("times as fast, decoding included", f"{merging['times_as_fast']:.2f}")
+    return table
+
+
+def gain_of_augmentation(
+    classifier: Classifier, split: Split, labels: Tensor, batch_size: int, *, logits: Tensor, seconds: float
+) -> dict[str, float]:
+    """Score the same model without test-time augmentation on the images that were scored with it.
+
+    Args:
+        classifier: What computed the scores.
+        split: The images.
+        labels: Their classes (n,).
+        batch_size: Images per forward pass.
+        logits: With augmentation (n, K).
+        seconds: What they took.
+
+    Returns:
+        Top-1 and log loss with and without, how many images augmentation put right and how many wrong, and how many
+        times as long it took, decoding included.
+    """
+    classifier.tta = False
+    start = time.perf_counter()
+    try:
+        plain = logits_of(classifier, split, batch_size)
+    finally:
+        classifier.tta = True
+    taken = time.perf_counter() - start
+    right, right_without = ((each.argmax(1) == labels) for each in (logits, plain))
+    loss, loss_without = (
+        float(cross_entropy(each / classifier.info.temperature, labels)) for each in (logits.double(), plain.double())
+    )
+    return {
+        "top1": float(right.double().mean()),
+        "top1_without": float(right_without.double().mean()),
+        "log_loss": loss,
+        "log_loss_without": loss_without,
+        "put_right": int((right & ~right_without).sum()),
+        "put_wrong": int((~right & right_without).sum()),
+        "times_as_long": seconds / taken,
+    }
+
+
+def augmentation_table(gain: Mapping[str, float]) -> Table:
+    """What test-time augmentation brings and costs on these images."""
+    table = Table("test-time augmentation", "top-1", "log loss", box=SIMPLE_HEAD)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    table.add_row("with", f"{gain['top1']:.2%}", f"{gain['log_loss']:.4f}")
+    table.add_row("without", f"{gain['top1_without']:.2%}", f"{gain['log_loss_without']:.4f}")
+    points = 100 * (gain["top1"] - gain["top1_without"])
+    table.add_row("gain", f"{points:+.2f} points", f"{gain['log_loss'] - gain['log_loss_without']:+.4f}")
+    table.add_row("images put right, put wrong", f"{gain['put_right']:,}, {gain['put_wrong']:,}", "")
+    table.add_row("times as long, decoding included", f"{gain['times_as_long']:.2f}", "")
     return table
 
 
