@@ -20,7 +20,7 @@ from typing import Any
 
 from vitreous.cli.train import configure
 from vitreous.model.config import pair
-from vitreous.model.sizes import cost
+from vitreous.model.cost import cost
 from vitreous.train.config import RunConfig
 
 COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#a6761d")

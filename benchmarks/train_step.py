@@ -12,7 +12,7 @@ On a CPU each runs in a process of its own, as people run it, and ours takes tur
 faster by" divides their time by ours of the same rounds, median and range, ours in the precision that `vitreous train`
 chooses; "at equal precision" divides the medians, ours in their precision. "Of peak" is 3 times the products of the
 forward pass over the time, as a share of the fastest square matrix product in that dtype in the same run: first those
-of the published model (`vitreous.model.sizes.cost`), then those that are computed, fewer where the head reads one
+of the published model (`vitreous.model.cost.cost`), then those that are computed, fewer where the head reads one
 token. Memory is that of the variant in a process of its own, weights and optimiser included, libraries and pictures
 not.
 """
@@ -50,7 +50,8 @@ from peer_models import PACKAGES, of_huggingface, of_labml, of_timm, of_torchvis
 from step_kinds import Batch, Step, of_others, ours_alone, ours_in_trainer
 from tutorial_models import EinsumReluViT, FusedEinsumViT, SequenceFirstViT
 from vitreous.model.config import ViTConfig, pair
-from vitreous.model.sizes import config_of, cost
+from vitreous.model.cost import cost
+from vitreous.model.sizes import config_of
 from vitreous.model.vit import VisionTransformer
 from vitreous.train.machine import choose_precision
 

@@ -3,7 +3,8 @@
 import pytest
 
 from vitreous.cli.models import _cost
-from vitreous.model.sizes import SIZES, config_of, cost
+from vitreous.model.cost import cost
+from vitreous.model.sizes import SIZES, config_of
 
 
 def test_one_row_has_the_published_count(command, vitreous):

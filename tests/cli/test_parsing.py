@@ -20,6 +20,8 @@ class Inner:
         kind: Which.
         rate: How fast; None is off.
         sizes: Two of them.
+        shares: Any number of them.
+        names: Any number of words.
         strict_mode: Whether.
     """
 
@@ -27,6 +29,8 @@ class Inner:
     kind: Literal["cls", "mean"] = "cls"
     rate: float | None = None
     sizes: tuple[int, int] = (1, 2)
+    shares: tuple[float, ...] = ()
+    names: tuple[str, ...] = ()
     strict_mode: bool = False
 
     def __post_init__(self) -> None:
@@ -77,6 +81,21 @@ def test_positional_words_may_stand_anywhere():
     assert parse("a", "-o", "-1").out_file == "-1"
 
 
+@pytest.mark.parametrize(
+    ("words", "names", "shares"),
+    [
+        (["--part.names", "a", "--part.shares=0.5"], ("a",), (0.5,)),
+        (["part.names=a,b", "--part.shares", "0.5,1"], ("a", "b"), (0.5, 1.0)),
+        (["--part.names=[a, b]", "--part.shares=[0.5]"], ("a", "b"), (0.5,)),
+        (["--part.names", "1, null", "--part.shares", "[]"], ("1", "null"), ()),
+    ],
+)
+def test_a_list_may_be_one_word_words_with_commas_or_in_brackets(words, names, shares):
+    found = parse("x", *words).part
+    assert (tuple(found.names), tuple(found.shares)) == (names, shares)
+    assert tuple(parse("x", "--part.sizes", "3,4").part.sizes) == (3, 4)
+
+
 def test_a_bare_switch_means_true_and_takes_no_word():
     assert parse("--part.strict_mode", "x").part.strict_mode is True
     assert parse("--part.strict_mode", "x").data == ["x"]
@@ -107,7 +126,7 @@ def test_dashes_and_equal_signs_in_file_names(tmp_path, monkeypatch):
         (["x", "--part.width=2.5"], "--part.width is '2.5', it must be a whole number."),
         (["x", "--part.kind=maen"], "--part.kind is 'maen', it must be one of cls, mean. Did you mean 'mean'?"),
         (["x", "--part.rate=fast"], "--part.rate is 'fast', it must be a number or null."),
-        (["x", "--part.sizes=3"], "--part.sizes is '3', it must be 2 whole numbers, written [a, b]."),
+        (["x", "--part.sizes=3"], "--part.sizes is '3', it must be 2 whole numbers, written a,b or [a, b]."),
         (["x", "--part.strict-mode=maybe"], "--part.strict_mode is 'maybe', it must be true or false."),
         (["x", "--part.width"], "option --part.width needs a value: a whole number"),
         (["x", "--part.width", "--batch-size", "3"], "option --part.width needs a value: a whole number"),
@@ -144,6 +163,6 @@ def test_errors_in_a_file_are_told_like_those_in_options(tmp_path, text, said):
 
 
 def test_types_in_words():
-    assert describe_type(int | tuple[int, int]) == "a whole number or 2 whole numbers, written [a, b]"
-    assert describe_type(tuple[float, ...]) == "a list of numbers, written [a, b]"
+    assert describe_type(int | tuple[int, int]) == "a whole number or 2 whole numbers, written a,b or [a, b]"
+    assert describe_type(tuple[float, ...]) == "a list of numbers, written a,b or [a, b]"
     assert describe_type(Literal["a", "b"] | None) == "one of a, b or null"

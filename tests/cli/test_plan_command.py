@@ -7,7 +7,8 @@ import pytest
 
 from vitreous.train import trials
 
-TINY = ("--model.width=32", "--model.depth=1", "--model.heads=2", "--device", "cpu", "--epochs=2")
+SMALL = ("--model.width=32", "--model.depth=1", "--model.heads=2", "--device", "cpu")
+TINY = (*SMALL, "--epochs=2")
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def test_the_table_and_the_file_say_the_same_and_nothing_else_is_written(vitreou
 
 def test_a_folder_of_pictures_and_json_alone_on_stdout(vitreous, digits):
     before = sorted(digits.rglob("*"))
-    run = vitreous("plan", digits, *TINY, "--model.image_size=16", "--model.patch_size=4", "--budget=1h", "--json", "-")
+    run = vitreous("plan", digits, *SMALL, "--model.image_size=16", "--model.patch_size=4", "--budget=1h", "--json=-")
     assert run.returncode == 0, run.stderr
     said = json.loads(run.stdout)
     assert (sum(said["pictures"].values()), said["total_seconds"]) == (60, 3600)

@@ -15,7 +15,8 @@ from vit_reference import small_config
 
 from vitreous.errors import ConfigError, UsageError
 from vitreous.model.config import ViTConfig
-from vitreous.model.sizes import SIZES, config_of, cost, create
+from vitreous.model.cost import cost
+from vitreous.model.sizes import SIZES, config_of, create
 from vitreous.model.vit import VisionTransformer
 
 count = functools.cache(cost)
@@ -190,9 +191,13 @@ def test_names_and_overrides() -> None:
 @pytest.mark.parametrize(
     ("name", "overrides", "parts"),
     [
-        ("b/16", {}, ["'b'", "Did you mean 'B'?", "Known: mu, Ti"]),
+        ("b/16", {}, ["'b'", "Did you mean 'B/16'?", "Known: mu, Ti"]),
+        ("S16", {}, ["'S16'", "Did you mean 'S/16'?"]),
+        ("ViT-B-32", {}, ["Did you mean 'B/32'?"]),
+        ("vit_small_patch16_224.augreg_in21k", {}, ["Did you mean 'S/16'?"]),
+        ("R50-B/16", {}, ["Did you mean 'R50+B'?"]),
         ("So400/14", {}, ["'So400'", "Did you mean 'So400m'?"]),
-        ("base", {}, ["'base'", "Known:"]),
+        ("base", {}, ["'base'", "Did you mean 'B'?", "Known:"]),
         ("B/x", {}, ["'B/x'", "patch size in pixels", "B/16"]),
         ("B/0", {}, ["'B/0'", "patch size in pixels"]),
         ("B/", {}, ["'B/'", "patch size in pixels"]),

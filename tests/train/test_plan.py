@@ -7,7 +7,7 @@ import pytest
 
 from vitreous.data.config import AugmentConfig
 from vitreous.errors import ConfigError
-from vitreous.model.sizes import cost
+from vitreous.model.cost import cost
 from vitreous.recipes import recipe
 from vitreous.train import trials
 from vitreous.train.config import RunConfig

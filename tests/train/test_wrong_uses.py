@@ -105,7 +105,7 @@ def test_a_patch_that_does_not_divide_the_image(complaint, tmp_path):
         (["digits", "--epoch", "3"], "--epochs"),
         (["digits", "--optim.lrate", "3"], "--optim.lr"),
         (["digits", "--recipe", "digts"], "digits"),
-        (["digits", "--model", "s/2"], "S"),
+        (["digits", "--model", "s/2"], "S/2"),
         (["digits", "--model.pool", "meen"], "mean"),
     ],
 )

@@ -6,11 +6,23 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from vitreous.cli.conflicts import one_length, refuse_idle
 from vitreous.cli.opening import size_in_pixels
 from vitreous.cli.parsing import Parser
-from vitreous.cli.train import add_looks, carry_out, given_fields, overlaid, split_words
-from vitreous.data.config import DataConfig
-from vitreous.errors import UsageError
+from vitreous.cli.train import (
+    add_looks,
+    asks_help,
+    carry_out,
+    explain_defaults,
+    given_fields,
+    overlaid,
+    parsed,
+    split_words,
+    without_help,
+)
+from vitreous.data.config import DataConfig, PreprocessConfig
+from vitreous.errors import UsageError, VitreousError
+from vitreous.model.config import ViTConfig
 from vitreous.recipes import recipe, recipe_for
 from vitreous.recipes.finetune import finetune
 from vitreous.train.config import RunConfig, TuneConfig
@@ -29,6 +41,11 @@ _SHORT = {
     "--exclude": "--data.exclude",
 }
 _PROTOCOLS = {"modern": "finetune", "paper": "paper-finetune"}
+_FREE = ("zero_head", "dropout", "attention_dropout", "proj_dropout", "drop_path", "patch_dropout")
+_OF_SOURCE = (  # fields whose defaults are the source's
+    *(f"model.{field.name}" for field in dataclasses.fields(ViTConfig) if field.name not in _FREE),
+    *(f"preprocess.{field.name}" for field in dataclasses.fields(PreprocessConfig)),
+)
 
 _HELP = """\
 Fine-tune a trained model on labelled pictures. It gets a new head, which starts at zero, with the data's classes; it \
@@ -78,31 +95,72 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], Mapping[s
     """
     parser = _parser()
     files, words = split_words(argv, _SHORT)
-    stored = parser.parse_args(files, defaults=False).as_dict() if files else {}
-    typed = parser.parse_args(words, defaults=False).as_dict()
-    for fields in (typed, stored):
-        if fields.get("source"):
-            fields.setdefault("data", {})["source"] = fields["source"]
+    if asks_help(words):
+        explain_defaults(parser, *_defaults(files, words, parser))
+    typed, stored = parsed(parser, files, words)
+    _refuse_contradictions(typed)
     if typed.get("image_size"):
         typed.setdefault("model", {})["image_size"] = size_in_pixels("--image-size", typed["image_size"])
-    name = typed.get("recipe") or _PROTOCOLS.get(str(typed.get("protocol"))) or stored.get("recipe") or "finetune"
     wanted: dict[str, Any] = {**stored.get("tune", {}), **typed.get("tune", {})}
-    if "source" not in {**stored.get("data", {}), **typed.get("data", {})}:
+    source = typed.get("data", {}).get("source") or stored.get("data", {}).get("source")
+    if source is None:
         raise UsageError("DATA is missing: `vitreous finetune FOLDER --from MODEL`")
     if not wanted.get("source"):
         raise UsageError("--from is missing: a model.safetensors, a run folder, or any family's file, folder or hub id")
-    mode = TuneConfig(**wanted).mode
-    config = finetune(mode) if name == "finetune" else recipe(name)
-    source = typed.get("data", {}).get("source") or stored["data"]["source"]
-    flip = recipe(recipe_for(source)).augment.flip  # a mirrored digit is another one
-    config = dataclasses.replace(config, augment=dataclasses.replace(config.augment, flip=flip))
+    name, config = _begin(typed, stored, source)
     # The source's structure is not known yet: with one head and patches of a pixel, whatever is asked for can be meant.
     model = dataclasses.replace(config.model, patch_size=1, heads=1)
-    config = dataclasses.replace(config, data=DataConfig(), model=model)
-    config = overlaid(overlaid(config, stored), typed)
+    before = overlaid(dataclasses.replace(config, data=DataConfig(), model=model), stored)
+    typed = one_length(typed)
+    config = overlaid(before, typed)
+    refuse_idle(typed, config, before)
     anew = "source" in typed.get("data", {}) or "source" in typed.get("tune", {})
     given = given_fields([typed] if anew else [typed, stored])
     return dataclasses.replace(config, recipe=name), given, typed
+
+
+def _begin(typed: Mapping[str, Any], stored: Mapping[str, Any], source: str | None) -> tuple[str, RunConfig]:
+    """The recipe's name and its configuration, for the part of the weights that is trained."""
+    name = typed.get("recipe") or _PROTOCOLS.get(str(typed.get("protocol"))) or stored.get("recipe") or "finetune"
+    mode = TuneConfig(**{"source": "", **stored.get("tune", {}), **typed.get("tune", {})}).mode
+    config = finetune(mode) if name == "finetune" else recipe(name)
+    if source is not None:
+        flip = recipe(recipe_for(source)).augment.flip  # a mirrored digit is another one
+        config = dataclasses.replace(config, augment=dataclasses.replace(config.augment, flip=flip))
+    return name, config
+
+
+def _defaults(
+    files: Sequence[str], words: Sequence[str], parser: Parser
+) -> tuple[RunConfig | None, str, Sequence[str]]:
+    """What holds where an option is not typed, what decides that, and fields that the data or the source decides."""
+    try:
+        typed, stored = parsed(parser, files, without_help(words))
+        source = typed.get("data", {}).get("source") or stored.get("data", {}).get("source")
+        name, config = _begin(typed, stored, source)
+        config = dataclasses.replace(config, data=dataclasses.replace(DataConfig(), source=source or ""), recipe=name)
+        config = overlaid(config, {key: value for key, value in stored.items() if key != "recipe"})
+    except VitreousError:  # help is not the place to complain
+        return None, "The defaults are those of --protocol.", ()
+    tuned = typed.get("tune", {}).get("mode", "full")
+    hidden = _OF_SOURCE if source is not None else (*_OF_SOURCE, "augment.flip", "data.source")
+    how = (
+        f"Defaults in [brackets] are those of the recipe {name} with --tune {tuned}; a model's structure and its "
+        "evaluation pipeline are the source's."
+    )
+    return config, how, hidden
+
+
+def _refuse_contradictions(typed: Mapping[str, Any]) -> None:
+    """Refuse options of this verb that say two things.
+
+    Raises:
+        UsageError: Which they are.
+    """
+    for one, other in (("protocol", typed.get("recipe")), ("image_size", typed.get("model", {}).get("image_size"))):
+        if typed.get(one) and other is not None:
+            also = "--recipe" if one == "protocol" else "--model.image_size"
+            raise UsageError(f"--{one.replace('_', '-')} and {also} set the same thing: give one of them")
 
 
 def _parser() -> Parser:

@@ -99,7 +99,7 @@ def _table(configs: Mapping[str, ViTConfig]) -> Table:
 
 def _cost(config: ViTConfig) -> tuple[int, int, int]:
     """Parameters, FLOPs and activation bytes: exactly linear in depth, so two shallow models tell them in no time."""
-    from vitreous.model.sizes import cost
+    from vitreous.model.cost import cost
 
     one, two = (cost(replace(config, depth=depth)) for depth in (1, 2))
     more = config.depth - 1

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import re
 import shutil
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -23,6 +24,7 @@ from vitreous.errors import UsageError, VitreousError, did_you_mean
 __all__ = ["HelpFormatter", "Parser", "describe_type"]
 
 _BOOLEANS = ("true", "false", "yes", "no", "null")
+_DURATIONS, _DURATION = ("budget", "checkpoint_every"), "a time with its unit, such as 90s, 25m or 1h30m"
 _VALUE = re.compile(
     r"(?:Got value|Given value|invalid choice|Not of type \w+): ?"  # as jsonargparse and argparse introduce it
     r"'?(.*?)'?(?: \(choose from.*| does not conform.*)?$",
@@ -52,10 +54,11 @@ class HelpFormatter(DefaultHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = (action.help or "").strip()
-        silent = ("False", argparse.SUPPRESS, "()", "[]")
-        if action.option_strings and action.default is not None and str(action.default) not in silent:
-            text += " [%(default)s]"
-        return text
+        value = action.default
+        if not action.option_strings or value is None or value is False or value in (argparse.SUPPRESS, (), []):
+            return text
+        shown = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        return f"{text} [{'true' if value is True else shown}]".replace("%", "%%")
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         lines = []
@@ -102,6 +105,17 @@ class Parser(ArgumentParser):  # type: ignore[misc,unused-ignore]
         if args is None:
             raise TypeError("parse_args needs the words after the verb")
         return super().parse_args(self._in_order(list(args)), *rest, **kwargs)
+
+    def show_defaults(self, values: Mapping[str, Any]) -> None:
+        """Have the help show these values as the defaults of the options of a configuration's fields.
+
+        Args:
+            values: By the option's name. An option of a group that it does not name shows none.
+        """
+        for action in self._actions:
+            name = action.dest
+            if any(name == option[2:] for option in action.option_strings) and hasattr(action, "_typehint"):
+                action.default = values.get(name)
 
     def build(self, namespace: Namespace) -> Namespace:
         """Return the namespace with its dataclasses made; configuration errors pass through."""
@@ -151,7 +165,7 @@ class Parser(ArgumentParser):  # type: ignore[misc,unused-ignore]
             elif option is None:
                 unknown.append(f"unknown option '{name}'.{self._nearest(name)}")
             elif equals:
-                ordered.append(f"{option}={value}")
+                ordered.append(f"{option}={_as_list(value, options[option])}")
             else:
                 ordered += self._with_values(option, options[option], words)
         if unknown:
@@ -182,7 +196,8 @@ class Parser(ArgumentParser):  # type: ignore[misc,unused-ignore]
         if not words or self._find_option(words[0].partition("=")[0]) is not None:
             raise UsageError(f"option {option} needs a value: {describe_type(_type_of(action), action.choices)}")
         if action.nargs is None:
-            return [f"{option}={words.pop(0)}"] if option.startswith("--") else [option, words.pop(0)]
+            value = _as_list(words.pop(0), action)
+            return [f"{option}={value}"] if option.startswith("--") else [option, value]
         count = action.nargs if isinstance(action.nargs, int) else len(words)
         taken = [option]
         while words and len(taken) <= count and not words[0].startswith("--"):
@@ -223,9 +238,24 @@ class Parser(ArgumentParser):  # type: ignore[misc,unused-ignore]
         action = next((a for a in self._actions if a.dest == dest), None)
         if action is None or value is None:
             return " ".join(message.split())
-        what = describe_type(_type_of(action), action.choices)
+        what = _DURATION if dest in _DURATIONS else describe_type(_type_of(action), action.choices)
         choices = _choices(_type_of(action), action.choices)
         return f"{_called(action)} is '{value[1]}', it must be {what}.{did_you_mean(value[1], choices)}"
+
+
+def _as_list(value: str, action: argparse.Action) -> str:
+    """Bracket the value of an option that takes a list: `a` and `a,b` mean `[a]` and `[a, b]`."""
+    kind = _type_of(action)
+    kinds = [part for part in (kind, *typing.get_args(kind)) if typing.get_origin(part) in (tuple, list)]
+    plain = value.strip()
+    if not kinds or plain.startswith(("[", "(", "{")) or (not plain and _is_union(kind)):
+        return value
+    items = [item.strip() for item in plain.split(",") if item.strip()]
+    any_number = any(typing.get_origin(part) is list or Ellipsis in typing.get_args(part) for part in kinds)
+    if len(items) < 2 and (not any_number or _is_union(kind)):
+        return value  # one of two numbers is missing, or the value may be no list at all
+    text = str in typing.get_args(kinds[0])
+    return f"[{', '.join(json.dumps(item) if text else item for item in items)}]"
 
 
 def describe_type(kind: Any, choices: Iterable[Any] | None = None) -> str:
@@ -241,7 +271,7 @@ def describe_type(kind: Any, choices: Iterable[Any] | None = None) -> str:
     if typing.get_origin(kind) in (tuple, list) and arguments:
         each = {"int": "whole numbers", "float": "numbers"}.get(getattr(arguments[0], "__name__", ""), "values")
         count = "a list of" if Ellipsis in arguments or len(arguments) == 1 else f"{len(arguments)}"
-        return f"{count} {each}, written [a, b]"
+        return f"{count} {each}, written a,b or [a, b]"
     return simple.get(kind) or named_types.get(getattr(kind, "__name__", ""), "a value")
 
 

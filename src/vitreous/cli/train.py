@@ -6,27 +6,33 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitreous.cli.conflicts import one_length, refuse_idle, refuse_other_size, refuse_two_spellings
 from vitreous.cli.outputs import JSON_HELP, add_overwrite, files_of_data, files_of_model, outputs, write_document
 from vitreous.cli.parsing import Parser
-from vitreous.errors import UsageError
+from vitreous.errors import UsageError, VitreousError
+from vitreous.model.sizes import config_of
 from vitreous.recipes import RECIPES, recipe, recipe_for
 from vitreous.train.config import RunConfig
 
 __all__ = [
     "add_looks",
+    "asks_help",
     "carry_out",
     "configure",
+    "explain_defaults",
     "given_fields",
     "overlaid",
+    "parsed",
     "process_started",
     "resolve",
     "run",
     "split_words",
     "train_parser",
+    "without_help",
 ]
 
 _STARTED = time.monotonic()
@@ -38,6 +44,8 @@ _SHORT = {
     "--model": "--size",
 }
 _SIZE_FIELDS = ("width", "depth", "mlp_dim", "heads")
+_HYBRID_FIELDS = ("stem", "resnet_layers")
+_FROM_DATA = ("model.num_classes", "model.in_channels")
 _FLAGS = ("--print-config", "--print_config", "--resume")  # words of the verb that are no part of a configuration
 
 _HELP = """\
@@ -86,9 +94,12 @@ def run(argv: Sequence[str]) -> int:
 def carry_out(argv: Sequence[str], resolve: Configure) -> int:
     """Train, or draw a batch, or print the configuration, as the words say; `resolve` is :func:`configure` or alike."""
     end = argv.index("--") if "--" in argv else len(argv)
-    flags = {word for word in argv[:end] if word in _FLAGS}
+    flags = {word.replace("_", "-") for word in argv[:end] if word in _FLAGS}
     config, given, typed = resolve([word for n, word in enumerate(argv) if n >= end or word not in _FLAGS])
     picture, document = typed.get("show_batch"), typed.get("json")
+    looks = sorted(flags | ({"--show-batch"} if picture is not None else set()))
+    if len(looks) > 1:
+        raise UsageError(f"{' and '.join(looks)} contradict each other: give one of them")
     files = outputs(
         typed,
         each=(
@@ -99,7 +110,7 @@ def carry_out(argv: Sequence[str], resolve: Configure) -> int:
     )
     files.claim("--show-batch", picture)
     files.claim("--json", document)
-    if flags & {"--print-config", "--print_config"}:
+    if "--print-config" in flags:
         from vitreous.train.folder import recipe_text  # here and below: torch takes seconds, a typo should not
 
         sys.stdout.write(recipe_text(config))
@@ -152,23 +163,95 @@ def resolve(argv: Sequence[str], parser: Parser) -> tuple[RunConfig, frozenset[s
         UsageError: If a word cannot be meant.
     """
     files, words = split_words(argv, _SHORT)
-    stored = parser.parse_args(files, defaults=False).as_dict() if files else {}
-    typed = parser.parse_args(words, defaults=False).as_dict()
-    for fields in (typed, stored):
-        if fields.get("source"):
-            fields.setdefault("data", {})["source"] = fields["source"]
-    source = typed.get("data", {}).get("source") or stored.get("data", {}).get("source")
-    name = typed.get("recipe") or stored.get("recipe") or (recipe_for(source) if source else None)
+    if asks_help(words):
+        explain_defaults(parser, *_defaults(files, words, parser))
+    typed, stored = parsed(parser, files, words)
+    source, name = _source_and_recipe(typed, stored)
     if name is None or (source is None and name == "folder"):
         raise UsageError(
             "DATA is missing: `vitreous train digits` to try, or `vitreous train FOLDER` for your pictures"
         )
-    config = overlaid(recipe(name), stored)
+    before = overlaid(recipe(name), stored)
     if typed.get("size"):
-        config = _resized(config, typed["size"])
-    config = dataclasses.replace(overlaid(config, typed), recipe=name)
+        before = _resized(before, typed["size"], typed.get("model", {}))
+    typed = one_length(typed)
+    config = dataclasses.replace(overlaid(before, typed), recipe=name)
+    refuse_idle(typed, config, before)
     for_this_data = [typed, stored] if "source" not in typed.get("data", {}) else [typed]
     return config, given_fields(for_this_data), typed
+
+
+def parsed(parser: Parser, files: Sequence[str], words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options that were typed and those in --config files, by group; the data is in `data.source` of each.
+
+    Raises:
+        UsageError: If an option is unknown or a value does not fit, or the data is named twice.
+    """
+    stored = parser.parse_args(files, defaults=False).as_dict() if files else {}
+    typed = parser.parse_args(words, defaults=False).as_dict()
+    for fields in (typed, stored):
+        if fields.get("source"):
+            twice = fields.setdefault("data", {}).setdefault("source", fields["source"])
+            if twice != fields["source"]:
+                raise UsageError(f"'{fields['source']}' and --data.source {twice} are two sets of images: give one")
+    return typed, stored
+
+
+def _source_and_recipe(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The data and the recipe that are meant; None where nothing says."""
+    source = typed.get("data", {}).get("source") or stored.get("data", {}).get("source")
+    return source, typed.get("recipe") or stored.get("recipe") or (recipe_for(source) if source else None)
+
+
+def _defaults(files: Sequence[str], words: Sequence[str], parser: Parser) -> tuple[RunConfig | None, str]:
+    """What holds where an option is not typed, and what decides that; None where the words do not say."""
+    unknown = "The defaults are those of a recipe, which the data selects: name DATA before --help to see them."
+    try:
+        typed, stored = parsed(parser, files, without_help(words))
+        source, name = _source_and_recipe(typed, stored)
+        if name is None:
+            return None, unknown
+        config = dataclasses.replace(overlaid(recipe(name), stored), recipe=name)
+        if typed.get("size"):
+            config = _resized(config, typed["size"], typed.get("model", {}))
+    except VitreousError:  # help is not the place to complain
+        return None, unknown
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, source=source or config.data.source))
+    chosen = "--config" if files else "--recipe" if typed.get("recipe") else f"'{source}'"
+    return config, f"Defaults in [brackets] are those of the recipe {name}, chosen by {chosen}."
+
+
+def asks_help(words: Sequence[str]) -> bool:
+    """Whether the words ask for help."""
+    return without_help(words) != list(words)
+
+
+def without_help(words: Sequence[str]) -> list[str]:
+    """The words but for those that ask for help."""
+    end = words.index("--") if "--" in words else len(words)
+    return [word for n, word in enumerate(words) if n >= end or word not in ("-h", "--help")]
+
+
+def explain_defaults(parser: Parser, config: RunConfig | None, how: str, hidden: Collection[str] = ()) -> None:
+    """Have the help show a configuration's values as the defaults, and none where there is no configuration.
+
+    Args:
+        parser: Of a verb that trains.
+        config: What holds where nothing is typed.
+        how: A sentence that says what decides that.
+        hidden: Fields whose values the data or a source decides.
+    """
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config) if config is not None else ():
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            values |= {f"{field.name}.{each.name}": getattr(value, each.name) for each in dataclasses.fields(value)}
+        else:
+            values[field.name] = value
+    if values.get("steps") is not None or values.get("budget") is not None:
+        values["epochs"] = None  # they decide
+    parser.show_defaults({name: value for name, value in values.items() if name not in (*_FROM_DATA, *hidden)})
+    parser.description = f"{parser.description}\n\n{how}"
 
 
 def given_fields(parts: Sequence[Mapping[str, Any]]) -> frozenset[str]:
@@ -185,8 +268,14 @@ def split_words(argv: Sequence[str], short: Mapping[str, str]) -> tuple[list[str
     files: list[str] = []
     words: list[str] = []
     rest = list(argv)
+    spelt: dict[str, list[str]] = {}
     while rest:
         name, equals, value = rest.pop(0).partition("=")
+        if name == "--":
+            words += [name, *rest]
+            break
+        if name.startswith("--"):
+            spelt.setdefault(short.get(name, name).partition("=")[0].replace("-", "_"), []).append(name)
         if name == "--config" and rest and not equals:
             files.append(f"--config={rest.pop(0)}")
         elif name == "--config":
@@ -195,6 +284,7 @@ def split_words(argv: Sequence[str], short: Mapping[str, str]) -> tuple[list[str
             words.append(f"--show-batch={rest.pop(0) if rest and rest[0].endswith('.png') else 'batch.png'}")
         else:
             words.append(short.get(name, name) + equals + value)
+    refuse_two_spellings(spelt)
     return files, words
 
 
@@ -221,14 +311,12 @@ def add_looks(parser: Parser) -> None:
     add_overwrite(parser)
 
 
-def _resized(config: RunConfig, name: str) -> RunConfig:
+def _resized(config: RunConfig, name: str, typed: Mapping[str, Any]) -> RunConfig:
     """Replace the size of the model by a named one; without a patch size in the name, the recipe's stays."""
-    from vitreous.model.sizes import config_of
-
     named = config_of(name)
-    sizes = {field: getattr(named, field) for field in _SIZE_FIELDS}
-    if "/" in name:
-        sizes["patch_size"] = named.patch_size
+    refuse_other_size(name, named, typed)
+    fields = [*_SIZE_FIELDS, *(["patch_size"] if "/" in name or named.stem == "resnet" else [])]
+    sizes = {field: getattr(named, field) for field in (*fields, *(_HYBRID_FIELDS if named.stem == "resnet" else ()))}
     return dataclasses.replace(config, model=dataclasses.replace(config.model, **sizes))
 
 

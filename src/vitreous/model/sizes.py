@@ -1,21 +1,22 @@
-"""The table of sizes, and what a model of each costs. Adding a size is adding a row to ``SIZES``."""
+"""The table of sizes: plain data, no torch, so that recipes and help texts load at once.
+
+Adding a size is adding a row to ``SIZES``. What a model of each costs lives in :mod:`vitreous.model.cost`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from vitreous.errors import UsageError, did_you_mean
-from vitreous.model.config import Size2d, ViTConfig, pair
-from vitreous.model.vit import VisionTransformer
+from vitreous.model.config import ViTConfig
 
-__all__ = ["SIZES", "Cost", "Size", "config_of", "cost", "create"]
+if TYPE_CHECKING:
+    from vitreous.model.vit import VisionTransformer
+
+__all__ = ["SIZES", "Size", "config_of", "create"]
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,7 @@ def config_of(name: str, **overrides: Any) -> ViTConfig:
     size_name, slash, patch = name.partition("/")
     size = SIZES.get(size_name)
     if size is None:
-        alike = [known for known in SIZES if known.lower() == size_name.lower()]
-        hint = f" Did you mean '{alike[0]}'?" if alike else did_you_mean(size_name, SIZES)
-        raise UsageError(f"there is no model size '{size_name}'.{hint} Known: {', '.join(SIZES)}")
+        raise UsageError(f"there is no model size '{size_name}'.{_meant(name)} Known: {', '.join(SIZES)}")
     if slash and not (patch.isdecimal() and int(patch)):
         raise UsageError(f"'{name}': the part after / is the patch size in pixels, such as {size_name}/16")
     fields: dict[str, Any] = {
@@ -109,48 +108,20 @@ def create(name: str, **overrides: Any) -> VisionTransformer:
 
     Args and errors as :func:`config_of`.
     """
+    from vitreous.model.vit import VisionTransformer  # here: the table is read where torch is not to be loaded
+
     return VisionTransformer(config_of(name, **overrides))
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a model costs per picture.
-
-    Attributes:
-        parameters: Number of parameters.
-        tokens: Length of the sequence.
-        flops: Floating-point operations of one forward pass (2 per multiply-add), matrix products and convolutions
-            counted, normalisation and activations not.
-        activation_bytes: What one training step keeps for the backward pass, in float32, with attention's weights
-            kept (a fused attention kernel keeps less).
-    """
-
-    parameters: int
-    tokens: int
-    flops: int
-    activation_bytes: int
+_WORDS = {"tiny": "Ti", "t": "Ti", "small": "S", "medium": "M", "base": "B", "large": "L", "huge": "H", "giant": "g"}
 
 
-def cost(config: ViTConfig, image_size: Size2d | None = None) -> Cost:
-    """Count exactly, by forward passes without data (on torch's meta device).
-
-    Args:
-        config: The model.
-        image_size: Pixels, if not the configuration's own.
-    """
-    if image_size is not None:
-        config = replace(config, image_size=image_size)
-    with torch.device("meta"):
-        model = VisionTransformer(config)
-        image = torch.empty(1, config.in_channels, *pair(config.image_size))
-        saved: dict[int, Tensor] = {}
-        # Tensors that share one storage are kept once; holding them keeps their ids apart.
-        keep = saved_tensors_hooks(lambda t: saved.setdefault(t.untyped_storage()._cdata, t), lambda t: t)
-        with FlopCounterMode(display=False) as counter:
-            model.eval().forward_head(model.forward_features(image))  # all tokens of all blocks, as the paper counts
-        with keep:
-            model.train()(image)
-    own = {p.untyped_storage()._cdata for p in model.parameters()}
-    kept = sum(t.untyped_storage().nbytes() for key, t in saved.items() if key not in own)
-    parameters = sum(p.numel() for p in model.parameters())
-    return Cost(parameters, config.tokens, counter.get_total_flops(), kept)
+def _meant(name: str) -> str:
+    """Return a "did you mean" for a size that is not in the table: S16, vit-b/16, vit_small_patch16_224."""
+    bare = re.sub(r"^(vit|deit3?)(?=[^a-z]|[a-z]+[^a-z])", "", name.lower()).strip("-_ ")
+    words = {known.lower(): known for known in SIZES} | _WORDS
+    for word in sorted(words, key=len, reverse=True):
+        found = re.fullmatch(rf"{re.escape(word)}[-_ /]?(?:patch|p)?(\d*)(?:[-_ ]\d+)?(?:\..*)?", bare)
+        if found:
+            return f" Did you mean '{words[word]}{'/' + found[1] if found[1] else ''}'?"
+    return did_you_mean(name.partition("/")[0], SIZES)

@@ -10,6 +10,7 @@ from typing import Any
 import lightning
 import torch
 
+from vitreous.data.listing import many
 from vitreous.train.callbacks import Record, Selection, Stop
 from vitreous.train.clock import Budget, Clock, Steps
 from vitreous.train.config import parse_duration
@@ -199,7 +200,7 @@ def rebuild(this: Assembled, state: RunState | None) -> None:
     test_share = len(splits.get("test", ())) / len(splits["val"])
     stop = Stop(this.clock, test_share, ready.precision, config.compile)
     epochs: int | None = config.epochs if config.steps is None else -(-config.steps // per_epoch)
-    planned = f"{config.steps:,} steps" if config.steps else f"{config.epochs} epochs"
+    planned = many(config.steps, "step") if config.steps else many(config.epochs, "epoch")
     if config.budget is not None:
         epochs, planned = None, f"as many epochs as fit into {config.budget}"
 

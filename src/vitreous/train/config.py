@@ -9,22 +9,27 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
-from vitreous.errors import ConfigError
+from vitreous.errors import ConfigError, did_you_mean
 from vitreous.model.config import ViTConfig, pair
 
 __all__ = ["OptimConfig", "RunConfig", "TuneConfig", "parse_duration"]
 
+_LOGGERS = ("tensorboard", "wandb", "mlflow")
+
 
 def parse_duration(text: str) -> float:
-    """Seconds of a duration such as ``90s``, ``25m``, ``1h30m`` or ``2.5h``; a bare number is minutes.
+    """Seconds of a duration such as ``90s``, ``25m``, ``1h30m`` or ``2.5h``.
 
     Raises:
-        ConfigError: If the text is no duration or not above zero.
+        ConfigError: If the text is no duration, has no unit, or is not above zero.
     """
-    parts = re.fullmatch(r"(?:(\d+\.?\d*)h)?(?:(\d+\.?\d*)m)?(?:(\d+\.?\d*)s)?", text.strip().lower())
-    if re.fullmatch(r"\d+\.?\d*", text.strip()):
-        seconds = float(text) * 60
-    elif parts and any(parts.groups()):
+    bare = text.strip().lower()
+    parts = re.fullmatch(r"(?:(\d*\.?\d+|\d+\.)h)?(?:(\d*\.?\d+|\d+\.)m)?(?:(\d*\.?\d+|\d+\.)s)?", bare, re.ASCII)
+    if re.fullmatch(r"(\d*\.?\d+|\d+\.)", bare, re.ASCII):
+        raise ConfigError(
+            f"duration '{text}' has no unit: write {bare}s for seconds, {bare}m for minutes, {bare}h for hours"
+        )
+    if parts and any(parts.groups()):
         hours, minutes, secs = (float(p or 0) for p in parts.groups())
         seconds = hours * 3600 + minutes * 60 + secs
     else:
@@ -144,9 +149,10 @@ class RunConfig:
         tune: Which weights the run starts from, and which of them it trains.
         batch_size: Images per optimiser step.
         accumulate: Split each step into this many parts, to save memory; the step itself stays the same.
-        epochs: Passes over the training images.
+        epochs: Passes over the training images. Without effect where `steps` or `budget` is set.
         steps: Optimiser steps in all, instead of epochs (the paper's fine-tuning counts steps).
-        budget: Wall-clock time for the whole command, such as `25m`, instead of epochs; the schedule ends on time.
+        budget: Wall-clock time for the whole command with its unit, such as `90s`, `25m` or `1h30m`, instead of epochs
+            or steps: as many epochs as fit, fewer or more than a recipe's. The schedule ends on time.
         label_smoothing: Share of the target spread over all classes, in [0, 1).
         class_weights: Weight of each class in the training loss, for classes of unlike size. `inverse`: one over its
             number of training images. `effective`: one over its effective number, with beta 0.999 (arXiv 1901.05555).
@@ -160,10 +166,10 @@ class RunConfig:
         precision: `bf16` where the machine computes it, `float32` else; `auto` chooses and says so.
         device: `auto`, `cpu`, `cuda` or `mps`.
         compile: Compile the model with torch.compile.
-        loggers: Besides metrics.csv, which is always written: any of `tensorboard`, `wandb`, `mlflow`.
+        loggers: Besides metrics.csv, which is always written: any of `tensorboard`, `wandb`, `mlflow`, as a,b.
         seed: Of every random draw. Two CPU runs with the same seed end in the same bits.
         out: The run's folder; None makes runs/NAME-1, -2 and so on.
-        checkpoint_every: Wall-clock time, such as `5m`, after which what a resume needs is saved again.
+        checkpoint_every: Wall-clock time with its unit, such as `5m`, after which what a resume needs is saved again.
         checkpoint_epochs: Save it at the end of every so many epochs besides; None is off.
     """
 
@@ -219,12 +225,12 @@ class RunConfig:
             )
         if self.patience is not None and self.select == "last":
             problems.append("patience compares epochs, but select is last: choose top1, macro_f1 or log_loss")
-        unknown = sorted(set(self.loggers) - {"tensorboard", "wandb", "mlflow"})
+        unknown = sorted(set(self.loggers) - set(_LOGGERS))
         if unknown:
-            problems.append(f"unknown loggers {', '.join(unknown)}: tensorboard, wandb and mlflow are known")
-        if self.budget is not None:
-            parse_duration(self.budget)
-        parse_duration(self.checkpoint_every)
+            hint = did_you_mean(unknown[0], _LOGGERS)
+            problems.append(f"unknown loggers {', '.join(unknown)}: tensorboard, wandb and mlflow are known.{hint}")
+        for name in ("budget", "checkpoint_every"):
+            problems += _duration_problems(name, getattr(self, name))
         if problems:
             raise ConfigError("; ".join(problems))
 
@@ -244,6 +250,15 @@ class RunConfig:
         if self.model.patch_dropout:
             edges.add(1 - self.patches_last)
         return tuple(itertools.pairwise(sorted(edges)))
+
+
+def _duration_problems(name: str, text: str | None) -> Iterator[str]:
+    """Yield the sentence for a field that is no duration."""
+    try:
+        if text is not None:
+            parse_duration(text)
+    except ConfigError as error:
+        yield f"{name}: {error}"
 
 
 def _small_misfits(config: RunConfig) -> Iterator[str]:

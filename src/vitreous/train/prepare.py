@@ -17,7 +17,7 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources import ImageData, Split, open_source
 from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig, pair
-from vitreous.model.sizes import Cost, cost
+from vitreous.model.cost import Cost, cost
 from vitreous.model.vit import VisionTransformer
 from vitreous.train.allocator import keep_freed_memory
 from vitreous.train.config import RunConfig
