@@ -66,6 +66,24 @@ def test_a_copy_is_found_in_disguise(photographs, disguise):
     assert found == [Pair(k, n + k, disguise == "mirrored") for k in range(n)]
 
 
+def test_two_shots_of_something_symmetric_are_not_mirrored(flowers):
+    """Each pair has one symmetric image in it and two others over it: neither is the mirror image of the other."""
+    files = sorted(flowers.glob("val/*/*.jpg"))[5::12][:60]
+    photos = [Image.open(path).convert("RGB").resize((240, 240)) for path in files]
+    for share in (0.15, 0.25, 0.3):
+        shots = []
+        for n in range(0, 60, 3):
+            symmetric = Image.blend(photos[n], ImageOps.mirror(photos[n]), 0.5)
+            shots += [Image.blend(symmetric, over, share) for over in photos[n + 1 : n + 3]]
+        assert [pair for pair in pairs_of(shots) if pair.mirrored] == []
+
+
+def test_a_mirrored_copy_without_its_margins_is_mirrored(photographs):
+    n = len(photographs)
+    found = pairs_of([*photographs, *(margins_cut(ImageOps.mirror(image)) for image in photographs)])
+    assert found == [Pair(k, n + k, True) for k in range(n)]
+
+
 def test_flat_pictures_have_nothing_to_compare():
     plain = [Image.new("RGB", (200, 150), colour) for colour in ("white", "black", "navy")]
     assert pairs_of(plain) == []

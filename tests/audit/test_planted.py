@@ -48,6 +48,7 @@ def test_every_planted_fault_is_found_and_nothing_else(clean, tmp_path, benchmar
     assert f"train/{a}/p-1.jpg" not in names
     assert len({f"train/{b}/p-2.jpg", f"train/{b}/p-2b.jpg"} & names) == 1
     assert not {f"train/{a}/p-3.jpg", f"train/{b}/p-3.jpg"} & names
+    assert not {f"train/{a}/p-5.jpg", f"train/{b}/p-5.jpg"} & names  # near duplicates under two labels go, as copies do
 
 
 def test_what_was_seen_is_kept_and_a_change_is_seen(flowers, tmp_path, cache_home, benchmark):
@@ -112,6 +113,45 @@ def test_a_folder_without_splits_is_judged_by_the_split_that_training_makes(flow
     (leak,) = result.of_kind()["near-leak"]
     assert {result.pictures[n].name for n in leak.pictures} == {held, copy.relative_to(tmp_path / "p").as_posix()}
     assert [result.pictures[n].name for n in leak.drop] == [copy.relative_to(tmp_path / "p").as_posix()]
+
+
+def test_audit_and_training_agree_on_sides_and_on_what_is_left_out(flowers, tmp_path):
+    photos = sorted(flowers.glob("val/*/*.jpg"))[:60]
+    for n, path in enumerate(photos):
+        folder = tmp_path / "p" / ("rare" if n == 59 else "ab"[n % 2])
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{n}.jpg").write_bytes(path.read_bytes()[: 900 if n % 20 == 0 else None])
+    (tmp_path / "p" / "b" / "again.jpg").write_bytes((tmp_path / "p" / "a" / "2.jpg").read_bytes())
+    for config in (
+        DataConfig(str(tmp_path / "p")),
+        DataConfig(str(tmp_path / "p"), val_fraction=0.35),
+        DataConfig(str(tmp_path / "p"), split="hash"),
+    ):
+        data, (result, _) = open_source(config), audit(config)
+        trained = {name: side for side, split in data.splits.items() for name in split.names}
+        assert {one.name: one.split for one in result.pictures if not one.look.reason} == trained
+        unusable = {str(one.path) for one in result.pictures if one.look.reason}
+        assert unusable == {str(path) for path, _ in data.unreadable}
+        assert len(unusable) == 3
+        assert config.split == "hash" or [one.split for one in result.pictures if one.label == "rare"] == ["train"]
+        assert "class-unknown" not in result.of_kind()
+
+
+def test_a_list_keeps_what_an_earlier_one_left_out(flowers, tmp_path):
+    photos = sorted((flowers / "val/daisy").glob("*.jpg"))[:24]
+    for n, path in enumerate(photos):
+        (tmp_path / "p" / "ab"[n % 2]).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "p" / "ab"[n % 2] / f"{n}.jpg").symlink_to(path)
+    (tmp_path / "p" / "a" / "same.jpg").symlink_to(photos[0])
+    earlier = tmp_path / "earlier.txt"
+    earlier.write_text("# mine\na/4.jpg\n\n")
+    result, _ = audit(DataConfig(str(tmp_path / "p"), exclude=str(earlier)))
+    lines = list(exclusions(result, str(earlier)))
+    assert lines[1:5] == ["", f"# left out already, by {earlier}", "# mine", "a/4.jpg"]
+    (tmp_path / "both.txt").write_text("\n".join(lines) + "\n")
+    data = open_source(DataConfig(str(tmp_path / "p"), exclude=str(tmp_path / "both.txt")))
+    kept = {name for split in data.splits.values() for name in split.names}
+    assert kept == {f"{'ab'[n % 2]}/{n}.jpg" for n in range(24) if n != 4}
 
 
 def test_a_manifest_that_lists_files_twice(flowers, tmp_path):

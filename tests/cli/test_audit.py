@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from vitreous.cli.train import configure
 from vitreous.data.sources import open_source
 
 ODD = ['quo"te', "new\nline", "<b>bold", "\u202egnp", os.fsdecode(b"\xff"), "\U0001f33b", "\x1b[31mred"]
@@ -56,7 +59,11 @@ def test_a_table_a_page_a_document_and_a_list(command, photos_with_faults, tmp_p
     assert "train/even/copy.png = val/even/" in row
     assert "empty file" in run.stdout
     assert "9 errors, " in run.stderr
-    assert f"out.txt: {len(ODD) + 2} to leave out; vitreous train set --exclude" in run.stderr
+    assert run.stderr.splitlines()[-3:] == [
+        f"out.txt: {len(ODD) + 2} images to leave out",
+        "train without them:",
+        "  vitreous train set --exclude out.txt",
+    ]
     document = json.loads((tmp_path / "a.json").read_text(encoding="ascii"))
     assert document["counts"]["error"] == len(ODD) + 2
     empty = {p["name"] for f in document["findings"] if f["kind"] == "empty" for p in f["pictures"]}
@@ -77,6 +84,37 @@ def test_a_table_a_page_a_document_and_a_list(command, photos_with_faults, tmp_p
     assert "0 errors" in again.stderr
     assert "seen before" in again.stderr
     assert command("audit", "set", "--strict").returncode == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the quotes are those of a POSIX shell")
+@pytest.mark.parametrize("name", ["it's $HOME", "new\nline"])
+def test_what_is_advised_runs_as_it_is_pasted(vitreous, photos_with_faults, tmp_path, name):
+    photos_with_faults.rename(tmp_path / name)
+    (tmp_path / "exclude.txt").write_text("train/odd/empty.png\n")
+    run = vitreous("audit", name, "--exclude", "exclude.txt")
+    title, first, then = run.stderr.splitlines()[-3:]
+    assert title == f"{len(ODD) + 1} images to leave out. Write the list, and train without them:"
+    assert first.startswith("  vitreous audit ")
+    shell = f'PATH="{Path(sys.executable).parent}:$PATH"; {first} >&2; set -- {then}; printf "%s\\0" "$@"'
+    pasted = subprocess.run(["bash", "-c", shell], cwd=tmp_path, capture_output=True, check=True)
+    words = [os.fsdecode(word) for word in pasted.stdout.split(b"\0")[:-1]]
+    assert words == ["vitreous", "train", name, "--exclude", "exclude-2.txt"]
+    config, _, _ = configure(words[2:])
+    data = open_source(config.data)
+    assert data.unreadable == []
+    assert not any("in train" in note for note in data.notes)
+    assert "train/odd/empty.png" not in {one for split in data.splits.values() for one in split.names}
+    told = pasted.stderr.decode("utf-8", "replace").splitlines()
+    assert told[-3] == f"exclude-2.txt: {len(ODD) + 1} images to leave out besides those of exclude.txt"
+    assert told[-1] == then
+
+
+def test_where_nothing_is_to_be_left_out_no_command_is_given(vitreous, digits, tmp_path):
+    assert vitreous("audit", digits).stderr.splitlines()[-1].startswith("0 errors")
+    assert (
+        vitreous("audit", digits, "--write-exclude", "x.txt").stderr.splitlines()[-1] == "x.txt: nothing to leave out"
+    )
+    assert "to leave out" not in vitreous("audit", digits, "--write-exclude", "/dev/null").stderr
 
 
 def test_odd_names_are_shown_and_steer_nothing(vitreous, photos_with_faults):

@@ -155,8 +155,8 @@ def test_accumulation_does_not_change_the_step(tmp_path):
 
 
 def test_steps_are_counted_and_the_last_weights_are_saved_when_asked(tmp_path):
-    result = train(tmp_path / "run", steps=20, select="last")
-    assert read_state(tmp_path / "run" / "last.ckpt")["history"][-1]["step"] == 20
+    result = train(tmp_path / "run", steps=21, select="last")
+    assert read_state(tmp_path / "run" / "last.ckpt")["history"][-1]["step"] == 21
     assert result.epochs == result.selected_epoch == 2
 
 

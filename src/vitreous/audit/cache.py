@@ -26,7 +26,7 @@ from vitreous.files.writing import replacing
 
 __all__ = ["Cache", "cache_folder", "stamp_of"]
 
-_VERSION = 1  # of what is looked at: raise it with any change to `look`
+_VERSION = 2  # of what is looked at: raise it with any change to `look`
 
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, MemoryError)
 

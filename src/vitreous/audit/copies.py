@@ -110,7 +110,7 @@ def _scenes(
     for group in components(len(pictures), edges):
         if wanted.isdisjoint(group):
             continue
-        drop = _surplus(pictures, group) if kind == "near-leak" else []
+        drop = {"near-leak": _surplus(pictures, group), "near-two-labels": group}.get(kind, [])
         text = "one is the mirror image of another" if mirrored & set(group) else ""
         yield Finding(kind, text, tuple(group), _droppable(pictures, group, drop))
 

@@ -21,13 +21,19 @@ from scipy.ndimage import gaussian_filter
 from vitreous.audit.look import THUMB
 from vitreous.audit.watch import cores
 
-__all__ = ["BITS", "LEAST_SIDE", "SAME", "Pair", "alike", "components", "near_pairs"]
+__all__ = ["BITS", "LEAST_SIDE", "MIRRORED", "SAME", "Pair", "alike", "components", "near_pairs"]
 
 BITS = 12
 """Most bits of 64 in which the hashes of two candidates differ."""
 
 SAME = 0.65
 """Least correlation of two thumbnails' details; of the flowers' candidates the first false pair has 0.50."""
+
+MIRRORED = (0.85, 0.1)
+"""Least correlation of one thumbnail's details with the mirror image of the other's, and by how much that is above the
+correlation with the other as it is: things are symmetric, and two shots of one seem mirrored. Of all 6.7 million pairs
+of the flowers none that is mirrored by a tenth more has above 0.58; their mirrored copies, re-encoded, resized or
+brighter, have 0.90 or more, and 96 % of them do with their margins cut."""
 
 LEAST_SIDE = 32
 """Pixels of the shorter side below which pictures are not compared: handwritten digits of 8 pixels all look alike."""
@@ -134,15 +140,18 @@ class _Details:
             self.rows[start : start + len(grey)] = detail
 
     def same(self, pairs: Iterable[tuple[int, int]], flip: bool) -> Iterator[tuple[int, int]]:
-        """Yield the pairs whose details agree, the second picture mirrored or not."""
+        """Yield the pairs whose details agree; with ``flip`` those of a picture and the mirror image of another."""
         everything = np.asarray(list(pairs), np.int64).reshape(-1, 2)
         for start in range(0, len(everything), _PAIRS):
             part = everything[start : start + _PAIRS]
-            second = self.rows[part[:, 1]]
+            first, second = self.rows[part[:, 0]], self.rows[part[:, 1]]
+            match = np.einsum("ij,ij->i", first, second)
+            same = match >= SAME
             if flip:
                 second = second.reshape(-1, THUMB, THUMB)[:, :, ::-1].reshape(len(part), -1)
-            match = np.einsum("ij,ij->i", self.rows[part[:, 0]], second)
-            yield from map(tuple, part[match >= SAME].tolist())
+                mirrored = np.einsum("ij,ij->i", first, second)
+                same = (mirrored >= MIRRORED[0]) & (mirrored >= match + MIRRORED[1])
+            yield from map(tuple, part[same].tolist())
 
 
 def _by_hash(hashes: Hashes) -> dict[int, list[int]]:

@@ -69,7 +69,9 @@ KINDS: dict[str, Kind] = {
         "exclusions has the one in train.",
     ),
     "near-two-labels": Kind(
-        "warning", "near duplicates under two labels", "The same scene with different labels: look which is right."
+        "warning",
+        "near duplicates under two labels",
+        "The same scene with different labels: look which is right. The list of exclusions has all of them.",
     ),
     "suspect": Kind(
         "warning",
@@ -85,6 +87,7 @@ KINDS: dict[str, Kind] = {
     "tiny": Kind(
         "warning", "tiny picture", "A shorter side under 32 pixels, far smaller than the others: a thumbnail?"
     ),
+    "blank": Kind("warning", "blank image", "One colour, or nearly: there is nothing to learn from it."),
     "aspect": Kind("warning", "extreme aspect ratio", "4 : 1 or more. A crop to the model's shape sees little of it."),
     "inflates": Kind(
         "warning", "inflates when decoded", "Over 16 million pixels in few bytes: nearly nothing on it, and slow."

@@ -20,7 +20,7 @@ from vitreous.data.pictures import explain, open_picture, orientation_of, read_p
 from vitreous.data.scan import content_hash
 from vitreous.errors import DataError
 
-__all__ = ["THUMB", "Look", "look", "pixels_digest", "seen"]
+__all__ = ["THUMB", "Look", "look", "pixels_digest", "seen", "spread_of"]
 
 THUMB = 32
 """Side in pixels of the grey thumbnail that hashes and second looks are made from: what pHash reduces pictures to."""
@@ -46,6 +46,7 @@ class Look:
         deep: Whether it has more than 8 bits a channel.
         thumb: THUMB x THUMB grey levels, upright; empty where it cannot be decoded.
         hashes: pHash of the picture and of its mirror image, 64 bits each.
+        spread: Grey levels between the darkest and the lightest of 32 x 32 parts, in the channel where that is most.
     """
 
     reason: str = ""
@@ -60,6 +61,7 @@ class Look:
     deep: bool = False
     thumb: bytes = b""
     hashes: tuple[int, int] = (0, 0)
+    spread: int = 255
 
 
 def look(path: str) -> Look:
@@ -87,11 +89,13 @@ def look(path: str) -> Look:
     )
     try:
         image.draft(image.mode, (_DRAFT, _DRAFT))  # of effect on JPEGs alone
-        thumb, hashes = seen(read_picture(image))
+        picture = read_picture(image)
+        thumb, hashes = seen(picture)
         orientation = orientation_of(image)  # not before: a PNG may have its EXIF at the end, and is decoded to find it
         size = (width, height) if orientation in (5, 6, 7, 8) else (height, width)
         frames = _frames(content)
-        return replace(known, frames=frames, orientation=orientation, size=size, thumb=thumb, hashes=hashes)
+        known = replace(known, frames=frames, orientation=orientation, size=size, thumb=thumb, hashes=hashes)
+        return replace(known, spread=spread_of(picture))
     except DataError as error:
         return replace(known, reason=str(error).partition(": ")[2])
     except MemoryError:
@@ -107,6 +111,13 @@ def seen(picture: Image.Image) -> tuple[bytes, tuple[int, int]]:
     grey = picture.convert("L").resize((THUMB, THUMB), Image.Resampling.LANCZOS)
     mirrored = grey.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return grey.tobytes(), (_phash(grey), _phash(mirrored))
+
+
+def spread_of(picture: Image.Image) -> int:
+    """How much there is to see of an RGB image: 0 for one colour; the mean of a part leaves single pixels out."""
+    side = (min(picture.width, THUMB), min(picture.height, THUMB))
+    parts = np.asarray(picture.resize(side, Image.Resampling.BOX)).reshape(-1, 3)
+    return int(np.ptp(parts, axis=0).max())
 
 
 def pixels_digest(path: str) -> str:

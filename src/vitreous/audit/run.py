@@ -15,10 +15,10 @@ from vitreous.audit.cache import Cache, stamp_of
 from vitreous.audit.checks import check_classes, check_files
 from vitreous.audit.copies import Copies, check_copies, find_copies
 from vitreous.audit.findings import KINDS, Audit, Picture
-from vitreous.audit.look import Look, seen
+from vitreous.audit.look import Look, seen, spread_of
 from vitreous.audit.watch import look_at, pixels_of
 from vitreous.data.config import DataConfig
-from vitreous.data.listing import Listing, as_line, excluded
+from vitreous.data.listing import Listing, as_line, excluded, read_list
 from vitreous.data.scan import Progress, content_hash
 from vitreous.data.sources import list_source, open_source
 from vitreous.data.split import hold_out_val
@@ -76,9 +76,21 @@ def audit(
     return result, copies
 
 
-def exclusions(result: Audit) -> Iterator[str]:
-    """Yield the lines of a list for `train --exclude`: what to leave out, and why; suspects as comments."""
-    yield "# Pictures to leave out, for `vitreous train --exclude` and `data.exclude`. Lines with # are not read."
+def exclusions(result: Audit, earlier: str | None = None) -> Iterator[str]:
+    """Yield the lines of a list for `train --exclude`: what to leave out, and why; suspects as comments.
+
+    Args:
+        result: Of the audit.
+        earlier: The list whose images were left out of it: its lines come first, since training takes one list.
+
+    Raises:
+        DataError: If that cannot be read any more.
+    """
+    yield "# Images to leave out, for `vitreous train --exclude` and `data.exclude`. Lines with # are not read."
+    if earlier is not None:
+        yield ""
+        yield f"# left out already, by {as_line(earlier)}"
+        yield from read_list(earlier)
     told: set[str] = set()
     for kind, findings in result.of_kind().items():
         commented = kind == "suspect"
@@ -145,7 +157,8 @@ def _in_memory(config: DataConfig, progress: Progress) -> Iterator[Picture]:
             picture = split.picture(n)
             thumb, hashes = seen(picture)
             digest = content_hash(picture.tobytes() if split.arrays is None else split.arrays[n].data)
-            look = Look(digest=digest, size=(picture.height, picture.width), thumb=thumb, hashes=hashes)
+            size, spread = (picture.height, picture.width), spread_of(picture)
+            look = Look(digest=digest, size=size, thumb=thumb, hashes=hashes, spread=spread)
             yield Picture(split.name_of(n), data.classes[label], name, look, pixels=partial(split.picture, n))
             done += 1
             progress(done, total)

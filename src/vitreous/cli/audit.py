@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import os
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -28,14 +31,19 @@ def _parser() -> Parser:
         "audit",
         "DATA [options]",
         "Look for what is wrong with labelled pictures: files that cannot be read or are not what they seem, exact and "
-        "near copies within a split and across splits, one picture under two labels, classes that are small or are one "
-        "under two names; with a trained model also labels that look wrong. Nothing is changed or deleted.\n"
+        "near copies within a split and across splits, one picture under two labels, blank images, classes that are "
+        "small or are one under two names; with a trained model also labels that look wrong. Nothing is changed or "
+        "deleted.\n"
+        "--write-exclude lists what an honest score needs left out: files that cannot be read; of copies and near "
+        "copies in several splits those in train; all copies and near copies under two labels, since nobody knows "
+        "which is right; all but one of other exact copies.\n"
         "What was seen of each file is kept in the user's cache folder, by path, size and time, never in DATA. The "
         "exit code is 0 whatever is found; with --strict it is 1 where there is an error.",
         [
             ("vitreous audit photos/", "a table of what was found"),
             ("vitreous audit photos/ --html audit.html --json audit.json", "a page with thumbnails; all findings"),
-            ("vitreous audit photos/ --write-exclude out.txt", "then: vitreous train photos/ --exclude out.txt"),
+            ("vitreous audit photos/ --write-exclude exclude.txt", "a list of images to leave out"),
+            ("vitreous train photos/ --exclude exclude.txt", "train without them"),
             ("vitreous audit photos/ --model runs/photos-1 --html audit.html", "suspected label errors too, ranked"),
         ],
     )
@@ -44,7 +52,7 @@ def _parser() -> Parser:
     add("--html", type=str, metavar="FILE", help="write a page with thumbnails, complete in one file")
     add("--json", type=str, metavar="FILE", help=JSON_HELP)
     add_overwrite(parser)
-    add("--write-exclude", type=str, metavar="FILE", help="write the pictures to leave out, for train --exclude")
+    add("--write-exclude", type=str, metavar="FILE", help="write the images to leave out, for train --exclude")
     add("--exclude", type=str, metavar="FILE", help="audit what is left after such a list")
     add("--model", type=str, metavar="MODEL", help=f"also look for wrong labels with it: {MODEL_HELP}")
     add("--strict", type=bool, default=False, help="exit with 1 where there is an error, as for a build server")
@@ -98,10 +106,42 @@ def run(argv: Sequence[str]) -> int:
             file.writelines(page(result, at))
     if options.write_exclude:
         with files.replacing(options.write_exclude) as path:
-            path.write_text("\n".join(exclusions(result)) + "\n", encoding="utf-8")
-        count = len({result.pictures[n].name for one in result.findings for n in one.drop})
-        narrate(f"{options.write_exclude}: {count:,} to leave out; vitreous train {options.data} --exclude it")
+            path.write_text("\n".join(exclusions(result, options.exclude)) + "\n", encoding="utf-8")
+    for line in _advice(result, options):
+        narrate(line)
     return int(options.strict and result.counts()["error"] > 0)
+
+
+def _advice(result: Audit, options: Namespace) -> Iterator[str]:
+    """Yield what to do about the images to leave out: commands that can be pasted as they are."""
+    from vitreous.data.listing import many
+    from vitreous.files.shell import shell_line
+
+    count = len({result.pictures[n].name for one in result.findings for n in one.drop})
+    written = options.write_exclude
+    if written and not os.path.isfile(written):  # standard output, say
+        return
+    left_out = f"{many(count, 'image')} to leave out" if count else "nothing to leave out"
+    if written:
+        yield f"{written}: {left_out}{' besides those of ' + options.exclude if options.exclude else ''}"
+    if not count:
+        return
+    data = [options.data, *(["--data-dir", options.data_dir] if options.data_dir else [])]
+    listed = written or _free("exclude.txt")
+    if not written:
+        earlier = ["--exclude", options.exclude] if options.exclude else []
+        yield f"{left_out}. Write the list, and train without them:"
+        yield "  " + shell_line(["vitreous", "audit", *data, *earlier, "--write-exclude", listed])
+    else:
+        yield "train without them:"
+    yield "  " + shell_line(["vitreous", "train", *data, "--exclude", listed])
+
+
+def _free(name: str) -> str:
+    """The name of a file that is not there, in the current folder."""
+    stem, suffix = os.path.splitext(name)
+    numbered = (f"{stem}-{n}{suffix}" for n in itertools.count(2))
+    return next(free for free in itertools.chain([name], numbered) if not os.path.lexists(free))
 
 
 def _table(result: Audit, shown: int) -> Table:

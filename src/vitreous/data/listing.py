@@ -26,6 +26,7 @@ __all__ = [
     "many",
     "ordered_classes",
     "plain_name",
+    "read_list",
 ]
 
 _LIST_BYTES = 1 << 30  # of a list of exclusions
@@ -126,12 +127,7 @@ def excluded(
     Raises:
         DataError: If the list cannot be read.
     """
-    try:
-        text = read_regular(os.path.expanduser(list_file), _LIST_BYTES).decode("utf-8-sig").replace("\r\n", "\n")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise DataError(f"the list of images to exclude, {list_file}, cannot be read: {reason}") from error
-    wanted = [line.strip() for line in text.split("\n") if line.strip() and not line.strip().startswith("#")]
+    wanted = [line.strip() for line in read_list(list_file) if not line.strip().startswith("#")]
     exact: dict[str, list[int]] = {}
     known: dict[str, list[int]] = {}
     for position, name in enumerate(names):
@@ -160,6 +156,20 @@ def excluded(
             f"in {list_file}, {many(len(vague), 'line')} for several pictures, write the folder too: {first_ten(vague)}"
         )
     return found, notes
+
+
+def read_list(list_file: str) -> list[str]:
+    """The lines of a list of exclusions that are not empty, comments too.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    try:
+        text = read_regular(os.path.expanduser(list_file), _LIST_BYTES).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise DataError(f"the list of images to exclude, {list_file}, cannot be read: {reason}") from error
+    return [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
 
 
 def _meanings(line: str, root: Path | None) -> list[str]:

@@ -91,7 +91,7 @@ class ImageData:
     native_size: tuple[int, int] | None
     median_size: tuple[int, int]
     fingerprint: str
-    order: str
+    order: str = ""
     held_out: str | None = None
     unreadable: list[tuple[Path, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

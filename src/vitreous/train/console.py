@@ -6,8 +6,6 @@ On a terminal one live line shows the epoch; elsewhere each epoch is one plain l
 from __future__ import annotations
 
 import contextlib
-import os
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from vitreous.files.shell import shell_line
 from vitreous.files.text import printable, visible
 
 __all__ = ["View", "duration"]
@@ -130,18 +129,7 @@ class View:
 
     def next(self, command: Sequence[str]) -> None:
         """Say what to type next, quoted for a shell."""
-        self.line("next", " ".join(map(_quoted, command)))
-
-
-def _quoted(word: str) -> str:
-    """A word for a shell; one that cannot be printed in the escapes that bash, zsh and ksh read back."""
-    if word.isprintable():
-        return shlex.quote(word)
-    escaped = "".join(
-        char if char.isprintable() and char not in "\\'" else "".join(f"\\x{byte:02x}" for byte in os.fsencode(char))
-        for char in word
-    )
-    return f"$'{escaped}'"
+        self.line("next", shell_line(command))
 
 
 def _two_digits(value: float) -> int:

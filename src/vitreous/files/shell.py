@@ -1,0 +1,24 @@
+"""Commands that people paste into a shell: any word comes back as it is."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+
+__all__ = ["shell_line"]
+
+
+def shell_line(words: Sequence[str]) -> str:
+    """A command with its words quoted; one that cannot be printed in the escapes that bash, zsh and ksh read back."""
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = "".join(
+        char if char.isprintable() and char not in "\\'" else "".join(f"\\x{byte:02x}" for byte in os.fsencode(char))
+        for char in word
+    )
+    return f"$'{escaped}'"
