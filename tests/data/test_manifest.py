@@ -90,7 +90,7 @@ def test_labels_that_are_numbers(tmp_path):
 
 
 def test_missing_files_are_reported_as_unreadable(rows, tmp_path):
-    text = "path,label\nnowhere.jpg,roses\n" + "".join(f"{path},{label}\n" for path, label in rows)
+    text = "path,label\nnowhere.jpg,roses\nnowhere.jpg,roses\n" + "".join(f"{path},{label}\n" for path, label in rows)
     data = open_source(DataConfig(source=str(write(tmp_path / "m.csv", text))))
     assert data.unreadable == [(tmp_path / "nowhere.jpg", "no such file")]
     assert sum(data.counts().values()) == len(rows)

@@ -302,13 +302,14 @@ def _unopened(entry: Entry) -> Scanned:
 
 def _check_readable(config: DataConfig, entries: Sequence[Entry], scanned: Sequence[Scanned]) -> list[tuple[Path, str]]:
     """The files that cannot be decoded, with reasons; an error with `strict`, or where none is left."""
-    bad = [(entry, file.facts.reason) for entry, file in zip(entries, scanned, strict=True) if file.facts.reason]
+    files = {entry.path: (entry, file.facts.reason) for entry, file in zip(entries, scanned, strict=True)}
+    bad = [(entry, reason) for entry, reason in files.values() if reason]  # once each: a table may list a file twice
     named = first_ten([f"{entry.name}: {reason}" for entry, reason in bad], "; ")
-    if len(bad) == len(entries):
-        raise DataError(f"{config.source}: none of {many(len(entries), 'picture')} can be read ({named})")
+    if len(bad) == len(files):
+        raise DataError(f"{config.source}: none of {many(len(files), 'picture')} can be read ({named})")
     if bad and config.strict:
         raise DataError(
-            f"{len(bad):,} of {len(entries):,} files of {config.source} cannot be read ({named}): "
+            f"{len(bad):,} of {len(files):,} files of {config.source} cannot be read ({named}): "
             f"repair or remove them, list them in data.exclude, or leave out --strict"
         )
     return [(entry.path, str(reason)) for entry, reason in bad]
