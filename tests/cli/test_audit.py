@@ -64,7 +64,7 @@ def test_a_table_a_page_a_document_and_a_list(command, photos_with_faults, tmp_p
         "train without them:",
         "  vitreous train set --exclude out.txt",
     ]
-    document = json.loads((tmp_path / "a.json").read_text(encoding="ascii"))
+    document = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
     assert document["counts"]["error"] == len(ODD) + 2
     empty = {p["name"] for f in document["findings"] if f["kind"] == "empty" for p in f["pictures"]}
     assert empty == {f"train/odd/{name}.png" for name in [*ODD, "empty"]}
