@@ -40,7 +40,7 @@ def end_of(runs, asked, selected, resume=False):
     said = []
     with pytest.raises(runs.Killed):
         runs.train(asked, resume, said)
-    state = read_state(f"{asked.out}/last.ckpt")
+    state = read_state(Path(asked.out, "last.ckpt"))
     assert state["trained"]
     names = ("model", "optimizer", "best", "loss_sum", "threads")
     return {name: state[name] for name in names} | {"logits": selected[-1]}, said[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from vitreous.train.assemble import Assembled
 from vitreous.train.console import View
 from vitreous.train.first_probe import Probed, Verdict
 from vitreous.train.folder import Place
+from vitreous.train.folder_content import read_report
 from vitreous.train.outcome import Scored, Selected
 from vitreous.train.prepare import Prepared
 from vitreous.train.saving import LAST
@@ -55,7 +55,7 @@ class RunResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain JSON values, with what report.json holds, or None where the run did not come to it."""
-        report = _report(self.folder) if not self.interrupted else None
+        report = read_report(self.folder) if not self.interrupted else None
         scores = {name: own.to_dict() for name, own in (("val", self.val), ("test", self.test)) if own is not None}
         return {
             "folder": str(self.folder),
@@ -148,25 +148,18 @@ def conclude(
 
 def say_finished(folder: Path, view: View) -> RunResult:
     """Say that there is nothing left to do; nothing is changed."""
-    training = (_report(folder) or {})["training"]
+    training = (read_report(folder) or {}).get("training", {})
     view.line("resume", f"{folder} is finished: nothing is left to do")
     view.files(folder)
     return RunResult(
         folder=folder,
         model=folder / "model.safetensors",
-        epochs=training["epochs"],
-        selected_epoch=training["selected_epoch"],
+        epochs=training.get("epochs", 0),
+        selected_epoch=training.get("selected_epoch"),
         val=None,
         test=None,
-        seconds=training["seconds"],
+        seconds=training.get("seconds", {}),
     )
-
-
-def _report(folder: Path) -> dict[str, Any] | None:
-    """What report.json holds, where it is there."""
-    file = folder / "report.json"
-    report: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-    return report
 
 
 def _scores(scores: Scores) -> str:

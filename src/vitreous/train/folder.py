@@ -16,7 +16,7 @@ from vitreous.errors import OutputError, UsageError
 from vitreous.files.opening import read_regular
 from vitreous.files.writing import replacing
 from vitreous.train.config import RunConfig
-from vitreous.train.folder_content import refuse_ways_out, remove_left_over, removing_preamble
+from vitreous.train.folder_content import read_report, refuse_ways_out, remove_left_over, removing_preamble
 from vitreous.train.lock import Lock, locked
 
 __all__ = [
@@ -101,11 +101,19 @@ def is_finished(folder: Path, recipe: str) -> bool:
     """Whether a run has ended in a folder: what is written last is there.
 
     Raises:
-        UsageError: If it is a run with other settings.
+        UsageError: If it is a run with other settings, or its report is damaged and cannot be made anew.
     """
     there = _read(folder / "recipe.yaml")
-    same = there is not None and not differing(there, recipe)
-    return _begun(folder, recipe) and same and (folder / "report.json").exists()
+    if not _begun(folder, recipe) or there is None or differing(there, recipe):
+        return False
+    report = folder / "report.json"
+    told = read_report(folder) is not None
+    if not told and os.path.lexists(report) and not any((folder / name).is_file() for name in _STATES):
+        raise UsageError(
+            f"'{report}' is damaged, and no checkpoint is there to make it anew from: move it away, or give another "
+            "--out"
+        )
+    return told
 
 
 @contextlib.contextmanager

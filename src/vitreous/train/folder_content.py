@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 from vitreous.errors import OutputError
+from vitreous.files.opening import read_regular
 from vitreous.train.lock import NAME
 
-__all__ = ["refuse_ways_out", "remove_left_over", "removing_made", "removing_preamble"]
+__all__ = ["read_report", "refuse_ways_out", "remove_left_over", "removing_made", "removing_preamble"]
 
 _LEFT_OVER = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")  # as files/writing.py names what it has not finished
 _WRITTEN = re.compile(r".+\.(ckpt|csv|json|png|replay|safetensors|txt|yaml)")  # what a run writes
 _PREAMBLE = {"recipe.yaml", "unreadable.txt"}  # what a run writes before anything that could be gone on from
+_LARGEST_REPORT = 1 << 28  # bytes
 _OF_LOGGERS = ("tensorboard", "wandb", "mlflow.db", "mlruns", "mlartifacts")  # who write through links
+
+
+def read_report(folder: Path) -> dict[str, Any] | None:
+    """The report.json of a finished run; None where there is none, or a damaged one."""
+    try:
+        report = json.loads(read_regular(folder / "report.json", _LARGEST_REPORT))
+        whole = report["training"].keys() >= {"epochs", "selected_epoch", "seconds"}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return report if whole else None
 
 
 def remove_left_over(folder: Path) -> None:
