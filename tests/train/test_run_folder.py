@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -11,13 +12,9 @@ import pytest
 
 from vitreous.errors import CheckpointError, OutputError, TrainingError, UsageError
 from vitreous.train.lock import NAME, locked
+from vitreous.train.report import PICTURES
 from vitreous.train.saving import newest
 from vitreous.train.state_file import read_state, write_state
-
-WRITTEN = (
-    *("recipe.yaml", "metrics.csv", "previous.ckpt", "model.safetensors", "report.json", "example.png"),
-    *("curves.png", "confusion.png", "mistakes.png", "calibration.png"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -34,24 +31,51 @@ def interrupted(tmp_path_factory):
     return copy_to
 
 
-@pytest.mark.parametrize("link", [os.symlink, os.link, lambda source, link: os.symlink(f"{source}-new", link)])
-def test_a_run_writes_through_no_link_of_its_folder(tmp_path, runs, interrupted, link):
-    folder, outside = interrupted(tmp_path / "run", runs), tmp_path / "outside"
-    outside.mkdir()
-    for name in WRITTEN:
-        there = folder / name
-        content = there.read_bytes() if there.exists() else b"precious"
-        (outside / name).write_bytes(content)
-        (outside / name).touch()
-        there.unlink(missing_ok=True)
-        if name == "recipe.yaml" and link is not os.link:
-            link = os.symlink  # it is read first
-        link(outside / name, there)
-    before = {path.name: path.read_bytes() for path in outside.iterdir()}
-    runs.train(runs.config(folder), resume=True)
-    assert {path.name: path.read_bytes() for path in outside.iterdir()} == before
+def dangling(source, link):
+    """A link to where nothing is yet."""
+    os.symlink(f"{source}-new", link)
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link, dangling])
+def test_a_training_writes_through_no_link_of_its_folder(tmp_path, runs, interrupted, selected, link):
+    folder, outside = interrupted(tmp_path / "run", runs), Outside(tmp_path / "outside")
+    outside.link(folder / "recipe.yaml", os.link if link is os.link else os.symlink)  # it is read first
+    for name in ("metrics.csv", "previous.ckpt", "model.safetensors"):
+        outside.link(folder / name, link)
+    with pytest.raises(runs.Killed):
+        runs.train(runs.config(folder), resume=True)
+    outside.check()
     assert not [path for path in folder.iterdir() if path.is_symlink() or path.lstat().st_nlink > 1]
     assert (folder / "metrics.csv").read_text().count("\n") == 3
+
+
+def test_what_follows_the_training_writes_through_no_link_of_its_folder(tmp_path, runs, interrupted):
+    folder, outside = interrupted(tmp_path / "run", runs), Outside(tmp_path / "outside")
+    names = ("model.safetensors", "example.png", "report.json", *PICTURES)
+    for name, link in zip(names, itertools.cycle((os.symlink, os.link, dangling)), strict=False):
+        outside.link(folder / name, link)
+    runs.train(runs.config(folder), resume=True)
+    outside.check()
+    assert not [path for path in folder.iterdir() if path.is_symlink() or path.lstat().st_nlink > 1]
+
+
+class Outside:
+    """A folder of a user's files, to which names in a run's folder are made to lead."""
+
+    def __init__(self, folder):
+        folder.mkdir()
+        self.folder, self.before = folder, {}
+
+    def link(self, path, link):
+        """Let a name of a run's folder lead here, to what it held."""
+        content = path.read_bytes() if path.exists() else b"precious"
+        (self.folder / path.name).write_bytes(content)
+        path.unlink(missing_ok=True)
+        link(self.folder / path.name, path)
+        self.before[path.name] = content
+
+    def check(self):
+        assert {path.name: path.read_bytes() for path in self.folder.iterdir()} == self.before
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "folder"])
