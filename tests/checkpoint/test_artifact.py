@@ -314,13 +314,24 @@ except t.OutputError as error:
     assert [file.name for file in saved.parent.iterdir()] == ["model.safetensors"]
 
 
-def test_a_link_keeps_pointing_and_permissions_follow_the_umask(saved):
+def test_a_link_keeps_pointing_and_permissions_stay(saved):
     link = saved.with_name("link.safetensors")
     link.symlink_to(saved.name)
     os.chmod(saved, 0o600)
     save_model(link, model_of(replace(SMALL, registers=1)), info())
     assert link.is_symlink()
     assert load_model(saved)[0].config.registers == 1
-    umask = os.umask(0)
-    os.umask(umask)
-    assert saved.stat().st_mode & 0o777 == 0o666 & ~umask
+    assert saved.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_state_of_a_run_is_named_and_so_is_its_model(tmp_path):
+    from vitreous.predictor import load
+    from vitreous.train.state_file import write_state
+
+    for name in ("last.ckpt", "previous.ckpt", "renamed.safetensors", "renamed.pth"):
+        write_state(tmp_path / name, {"epoch": 1, "weights": {"w": torch.zeros(3)}})
+        with pytest.raises(CheckpointError, match=r"is the state of a run, .* give the run's model.safetensors"):
+            load(tmp_path / name)
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=rf"is the state of a run.*give '{tmp_path}/model.safetensors'"):
+        load(tmp_path / "last.ckpt")

@@ -9,9 +9,10 @@ import sys
 import unicodedata
 
 import pytest
+import yaml
 
 from vitreous.errors import CheckpointError, ConfigError, DataError, VitreousError, did_you_mean
-from vitreous.files.text import LONGEST, csv_cell, csv_line, html_text, json_text, printable, visible
+from vitreous.files.text import LONGEST, csv_cell, csv_line, html_text, json_text, printable, visible, yaml_text
 
 ODD = (
     *("", " ", "plain", "犬 \U0001f33b", "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "\x00", "a\x1b[31mb"),
@@ -67,10 +68,21 @@ def test_json_is_tame_and_gives_back_the_very_text():
     for text in TEXTS:
         written = json_text({text: [text, 1.5, None]}, indent=1)
         assert obeyed(written.replace("\n", "")) == []
+        plain = json_text({text: text}, ascii_only=True)
+        assert plain.isascii()
+        assert plain.isprintable()
+        assert json.loads(plain) == {text: text}
         assert json.loads(written) == {text: [text, 1.5, None]}
         written.encode("utf-8")
     assert "犬" in json_text("犬")
     assert json.loads(json_text({"a": (float("nan"), float("inf"), 1e308)})) == {"a": [None, None, 1e308]}
+
+
+def test_yaml_is_tame_and_gives_back_the_very_text():
+    for text in TEXTS:
+        written = yaml_text(text)
+        assert obeyed(written) == []
+        assert yaml.safe_load(f"name: {written}") == {"name": text}
 
 
 def test_html_is_text():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import re
 
 import pytest
@@ -54,6 +55,9 @@ def test_the_first_module_is_named(tmp_path, monkeypatch, capsys, tensor, value,
     message = broken_run(tmp_path / "run", accumulate=accumulate)
     file = re.search(r"`vitreous replay (\S+)`", message)[1]
     assert file == str(tmp_path / "run" / REPLAY)
+    assert main(["replay", file, "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert set(document) == {"file", "step", "module", "found", "notes"}
     assert main(["replay", file]) == 0
     said = capsys.readouterr().out
     named = re.search(r"^module +(.*)$", said, re.MULTILINE)[1]

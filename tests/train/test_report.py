@@ -226,7 +226,9 @@ def test_calibration_of_few_and_many(digits: tuple[Predictions, Predictions]) ->
         ("two\nlines\tand  spaces", 24, "two lines and spaces"),
         ("abcdefghijklmnopqrstuvwxyz", 9, "abcd…wxyz"),
         ("Ёлка, ΑΒΓ, مرحبا", 24, "Ёлка, ΑΒΓ, مرحبا"),
-        ("a\x01b\udcff", 24, r"a\x01b\udcff"),
+        ("a\x01b\udcff", 24, r"a\x01b\xff"),
+        ("a\u202eb\u2066\ud800", 24, r"a\u202eb\u2066\ud800"),
+        ("x" * 10_000_000, 9, "xxxx…xxxx"),
     ],
 )
 def test_labels_fit_the_line_and_the_fonts(text: str, width: int, shown: str) -> None:

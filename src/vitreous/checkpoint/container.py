@@ -25,6 +25,7 @@ _PICKLES = (
     (b"\x80", "a Python pickle"),
 )
 _REMEDY = "give a model.safetensors, a run folder, or another family's weights"
+_STATE = b"vitreous state "  # as train/state_file.py begins
 _OTHERS = (
     (b"\x89PNG", "a picture (PNG)", _REMEDY),
     (b"\xff\xd8\xff", "a picture (JPEG)", _REMEDY),
@@ -40,6 +41,11 @@ _OTHERS = (
     (b"version https://git-lfs", "a Git LFS pointer and not the file itself", "run `git lfs pull`, then try again"),
     (b"<", "a web page", "the download went wrong, or needs a login"),
     (b"{", "JSON text", "give the weights that lie beside it, or their folder"),
+    (
+        _STATE,
+        "the state of a run, from which training is resumed",
+        "give the run's model.safetensors, which is not here",
+    ),
 )
 """First bytes, what begins with them, and what to do."""
 
@@ -110,7 +116,9 @@ def refuse_other_kinds(file: Path, start: bytes) -> None:
         return
     for magic, kind, remedy in _OTHERS:
         if start.startswith(magic):
-            raise CheckpointError(f"'{file}' is {kind}, no model: {remedy}")
+            model = file.with_name("model.safetensors")
+            beside = f"give '{model}'" if magic == _STATE and model.is_file() else remedy
+            raise CheckpointError(f"'{file}' is {kind}, no model: {beside}")
 
 
 def _refuse_pickles(file: Path, start: bytes, size: int) -> None:

@@ -17,6 +17,7 @@ from vitreous.cli.opening import MODEL_HELP, add_size_options, opened
 from vitreous.cli.outputs import JSON_HELP, add_overwrite, files_of_data, files_of_model, outputs, write_document
 from vitreous.cli.parsing import Parser
 from vitreous.cli.terminal import bar, narrate, print_table
+from vitreous.files.text import printable, visible
 
 if TYPE_CHECKING:
     from vitreous.audit.findings import Audit
@@ -150,7 +151,7 @@ def _table(result: Audit, shown: int) -> Table:
 
     table = Table("level", "what", box=SIMPLE_HEAD)
     table.add_column("found", justify="right")
-    table.add_column("such as")
+    table.add_column("such as", overflow="fold")  # a name is wrapped, never cut
     for name, findings in result.of_kind().items():
         kind = KINDS[name]
         examples = [_in_words(result, n) for n in range(len(result.findings)) if result.findings[n].kind == name]
@@ -162,8 +163,6 @@ def _table(result: Audit, shown: int) -> Table:
 
 def _in_words(result: Audit, position: int) -> str:
     """A finding in a line: its pictures, and what is particular."""
-    from vitreous.files.text import visible
-
     finding = result.findings[position]
     names = [visible(result.pictures[n].name) for n in finding.pictures]
     if finding.kind.endswith("two-labels"):
@@ -175,7 +174,8 @@ def _in_words(result: Audit, position: int) -> str:
         f" {equals} {names[1]}" + (f" and {len(names) - 2:,} more" if len(names) > 2 else "") if len(names) > 1 else ""
     )
     first = "" if finding.kind == "class-names" or not names else names[0] + several
-    return f"{first}: {finding.text}" if first and finding.text else first or finding.text
+    text = printable(finding.text, 2000)
+    return f"{first}: {text}" if first and text else first or text
 
 
 def _last_line(result: Audit) -> str:

@@ -99,7 +99,7 @@ def run(argv: Sequence[str]) -> int:
     if options.json != "-":
         title = f"{data.name}, {'all pictures' if name == 'all' else name + ' split'}: {scores.n:,} pictures"
         for table in scoring.tables(title, scores, calibration, classifier.classes):
-            print_table(table)
+            print_table(table, shorten=range(min(2, len(table.columns) - 2)))  # names of classes
         if merging:
             print_table(scoring.merging_table(options.merge_tokens, merging))
         if gain:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse.typing import NonNegativeInt
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from vitreous.cli.outputs import JSON_HELP, add_overwrite, outputs, write_document
 from vitreous.cli.parsing import Parser
 from vitreous.cli.terminal import narrate, number, print_table
 from vitreous.errors import ConfigError, UsageError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from vitreous.model.config import ViTConfig
 
 __all__ = ["run"]
+
+_LEAST_ASKED_FOR = ("MLP", "heads", "depth", "width", "tokens", "patch")  # left out first where the terminal is narrow
 
 
 def _parser() -> Parser:
@@ -35,6 +38,8 @@ def _parser() -> Parser:
     parser.add_argument("names", type=str, nargs="*", metavar="NAME", help="a size, with or without /patch in pixels")
     parser.add_argument("--image-size", type=str, metavar="N", help="pixels: 384, or height x width as 224x448")
     parser.add_argument("--num-classes", type=NonNegativeInt, default=1000, help="outputs of the head; 0: no head")
+    parser.add_argument("--json", type=str, metavar="FILE", help=JSON_HELP)
+    add_overwrite(parser)
     return parser
 
 
@@ -42,6 +47,8 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb."""
     options = _parser().parse_args(argv)
     image_size = _image_size(options.image_size)
+    files = outputs(options)
+    files.claim("--json", options.json)
     from vitreous.model.config import pair
     from vitreous.model.sizes import SIZES, config_of
 
@@ -58,8 +65,14 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(
             f"no size has patches that tile {options.image_size} pixels: name one with a patch, such as B/15"
         )
-    print_table(_table(configs))
-    narrate("GFLOPs: one forward pass, 2 per multiply-add. Memory: what training keeps of each picture, float32.")
+    costs = {name: _cost(config) for name, config in configs.items()}
+    if options.json != "-":
+        print_table(_table(configs, costs), drop=_LEAST_ASKED_FOR)
+        narrate("GFLOPs: one forward pass, 2 per multiply-add. Memory: what training keeps of each picture, float32.")
+    if options.json:
+        write_document(
+            files, options.json, {"models": [_described(name, configs[name], costs[name]) for name in costs]}
+        )
     return 0
 
 
@@ -73,7 +86,18 @@ def _image_size(text: str | None) -> int | tuple[int, int] | None:
     return int(found[1]) if found[2] is None else (int(found[1]), int(found[2]))
 
 
-def _table(configs: Mapping[str, ViTConfig]) -> Table:
+def _described(name: str, config: ViTConfig, costs: tuple[int, int, int]) -> dict[str, Any]:
+    """A model as JSON has it; sizes are height and width in pixels, FLOPs of a forward pass, memory in bytes."""
+    from vitreous.model.config import pair
+
+    parameters, flops, activations = costs
+    sizes = {"image_size": pair(config.image_size), "patch_size": pair(config.patch_size), "tokens": config.tokens}
+    shape = {field: getattr(config, field) for field in ("width", "depth", "heads", "mlp_dim", "num_classes")}
+    cost = {"parameters": parameters, "flops": flops, "activation_bytes_per_image": activations}
+    return {"name": name, **sizes, **shape, **cost}
+
+
+def _table(configs: Mapping[str, ViTConfig], costs: Mapping[str, tuple[int, int, int]]) -> Table:
     """A row per model; a line between those for pictures of different size."""
     table = Table("size", box=SIMPLE_HEAD)
     for title in ("image", "patch", "width", "depth", "heads", "MLP", "tokens", "parameters", "GFLOPs", "memory"):
@@ -83,7 +107,7 @@ def _table(configs: Mapping[str, ViTConfig]) -> Table:
         if before not in (None, config.image_size):
             table.add_section()
         before = config.image_size
-        parameters, flops, activations = _cost(config)
+        parameters, flops, activations = costs[name]
         table.add_row(
             name,
             _sides(config.image_size),

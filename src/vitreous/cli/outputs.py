@@ -83,7 +83,7 @@ def files_of_data(source: str, folder: str | None = None, *lists: str | None) ->
 
 def write_document(files: Outputs, file: str, document: Mapping[str, Any]) -> None:
     """Write a document as JSON, whole or not at all; ``file`` ``-`` is standard output."""
-    text = json_text(document, indent=2) + "\n"
+    text = json_text(document, indent=2, ascii_only=True) + "\n"
     if file == "-":
         sys.stdout.write(text)
         return

@@ -85,7 +85,7 @@ def run(argv: Sequence[str]) -> int:
     for note in report.notes:
         narrate(note)
     if options.json != "-":
-        print_table(probing.table(data.name, report))
+        print_table(probing.table(data.name, report), drop=("setting",))
     if options.json:
         probing.write_json(files, options.json, report, model=options.model, data=data)
     return 0

@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from vitreous.cli.terminal import print_table
+from vitreous.cli.terminal import columns_of, print_table
 from vitreous.files.text import csv_line, json_text, printable, visible
 from vitreous.files.writing import Outputs
 from vitreous.predictor import Failure, Prediction
@@ -20,6 +21,9 @@ from vitreous.predictor import Failure, Prediction
 __all__ = ["record", "writer"]
 
 Write = Callable[[Prediction | Failure], None]
+_FRAME = len("probability") + 4 * 3 + 1  # columns of a table that are not for text of users
+_NAME = 36  # columns, to which a name is shortened before other classes are left out
+_REASON = 24  # columns, below which there is no room to say why a picture could not be read
 
 
 @contextmanager
@@ -49,10 +53,11 @@ def writer(
 
 def _write_jsonl(computed_by: Mapping[str, str], stream: TextIO, top_k: int) -> Iterator[Write]:
     """One object a line: path, label, probability, top, engine, precision, device; or path, error."""
+    unicode = (stream.encoding or "utf-8").lower().startswith("utf")
 
     def write(result: Prediction | Failure) -> None:
         by = {} if isinstance(result, Failure) else computed_by
-        stream.write(json_text({**record(result), **by}) + "\n")
+        stream.write(json_text({**record(result), **by}, ascii_only=not unicode) + "\n")
 
     yield write
 
@@ -93,23 +98,38 @@ def _write_table(stream: TextIO, top_k: int) -> Iterator[Write]:
             for label, probability in predictions[0].top:
                 bar = "\u2501" * round(30 * probability)
                 table.add_row(Text(visible(label)), f"{probability:7.2%}", bar)
-            print_table(table, stream)
+            print_table(table, stream, shorten=(0,))
         elif results:
-            print_table(_rows_for_people(results), stream)
+            print_table(_rows_for_people(results, columns_of(stream)), stream, shorten=(0, 1))
 
 
-def _rows_for_people(results: Sequence[Prediction | Failure]) -> Table:
-    """A table with a row per picture."""
-    table = Table("picture", "label", "probability", "next", box=SIMPLE_HEAD)
+def _rows_for_people(results: Sequence[Prediction | Failure], width: int) -> Table:
+    """A table with a row per picture, and in its last column as many further classes as the width has room for."""
+    names = [Text(visible(result.name)) for result in results]
+    labels = [Text("" if isinstance(result, Failure) else visible(result.label)) for result in results]
+    others = [[] if isinstance(result, Failure) else _others(result) for result in results]
+    longest = min(_NAME, max(text.cell_len for text in names)), max(text.cell_len for text in labels)
+    room = width - _FRAME - sum(longest)
+    count = max(map(len, others))
+    while count and max(cell_len(", ".join(each[:count])) for each in others) > room:
+        count -= 1
+    told = count > 0 or room >= _REASON
+    table = Table("picture", "label", "probability", *(["next"] if told else []), box=SIMPLE_HEAD)
     table.columns[2].justify = "right"
-    for result in results:
-        if isinstance(result, Failure):
-            table.add_row(Text(visible(result.name)), "", "", Text(printable(result.reason), style="red"))
+    for result, name, label, rest in zip(results, names, labels, others, strict=True):
+        if isinstance(result, Failure):  # the reason is told on standard error too
+            reason = Text(printable(result.reason, 500), style="red")
+            row = [name, Text(), Text(), reason] if told else [name, Text("not read", style="red"), Text()]
         else:
-            rest = ", ".join(f"{visible(label)} {probability:.1%}" for label, probability in result.top[1:])
-            name, label = Text(visible(result.name)), Text(visible(result.label))
-            table.add_row(name, label, f"{result.probability:.1%}", Text(rest))
+            further = [Text(", ".join(rest[:count]))] if told else []
+            row = [name, label, Text(f"{result.probability:.1%}"), *further]
+        table.add_row(*row)
     return table
+
+
+def _others(result: Prediction) -> list[str]:
+    """The classes after the most probable one, each with its probability."""
+    return [f"{visible(label)} {probability:.1%}" for label, probability in result.top[1:]]
 
 
 def _short(probability: float) -> float:

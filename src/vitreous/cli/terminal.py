@@ -4,30 +4,74 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
-from rich.console import Console
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from vitreous.files.text import printable
 
-__all__ = ["bar", "narrate", "number", "print_table"]
+__all__ = ["bar", "columns_of", "narrate", "number", "print_table"]
 
 _UNLIMITED = 10_000  # columns: what goes into a file or another program is not wrapped
+_LEAST = 12  # columns that a name keeps
 
 
-def print_table(table: Table, stream: TextIO | None = None) -> None:
-    """Print a table, wrapped to the terminal where there is one, to its natural width elsewhere.
+def print_table(
+    table: Table, stream: TextIO | None = None, *, drop: Sequence[str] = (), shorten: Sequence[int] = ()
+) -> None:
+    """Print a table, fitted to the terminal where there is one, at its natural width elsewhere.
 
     Args:
         table: Cells with text of users must be ``Text``.
         stream: None is standard output.
+        drop: Headings of the columns that are left out where the table is too wide, in this order.
+        shorten: Numbers of the columns whose texts then lose their middle, as file names may. Others are wrapped.
     """
     stream = stream or sys.stdout
-    width = None if stream.isatty() else _UNLIMITED
-    Console(file=stream, width=width, highlight=False, emoji=False, markup=False).print(table)
+    columns = None if stream.isatty() else _UNLIMITED
+    console = Console(file=stream, width=columns, highlight=False, emoji=False, markup=False)
+    names = [table.columns[n] for n in shorten]
+    for heading in drop:
+        if _excess(table, console) > 0:
+            table.columns[:] = [column for column in table.columns if column.header != heading]
+            for position, column in enumerate(table.columns):
+                column._index = position
+    fitting = [max((cell_len(str(cell)) for cell in column._cells), default=0) for column in names]
+    for _ in range(_excess(table, console) if names else 0):
+        widest = max(range(len(names)), key=fitting.__getitem__)
+        fitting[widest] = max(fitting[widest] - 1, _LEAST)
+    for column, width in zip(names, fitting, strict=True):
+        column._cells[:] = [_shortened(cell, width) for cell in column._cells]
+    console.print(table)
+
+
+def columns_of(stream: TextIO) -> int:
+    """How many columns a stream has: those of a terminal, else no end of them."""
+    return Console(file=stream).width if stream.isatty() else _UNLIMITED
+
+
+def _excess(table: Table, console: Console) -> int:
+    """Columns by which a table is too wide."""
+    wide = console.options.update(width=_UNLIMITED)
+    return Measurement.get(console, wide, table).maximum - console.width
+
+
+def _shortened(cell: RenderableType, width: int) -> RenderableType:
+    """A cell without its middle, which tells names apart least, where it is too long."""
+    text = str(cell)
+    if cell_len(text) <= width:
+        return cell
+    head, tail = set_cell_size(text, (width - 1) // 2).rstrip(), text
+    while cell_len(tail) > width - 1 - cell_len(head):
+        tail = tail[1:]
+    style = cell.style if isinstance(cell, Text) else ""
+    return Text(f"{head}\u2026{tail}", style=style)
 
 
 def narrate(text: str) -> None:

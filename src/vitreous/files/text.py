@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-__all__ = ["LONGEST", "csv_cell", "csv_line", "html_text", "json_text", "printable", "visible"]
+__all__ = ["LONGEST", "csv_cell", "csv_line", "html_text", "json_text", "printable", "visible", "yaml_text"]
 
 LONGEST = 200
 """Characters of a name on a terminal or a page; of a longer one both ends are shown."""
@@ -73,14 +73,24 @@ def csv_line(cells: Iterable[str | float]) -> str:
     return ",".join(_csv_field(cell) for cell in cells) + "\n"
 
 
-def json_text(value: Any, indent: int | None = None) -> str:
+def json_text(value: Any, indent: int | None = None, ascii_only: bool = False) -> str:
     r"""A value as JSON that any parser reads and no terminal obeys; what is read back is exactly what was written.
 
-    Letters of every script stay readable; what is not printable is written as ``\uXXXX``. A number that JSON does not
-    have, such as infinity, becomes null.
+    Letters of every script stay readable unless ASCII is asked for; what is not printable is written as ``\uXXXX``. A
+    number that JSON does not have, such as infinity, becomes null.
     """
     text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
-    return _BEYOND_ASCII.sub(lambda found: found[0] if found[0].isprintable() else _json_escape(found[0]), text)
+    return _BEYOND_ASCII.sub(
+        lambda found: found[0] if found[0].isprintable() and not ascii_only else _json_escape(found[0]), text
+    )
+
+
+def yaml_text(value: str | float | bool | None) -> str:
+    r"""A scalar as YAML, tame as JSON is; beyond the first plane YAML has escapes of its own, ``\UXXXXXXXX``."""
+    text = json.dumps(value, ensure_ascii=False)
+    return _BEYOND_ASCII.sub(
+        lambda found: found[0] if found[0].isprintable() else found[0].encode("unicode_escape").decode("ascii"), text
+    )
 
 
 def html_text(text: str, limit: int | None = LONGEST) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import glob
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 from vitreous.errors import OutputError, UsageError
 from vitreous.files.opening import read_regular
+from vitreous.files.text import yaml_text
 from vitreous.files.writing import replacing
 from vitreous.train.config import RunConfig
 from vitreous.train.folder_content import read_report, refuse_ways_out, remove_left_over, removing_preamble
@@ -325,7 +325,7 @@ def _scalar(value: Any) -> str:
     if isinstance(value, float):
         mantissa, exponent, power = repr(value).partition("e")
         return (mantissa if "." in mantissa else mantissa + ".0") + exponent + power
-    return json.dumps(value, ensure_ascii=False)
+    return yaml_text(value)
 
 
 def write_text(path: Path, text: str) -> None:

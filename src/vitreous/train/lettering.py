@@ -14,6 +14,8 @@ if logging.getLogger("matplotlib").level == logging.NOTSET:
 
 from matplotlib import font_manager, ft2font
 
+from vitreous.files.text import printable, visible
+
 __all__ = ["Lettering"]
 
 _DEFAULT = "DejaVu Sans"  # comes with matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew, Armenian, Georgian and more
@@ -31,7 +33,7 @@ class Lettering:
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        wanted = frozenset(map(ord, "".join(texts))) | {ord("…")}
+        wanted = frozenset(map(ord, "".join(map(visible, texts)))) | {ord("…")}
         self.families, self._drawable = _families(wanted - _letters(font_manager.findfont(_DEFAULT)))
 
     def label(self, text: str, width: int = 24) -> str:
@@ -41,6 +43,9 @@ class Lettering:
         written by its number, such as `\u82b1`.
         """
         line = " ".join(text.split())
+        if len(line) > 4 * width:  # before each letter is measured: a name from a file may have millions
+            line = f"{line[: 2 * width]}…{line[-2 * width :]}"
+        line = printable(line)
         shown = "".join(c if ord(c) in self._drawable or c == " " else _escape(c) for c in line)
         if _columns(shown) <= width:
             return shown
