@@ -87,6 +87,7 @@ def test_public_definitions_are_offered(module):
 
 
 def test_the_package_offers_what_it_says():
+    from vitreous.api import finetune
     from vitreous.model.config import ViTConfig
     from vitreous.model.sizes import create
     from vitreous.model.vit import VisionTransformer
@@ -97,9 +98,12 @@ def test_the_package_offers_what_it_says():
         "ViTConfig": ViTConfig,
         "VisionTransformer": VisionTransformer,
         "create": create,
+        "finetune": finetune,
         "load": load,
     }
-    assert set(vitreous.__all__) == set(homes)
+    rooms = {"evaluate", "train"}  # functions, and packages of the same name: tests/test_api.py
+    assert set(vitreous.__all__) == set(homes) | rooms
+    assert all(callable(getattr(vitreous, name)) for name in rooms)
     assert {name: getattr(vitreous, name) for name in homes} == homes
     assert set(dir(vitreous)) >= set(homes) | {"__version__"}
 

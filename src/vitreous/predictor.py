@@ -29,6 +29,7 @@ from vitreous.engines.choose import EngineChoice
 from vitreous.engines.device import choose_device
 from vitreous.engines.names import EngineName, PrecisionName
 from vitreous.errors import CheckpointError, ConfigError, DataError
+from vitreous.files.html import html_bars, html_table
 from vitreous.model.config import Size2d
 from vitreous.model.merging import merge_tokens as merge
 from vitreous.model.vit import VisionTransformer
@@ -55,6 +56,9 @@ class Prediction:
     probability: float
     top: tuple[tuple[str, float], ...]
     name: str
+
+    def _repr_html_(self) -> str:
+        return html_bars(self.name, self.top)
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,9 @@ class Classifier:
 
     def __repr__(self) -> str:
         return f"Classifier({len(self.classes)} classes, {self.pipeline.size} pixels, on {self.device})"
+
+    def _repr_html_(self) -> str:
+        return html_table(repr(self), [(n, name) for n, name in enumerate(self.classes[:40])])
 
     @overload  # a str is an iterable of str for a type checker; the first match is the one that counts
     def predict(  # type: ignore[overload-overlap]

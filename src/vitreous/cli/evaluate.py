@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Literal
 
+from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
 from vitreous.cli.opening import (
@@ -13,15 +13,12 @@ from vitreous.cli.opening import (
     add_augmentation_option,
     add_engine_options,
     add_size_options,
-    computed_by,
-    opened,
-    pace,
 )
-from vitreous.cli.outputs import JSON_HELP, add_overwrite, files_of_data, files_of_model, outputs
+from vitreous.cli.outputs import JSON_HELP, add_overwrite, files_of_data, files_of_model, outputs, write_document
 from vitreous.cli.parsing import Parser
-from vitreous.cli.terminal import narrate, print_table
+from vitreous.cli.terminal import print_table
 
-__all__ = ["run"]
+__all__ = ["parsed", "run"]
 
 
 def _parser() -> Parser:
@@ -63,50 +60,36 @@ def _parser() -> Parser:
     return parser
 
 
+def parsed(argv: Sequence[str]) -> Namespace:
+    """The options that the words after the verb mean.
+
+    Raises:
+        UsageError: If a word cannot be meant.
+    """
+    return _parser().parse_args(argv)
+
+
 def run(argv: Sequence[str]) -> int:
     """Run the verb."""
-    options = _parser().parse_args(argv)
+    options = parsed(argv)
     files = outputs(options, each=(files_of_model(options.model), files_of_data(options.data, options.data_dir)))
     files.claim("--json", options.json)
     from vitreous.cli import scoring  # here: torch takes seconds, a wrong option should not
-    from vitreous.evaluate.calibration import calibrate
-    from vitreous.evaluate.metrics import evaluate
+    from vitreous.cli.evaluation import evaluated
 
-    classifier = opened(options)
-    classifier.require_classes()
-    data = scoring.open_data(classifier.info, options.data, options.data_dir, options.split)
-    name, split = scoring.choose_split(data, options.split)
-    labels = scoring.labels_by_name(classifier.classes, data, split)
-    for note in scoring.remarks(classifier.info, data, name):
-        narrate(note)
-    engine = classifier.prepare(len(split), options.batch_size)
-    if options.merge_tokens:  # now: what does not open should not cost the scores
-        whole = opened(options, merge_tokens=0, engine=engine.name, precision=engine.precision)
-        whole.prepare(len(split), options.batch_size)
-    start = time.perf_counter()
-    logits = scoring.logits_of(classifier, split, options.batch_size)
-    seconds = time.perf_counter() - start
-    narrate(pace(len(split), seconds, classifier, engine))
-    scores = evaluate(logits / classifier.info.temperature, labels)
-    calibration = calibrate(logits, labels, classifier.info.temperature)
-    merging = gain = None
-    if options.tta:
-        gain = scoring.gain_of_augmentation(
-            classifier, split, labels, options.batch_size, logits=logits, seconds=seconds
-        )
-    if options.merge_tokens:
-        merging = scoring.loss_of_merging(whole, split, labels, options.batch_size, scores=scores, seconds=seconds)
+    found = evaluated(options)
+    scores, how = found.scores, found.computed_by
     if options.json != "-":
-        title = f"{data.name}, {'all pictures' if name == 'all' else name + ' split'}: {scores.n:,} pictures"
-        for table in scoring.tables(title, scores, calibration, classifier.classes):
+        which = "all pictures" if found.split == "all" else f"{found.split} split"
+        title = f"{found.data.name}, {which}: {scores.n:,} pictures"
+        for table in scoring.tables(title, scores, found.calibration, found.classes):
             print_table(table, shorten=range(min(2, len(table.columns) - 2)))  # names of classes
-        if merging:
-            print_table(scoring.merging_table(options.merge_tokens, merging))
-        if gain:
-            print_table(scoring.augmentation_table(gain))
+        if how["merging"]:
+            print_table(scoring.merging_table(options.merge_tokens, how["merging"]))
+        if how.get("tta"):
+            print_table(scoring.augmentation_table(how["tta"]))
     if options.json:
-        facts = {"model": options.model, "data": data, "split": name, "classes": classifier.classes}
-        how = {**computed_by(classifier, engine), "merge_tokens": options.merge_tokens, "merging": merging}
-        how |= {"tta": gain} if gain else {}
-        scoring.write_json(files, options.json, scores, calibration, **facts, computed_by=how)
+        data = found.data
+        files.reads(each=lambda: (path for one in data.splits.values() for path in one.paths or []))
+        write_document(files, options.json, found.to_dict())
     return 0

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from vitreous.checkpoint.artifact import ModelInfo
-from vitreous.cli.outputs import write_document
 from vitreous.cli.terminal import bar
 from vitreous.data.config import DataConfig
 from vitreous.data.sources import ImageData, Split, open_source
@@ -25,7 +24,6 @@ from vitreous.errors import DataError, did_you_mean
 from vitreous.evaluate.calibration import Calibration
 from vitreous.evaluate.metrics import Scores, evaluate, most_confused
 from vitreous.files.text import printable, visible
-from vitreous.files.writing import Outputs
 from vitreous.predictor import Classifier, Failure
 
 __all__ = [
@@ -40,7 +38,6 @@ __all__ = [
     "remarks",
     "split_as_trained",
     "tables",
-    "write_json",
 ]
 
 _MANY = 40  # classes beyond which the table shows only the worst
@@ -257,32 +254,6 @@ def tables(title: str, scores: Scores, calibration: Calibration, classes: Sequen
                 Text(visible(pair.true)), Text(visible(pair.predicted)), f"{pair.count:,}", f"{pair.share:.1%}"
             )
         yield mistakes
-
-
-def write_json(
-    files: Outputs,
-    file: str,
-    scores: Scores,
-    calibration: Calibration,
-    *,
-    model: str,
-    data: ImageData,
-    split: str,
-    classes: Sequence[str],
-    computed_by: Mapping[str, Any],
-) -> None:
-    """Write every number; ``file`` ``-`` is standard output."""
-    files.reads(each=lambda: (path for one in data.splits.values() for path in one.paths or []))
-    document = {
-        "model": model,
-        "data": {"name": data.name, "fingerprint": data.fingerprint, "split": split, "pictures": scores.n},
-        "computed_by": dict(computed_by),
-        "unreadable": [{"path": str(path), "reason": reason} for path, reason in data.unreadable],
-        "classes": list(classes),
-        "scores": scores.to_dict(),
-        "calibration": calibration.to_dict(),
-    }
-    write_document(files, file, document)
 
 
 def _open(config: DataConfig, hold_out: bool = True, record: object = None) -> ImageData:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import TextIO
 
 from rich.cells import cell_len, set_cell_size
@@ -16,9 +17,10 @@ from rich.text import Text
 
 from vitreous.files.text import printable
 
-__all__ = ["bar", "columns_of", "narrate", "number", "print_table"]
+__all__ = ["bar", "columns_of", "narrate", "number", "print_table", "silence"]
 
 _UNLIMITED = 10_000  # columns: what goes into a file or another program is not wrapped
+_SILENT: ContextVar[bool] = ContextVar("silent", default=False)
 _LEAST = 12  # columns that a name keeps
 
 
@@ -74,8 +76,20 @@ def _shortened(cell: RenderableType, width: int) -> RenderableType:
     return Text(f"{head}\u2026{tail}", style=style)
 
 
+@contextlib.contextmanager
+def silence(silent: bool = True) -> Iterator[None]:
+    """Within, in this thread, :func:`narrate` and :func:`bar` say nothing."""
+    before = _SILENT.set(silent or _SILENT.get())
+    try:
+        yield
+    finally:
+        _SILENT.reset(before)
+
+
 def narrate(text: str) -> None:
     """Say a line about the work on standard error; brackets in it are no markup, control characters are shown."""
+    if _SILENT.get():
+        return
     print(printable(text), file=sys.stderr, flush=True)  # noqa: T201
 
 
@@ -83,13 +97,29 @@ def narrate(text: str) -> None:
 def bar(label: str, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
     """Give a function of (done, total) that moves a bar on standard error, where that is a terminal."""
     console = Console(stderr=True)
-    if not (shown and console.is_terminal):
+    if shown and console.is_jupyter and not _SILENT.get():
+        with _in_notebook(label) as at:
+            yield at
+        return
+    if not (shown and console.is_terminal) or _SILENT.get():
         yield lambda done, total: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(label, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def _in_notebook(label: str) -> Iterator[Callable[[int, int], None]]:
+    """The bar of :func:`bar` in a notebook."""
+    from vitreous.cli.notebook import Line  # here: only a notebook needs it
+
+    line = Line()
+    try:
+        yield lambda done, total: line.draw(f"{label} {done:,} of {total:,}", done / max(total, 1))
+    finally:
+        line.clear()
 
 
 def number(value: float) -> str:

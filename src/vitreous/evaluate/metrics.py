@@ -16,6 +16,7 @@ from sklearn.metrics import precision_recall_fscore_support
 from torch import Tensor
 
 from vitreous.errors import DataError, NonFiniteError
+from vitreous.files.html import html_table
 
 __all__ = ["ClassScore", "ConfusedPair", "Scores", "check_predictions", "evaluate", "most_confused", "worst_mistakes"]
 
@@ -99,6 +100,12 @@ class Scores:
         """Return the single numbers by field name, without `n`; `top5` only where there is one."""
         names = ("log_loss", "top1", "top5", "macro_precision", "macro_recall", "macro_f1", "precision", "recall", "f1")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def _repr_html_(self) -> str:
+        top5 = [("top-5", f"{self.top5:.2%}")] if self.top5 is not None else []
+        macro = [(name, f"{getattr(self, name):.4f}") for name in ("macro_precision", "macro_recall", "macro_f1")]
+        rows = [("top-1", f"{self.top1:.2%}"), *top5, *macro, ("log loss", f"{self.log_loss:.4f}")]
+        return html_table(f"{self.n:,} images", rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same fields as plain numbers, lists and dictionaries, ready for JSON."""
