@@ -196,3 +196,37 @@ def test_broken_weights_are_told_and_not_labelled(photos):
         model.head.bias[1] = float("nan")
     with pytest.raises(CheckpointError, match="not finite"):
         Classifier(model, INFO, device="cpu").predict(photos[0])
+
+
+def test_test_time_augmentation_is_the_mean_over_the_image_and_its_mirror_image(classifier, photos):
+    augmented = Classifier(model_of(CONFIG), INFO, device="cpu", tta=True)
+    batch = torch.stack([PIPELINE(read_picture(photo)) for photo in photos])
+    with torch.inference_mode():
+        views = [(classifier.model(images) / 2.5).softmax(1) for images in (batch, batch.flip(3))]
+    expected = (views[0] + views[1]) / 2
+    assert (views[0] - views[1]).abs().max() > 1e-2
+    for batch_size in (1, 2, 32):
+        found = augmented.predict(photos, top_k=4, batch_size=batch_size)
+        for prediction, chances in zip(found, expected, strict=True):
+            assert [dict(prediction.top)[name] for name in INFO.classes] == pytest.approx(chances.tolist(), abs=1e-5)
+    tempered = torch.from_numpy(augmented.logits(photos)) / 2.5
+    torch.testing.assert_close(tempered.softmax(1), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(augmented.embed(photos), classifier.embed(photos), rtol=1e-4, atol=1e-5)
+    mirrored = [np.ascontiguousarray(photo[:, ::-1]) for photo in photos]  # also where resizing is not quite symmetric
+    for one, other in zip(augmented.predict(photos), augmented.predict(mirrored), strict=True):
+        assert one.probability == pytest.approx(other.probability, abs=0.02)
+
+
+def test_load_takes_test_time_augmentation_and_float32_is_its_default(tmp_path, photos):
+    save_model(tmp_path / "model.safetensors", model_of(CONFIG), INFO)
+    augmented = vitreous.load(tmp_path, device="cpu", tta=True)
+    expected = Classifier(model_of(CONFIG), INFO, device="cpu", tta=True).predict(photos[0])
+    assert augmented.predict(photos[0]).probability == pytest.approx(expected.probability, abs=1e-5)
+    assert augmented.prepare(100).precision == "float32"
+    headless = Classifier(
+        VisionTransformer(vitreous.ViTConfig(**{**vars(CONFIG), "num_classes": 0})),
+        ModelInfo((), PIPELINE),
+        "cpu",
+        tta=True,
+    )
+    assert headless.embed(photos[0]).shape == (32,)

@@ -175,3 +175,28 @@ def test_merging_is_scored_against_the_model_as_it_is(vitreous, model_file, digi
     merged = package.load(model_file, device="cpu", engine="torch", precision="float32", merge_tokens=3)
     called = merged.logits(sorted(digits.rglob("*.png"))).argmax(1)
     assert merging["top1"] == pytest.approx(accuracy_score(labels, called))
+
+
+def test_the_gain_of_test_time_augmentation_is_measured_on_the_users_images(vitreous, model_file, digits, tmp_path):
+    run = vitreous("evaluate", model_file, "digits-folder", "--tta", "--json", "t.json", "--device=cpu")
+    assert run.returncode == 0, run.stderr
+    document = json.loads((tmp_path / "t.json").read_text())
+    assert document["computed_by"]["augmentation"] == "mirror"
+    gain = document["computed_by"]["tta"]
+    files = sorted(digits.rglob("*.png"))
+    labels, plain = by_hand(model_file, digits)
+    augmented = package.load(model_file, device="cpu", engine="torch", tta=True).logits(files)
+    right, right_without = (logits.argmax(1) == np.asarray(labels) for logits in (augmented, np.asarray(plain)))
+    assert gain["top1"] == document["scores"]["top1"] == pytest.approx(right.mean())
+    assert gain["top1_without"] == pytest.approx(right_without.mean())
+    assert gain["put_right"] == (right & ~right_without).sum() > 0
+    assert gain["put_wrong"] == (~right & right_without).sum()
+    assert gain["log_loss"] == pytest.approx(document["calibration"]["log_loss_after"], rel=1e-4)
+    without = vitreous("evaluate", model_file, "digits-folder", "--json", "-", "--device=cpu")
+    before = json.loads(without.stdout)
+    assert gain["top1_without"] == before["scores"]["top1"]
+    assert gain["log_loss_without"] == pytest.approx(before["calibration"]["log_loss_after"], rel=1e-4)
+    assert "augmentation" not in before["computed_by"]
+    points = 100 * (gain["top1"] - gain["top1_without"])
+    assert re.search(rf"gain\s+{re.escape(f'{points:+.2f}')} points\s+[+-]0\.\d{{4}}", run.stdout)
+    assert re.search(rf"images put right, put wrong\s+{gain['put_right']}, {gain['put_wrong']}\s", run.stdout)

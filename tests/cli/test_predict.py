@@ -158,3 +158,27 @@ def test_merged_tokens_change_what_is_computed(vitreous, model_file, folder):
     assert whole.returncode == merged.returncode == 0
     assert whole.stdout != merged.stdout
     assert refused.returncode == 2
+
+
+def test_a_url_is_refused_with_the_remedy_and_in_a_list_beside_the_others(vitreous, model_file, folder):
+    url = "https://example.org/cat.jpg"
+    why = "a URL, and nothing is fetched from the web: download it first and give the file"
+    run = vitreous("predict", model_file, url)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == f"vitreous: '{url}': {why}\n"
+    run = vitreous("predict", model_file, "-", "--format=csv", text_in=f"{url}\nin/b.png\n")
+    assert run.returncode == 1
+    assert [row["error"] for row in csv.DictReader(run.stdout.splitlines())] == [why, ""]
+    assert f"vitreous: {url}: {why}" in run.stderr
+
+
+def test_test_time_augmentation_is_the_librarys_and_is_recorded(vitreous, model_file, folder, tmp_path):
+    run = vitreous("predict", model_file, "in/b.png", "--format=jsonl", "--tta", "--device=cpu", "--top-k=10")
+    assert run.returncode == 0, run.stderr
+    record = json.loads(run.stdout)
+    assert record["augmentation"] == "mirror"
+    expected = package.load(model_file, device="cpu", tta=True).predict(tmp_path / "in/b.png", top_k=10)
+    assert record["probability"] == pytest.approx(expected.probability, abs=1e-4)
+    plain = json.loads(vitreous("predict", model_file, "in/b.png", "--format=jsonl", "--device=cpu").stdout)
+    assert "augmentation" not in plain
+    assert plain["probability"] != pytest.approx(record["probability"], abs=1e-4)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,19 +15,17 @@ from torch import Tensor
 from vitreous.checkpoint.adapters.common import few
 from vitreous.checkpoint.artifact import save_model
 from vitreous.checkpoint.opening import Opened, OpenOptions, open_fully
+from vitreous.checkpoint.placing import Destination
 from vitreous.checkpoint.witness import witness
-from vitreous.checkpoint.writing import FILES, adopted, export, layout_of_files, write_files
+from vitreous.checkpoint.writing import adopted, export, write_files
 from vitreous.data.pictures import read_picture
-from vitreous.errors import CheckpointError, OutputError, UsageError
-from vitreous.files.writing import Outputs
+from vitreous.errors import CheckpointError
 from vitreous.model.config import pair
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["Comparison", "Conversion", "Family", "convert"]
 
 Family = Literal["google", "timm", "huggingface", "torchvision", "vitreous"]
-_WITH_SIDECAR = ("google", "torchvision")  # families whose files have no room for classes and sizes
-_DOCUMENTS = ("config.json", "preprocessor_config.json")
 BOUND = 1e-5
 HYBRID_BOUND = 3e-5  # its group norms add up in another order
 """Largest difference of two logits that a conversion may make, relative to the largest logit."""
@@ -96,33 +92,17 @@ def convert(
         UsageError: If the destination exists, is read by this conversion, or is a folder with other files in it.
         OutputError: If the destination cannot be written.
     """
-    target = Path(destination).expanduser()
-    weights, is_folder = layout_of_files(to, target)
-    outputs = Outputs(overwrite)
-    outputs.reads(each=lambda: _files_of(source))
-    if is_folder:
-        _claim_folder(target, source, overwrite)
-    else:
-        outputs.claim("DST", target)
-        if to in _WITH_SIDECAR:
-            outputs.claim("the description beside DST", weights.with_suffix(".json"))
+    place = Destination(to, destination, source, overwrite)
     opened = open_fully(source, options or OpenOptions())
     for reason in opened.reasons:
         tell(reason)
     used, notes = adopted(opened, to)
     for note in notes:
         tell(note)
-    aside = target.parent / f".{target.name[:100]}.{secrets.token_hex(4)}.tmp"
-    try:
-        aside.mkdir()
-        files = _write(used, to, aside / weights.name)
-        comparisons = _compare(opened, used, to, aside / weights.name, tell)
-        _install(aside, target, is_folder, files, outputs)
-    except OSError as error:
-        raise OutputError(f"cannot write '{target}': {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return Conversion([weights.parent / file.name for file in files], opened.reasons, notes, comparisons)
+    with place.aside() as weights:
+        files = _write(used, to, weights)
+        comparisons = _compare(opened, used, to, weights, tell)
+        return Conversion(place.install(files), opened.reasons, notes, comparisons)
 
 
 def _write(opened: Opened, to: str, weights: Path) -> list[Path]:
@@ -130,52 +110,6 @@ def _write(opened: Opened, to: str, weights: Path) -> list[Path]:
         save_model(weights, opened.model, opened.info)
         return [weights]
     return write_files(export(opened, to), to, weights)
-
-
-def _files_of(source: str | os.PathLike[str]) -> Iterable[Path]:
-    """The files that a source may be read from, as far as they lie where the user says."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path.iterdir()
-    return (path, path.with_suffix(".json"), *(path.parent / name for name in _DOCUMENTS)) if path.is_file() else ()
-
-
-def _claim_folder(target: Path, source: str | os.PathLike[str], overwrite: bool) -> None:
-    """Check that a folder may be written: only one that an earlier conversion left is ever replaced.
-
-    Raises:
-        UsageError: If it is there already and may not be replaced, or holds the source or files of other programs.
-        OutputError: If it cannot be made.
-    """
-    if not target.parent.is_dir():
-        raise OutputError(f"cannot write '{target}': the folder '{target.parent}' does not exist")
-    if not os.path.lexists(target):
-        return
-    if not overwrite:
-        raise UsageError(f"'{target}' exists already: --overwrite replaces it, or name another destination")
-    within = target.resolve()
-    if any(within in (file.resolve(), *file.resolve().parents) for file in _files_of(source)):
-        raise UsageError(f"'{target}' holds what this command reads: name another destination")
-    kept = {name for name, _ in FILES.values()} | set(_DOCUMENTS)
-    others = sorted(file.name for file in target.iterdir() if file.name not in kept) if target.is_dir() else []
-    if others or not target.is_dir():
-        what = f"holds other files ({few(others)})" if others else "is no folder"
-        raise UsageError(f"'{target}' {what}, which --overwrite would delete: name another destination")
-
-
-def _install(aside: Path, target: Path, is_folder: bool, files: list[Path], outputs: Outputs) -> None:
-    """Put what was written in its place by renaming; what lay there before goes only then."""
-    if not is_folder:
-        for file in reversed(files):  # the weights last: they are what others look for
-            with outputs.replacing(target.parent / file.name) as place:
-                os.replace(file, place)
-        return
-    target = target.resolve()  # a link to a folder stays one
-    old = aside.with_suffix(".old")
-    if target.exists():
-        os.replace(target, old)
-    os.replace(aside, target)
-    shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
 
 
 def _compare(source: Opened, used: Opened, to: Family, weights: Path, tell: Callable[[str], None]) -> list[Comparison]:

@@ -26,8 +26,11 @@ FILES = {
     "huggingface": ("model.safetensors", ()),
     "torchvision": ("model.pth", (".pth", ".pt", ".safetensors")),
     "vitreous": ("model.safetensors", (".safetensors",)),
+    "onnx": ("model.onnx", (".onnx",)),
+    "torch": ("model.pt2", (".pt2",)),
 }
-"""Of each family: the name of the weights in a folder, and the endings by which the destination is itself the file."""
+"""Of each family, and of each form that runs by itself: the name of the weights in a folder, and the endings by which
+the destination is itself the file."""
 
 
 def layout_of_files(family: str, destination: Path) -> tuple[Path, bool]:

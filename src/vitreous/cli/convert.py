@@ -1,4 +1,4 @@
-"""`vitreous convert`: a checkpoint of one family to files of another, with proof."""
+"""`vitreous convert`: a checkpoint to files of another family, or to a file that runs by itself, with proof."""
 
 from __future__ import annotations
 
@@ -16,16 +16,24 @@ from vitreous.files.text import visible
 
 __all__ = ["run"]
 
-_Family = Literal["google", "timm", "huggingface", "torchvision", "vitreous"]
+_To = Literal["google", "timm", "huggingface", "torchvision", "vitreous", "onnx", "torch"]
 _Activation = Literal["gelu", "gelu-tanh", "relu"]
 
 
 def _parser() -> Parser:
     parser = Parser(
         "convert",
-        "SRC DST --to FAMILY [options]",
+        "SRC DST --to FORM [options]",
         "Write a checkpoint in another family's format, read it again, and compare the logits of both on a photograph "
-        "and on noise. No tensor is dropped, added or reshaped unless you name it; where it fails, nothing is left.",
+        "and on noise. No tensor is dropped, added or reshaped unless you name it; where it fails, nothing is left.\n"
+        "onnx and torch take any model and run without vitreous: from 8-bit images of the model's size, B x C x H x W, "
+        "to calibrated probabilities, logits and features, with class names, pipeline, temperature and provenance in "
+        "the file. They are run on photographs and noise and compared with PyTorch in float32 before they are kept.\n"
+        "The families take what their own code can compute. torchvision: stems patch and linear, pool cls. "
+        "huggingface: stems patch and linear, pool cls; cls-mean as DINOv2. timm and google: stems patch, linear and "
+        "resnet, pools cls, mean and map. None takes the stem conv of the recipes folder, digits and cifar10: train "
+        "with --model.stem patch --model.pool cls for a model that timm, huggingface and torchvision take, or use onnx "
+        "or torch.",
         [
             ("vitreous convert ViT-B_16.npz b16/ --to huggingface --activation gelu", "Google's file for transformers"),
             (
@@ -34,12 +42,15 @@ def _parser() -> Parser:
                 "from the hub, to Google's layout",
             ),
             ("vitreous convert in21k.npz in21k/ --to timm --drop pre_logits", "without the paper's hidden layer"),
-            ("vitreous convert runs/photos-1 photos.pth --to torchvision", "your own model"),
+            ("vitreous convert runs/photos-1 photos.onnx --to onnx", "your own model, whatever its stem and pooling"),
+            ("vitreous convert runs/photos-1 photos.pt2 --to torch", "the same for torch.export.load"),
         ],
     )
     parser.add_argument("source", type=str, metavar="SRC", help="a file, a folder or a hub id, of any family")
-    parser.add_argument("destination", type=str, metavar="DST", help="a folder, or a .npz, .pth or .safetensors file")
-    parser.add_argument("--to", type=_Family, required=True, help=f"one of {', '.join(typing.get_args(_Family))}")
+    parser.add_argument(
+        "destination", type=str, metavar="DST", help="a folder, or a .npz, .pth, .safetensors, .onnx or .pt2 file"
+    )
+    parser.add_argument("--to", type=_To, required=True, help=f"one of {', '.join(typing.get_args(_To))}")
     parser.add_argument(
         "--drop",
         type=str,
@@ -82,6 +93,7 @@ def run(argv: Sequence[str]) -> int:
     source_size = size_in_pixels("--source-size", options.source_size)
     from vitreous.checkpoint.convert import convert  # here: torch takes seconds, a wrong option should not
     from vitreous.checkpoint.opening import OpenOptions
+    from vitreous.export.run import FORMS, export
 
     asked = OpenOptions(
         image_size=image_size,
@@ -95,7 +107,8 @@ def run(argv: Sequence[str]) -> int:
     )
     files = outputs(options, each=(files_of_model(options.source),))
     files.claim("--json", options.json)
-    done = convert(options.source, options.destination, options.to, asked, overwrite=options.overwrite, tell=narrate)
+    verb = export if options.to in FORMS else convert
+    done = verb(options.source, options.destination, options.to, asked, overwrite=options.overwrite, tell=narrate)
     narrate("wrote " + "  ".join(visible(str(file)) for file in done.files))
     if options.json:
         about = {"source": options.source, "destination": options.destination, "to": options.to}

@@ -115,7 +115,9 @@ def refuse(family: str, problems: Iterable[str]) -> None:
     """
     found = list(problems)
     if found:
-        raise CheckpointError(f"{family} cannot express this model: {'; '.join(found)}")
+        raise CheckpointError(
+            f"{family} cannot express this model: {'; '.join(found)}. `--to onnx` and `--to torch` take any model"
+        )
 
 
 def few(items: Iterable[str]) -> str:

@@ -1,0 +1,170 @@
+"""`vitreous convert --to onnx` and `--to torch`: any model leaves as a file that gives its numbers without vitreous."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from vitreous.checkpoint.artifact import ModelInfo, save_model
+from vitreous.cli.main import main
+from vitreous.data.config import PreprocessConfig
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.export import onnx_file, torch_file
+from vitreous.export.whole import WholeModel
+from vitreous.model.config import ViTConfig
+from vitreous.model.vit import VisionTransformer
+from vitreous.predictor import load
+
+pytest.importorskip("onnxscript", reason="onnx is not installed: pip install -e '.[dev]'")
+
+CLASSES = ("daisy", "Löwenzahn", "a\udcff\x1b[31m")
+VARIANTS = {  # every stem, pooling, position, head and extra token once
+    "folder recipe": {"stem": "conv", "pool": "mean"},
+    "hybrid": {"stem": "resnet", "resnet_layers": (1, 1), "resnet_width": 32, "pool": "map", "position": "relative"},
+    "tokens": {
+        "position": "rope-2d",
+        "registers": 2,
+        "qk_norm": True,
+        "layer_scale": 0.3,
+        "pool": "cls-mean",
+        "head": "mlp",
+        "head_hidden": 20,
+    },
+    "grey, no head": {"num_classes": 0, "in_channels": 1, "stem": "linear", "pool": "seq", "position": "sincos-2d"},
+}
+
+
+def saved(folder: Path, **changes: object) -> Path:
+    """A model file with every weight away from zero."""
+    small = {"image_size": (32, 48), "patch_size": 8, "num_classes": 3, "width": 32, "depth": 1, "heads": 2}
+    torch.manual_seed(0)
+    config = ViTConfig(**{**small, "mlp_dim": 64, "init": "timm", **changes})
+    model = VisionTransformer(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    channels = config.in_channels
+    constants = PreprocessConfig(mean=(0.5, 0.4, 0.3)[:channels], std=(0.2, 0.3, 0.1)[:channels], crop_ratio=0.9)
+    info = ModelInfo(
+        CLASSES[: config.num_classes], EvalPipeline((32, 48), channels, constants), 1.7, {"recipe": "folder"}
+    )
+    save_model(folder / "model.safetensors", model, info)
+    return folder / "model.safetensors"
+
+
+def convert(*words: object) -> int:
+    return main(["convert", *map(str, words)])
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize(("form", "module", "name"), [("onnx", onnx_file, "m.onnx"), ("torch", torch_file, "m.pt2")])
+def test_every_kind_of_model_gives_its_numbers(tmp_path, capfd, form, module, name, changes):
+    source = saved(tmp_path, **changes)
+    assert convert(source, tmp_path / name, "--to", form) == 0
+    told = capfd.readouterr().err
+    assert "on photographs and noise, together and alone: largest difference" in told
+    assert told.endswith(f"wrote {tmp_path / name}\n")
+    classifier = load(source, device="cpu", engine="torch")
+    photos = [*load_sample_images().images, *(image[:200] for image in load_sample_images().images)]
+    pixels = np.stack([classifier.pipeline.pixels(Image.fromarray(photo)) for photo in photos])
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+    _, words, outputs = module.read(tmp_path / name, [images, images[:3], images[:1]])
+    features = classifier.embed(photos)
+    for count, found in zip((4, 3, 1), outputs, strict=True):
+        np.testing.assert_allclose(found[-1], features[:count], rtol=1e-4, atol=1e-4)
+        if classifier.classes:
+            np.testing.assert_allclose(found[1], classifier.logits(photos[:count]), rtol=1e-4, atol=1e-4)
+            tops = [dict(each.top) for each in classifier.predict(photos[:count])]
+            expected = [[top[label] for label in classifier.classes] for top in tops]
+            np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=1e-5)
+    assert tuple(json.loads(words["classes"])) == classifier.classes
+    assert json.loads(words["pipeline"]) == classifier.pipeline.to_dict()
+    assert float(words["temperature"]) == 1.7
+    assert json.loads(words["provenance"]) == {"recipe": "folder"}
+    assert words["outputs"] == ("probabilities, logits, features" if classifier.classes else "features")
+    channels = classifier.pipeline.channels
+    assert words["input"].startswith(f"images: uint8, B x {channels} x 32 x 48, {'RGB' if channels == 3 else 'grey'}")
+    assert sorted(os.listdir(tmp_path)) == sorted([name, "model.safetensors"])
+    assert str(Path(__file__).parents[2]).encode() not in (tmp_path / name).read_bytes()  # whose machine made it
+
+
+ALONE = """
+import sys
+sys.modules["vitreous"] = None
+import numpy, onnxruntime, torch
+images = numpy.full((5, 3, 32, 48), 77, numpy.uint8)
+found = onnxruntime.InferenceSession("onnx/model.onnx").run(["probabilities"], {"images": images})[0]
+other = torch.export.load("m.pt2").module()(torch.from_numpy(images))[0].detach().numpy()
+print(found.shape, abs(found - other).max() < 1e-5, abs(found.sum(1) - 1).max() < 1e-5)
+"""
+
+
+def test_files_run_where_vitreous_is_not(tmp_path, monkeypatch):
+    source = saved(tmp_path, stem="conv", pool="mean")
+    monkeypatch.setattr(onnx_file, "_LARGEST", 1)  # as for a model whose weights one file cannot hold
+    assert convert(source, tmp_path / "onnx", "--to", "onnx") == 0
+    assert sorted(os.listdir(tmp_path / "onnx")) == ["model.onnx", "model.onnx.data"]
+    assert convert(source, tmp_path / "m.pt2", "--to", "torch") == 0
+    run = subprocess.run(
+        [sys.executable, "-c", ALONE], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.stdout == "(5, 3) True True\n", run.stderr
+
+
+def test_another_size_is_exported_for_that_size(tmp_path):
+    source = saved(tmp_path, stem="conv", pool="mean")
+    assert convert(source, tmp_path / "m.pt2", "--to", "torch", "--image-size", "48x32") == 0
+    _, words, outputs = torch_file.read(tmp_path / "m.pt2", [torch.zeros(1, 3, 48, 32, dtype=torch.uint8)])
+    assert json.loads(words["pipeline"])["size"] == [48, 32]
+    assert outputs[0][0].shape == (1, 3)
+
+
+def test_a_file_that_computes_otherwise_is_not_kept(tmp_path, capfd, monkeypatch):
+    source = saved(tmp_path)
+    forward = WholeModel.forward
+    monkeypatch.setattr(WholeModel, "forward", lambda self, images: forward(self, images.flip(0)))
+    assert convert(source, tmp_path / "m.pt2", "--to", "torch") == 1
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert error.startswith("vitreous: what was written gives other numbers, run by torch")
+    assert error.endswith("above 3e-05; nothing was kept")
+    assert os.listdir(tmp_path) == ["model.safetensors"]
+
+
+def test_a_missing_package_is_named_before_any_work(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(onnx_file, "PACKAGES", ("onnxruntime", "no_such_package"))
+    assert convert(tmp_path / "gone", tmp_path / "m.onnx", "--to", "onnx") == 1
+    assert capfd.readouterr().err == "vitreous: --to onnx needs no_such_package: pip install 'vitreous[onnx]'\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("m.pt2", "--to", "onnx"), 2, "does not fit --to onnx: give a folder, or a file that ends in .onnx"),
+        (("m.onnx", "--to", "torch"), 2, "does not fit --to torch: give a folder, or a file that ends in .pt2"),
+        (("m.onnx", "--to", "onx"), 2, "Did you mean 'onnx'"),
+        (("m.pth", "--to", "torchvision"), 1, "no square. `--to onnx` and `--to torch` take any model"),
+        (("t", "--to", "timm"), 1, "stem conv. `--to onnx` and `--to torch` take any model"),
+        (("there.onnx", "--to", "onnx"), 2, "'there.onnx' exists already: --overwrite replaces it"),
+        ((".", "--to", "onnx", "--overwrite"), 2, "'.' holds what this command reads: name another destination"),
+        (("there.onnx", "--to", "onnx", "--drop", "head", "--json", "there.onnx"), 2, "exists already"),
+    ],
+)
+def test_wrong_use_is_one_line_that_names_what_fits(tmp_path, capfd, monkeypatch, words, code, said):
+    source = saved(tmp_path, stem="conv", pool="mean")
+    (tmp_path / "there.onnx").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    assert convert(source.name, *words) == code
+    error = capfd.readouterr().err
+    assert said in error
+    assert error.splitlines()[-1].startswith("vitreous: ")
+    assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "there.onnx"]
+    assert (tmp_path / "there.onnx").read_text() == "mine"
