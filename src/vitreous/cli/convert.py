@@ -19,21 +19,25 @@ __all__ = ["run"]
 _To = Literal["google", "timm", "huggingface", "torchvision", "vitreous", "onnx", "torch"]
 _Activation = Literal["gelu", "gelu-tanh", "relu"]
 
+_DESCRIPTION = (
+    "Write a checkpoint in another family's format, read it again, and compare the logits of both on a photograph "
+    "and on noise. No tensor is dropped, added or reshaped unless you name it; where it fails, nothing is left.\n"
+    "onnx and torch take any model and run without vitreous: from 8-bit images of the model's size, B x C x H x W, "
+    "to calibrated probabilities, logits and features, with class names, pipeline, temperature and provenance in "
+    "the file. They are run on photographs and noise and compared with PyTorch in float32 before they are kept.\n"
+    "The families take what their own code can compute. torchvision: stems patch and linear, pool cls. "
+    "huggingface: stems patch and linear, pool cls; cls-mean as DINOv2. timm and google: stems patch, linear and "
+    "resnet, pools cls, mean and map. None takes the stem conv of the recipes folder, digits and cifar10: train "
+    "with --model.stem patch --model.pool cls for a model that timm, huggingface and torchvision take, or use onnx "
+    "or torch."
+)
+
 
 def _parser() -> Parser:
     parser = Parser(
         "convert",
         "SRC DST --to FORM [options]",
-        "Write a checkpoint in another family's format, read it again, and compare the logits of both on a photograph "
-        "and on noise. No tensor is dropped, added or reshaped unless you name it; where it fails, nothing is left.\n"
-        "onnx and torch take any model and run without vitreous: from 8-bit images of the model's size, B x C x H x W, "
-        "to calibrated probabilities, logits and features, with class names, pipeline, temperature and provenance in "
-        "the file. They are run on photographs and noise and compared with PyTorch in float32 before they are kept.\n"
-        "The families take what their own code can compute. torchvision: stems patch and linear, pool cls. "
-        "huggingface: stems patch and linear, pool cls; cls-mean as DINOv2. timm and google: stems patch, linear and "
-        "resnet, pools cls, mean and map. None takes the stem conv of the recipes folder, digits and cifar10: train "
-        "with --model.stem patch --model.pool cls for a model that timm, huggingface and torchvision take, or use onnx "
-        "or torch.",
+        _DESCRIPTION,
         [
             ("vitreous convert ViT-B_16.npz b16/ --to huggingface --activation gelu", "Google's file for transformers"),
             (
