@@ -168,3 +168,15 @@ def test_wrong_use_is_one_line_that_names_what_fits(tmp_path, capfd, monkeypatch
     assert error.splitlines()[-1].startswith("vitreous: ")
     assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "there.onnx"]
     assert (tmp_path / "there.onnx").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "m.pt2"])
+def test_an_exported_file_is_not_called_damaged_where_a_model_is_asked_for(tmp_path, capfd, name):
+    (tmp_path / name).write_bytes(bytes(100))
+    assert main(["predict", str(tmp_path / name), "x.png"]) == 1
+    assert "is an exported model, which" in capfd.readouterr().err
+
+
+def test_a_url_in_the_place_of_a_model_is_refused_with_the_remedy(capfd):
+    assert main(["predict", "https://example.org/model.safetensors", "x.png"]) == 1
+    assert "is a URL, and no file is fetched from one: download it first" in capfd.readouterr().err

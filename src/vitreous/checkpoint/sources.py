@@ -54,6 +54,8 @@ def locate(source: str | os.PathLike[str]) -> Located:
     except RuntimeError as error:  # ~ of a user that there is not
         raise CheckpointError(f"no model file '{name}': {error}") from error
     if not found:
+        if "://" in name:
+            raise CheckpointError(f"'{name}' is a URL, and no file is fetched from one: download it first")
         looks_local = path.suffix in SUFFIXES or name.startswith((".", "/", "~")) or path.parent.is_dir()
         if not hub.HUB_ID.fullmatch(name) or looks_local:
             beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -64,6 +66,11 @@ def locate(source: str | os.PathLike[str]) -> Located:
     file = _in_folder(path, name) if path.is_dir() else path
     if not file.is_file():
         raise CheckpointError(f"'{name}' is no regular file")
+    if file.suffix in _EXPORTED:
+        raise CheckpointError(
+            f"'{name}' is an exported model, which {_EXPORTED[file.suffix]} runs: it is not read back. Give the model file "
+            "that it was made from"
+        )
     own = file.suffix == ".safetensors" and KEY in read_header(file).metadata
     return Located(file, name, own)
 
