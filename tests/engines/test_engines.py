@@ -13,7 +13,7 @@ from engine_models import info_of, model_of
 
 from vitreous.engines.choose import EngineChoice
 from vitreous.engines.opening import installed
-from vitreous.engines.torch_engine import TorchEngine
+from vitreous.engines.torch_engine import TorchEngine, whole_float32
 from vitreous.errors import ConfigError
 from vitreous.predictor import Classifier
 from vitreous.train.machine import computes_bf16
@@ -130,6 +130,17 @@ def test_float32_of_torch_is_the_model_itself(photos):
         torch.testing.assert_close(
             choice.engine(10, 2)(images)[0], model(images)
         )  # not in every bit: MKL looks at addresses
+
+
+def test_float32_on_a_gpu_is_float32_in_convolutions_too():
+    from torch.backends import cudnn
+
+    before = (cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark)
+    with whole_float32(torch.device("cuda")):
+        assert (cudnn.allow_tf32, *before[1:]) == (False, *before[1:])
+    assert (cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark) == before
+    with whole_float32(torch.device("cpu")):
+        assert cudnn.allow_tf32 == before[0]
 
 
 SIGNALLED = """

@@ -21,6 +21,7 @@ __all__ = ["Located", "locate", "read_foreign"]
 _IN_FOLDER = ("model.safetensors", "pytorch_model.safetensors", "pytorch_model.bin", "model.npz", "model.pth")
 _INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _DOCUMENTS = ("config.json", "preprocessor_config.json")
+_EXPORTED = {".onnx": "ONNX Runtime", ".pt2": "torch.export.load"}
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ def locate(source: str | os.PathLike[str]) -> Located:
         raise CheckpointError(f"'{name}' is no regular file")
     if file.suffix in _EXPORTED:
         raise CheckpointError(
-            f"'{name}' is an exported model, which {_EXPORTED[file.suffix]} runs: it is not read back. Give the model file "
-            "that it was made from"
+            f"'{name}' is an exported model, which {_EXPORTED[file.suffix]} runs: it is not read back. Give the model "
+            "file that it was made from"
         )
     own = file.suffix == ".safetensors" and KEY in read_header(file).metadata
     return Located(file, name, own)

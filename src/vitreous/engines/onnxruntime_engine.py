@@ -55,6 +55,7 @@ class Graph:
     def __init__(self, folder: Path, precision: Precision, batch: int) -> None:
         import onnxruntime
 
+        onnxruntime.disable_telemetry_events()
         if precision != "float32":
             raise ConfigError(f"engine onnxruntime has no {precision} on the CPU: use --precision float32")
         self.precision = precision

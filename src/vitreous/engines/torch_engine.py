@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.backends import cudnn
 
 from vitreous.engines.base import Outputs
 from vitreous.engines.names import Precision
 from vitreous.model.vit import VisionTransformer
 from vitreous.train.shares import of_each_share, shares
 
-__all__ = ["TorchEngine"]
+__all__ = ["TorchEngine", "whole_float32"]
 
 
 class TorchEngine:
@@ -41,5 +44,17 @@ class TorchEngine:
             each = of_each_share(self._outputs, images, count)
             logits, features = (torch.cat(parts) for parts in zip(*each, strict=True))
         else:
-            logits, features = self._outputs(images)
+            with whole_float32(images.device):
+                logits, features = self._outputs(images)
         return logits.float(), features.float()
+
+
+@contextlib.contextmanager
+def whole_float32(device: torch.device) -> Iterator[None]:
+    """Have cuDNN convolve float32 in float32: by default it rounds to 10 bits first (TF32), 5e-4 of a value."""
+    if device.type != "cuda":
+        yield
+        return
+    kept = {"benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
+    with cudnn.flags(enabled=cudnn.enabled, allow_tf32=False, **kept):
+        yield

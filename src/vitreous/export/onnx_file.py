@@ -56,6 +56,7 @@ def read(file: Path, batches: Sequence[Tensor]) -> tuple[str, dict[str, str], li
     """Return who ran a file, what it says about itself, and its outputs for each batch, by ONNX Runtime on the CPU."""
     import onnxruntime
 
+    onnxruntime.disable_telemetry_events()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors: warnings are about the machine, such as a missing GPU
