@@ -151,14 +151,14 @@ def test_errors_of_the_configuration_pass_through():
         ("part:\n  widht: 3\n", "unknown setting 'part.widht'. Did you mean 'part.width'?"),
         ("batchsize: 3\n", "unknown setting 'batchsize'. Did you mean 'batch_size'?"),
         ("part:\n  width: wide\n", "--part.width is 'wide', it must be a whole number."),
-        ("part: [3\n", "Problems parsing config"),
+        ("part: [3\n", "--config '{file}' is no YAML in line 2"),
     ],
 )
 def test_errors_in_a_file_are_told_like_those_in_options(tmp_path, text, said):
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(UsageError) as caught:
         parse("x", "--config", str(tmp_path / "c.yaml"))
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(said.format(file=tmp_path / "c.yaml"))
     assert "\n" not in str(caught.value)
 
 

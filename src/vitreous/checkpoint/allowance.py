@@ -7,7 +7,7 @@ from dataclasses import replace
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError
 from vitreous.machine.memory import memory_left
-from vitreous.model.config import ViTConfig, pair
+from vitreous.model.config import Size2d, ViTConfig, pair
 from vitreous.model.footprint import forward_bytes
 
 __all__ = ["check_batch", "check_image", "image_bytes"]
@@ -31,19 +31,30 @@ def image_bytes(config: ViTConfig, pipeline: EvalPipeline, images: int = 1) -> i
     return int(_MARGIN * (pixels + forward_bytes(config, pipeline.size, images)))
 
 
-def check_image(name: str, config: ViTConfig, pipeline: EvalPipeline, asked: bool = False) -> None:
-    """Raise if one image takes more memory than there is.
+def check_image(
+    name: str,
+    config: ViTConfig,
+    pipeline: EvalPipeline,
+    image_size: Size2d | None = None,
+    patch_size: Size2d | None = None,
+) -> None:
+    """Raise if one image takes more memory than there is, at a size that is asked for or else the pipeline's.
 
     Args:
         name: The checkpoint, for messages.
         config: The model.
         pipeline: What makes its input.
-        asked: Whether the size is what the user asked for, not what the file says.
+        image_size: Height and width in pixels, where others are asked for.
+        patch_size: Likewise, of a patch.
 
     Raises:
         ConfigError: If the size was asked for.
         CheckpointError: If the file says it.
     """
+    if image_size is not None:
+        pipeline = replace(pipeline, size=pair(image_size))
+    if patch_size is not None:
+        config = replace(config, image_size=pipeline.size, patch_size=patch_size)
     needed, left = image_bytes(config, pipeline), memory_left()
     if left is None or needed <= left:
         return
@@ -54,7 +65,7 @@ def check_image(name: str, config: ViTConfig, pipeline: EvalPipeline, asked: boo
     )
     smaller = _smaller(config, pipeline, left)
     remedy = f"Give a smaller size, such as --image-size {smaller}" if smaller else "Use a machine with more memory"
-    raise (ConfigError if asked else CheckpointError)(f"{text}. {remedy}")
+    raise (CheckpointError if image_size is None else ConfigError)(f"{text}. {remedy}")
 
 
 def check_batch(config: ViTConfig, pipeline: EvalPipeline, images: int) -> None:

@@ -123,11 +123,7 @@ def _check(opened: Opened, options: OpenOptions, name: str) -> None:
             f"the evaluation pipeline beside '{name}' gives {pipeline.channels} channels, the model expects "
             f"{config.in_channels}"
         )
-    if options.image_size is not None:
-        pipeline = replace(pipeline, size=pair(options.image_size))
-    if options.patch_size is not None:
-        config = replace(config, image_size=pipeline.size, patch_size=options.patch_size)
-    check_image(name, config, pipeline, asked=options.image_size is not None)
+    check_image(name, config, pipeline, options.image_size, options.patch_size)
 
 
 def _recognise(foreign: Foreign) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
+from vitreous.cli.config_files import read_config
 from vitreous.errors import UsageError, VitreousError, did_you_mean
 
 __all__ = ["HelpFormatter", "Parser", "describe_type"]
@@ -104,7 +105,24 @@ class Parser(ArgumentParser):  # type: ignore[misc,unused-ignore]
         """
         if args is None:
             raise TypeError("parse_args needs the words after the verb")
-        return super().parse_args(self._in_order(list(args)), *rest, **kwargs)
+        return super().parse_args(self._with_files(self._in_order(list(args))), *rest, **kwargs)
+
+    def _with_files(self, words: list[str]) -> list[str]:
+        """Put the text of each configuration file in the place of its name; groups of options take no files."""
+        groups = {name: option for option in self._options() if (name := _group_of(option, self._options()))}
+        given: list[str] = []
+        for word in words:
+            option, equals, value = word.partition("=")
+            if equals and option == "--config":
+                given.append(f"{option}=\n{read_config(value, groups)}")  # a line feed first: no file is called so
+                continue
+            if equals and option in groups.values() and not value.lstrip().startswith("{"):
+                raise UsageError(
+                    f"{option} is '{value}', but it has settings below it: write {option}.NAME=VALUE, or give a file "
+                    "with --config"
+                )
+            given.append(word)
+        return given
 
     def show_defaults(self, values: Mapping[str, Any]) -> None:
         """Have the help show these values as the defaults of the options of a configuration's fields.
@@ -273,6 +291,12 @@ def describe_type(kind: Any, choices: Iterable[Any] | None = None) -> str:
         count = "a list of" if Ellipsis in arguments or len(arguments) == 1 else f"{len(arguments)}"
         return f"{count} {each}, written a,b or [a, b]"
     return simple.get(kind) or named_types.get(getattr(kind, "__name__", ""), "a value")
+
+
+def _group_of(option: str, known: Iterable[str]) -> str | None:
+    """The name of an option that has others below it, such as `model` for `--model`; else None."""
+    below = option.startswith("--") and any(other.startswith(f"{option}.") for other in known)
+    return option[2:] if below else None
 
 
 def _choices(kind: Any, choices: Iterable[Any] | None) -> list[str]:

@@ -15,6 +15,7 @@ from typing import get_args
 
 import torch
 
+from vitreous.checkpoint.allowance import check_batch
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.engines.base import Engine
 from vitreous.engines.cache import remember_speed, remembered_speed
@@ -76,8 +77,11 @@ class EngineChoice:
 
         Raises:
             ConfigError: If an engine or a precision was named that fails, or disagrees with PyTorch in float32.
+            ConfigError: If so many at a time do not fit into the memory.
             OutputError: If an engine was named whose graph cannot be kept.
         """
+        if self._open.device.type == "cpu" and pictures:
+            check_batch(self._open.model.config, self._open.pipeline, min(pictures, batch_size))
         if self._best is None:
             self._best = self._first_that_agrees("torch" if self._asked == "auto" else self._asked, batch_size)
             self._seconds = self._open.seconds(self._best) if self._asked == "auto" else 0.0  # that an image takes

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitreous.checkpoint.artifact import MOST_BLOCKS, skeleton
+from vitreous.checkpoint.documents import fits
 from vitreous.data.augment import BatchAugment
 from vitreous.data.config import AugmentConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import model_seed
-from vitreous.errors import CheckpointError, ConfigError
-from vitreous.model.config import ViTConfig
+from vitreous.errors import CheckpointError
+from vitreous.machine.memory import memory_left
+from vitreous.model.config import ViTConfig, pair
+from vitreous.model.footprint import forward_bytes
 from vitreous.model.vit import VisionTransformer
 from vitreous.train.config import TuneConfig
 from vitreous.train.finite import NonFiniteStepError
@@ -104,7 +109,7 @@ def replay(path: Path) -> Finding:
             found = _repeat(model, augment, stored, torch.bfloat16)
             if found is not None:
                 notes.append(f"in float32 everything is finite: {stored['precision']} is what it takes")
-    except (KeyError, TypeError, ValueError, AttributeError, ConfigError, IndexError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise CheckpointError(f"'{path}' cannot be replayed: {error}") from error
     if found is None:
         return Finding(stored["step"], None, "every output and every gradient is finite here", tuple(notes))
@@ -113,7 +118,7 @@ def replay(path: Path) -> Finding:
 
 def _rebuilt(stored: Mapping[str, Any]) -> tuple[VisionTransformer, BatchAugment]:
     """The model with the step's weights, and the augmentation of its pictures."""
-    config = ViTConfig(**_fields(stored["model"]))
+    config = _config(stored)
     model = choose_trained(VisionTransformer(config), TuneConfig(**stored["tune"]))
     try:
         model.load_state_dict(stored["weights"])
@@ -123,6 +128,27 @@ def _rebuilt(stored: Mapping[str, Any]) -> tuple[VisionTransformer, BatchAugment
     pipeline = EvalPipeline.from_dict(stored["pipeline"])
     augment = AugmentConfig(**_fields(stored["augment"]))
     return model, BatchAugment(augment, pipeline, config.num_classes, stored["seed"], stored["label_smoothing"])
+
+
+def _config(stored: Mapping[str, Any]) -> ViTConfig:
+    """The model's configuration, once its weights are in the file and its step fits into the memory."""
+    fields, kinds = _fields(stored["model"]), typing.get_type_hints(ViTConfig)
+    odd = [f"{name} is {value!r:.60}" for name, value in fields.items() if not fits(value, kinds.get(name))]
+    if odd:
+        raise ValueError(f"the model's {', '.join(odd)}")
+    config = ViTConfig(**fields)
+    if config.depth > MOST_BLOCKS or sum(config.resnet_layers) > MOST_BLOCKS:
+        raise ValueError(f"the model has {config.depth} blocks")
+    held = sum(weight.numel() for weight in stored["weights"].values())
+    claimed = sum(weight.numel() for weight in skeleton(config).state_dict().values())
+    if claimed > held:
+        raise ValueError(f"the model has {claimed:,} weights, the file {held:,}")
+    size = pair(stored["pipeline"]["size"])
+    images = max((len(batch["images"]) for batch in stored["batches"]), default=0)
+    needed, left = config.depth * forward_bytes(config, size, images), memory_left()
+    if left is not None and needed > left:
+        raise ValueError(f"its step takes about {needed:,} bytes of memory, {left:,} are free")
+    return config
 
 
 def _fields(stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from vitreous.checkpoint.adapters.common import few
+from vitreous.checkpoint.allowance import check_image
 from vitreous.checkpoint.opening import OpenOptions, open_fully
 from vitreous.checkpoint.resize import resized
 from vitreous.data.config import PreprocessConfig
@@ -101,9 +102,9 @@ def start_from(config: RunConfig, keep: Collection[str]) -> tuple[RunConfig, Sta
     activation = asked.activation if "activation" in keep else None
     opened = open_fully(name, OpenOptions(activation=activation))
     own, pipeline = opened.model.config, opened.info.pipeline.config
-    sized, state, record = resized(
-        own, opened.model.state_dict(), *(getattr(asked, field) if field in keep else None for field in _ASKED)
-    )
+    image_size, patch_size, method = (getattr(asked, field) if field in keep else None for field in _ASKED)
+    check_image(name, own, opened.info.pipeline, image_size, patch_size)
+    sized, state, record = resized(own, opened.model.state_dict(), image_size, patch_size, method)
     model = replace(sized, **{field: getattr(asked, field) for field in _FREE})
     model = replace(model, zero_head=asked.zero_head is not False)  # section 3.2
     keeps_hidden = own.head == "mlp" and "head" in keep and asked.head == "mlp"
