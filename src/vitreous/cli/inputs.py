@@ -13,6 +13,8 @@ from vitreous.errors import DataError, UsageError, VitreousError
 
 __all__ = ["expand", "files_of_images"]
 
+_LONGEST_LIST = 1 << 28  # bytes: some three million paths
+
 
 def expand(words: Iterable[str]) -> list[str]:
     """Return the paths that words mean, in the order of the words; within a folder or a glob sorted.
@@ -69,11 +71,14 @@ def _expand_one(word: str) -> Iterator[str]:
 
 
 def _listed() -> Iterator[str]:
-    """Read paths from standard input, one a line, however their names are encoded."""
+    """Read paths from standard input, one a line or, as `find -print0` writes them, each ended by a NUL."""
     if sys.stdin.isatty():
         raise UsageError("- means a list of paths on standard input: pipe one in, such as `find . -name '*.jpg' | ...`")
-    lines = [os.fsdecode(line.rstrip(b"\r\n")) for line in sys.stdin.buffer]
-    paths = [line for line in lines if line.strip()]
+    text = sys.stdin.buffer.read(_LONGEST_LIST + 1)
+    if len(text) > _LONGEST_LIST:
+        raise DataError(f"the list of paths on standard input is longer than {_LONGEST_LIST:,} bytes: is it a list?")
+    rows = text.split(b"\0") if b"\0" in text else [line.rstrip(b"\r") for line in text.split(b"\n")]
+    paths = [os.fsdecode(row) for row in rows if row.strip()]
     if not paths:
         raise DataError("the list of paths on standard input is empty")
     yield from paths
