@@ -22,7 +22,7 @@ from vitreous.errors import CheckpointError
 
 __all__ = ["Archive", "Entry"]
 
-_LARGEST_DIRECTORY = 1 << 24  # bytes: some 200,000 entries, a model has a few hundred
+_LARGEST_DIRECTORY = 1 << 22  # bytes: some 60,000 entries, a model has a few hundred
 _LARGEST_COMMENT = 0xFFFF
 _RATIO, _SLACK = 32, 1 << 24  # random weights compress to 0.92, a bomb by a thousand; small files may compress well
 _STEADY, _ROOM = 4, 1 << 28  # what a large file may claim besides

@@ -19,6 +19,7 @@ __all__ = ["read_config"]
 _LARGEST = 1 << 18  # bytes: the recipe.yaml of a run has 3,000
 _MOST_VALUES = 10_000
 _DEEPEST = 16
+_LONGEST = 10_000  # letters of a value: a number of a million digits takes long to read
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -73,6 +74,8 @@ def _problems(text: str, groups: Collection[str]) -> Iterator[str]:
             yield f"has an alias or an anchor in line {line}: write the values out"
         if getattr(event, "tag", None):
             yield f"has the tag {event.tag} in line {line}: leave it away"
+        if len(getattr(event, "value", "") or "") > _LONGEST:
+            yield f"has a value of more than {_LONGEST:,} letters in line {line}: no option has"
         values += isinstance(event, yaml.NodeEvent)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if values > _MOST_VALUES or depth > _DEEPEST:
