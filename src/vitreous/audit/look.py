@@ -114,9 +114,9 @@ def seen(picture: Image.Image) -> tuple[bytes, tuple[int, int]]:
 
 
 def spread_of(picture: Image.Image) -> int:
-    """How much there is to see of an RGB image: 0 for one colour; the mean of a part leaves single pixels out."""
+    """How much there is to see of an image: 0 for one colour; the mean of a part leaves single pixels out."""
     side = (min(picture.width, THUMB), min(picture.height, THUMB))
-    parts = np.asarray(picture.resize(side, Image.Resampling.BOX)).reshape(-1, 3)
+    parts = np.asarray(picture.convert("RGB").resize(side, Image.Resampling.BOX)).reshape(-1, 3)
     return int(np.ptp(parts, axis=0).max())
 
 

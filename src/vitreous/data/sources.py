@@ -281,9 +281,8 @@ def _by_split(
     splits, order = {}, hashlib.blake2b(repr(classes).encode(), digest_size=16)
     for name in _ORDER:
         chosen = np.flatnonzero(sides == name).tolist()
-        order.update(repr((name, len(chosen))).encode())
-        for n in chosen:
-            order.update(repr((names[n], int(labels[n]), digests[n])).encode())
+        rows = [(names[n], int(labels[n]), digests[n]) for n in chosen]
+        order.update(repr((name, rows)).encode())
         if chosen:
             splits[name] = Split(
                 labels[chosen],

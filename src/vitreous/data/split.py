@@ -64,9 +64,10 @@ def stratified(digests: Sequence[str], labels: Sequence[Hashable], fraction: flo
         members.setdefault(digest, []).append(position)
     held = np.zeros(len(digests), np.bool_)
     for digest in sorted(members):
-        needed = Counter(labels[n] for n in members[digest])
+        own = members[digest]
+        needed = Counter(labels[n] for n in own) if len(own) > 1 else {labels[own[0]]: 1}
         if all(count <= room[label] for label, count in needed.items()):
-            held[members[digest]] = True
+            held[own] = True
             for label, count in needed.items():
                 room[label] -= count
     return held
