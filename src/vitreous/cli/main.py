@@ -35,6 +35,7 @@ VERBS = {
     "probe": "vitreous.cli.probe",
     "convert": "vitreous.cli.convert",
     "models": "vitreous.cli.models",
+    "completion": "vitreous.cli.completion",
 }
 """Each verb and the module whose ``run(argv) -> exit code`` it calls."""
 
@@ -62,6 +63,7 @@ Use a model
 
 Look up
   models     the sizes there are: parameters, FLOPs and memory of each
+  completion how bash, zsh or fish complete all this: verbs, options, values and files
 
 Start here
   vitreous train digits                                real handwritten digits, works offline, about a minute

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -43,12 +44,11 @@ class Line:
             self._handle = None
 
     def _show(self, markup: str) -> None:
-        from IPython.display import HTML, display  # here: only notebooks have it
-
+        ipython = importlib.import_module("IPython.display")  # by name: a notebook has it, nobody else needs it
         if self._handle is None:
-            self._handle = display(HTML(markup), display_id=True)
+            self._handle = ipython.display(ipython.HTML(markup), display_id=True)
         else:
-            self._handle.update(HTML(markup))
+            self._handle.update(ipython.HTML(markup))
 
 
 class NotebookView(View):

@@ -22,7 +22,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 from vitreous.cli.config_files import read_config
 from vitreous.errors import UsageError, VitreousError, did_you_mean
 
-__all__ = ["HelpFormatter", "Parser", "describe_type"]
+__all__ = ["HelpFormatter", "Parser", "choices_of", "describe_type", "is_flag"]
 
 _BOOLEANS = ("true", "false", "yes", "no", "null")
 _DURATIONS, _DURATION = ("budget", "checkpoint_every"), "a time with its unit, such as 90s, 25m or 1h30m"
@@ -306,6 +306,16 @@ def _choices(kind: Any, choices: Iterable[Any] | None) -> list[str]:
     if typing.get_origin(kind) is Literal:
         return [str(choice) for choice in typing.get_args(kind)]
     return [word for part in typing.get_args(kind) for word in _choices(part, None)] if _is_union(kind) else []
+
+
+def choices_of(action: argparse.Action) -> list[str]:
+    """The words that an option allows; empty where there are no such words."""
+    return _choices(_type_of(action), action.choices)
+
+
+def is_flag(action: argparse.Action) -> bool:
+    """Whether an option may stand alone."""
+    return action.nargs == 0 or bool in (_type_of(action), *typing.get_args(_type_of(action)))
 
 
 def _is_union(kind: Any) -> bool:

@@ -19,13 +19,17 @@ module whose output is not finite. A run that stops for such a step writes the f
 _EXAMPLES = (("vitreous replay runs/photos-1/nonfinite.replay", "the step that ended this run"),)
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the verb."""
+def _parser() -> Parser:
     parser = Parser("replay", "FILE", _HELP, _EXAMPLES)
     parser.add_argument("file", type=str, metavar="FILE", help="a nonfinite.replay of a run's folder")
     parser.add_argument("--json", type=str, metavar="FILE", help=JSON_HELP)
     add_overwrite(parser)
-    options = parser.parse_args(argv)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb."""
+    options = _parser().parse_args(argv)
     file = Path(options.file)
     files = outputs(options, each=(lambda: [file],))
     files.claim("--json", options.json)
