@@ -228,7 +228,7 @@ def names_imported(path: Path) -> set[str]:
 def test_the_package_imports_only_what_it_declares():
     project = tomllib.loads((SRC.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = [one for name, extra in project["optional-dependencies"].items() if name != "dev" for one in extra]
-    declared = {re.split(r"[^\w-]", line)[0] for line in project["dependencies"] + extras}
+    declared = {re.split(r"[^\w-]", line)[0].lower() for line in project["dependencies"] + extras}
     distribution = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
     found = set().union(*(names_imported(path) for path in modules(SRC).values()))
     foreign = {distribution.get(name, name) for name in found - set(sys.stdlib_module_names) - {"vitreous"}}
