@@ -157,6 +157,7 @@ def alias(kind: str, file: Path) -> Path:
 def test_what_is_read_is_never_written_whatever_it_is_called(tmp_path, kind, late):
     source = tmp_path / "cat.jpg"
     source.write_text("image")
+    source.chmod(0o644 if late else 0o444)
     outputs = Outputs(overwrite=True)
     if late:  # what is read is only known after the work has begun
         outputs.claim("-o", alias(kind, source))

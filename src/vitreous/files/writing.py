@@ -145,11 +145,9 @@ class Outputs:
                 self._refuse_read(asked, target)
 
     def _check(self, asked: Path, target: Path) -> None:
+        self._refuse_read(asked, target)  # first: to allow writing would be no remedy
         _refuse_closed(asked, target)
-        if not os.path.lexists(target):
-            return
-        self._refuse_read(asked, target)
-        if not self.overwrite:
+        if os.path.lexists(target) and not self.overwrite:
             raise UsageError(f"'{visible(str(asked))}' exists already: --overwrite replaces it, or name another file")
 
     def _refuse_read(self, asked: Path, target: Path) -> None:
