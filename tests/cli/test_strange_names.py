@@ -182,7 +182,7 @@ def test_probing_and_auditing_say_no_raw_name(vitreous, strange, trained, tmp_pa
 
 CLASSES_OF_A_FILE = (
     "\x00nul",
-    "\ud800half",
+    "\udcffbyte",
     "\x1b]0;t\x07",
     "\u202eevil",
     "=1+1",
