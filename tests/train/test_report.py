@@ -20,11 +20,12 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from vitreous.errors import DataError, NonFiniteError, OutputError
-from vitreous.evaluate.calibration import calibrate, fit_temperature, reliability
+from vitreous.evaluate.calibration import calibrate, cross_scaled, fit_temperature, reliability
 from vitreous.evaluate.metrics import evaluate, worst_mistakes
 from vitreous.train.lettering import Lettering
 from vitreous.train.machine import Machine
-from vitreous.train.pictures import Mistake, draw_calibration, draw_confusion, draw_curves, draw_mistakes
+from vitreous.train.mistakes_sheet import Mistake, draw_mistakes
+from vitreous.train.pictures import draw_calibration, draw_confusion, draw_curves
 from vitreous.train.report import PICTURES, Predictions, RunFacts, write_report
 
 DIGITS = [str(d) for d in range(10)]
@@ -99,6 +100,7 @@ def test_report_holds_the_scores_of_both_splits(digits: tuple[Predictions, Predi
     assert report["calibration"] == {
         "fitted_on": "val",
         "measured_on": "test",
+        "cross_fitted": False,
         **calibrate(test.logits, test.labels, temperature).to_dict(),
     }
     worst = worst_mistakes(val.logits, val.labels, 25)
@@ -116,7 +118,10 @@ def test_report_tells_the_run(digits: tuple[Predictions, Predictions], tmp_path:
     assert (report["recipe"], report["seed"], report["device"], report["precision"]) == ("digits", 3, "cpu", "float32")
     assert report["data"] == FACTS.data
     assert report["model"] == {"parameters": 123456, "flops": 7_000_000}
-    assert report["training"] == {"epochs": 8, "selected_epoch": 7, "seconds": {"train": 1.5, "evaluate": None}}
+    assert report["training"] == {
+        **{"epochs": 8, "selected_epoch": 7, "seconds": {"train": 1.5, "evaluate": None}},
+        **{"validated_in": "float32", "selected_val": None},
+    }
     assert report["machine"] == {"cpu": "a processor", "cores": 2, "memory_gib": 23.5, "gpu": None, "bf16": True}
     assert report["versions"]["torch"] == torch.__version__
     assert report["scores"]["test"] is None
@@ -134,6 +139,63 @@ def test_report_of_a_perfect_model_of_strange_classes(tmp_path: Path) -> None:
     assert report["classes"] == classes
     assert report["worst_mistakes"] == report["most_confused"] == []
     assert report["calibration"]["temperature"] == pytest.approx(9 / math.log(15))  # Platt's target: 5/6 to 3 x 1/18
+
+
+def words_of(path: Path) -> str:
+    """What a figure says above and below itself: the file has it in words too."""
+    with Image.open(path) as figure:
+        return f"{figure.text['Title']} {figure.text.get('Description', '')}"
+
+
+def test_without_a_test_split_calibration_is_measured_on_images_that_did_not_fit_it(
+    digits: tuple[Predictions, Predictions], tmp_path: Path
+) -> None:
+    val, test = digits
+    report = write_report(tmp_path / "no-test", FACTS, history=HISTORY, classes=DIGITS, val=val)
+    crossed = report["calibration"]
+    assert (crossed["measured_on"], crossed["cross_fitted"]) == ("val", True)
+    assert crossed["temperature"] == fit_temperature(val.logits, val.labels)
+    order = np.lexsort((np.arange(len(val.labels)), val.labels.numpy()))
+    halves = order[::2], order[1::2]
+    losses = np.zeros(len(order))
+    for mine, other in (halves, halves[::-1]):
+        fitted = fit_temperature(val.logits[other], val.labels[other])
+        scaled = val.logits[mine].double() / fitted
+        losses[mine] = torch.nn.functional.cross_entropy(scaled, val.labels[mine], reduction="none")
+    assert crossed["log_loss_after"] == pytest.approx(losses.mean(), rel=1e-12)
+    in_sample = calibrate(val.logits, val.labels, crossed["temperature"])
+    assert crossed["log_loss_after"] > in_sample.log_loss_after
+    assert crossed["log_loss_before"] == in_sample.log_loss_before
+    assert "each half of them is drawn with the temperature that fits the other half" in words_of(
+        tmp_path / "no-test/calibration.png"
+    )
+    write_report(tmp_path / "test", FACTS, history=HISTORY, classes=DIGITS, val=val, test=test)
+    said = words_of(tmp_path / "test" / "calibration.png")
+    assert "(497 test images) The saved temperature is fitted on the validation images, not on these" in said
+
+
+def test_the_halves_that_calibrate_each_other_have_as_many_images_of_each_class() -> None:
+    labels = torch.tensor([0, 1, 1, 0, 1, 2, 0, 1, 0, 2, 1])
+    logits = torch.randn(11, 3, generator=torch.Generator().manual_seed(0)) + 2 * torch.eye(3)[labels]
+    factors = (logits.double() / cross_scaled(logits, labels))[:, 0]
+    halves = [factors.isclose(factors[0]), ~factors.isclose(factors[0])]
+    assert factors[halves[1]].isclose(factors[halves[1]][0]).all()
+    for label in range(3):
+        counts = [int(((labels == label) & half).sum()) for half in halves]
+        assert abs(counts[0] - counts[1]) <= 1
+    assert torch.equal(cross_scaled(logits[:1], labels[:1]), logits[:1].double())
+
+
+def test_curves_say_the_figure_of_the_report_and_the_precision_of_the_curve(
+    digits: tuple[Predictions, Predictions], tmp_path: Path
+) -> None:
+    facts = replace(FACTS, precision="bf16", selected_val={"top1": 0.5, "macro_f1": 0.5})
+    report = write_report(tmp_path, facts, history=HISTORY, classes=DIGITS, val=digits[0])
+    top1, macro_f1 = (report["scores"]["val"][name] for name in ("top1", "macro_f1"))
+    said = f"saved: epoch 7 with validation top-1 {100 * top1:.1f} %, macro F1 {macro_f1:.2f} in float32"
+    assert said in words_of(tmp_path / "curves.png")
+    assert report["training"]["validated_in"] == "bf16"
+    assert report["training"]["selected_val"] == {"top1": 0.5, "macro_f1": 0.5}
 
 
 def test_many_classes_leave_the_matrix_away(tmp_path: Path) -> None:
@@ -209,6 +271,36 @@ def test_mistakes_of_any_picture(flowers: Path, photos: Path) -> None:
     mistakes = [Mistake(image, "true " * 20, "花", 0.9) for image in images]
     heights = [_size(draw_mistakes(mistakes[:n], n, 100))[1] for n in (0, 1, 5, 6, len(mistakes))]
     assert heights[0] < heights[1] <= heights[2] < heights[3]
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["a/b/1.jpg", "a/c/2.jpg"], ["1.jpg", "2.jpg"]),
+        (["a/b/1.jpg", "a/c/1.jpg", "2.jpg"], ["b/1.jpg", "c/1.jpg", "2.jpg"]),
+        ([None, "a/1.jpg"], ["1.jpg"]),
+        (["d/\x1b[31m\u202egpj.1\udcff\n.jpg"], ["\\x1b[31m\\u202egpj.1\\xff\\n.jpg"]),
+        (["s/s.png", "s/s.png"], ["s/s.png", "s/s.png"]),
+    ],
+)
+def test_mistakes_name_their_files_as_far_as_it_takes_to_tell_them_apart(
+    names: list[str | None], shown: list[str]
+) -> None:
+    image = np.zeros((32, 32, 3), np.uint8)
+    with Image.open(io.BytesIO(draw_mistakes([Mistake(image, "a", "b", 0.9, name) for name in names], 9, 9))) as sheet:
+        assert str(sheet.text["Description"]).split("\n") == shown
+
+
+def test_a_name_takes_room_below_its_image_and_a_long_one_no_more_than_a_short_one() -> None:
+    image = np.zeros((32, 32, 3), np.uint8)
+
+    def drawn(name: str | None) -> np.ndarray:
+        with Image.open(io.BytesIO(draw_mistakes([Mistake(image, "a", "b", 0.9, name)] * 5, 9, 9))) as sheet:
+            return np.asarray(sheet.convert("L"))
+
+    bare, short, long = (drawn(name) for name in (None, "1.jpg", "x" * 300 + ".jpg"))
+    assert (short < 200).sum() > (bare < 200).sum()
+    assert abs(short.shape[1] - long.shape[1]) < 20  # of some 1,400
 
 
 def test_calibration_of_few_and_many(digits: tuple[Predictions, Predictions]) -> None:

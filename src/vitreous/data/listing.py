@@ -81,9 +81,9 @@ def first_ten(items: Sequence[object], separator: str = ", ") -> str:
     return separator.join(str(item) for item in items[:10]) + more
 
 
-def many(count: int, what: str) -> str:
-    """``1 picture``, ``2 pictures``."""
-    return f"{count:,} {what}" + ("s" if count != 1 else "")
+def many(count: int, what: str, plural: str | None = None) -> str:
+    """``1 picture``, ``2 pictures``; a plural that is not formed by an s is given."""
+    return f"{count:,} {what if count == 1 else plural or what + 's'}"
 
 
 def plain_name(name: str) -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "Reliability",
     "brier_score",
     "calibrate",
+    "cross_scaled",
     "expected_calibration_error",
     "fit_temperature",
     "reliability",
@@ -194,13 +195,37 @@ def brier_score(probs: Tensor, labels: Tensor) -> float:
     return float((probs - truth).square().sum(dim=1).mean())
 
 
-def calibrate(logits: Tensor, labels: Tensor, temperature: float) -> Calibration:
+def cross_scaled(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return each half of the logits over the temperature that fits the other half, (N, K) float64.
+
+    So the effect of a temperature is measured on images that it was not fitted on, where there are no others. The
+    halves have as many images of each class, to within one; the same halves every time.
+
+    Args:
+        logits: (N, K) outputs of the model before softmax.
+        labels: (N,) true classes.
+
+    Raises:
+        DataError, NonFiniteError: As :func:`fit_temperature`.
+    """
+    logits, labels = check_predictions(logits, labels)
+    first = torch.empty(len(labels), dtype=torch.bool)
+    first[torch.argsort(labels, stable=True)] = torch.arange(len(labels)) % 2 == 0
+    scaled = logits.clone()
+    for half in (first, ~first):
+        if half.any() and not half.all():
+            scaled[half] /= fit_temperature(logits[~half], labels[~half])
+    return scaled
+
+
+def calibrate(logits: Tensor, labels: Tensor, temperature: float, scaled: Tensor | None = None) -> Calibration:
     """Measure what `temperature` changes on these images; they may be others than it was fitted on.
 
     Args:
         logits: (N, K) outputs of the model before softmax.
         labels: (N,) true classes.
         temperature: Above 0; see :func:`fit_temperature`.
+        scaled: What is measured in place of `logits / temperature`, as of :func:`cross_scaled`.
 
     Raises:
         DataError: If the shapes do not fit, there is no image, a label is outside [0, K), or `temperature` is not
@@ -210,14 +235,15 @@ def calibrate(logits: Tensor, labels: Tensor, temperature: float) -> Calibration
     logits, labels = check_predictions(logits, labels)
     if not 0 < temperature < math.inf:
         raise DataError(f"temperature is {temperature}, it must be a number above 0")
-    before, after = torch.softmax(logits, dim=1), torch.softmax(logits / temperature, dim=1)
+    scaled = logits / temperature if scaled is None else scaled
+    before, after = torch.softmax(logits, dim=1), torch.softmax(scaled, dim=1)
     return Calibration(
         temperature=temperature,
         n=len(labels),
         ece_before=expected_calibration_error(before, labels),
         ece_after=expected_calibration_error(after, labels),
         log_loss_before=float(torch.nn.functional.cross_entropy(logits, labels)),
-        log_loss_after=float(torch.nn.functional.cross_entropy(logits / temperature, labels)),
+        log_loss_after=float(torch.nn.functional.cross_entropy(scaled, labels)),
         brier_before=brier_score(before, labels),
         brier_after=brier_score(after, labels),
     )

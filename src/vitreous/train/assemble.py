@@ -207,7 +207,7 @@ def rebuild(this: Assembled, state: RunState | None) -> None:
     def announce(speed: float, left: float) -> None:
         this.view.machine(describe_place(ready.device, ready.precision), speed, planned, left)
 
-    this.record = Record(folder, this.view, this.clock, epochs, announce)
+    this.record = Record(folder, this.view, this.clock, epochs, announce, precision=ready.precision)
     this.selection = Selection(config.select, config.patience, this.writer.keep)
     every = parse_duration(config.checkpoint_every)
     this.checkpoint = Checkpoint(

@@ -157,15 +157,24 @@ class Record(Callback):
         clock: Of the run.
         epochs: Planned, for the line; None where the budget decides.
         announce: Called once, with images per second and the training time in seconds, when both can be told.
+        precision: Of the validations, which metrics.csv names.
 
     Attributes:
-        history: The rows of metrics.csv.
+        history: The rows of metrics.csv, but for its last column, which is the same in all: the precision.
     """
 
     def __init__(
-        self, folder: Path, view: View, clock: Clock, epochs: int | None, announce: Callable[[float, float], None]
+        self,
+        folder: Path,
+        view: View,
+        clock: Clock,
+        epochs: int | None,
+        announce: Callable[[float, float], None],
+        *,
+        precision: str,
     ) -> None:
         self.folder, self.view, self.clock, self.epochs = folder, view, clock, epochs
+        self.precision = precision
         self.history: list[dict[str, float]] = []
         self._announce: Callable[[float, float], None] | None = announce
 
@@ -227,18 +236,23 @@ class Record(Callback):
         number = trainer.current_epoch + 1
         return str(number) if self.epochs is None else f"{number:>{len(str(self.epochs))}}/{self.epochs}"
 
+    def _told(self, row: dict[str, float]) -> dict[str, Any]:
+        """A row of metrics.csv, with the precision that its scores were computed in."""
+        return {**row, "validated_in": self.precision}
+
     def _write(self, rows: list[dict[str, float]]) -> None:
         """Append rows to metrics.csv, or write all of them anew, into a file of the run's own."""
         path = self.folder / "metrics.csv"
         try:
+            columns = [*self.history[0], "validated_in"]
             if rows is not self.history and (file := _appending(path)) is not None:
                 with file:
-                    csv.DictWriter(file, list(self.history[0])).writerows(rows)
+                    csv.DictWriter(file, columns).writerows(map(self._told, rows))
                 return
             with replacing(path, follow=False) as written, written.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, list(self.history[0]))
+                writer = csv.DictWriter(file, columns)
                 writer.writeheader()
-                writer.writerows(self.history)
+                writer.writerows(map(self._told, self.history))
         except OSError as error:
             raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 

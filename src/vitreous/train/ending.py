@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vitreous.evaluate.metrics import Scores
+from vitreous.train.advice import closing_advice
 from vitreous.train.assemble import Assembled
 from vitreous.train.console import View
 from vitreous.train.first_probe import Probed, Verdict
@@ -18,7 +20,7 @@ from vitreous.train.prepare import Prepared
 from vitreous.train.saving import LAST
 from vitreous.train.signals import Stopped
 
-__all__ = ["RunResult", "again", "conclude", "leave", "leave_at_once", "say_finished"]
+__all__ = ["Closing", "RunResult", "again", "closing_words", "conclude", "leave", "leave_at_once", "say_finished"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,19 @@ class RunResult:
         }
 
 
+@dataclass(frozen=True)
+class Closing:
+    """What is said at the end besides scores and files.
+
+    Attributes:
+        scores: Lines below the scores on validation and test.
+        advice: Sentences, and commands as lists of words.
+    """
+
+    scores: Sequence[str] = ()
+    advice: Sequence[str | list[str]] = ()
+
+
 def again(ready: Prepared, folder: Path) -> str:
     """The command that goes on with a run, as it can be typed."""
     verb = "train" if ready.start is None else "finetune"
@@ -91,12 +106,12 @@ def leave(ready: Prepared, place: Place, view: View, this: Assembled | None, sto
         kept = (
             "the present weights"
             if best is None
-            else f"the best weights so far (epoch {best.epoch}, {_scores(best.scores)})"
+            else f"the best weights so far (epoch {best.epoch}, {_scores(best.scores)}, in {ready.precision})"
         )
         view.result(f"{stopped}: {kept} are in {model}, what a resume needs is in {folder / LAST}")
         view.files(folder)
         view.next(["vitreous", "predict", str(model), this.writer.example()])
-    view.line("go on", again(ready, folder))
+    view.line("go on", again(ready, folder), whole=True)
     return RunResult(
         folder=folder,
         model=model,
@@ -115,11 +130,17 @@ def leave_at_once(ready: Prepared, place: Place, view: View, this: Assembled | N
     saved = this.saver.saved if this is not None else None
     kept = f"{place.folder} has what a resume needs of {saved}" if saved else "nothing was saved before"
     view.result(f"interrupted twice, so nothing more is saved: {kept}")
-    view.line("go on", again(ready, place.folder))
+    view.line("go on", again(ready, place.folder), whole=True)
 
 
 def conclude(
-    this: Assembled, selected: Selected, tested: Scored | None, verdict: Verdict | None, example: str
+    this: Assembled,
+    selected: Selected,
+    tested: Scored | None,
+    verdict: Verdict | None,
+    *,
+    example: str,
+    closing: Closing,
 ) -> RunResult:
     """Say what was reached, where everything is, and what to type next."""
     config, folder = this.ready.config, this.place.folder
@@ -128,10 +149,13 @@ def conclude(
     this.view.result(f"val  {_scores(selected.scores)} ({chosen}, epoch {selected.epoch}{early})")
     if tested is not None:
         this.view.result(f"test {_scores(tested.scores)}")
+    for text in closing.scores:
+        this.view.result(f"     {text}")
     if verdict is not None:
         this.view.line("verdict", verdict.text)
         for reason in verdict.reasons:
             this.view.line("perhaps", reason)
+    this.view.advice(closing.advice)
     this.view.files(folder)
     this.view.next(["vitreous", "predict", str(folder / "model.safetensors"), example])
     return RunResult(
@@ -144,6 +168,30 @@ def conclude(
         seconds=this.seconds,
         probed=this.probed,
     )
+
+
+def closing_words(this: Assembled, selected: Selected, while_training: Scores, report: Mapping[str, Any]) -> Closing:
+    """What is said beside the scores: their precision, whether probabilities hold, and what may do better.
+
+    Args:
+        this: The run.
+        selected: Its weights, with their scores in float32.
+        while_training: Scores of the same epoch as the training computed them.
+        report: What report.json holds.
+    """
+    said = []
+    if this.ready.precision != "float32":
+        said.append(
+            f"in float32; in {this.ready.precision}, while training: top-1 {100 * while_training.top1:.1f} %, "
+            f"macro F1 {while_training.macro_f1:.2f}"
+        )
+    found = report["calibration"]
+    where = "on halves of val, each at the temperature that fits the other" if found["cross_fitted"] else "on test"
+    said.append(
+        f"calibration error (ECE) {100 * found['ece_after']:.1f} points, {100 * found['ece_before']:.1f} without the "
+        f"temperature {found['temperature']:.2f}, which is fitted on val; measured {where}"
+    )
+    return Closing(said, list(closing_advice(this.ready, this.place.folder, selected.scores)))
 
 
 def say_finished(folder: Path, view: View) -> RunResult:

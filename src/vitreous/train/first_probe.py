@@ -5,7 +5,6 @@ Everything is judged on the validation split; the test split is not touched here
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -114,7 +113,7 @@ def probe_first(ready: Prepared, view: View) -> Probed:
             ready.data.splits["train"].labels,
             features["val"],
             ready.data.splits["val"].labels,
-            on_val=True,  # as k and the epoch that is kept: like is compared with like
+            on_val="test" in ready.data.splits,  # as `vitreous probe`, whose numbers these are
             shots=(),
             device="cuda" if ready.device.type == "cuda" else "cpu",
             progress=count,
@@ -140,14 +139,10 @@ def frozen_features(
     training = model.training
     model.eval()
     rows, sums = [], torch.zeros(3, dtype=torch.float64)
-    precision: Any = contextlib.nullcontext()
-    if ready.precision == "bf16":  # as the run's own epochs: the probe is to take no longer than one
-        precision = torch.autocast(ready.device.type, torch.bfloat16)
     for batch in ready.loading.plain_dataloader(split):
         images = ready.pipeline.normalise(batch["images"].to(ready.device))  # B C H W
         sums += torch.stack((images.sum(), images.square().sum(), images.new_tensor(images.numel()))).double().cpu()
-        with precision:
-            found = model.pooled(images)  # B D
+        found = model.pooled(images)  # B D, in float32 as `vitreous probe`
         rows.append(found.float().cpu().numpy())
         progress(sum(map(len, rows)), total)
     model.train(training)

@@ -95,12 +95,15 @@ class Writer:
         scores = {"val": selected.scores.summary()}
         if tested is not None:
             scores["test"] = tested.scores.summary()
-        return self._save("model.safetensors", selected.weights, selected.epoch, temperature, scores)
+        return self._save(
+            "model.safetensors", selected.weights, selected.epoch, temperature, scores, scored_in="float32"
+        )
 
     def interrupted(self, selected: Selected | None, model: nn.Module) -> Path:
         """Write the model file of a run that was stopped: the best weights, or the present ones, uncalibrated."""
         if selected is not None:
-            return self.model(selected, fit_temperature(selected.logits, selected.labels), None)
+            temperature, scores = fit_temperature(selected.logits, selected.labels), {"val": selected.scores.summary()}
+            return self._save("model.safetensors", selected.weights, selected.epoch, temperature, scores)
         return self._save("model.safetensors", weights_of(model), None, 1.0, {})
 
     def nonfinite(self, error: NonFiniteStepError) -> NonFiniteError:
@@ -121,9 +124,20 @@ class Writer:
         *,
         history: Sequence[Mapping[str, Any]],
         seconds: Mapping[str, float],
+        while_training: Scores,
         finetune: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Write report.json and the pictures."""
+    ) -> dict[str, Any]:
+        """Write report.json and the figures, and return what report.json holds.
+
+        Args:
+            selected: The saved weights, with their scores in float32.
+            temperature: Saved with them.
+            tested: Scores on the test split.
+            history: Rows of metrics.csv.
+            seconds: By phase.
+            while_training: Scores of the selected epoch as the training computed them.
+            finetune: As report.json has it.
+        """
         ready, config = self.ready, self.ready.config
         facts = RunFacts(
             recipe=config.recipe,
@@ -142,12 +156,13 @@ class Writer:
             },
             seconds=seconds,
             machine=describe_machine(ready.device),
+            selected_val=while_training.summary(),
             finetune=finetune,
             extended_from=self.extended,
         )
         val = _predictions(selected, ready.data.splits["val"])
         test = _predictions(tested, ready.data.splits["test"]) if tested is not None else None
-        write_report(
+        return write_report(
             self.folder, facts, history=history, classes=ready.data.classes, val=val, test=test, temperature=temperature
         )
 
@@ -163,9 +178,16 @@ class Writer:
         return str(path)
 
     def _save(
-        self, name: str, weights: dict[str, Tensor], epoch: int | None, temperature: float, scores: dict[str, Any]
+        self,
+        name: str,
+        weights: dict[str, Tensor],
+        epoch: int | None,
+        temperature: float,
+        scores: dict[str, Any],
+        *,
+        scored_in: str | None = None,
     ) -> Path:
-        """Write weights as a model file."""
+        """Write weights as a model file; the scores are in the precision of the training unless another is said."""
         ready, config = self.ready, self.ready.config
         provenance = {
             "recipe": config.recipe,
@@ -180,6 +202,7 @@ class Writer:
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "machine": describe_machine(ready.device).to_dict(),
             "precision": ready.precision,
+            "scored_in": scored_in or ready.precision,
             "versions": versions(),
         }
         if ready.start is not None:

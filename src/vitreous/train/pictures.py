@@ -1,4 +1,6 @@
-"""The pictures of a run: learning curves, confusion matrix, worst mistakes, calibration. Each function returns a PNG.
+"""Figures of a run: learning curves, confusion matrix, calibration. Each function returns a PNG.
+
+The sheet of mistakes is in :mod:`vitreous.train.mistakes_sheet`.
 
 They draw on Figure objects without pyplot, so that they need no display and leave no state behind. Colours are Okabe
 and Ito's, which colour-blind readers tell apart (https://jfly.uni-koeln.de/color/). K classes.
@@ -9,7 +11,6 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
@@ -19,16 +20,16 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
-from PIL import Image, ImageOps
 
+from vitreous.data.listing import many
 from vitreous.evaluate.calibration import Calibration, Reliability
 from vitreous.evaluate.metrics import most_confused
 from vitreous.train.lettering import Lettering
 
-__all__ = ["Mistake", "draw_calibration", "draw_confusion", "draw_curves", "draw_mistakes"]
+__all__ = ["GREY", "RED", "STYLE", "as_png", "draw_calibration", "draw_confusion", "draw_curves"]
 
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#6E6E6E"
-_STYLE: dict[str, Any] = {
+STYLE: dict[str, Any] = {
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
     "savefig.transparent": False,
@@ -48,24 +49,12 @@ _PAIRS = 12
 _FEW = 10  # images in a bin of confidence, below which its accuracy is mostly chance
 
 
-@dataclass(frozen=True)
-class Mistake:
-    """One wrongly classified picture.
-
-    Attributes:
-        picture: PIL image, or uint8 array (H, W), (H, W, 1) or (H, W, 3); None where it cannot be read any more.
-        true: Name of the true class.
-        predicted: Name of the class that the model chose.
-        probability: The model's probability for its choice, in [0, 1].
-    """
-
-    picture: Image.Image | npt.NDArray[np.uint8] | None
-    true: str
-    predicted: str
-    probability: float
-
-
-def draw_curves(history: Sequence[Mapping[str, Any]], selected_epoch: int | None = None) -> bytes:
+def draw_curves(
+    history: Sequence[Mapping[str, Any]],
+    selected_epoch: int | None = None,
+    saved: Mapping[str, float] | None = None,
+    precision: str = "float32",
+) -> bytes:
     """Draw how a run learned: losses, validation scores and learning rate by epoch.
 
     Args:
@@ -73,16 +62,19 @@ def draw_curves(history: Sequence[Mapping[str, Any]], selected_epoch: int | None
             `val_log_loss`, `val_top1`, `val_macro_f1` and `lr`. A value that is absent, empty or not finite is left
             out.
         selected_epoch: The epoch whose weights were saved; None marks none.
+        saved: Scores of these weights in float32, `top1` and `macro_f1`, for the title; None takes those of the epoch.
+        precision: That the scores of `history` were computed in.
     """
-    with mpl.rc_context(Lettering([]).style(**_STYLE)):
+    said = "" if precision == "float32" else f" in {precision}"
+    with mpl.rc_context(Lettering([]).style(**STYLE)):
         figure = Figure(figsize=(12.5, 4.2), layout="constrained")
         loss, score, rate = figure.subplots(1, 3, width_ratios=[1.2, 1.2, 0.9])
         _line(loss, history, "train_loss", "train", color=ORANGE)
         _line(loss, history, "val_log_loss", "validation", color=BLUE)
-        loss.set(title="Loss (lower is better)", ylabel="cross-entropy, nats")
+        loss.set(title=f"Loss{said} (lower is better)", ylabel="cross-entropy, nats")
         _line(score, history, "val_top1", "top-1 accuracy", color=BLUE)
         _line(score, history, "val_macro_f1", "macro F1", color=GREEN, linestyle="--")
-        score.set(title="Validation score (higher is better)")
+        score.set(title=f"Validation score{said} (higher is better)")
         score.yaxis.set_major_formatter(_PERCENT)
         _line(rate, history, "lr", "learning rate", color=GREY)
         rate.set(title="Learning rate")
@@ -96,7 +88,7 @@ def draw_curves(history: Sequence[Mapping[str, Any]], selected_epoch: int | None
                 axes.axvline(selected_epoch, color=RED, linestyle=":", linewidth=1.6, zorder=0, label="saved epoch")
             if axes is not rate and axes.get_legend_handles_labels()[1]:
                 axes.legend(loc="best")
-        return _png(figure, _curves_title(history, selected_epoch))
+        return as_png(figure, _curves_title(history, selected_epoch, saved, precision))
 
 
 def draw_confusion(confusion: npt.NDArray[np.int64], classes: Sequence[str], split: str = "validation") -> bytes:
@@ -113,47 +105,20 @@ def draw_confusion(confusion: npt.NDArray[np.int64], classes: Sequence[str], spl
     lettering = Lettering(classes)
     k = len(classes)
     wrong = int(confusion.sum() - np.trace(confusion))
-    with mpl.rc_context(lettering.style(**_STYLE)):
+    with mpl.rc_context(lettering.style(**STYLE)):
         figure = Figure(figsize=(14, 7.2), layout="constrained")
         heat, bars = figure.subplots(1, 2, width_ratios=[1.45, 1])
         _heat_map(figure, heat, confusion, [lettering.label(c, 24 if k <= 20 else 16) for c in classes])
         pairs = most_confused(confusion, classes, _PAIRS)
         names = [" → ".join(lettering.label(name, 30) for name in (p.true, p.predicted)) for p in pairs]
         _pair_bars(bars, [(name, p.count, p.share) for name, p in zip(names, pairs, strict=True)])
-        title = f"{int(confusion.sum()):,} {split} pictures, {k} classes: {wrong:,} wrong"
-        return _png(figure, title)
+        title = f"{many(int(confusion.sum()), f'{split} image')}, {k} classes: {wrong:,} wrong"
+        return as_png(figure, title)
 
 
-def draw_mistakes(mistakes: Sequence[Mistake], wrong: int, total: int, split: str = "validation") -> bytes:
-    """Draw a contact sheet of mistakes, five in a row, each with its true class and what the model said.
-
-    Args:
-        mistakes: What to show, the worst first; may be empty, and the sheet then says that there are none.
-        wrong: Number of mistakes in all.
-        total: Number of pictures in all.
-        split: Name of these pictures, for the title.
-    """
-    lettering = Lettering(name for m in mistakes for name in (m.true, m.predicted))
-    columns, rows = 5, max(1, math.ceil(len(mistakes) / 5))
-    aspect = _common_aspect(mistakes)
-    with mpl.rc_context(lettering.style(**_STYLE)):
-        figure = Figure(figsize=(12.5, (2.4 / aspect + 0.55) * rows + 0.5 if mistakes else 1.6), layout="constrained")
-        if mistakes:
-            title = f"The {len(mistakes)} worst of {wrong:,} mistakes on {total:,} {split} pictures"
-            if len(mistakes) == wrong:
-                title = f"{'The only mistake' if wrong == 1 else f'All {wrong} mistakes'} on {total:,} {split} pictures"
-            cells = figure.subplots(rows, columns, squeeze=False).ravel()
-            for axes, mistake in zip(cells, mistakes, strict=False):
-                _mistake(axes, mistake, aspect, lettering)
-            for axes in cells[len(mistakes) :]:
-                axes.set_axis_off()
-        else:
-            title = f"No mistakes on {total:,} {split} pictures"
-            figure.text(0.012, 0.35, "Every one was classified right, so there is nothing to show here.", color=GREY)
-        return _png(figure, title)
-
-
-def draw_calibration(before: Reliability, after: Reliability, summary: Calibration, split: str = "validation") -> bytes:
+def draw_calibration(
+    before: Reliability, after: Reliability, summary: Calibration, split: str = "validation", crossed: bool = False
+) -> bytes:
     """Draw reliability diagrams without and with the temperature, each above a histogram of the confidence.
 
     Args:
@@ -161,13 +126,15 @@ def draw_calibration(before: Reliability, after: Reliability, summary: Calibrati
         after: Bins at the fitted temperature.
         summary: The figures that the titles quote.
         split: Name of the images that were measured, for the title.
+        crossed: Whether `after` and `summary` are of each half of them with the temperature that fits the other half.
     """
-    with mpl.rc_context(Lettering([]).style(**_STYLE)):
+    with mpl.rc_context(Lettering([]).style(**STYLE)):
         figure = Figure(figsize=(11.5, 7.4), layout="constrained")
         grid = figure.subplots(2, 2, height_ratios=[3, 1], sharex=True, sharey="row")
         heads = (
             f"As trained: off by {100 * summary.ece_before:.1f} points on average (ECE)",
-            f"With temperature {summary.temperature:.2f}: off by {100 * summary.ece_after:.1f} points",
+            f"With temperature {summary.temperature:.2f}{', cross-fitted' * crossed}: "
+            f"off by {100 * summary.ece_after:.1f} points",
         )
         for column, (bins, head) in enumerate(zip((before, after), heads, strict=True)):
             _reliability(grid[0, column], bins)
@@ -176,9 +143,17 @@ def draw_calibration(before: Reliability, after: Reliability, summary: Calibrati
         grid[0, 0].set_ylabel("how often it is right")
         grid[1, 0].set_ylabel("pictures")
         labelled = {name: art for axes in grid[0] for art, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-        figure.legend(list(labelled.values()), list(labelled), loc="outside lower center", ncols=len(labelled))
-        title = f"When the model says 80 %, is it right 80 % of the time?   ({summary.n:,} {split} pictures)"
-        return _png(figure, title)
+        note = "The saved temperature is fitted on the validation images, not on these."
+        if crossed:
+            note = (
+                "The saved temperature is fitted on these images, so none of them is drawn with it: cross-fitted, each "
+                "half of them is drawn with the temperature that fits the other half."
+            )
+        figure.legend(
+            list(labelled.values()), list(labelled), loc="outside lower center", ncols=len(labelled), title=note
+        )
+        images = many(summary.n, f"{split} image")
+        return as_png(figure, f"When the model says 80 %, is it right 80 % of the time?   ({images})", note)
 
 
 def _number(value: Any) -> float | None:
@@ -204,16 +179,24 @@ def _line(axes: Axes, history: Sequence[Mapping[str, Any]], key: str, label: str
     axes.plot(*zip(*points, strict=True), label=label, marker=marker, markersize=4, **look)
 
 
-def _curves_title(history: Sequence[Mapping[str, Any]], selected_epoch: int | None) -> str:
+def _curves_title(
+    history: Sequence[Mapping[str, Any]],
+    selected_epoch: int | None,
+    saved: Mapping[str, float] | None,
+    precision: str,
+) -> str:
     epochs = int(max((e for e, _ in _points(history, "epoch")), default=0))
-    title = f"{epochs} epoch{'' if epochs == 1 else 's'} of training"
+    title = f"{many(epochs, 'epoch')} of training"
     if selected_epoch is None:
         return title
-    top1, macro_f1 = (dict(_points(history, key)).get(selected_epoch) for key in ("val_top1", "val_macro_f1"))
     title += f"; saved: epoch {selected_epoch}"
+    top1, macro_f1 = (
+        dict(_points(history, f"val_{key}")).get(selected_epoch) if saved is None else saved[key]
+        for key in ("top1", "macro_f1")
+    )
     if top1 is not None and macro_f1 is not None:
         title += f" with validation top-1 {100 * top1:.1f} %, macro F1 {macro_f1:.2f}"
-    return title
+    return title + (" in float32" if saved is not None and precision != "float32" else "")
 
 
 def _heat_map(figure: Figure, axes: Axes, confusion: npt.NDArray[np.int64], names: Sequence[str]) -> None:
@@ -273,36 +256,6 @@ def _pair_bars(axes: Axes, pairs: Sequence[tuple[str, int, float]]) -> None:
     axes.set_xlabel("pictures, and their share of the true class", loc="left", color=GREY, fontsize=10)
 
 
-def _common_aspect(mistakes: Sequence[Mistake]) -> float:
-    """Return the width over the height that suits most pictures, within the bounds of a readable sheet."""
-    sizes = [_image(m.picture).size for m in mistakes if m.picture is not None]
-    return float(np.clip(np.median([w / h for w, h in sizes]), 0.75, 1.5)) if sizes else 1.0
-
-
-def _image(picture: Image.Image | npt.NDArray[np.uint8]) -> Image.Image:
-    return picture if isinstance(picture, Image.Image) else Image.fromarray(np.asarray(picture).squeeze())
-
-
-def _mistake(axes: Axes, mistake: Mistake, aspect: float, lettering: Lettering) -> None:
-    """Draw one picture of the contact sheet, on a cell of the common aspect, with its two lines of text."""
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.spines[:].set_visible(False)
-    size = (320, round(320 / aspect))  # more than the sheet resolves
-    if mistake.picture is None:
-        cell = Image.new("RGB", size, "#F2F2F2")
-        axes.text(size[0] / 2, size[1] / 2, "cannot be read\nany more", ha="center", va="center", color=GREY)
-    else:
-        picture = _image(mistake.picture).convert("RGB")
-        small = max(picture.size) < 100  # show its pixels, as the model sees them
-        method = Image.Resampling.NEAREST if small else Image.Resampling.BICUBIC
-        cell = ImageOps.pad(picture, size, method, color="#F2F2F2")
-    axes.imshow(np.asarray(cell))
-    axes.set_title(f"true: {lettering.label(mistake.true, 24)}", y=-0.02, va="top", loc="center", fontsize=10, pad=0)
-    said = f"said: {lettering.label(mistake.predicted, 20)}, {100 * mistake.probability:.0f} %"
-    axes.set_xlabel(said, color=RED, fontsize=10, labelpad=15)
-
-
 def _reliability(axes: Axes, bins: Reliability) -> None:
     """Draw accuracy by confidence: bars, their distance to the diagonal, and bins of few pictures paler."""
     width = np.diff(bins.edges)
@@ -343,8 +296,16 @@ def _histogram(axes: Axes, bins: Reliability) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
 
 
-def _png(figure: Figure, title: str) -> bytes:
+def as_png(figure: Figure, title: str, text: str = "") -> bytes:
+    """The figure under a title, which the file also says in words for programs and readers that see no images.
+
+    Args:
+        figure: Complete but for its title.
+        title: Bold, on the left.
+        text: What the figure says besides, for the file alone.
+    """
     figure.suptitle(title, x=0.01, ha="left", fontsize=14, weight="bold")
     memory = io.BytesIO()
-    figure.savefig(memory, format="png", dpi=_DPI, bbox_inches="tight", pad_inches=0.15)
+    told = {"Title": title, "Description": text} if text else {"Title": title}
+    figure.savefig(memory, format="png", dpi=_DPI, bbox_inches="tight", pad_inches=0.15, metadata=told)
     return memory.getvalue()

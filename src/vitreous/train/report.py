@@ -6,15 +6,19 @@ report.json (format_version 1; a number that is not finite is null)::
     recipe, seed, device, precision
     data            what `facts.data` holds
     model           {parameters, flops}: count, and operations per image
-    training        {epochs, selected_epoch, seconds: {phase: s}, extended_from}: the last are the numbers of epochs at
-                    which the run was finished before it was given more; most often none
+    training        {epochs, selected_epoch, seconds: {phase: s}, extended_from, validated_in, selected_val}:
+                    extended_from are the numbers of epochs at which the run was finished before it was given more, most
+                    often none; validated_in is the precision of the validations while training, `bf16` or `float32`;
+                    selected_val are the scores of the selected epoch then, as metrics.csv and curves.png have them
     machine         {cpu, cores, memory_gib, gpu, bf16}
     classes         K names, in the order of the model's outputs
-    scores          {val, test}; test is null without a test split. Each has the fields of
+    scores          {val, test} of the saved weights, in float32; test is null without a test split. Each has the
+                    fields of
                     :class:`~vitreous.evaluate.metrics.Scores`; an entry of per_class also has its `name`, and
                     `confusion` is null above 100 classes
-    calibration     {fitted_on: "val", measured_on: "val" | "test"} and the fields of
-                    :class:`~vitreous.evaluate.calibration.Calibration`
+    calibration     {fitted_on: "val", measured_on: "val" | "test", cross_fitted} and the fields of
+                    :class:`~vitreous.evaluate.calibration.Calibration`. Without a test split cross_fitted is true:
+                    what is measured is each half of val with the temperature that fits the other half
     most_confused   up to 20 of {true, predicted, count, share}, on val
     worst_mistakes  up to 25 of {index, name, true, predicted, probability}, on val; name may be null
     finetune        null for a run from random weights; else {source: {name, family, resampled, classes}, mode,
@@ -43,11 +47,11 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.errors import DataError, OutputError, VitreousError
-from vitreous.evaluate.calibration import Calibration, calibrate, fit_temperature, reliability
+from vitreous.evaluate.calibration import Calibration, calibrate, cross_scaled, fit_temperature, reliability
 from vitreous.evaluate.metrics import Scores, evaluate, most_confused, worst_mistakes
 from vitreous.files.text import json_text
 from vitreous.files.writing import replacing
-from vitreous.train import pictures
+from vitreous.train import mistakes_sheet, pictures
 from vitreous.train.machine import Machine, describe_machine, versions
 
 __all__ = ["PICTURES", "Predictions", "RunFacts", "write_report"]
@@ -94,6 +98,7 @@ class RunFacts:
         data: About the data, such as source, fingerprint and number of images in each split; plain JSON values.
         seconds: Wall-clock time by phase, such as {"train": 63.1, "evaluate": 0.8}.
         machine: The hardware; measured here where it is not given.
+        selected_val: Scores of the selected epoch on the validation split while training, in `precision`.
         finetune: What report.json says under that name; plain JSON values.
         extended_from: Numbers of epochs at which the run was finished before, and then given more.
     """
@@ -109,6 +114,7 @@ class RunFacts:
     data: Mapping[str, Any] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     machine: Machine | None = None
+    selected_val: Mapping[str, float] | None = None
     finetune: Mapping[str, Any] | None = None
     extended_from: Sequence[int] = ()
 
@@ -151,13 +157,15 @@ def write_report(
     named = {"val": _named(scores, classes), "test": _named(tested, classes) if tested else None}
     mistakes = _mistakes(val, classes)
     measured_on, measured = ("val", val) if test is None else ("test", test)
-    calibration = calibrate(measured.logits, measured.labels, temperature)
+    scaled = cross_scaled(val.logits, val.labels) if test is None else None
+    calibration = calibrate(measured.logits, measured.labels, temperature, scaled)
     report = _finite(
         {
             **_told(facts),
             "classes": classes,
             "scores": named,
-            "calibration": {"fitted_on": "val", "measured_on": measured_on, **calibration.to_dict()},
+            "calibration": {"fitted_on": "val", "measured_on": measured_on, "cross_fitted": test is None}
+            | calibration.to_dict(),
             "most_confused": [asdict(pair) for pair in most_confused(scores.confusion, classes, _PAIRS)],
             "worst_mistakes": mistakes,
             "versions": versions(),
@@ -165,10 +173,10 @@ def write_report(
         }
     )
     drawn = (
-        pictures.draw_curves(history, facts.selected_epoch),
+        pictures.draw_curves(history, facts.selected_epoch, scores.summary(), facts.precision),
         pictures.draw_confusion(scores.confusion, classes),
         _draw_mistakes(val, mistakes, scores),
-        _draw_calibration(measured, calibration, "validation" if test is None else "test"),
+        _draw_calibration(measured, calibration, scaled),
     )
     # In this order: where the report is, the pictures are.
     _write(folder, dict(zip(PICTURES, drawn, strict=True)) | {"report.json": _json(report)})
@@ -178,14 +186,17 @@ def write_report(
 def _draw_mistakes(val: Predictions, mistakes: list[dict[str, Any]], scores: Scores) -> bytes:
     """The worst mistakes, and how many there are in all."""
     wrong = int(scores.confusion.sum() - np.trace(scores.confusion))
-    return pictures.draw_mistakes([_shown(val, mistake) for mistake in mistakes], wrong=wrong, total=scores.n)
+    return mistakes_sheet.draw_mistakes([_shown(val, mistake) for mistake in mistakes], wrong=wrong, total=scores.n)
 
 
-def _draw_calibration(measured: Predictions, calibration: Calibration, split: str) -> bytes:
+def _draw_calibration(measured: Predictions, calibration: Calibration, scaled: Tensor | None) -> bytes:
     """Confidence against accuracy, before and after the temperature."""
-    temperatures = (1.0, calibration.temperature)
-    before, after = (reliability(_softmax(measured.logits, t), measured.labels) for t in temperatures)
-    return pictures.draw_calibration(before, after, calibration, split)
+    before = reliability(_softmax(measured.logits), measured.labels)
+    after = _softmax(measured.logits, calibration.temperature) if scaled is None else _softmax(scaled)
+    split = "test" if scaled is None else "validation"
+    return pictures.draw_calibration(
+        before, reliability(after, measured.labels), calibration, split, crossed=scaled is not None
+    )
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -201,11 +212,12 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
 def _told(facts: RunFacts) -> dict[str, Any]:
     """Return the part of the report that the run's facts fill."""
     machine = facts.machine or describe_machine(torch.device(facts.device))
+    training = {name: getattr(facts, name) for name in ("epochs", "selected_epoch", "seconds", "extended_from")}
     return {
         "format_version": _FORMAT_VERSION,
         **{name: getattr(facts, name) for name in ("recipe", "seed", "device", "precision", "data")},
         "model": {"parameters": facts.parameters, "flops": facts.flops},
-        "training": {name: getattr(facts, name) for name in ("epochs", "selected_epoch", "seconds", "extended_from")},
+        "training": training | {"validated_in": facts.precision, "selected_val": facts.selected_val},
         "machine": machine.to_dict(),
         "finetune": facts.finetune,
     }
@@ -242,13 +254,15 @@ def _mistakes(split: Predictions, classes: Sequence[str]) -> list[dict[str, Any]
     ]
 
 
-def _shown(split: Predictions, mistake: Mapping[str, Any]) -> pictures.Mistake:
+def _shown(split: Predictions, mistake: Mapping[str, Any]) -> mistakes_sheet.Mistake:
     """Return a mistake with its picture; one that vanished since the run began must not cost the report."""
     picture = None
     if split.picture:
         with contextlib.suppress(VitreousError, OSError):
             picture = split.picture(mistake["index"])
-    return pictures.Mistake(picture, mistake["true"], mistake["predicted"], mistake["probability"])
+    return mistakes_sheet.Mistake(
+        picture, mistake["true"], mistake["predicted"], mistake["probability"], mistake["name"]
+    )
 
 
 def _finite(value: Any) -> Any:

@@ -19,14 +19,15 @@ from typing import Any
 from vitreous.data.listing import as_line
 from vitreous.errors import TrainingError
 from vitreous.evaluate.calibration import fit_temperature
-from vitreous.evaluate.metrics import evaluate
+from vitreous.evaluate.metrics import Scores, evaluate
 from vitreous.files.text import printable
 from vitreous.files.writing import replacing
+from vitreous.train.advice import unlike_classes
 from vitreous.train.assemble import Assembled, assemble, rebuild
 from vitreous.train.clock import Budget
 from vitreous.train.config import RunConfig
 from vitreous.train.console import View
-from vitreous.train.ending import RunResult, conclude, leave, leave_at_once, say_finished
+from vitreous.train.ending import RunResult, closing_words, conclude, leave, leave_at_once, say_finished
 from vitreous.train.failure import after_failure
 from vitreous.train.finite import NonFiniteStepError
 from vitreous.train.first_probe import Verdict, judge, probe_first
@@ -133,7 +134,7 @@ def _chapters(this: Assembled) -> RunResult:
     lock = this.place.lock
     _fit(this)
     lock.say(phase="selecting")
-    selected = _select(this)
+    selected, while_training = _select(this)
     temperature = fit_temperature(selected.logits, selected.labels)
     lock.say(phase="testing")
     tested = _test_once(this)
@@ -142,8 +143,17 @@ def _chapters(this: Assembled) -> RunResult:
     verdict = _judge(this, selected)
     tuned = _told_of_tuning(this, verdict)
     example = this.writer.example()
-    this.writer.report(selected, temperature, tested, history=this.record.history, seconds=this.seconds, finetune=tuned)
-    return conclude(this, selected, tested, verdict, example)
+    report = this.writer.report(
+        selected,
+        temperature,
+        tested,
+        history=this.record.history,
+        seconds=this.seconds,
+        while_training=while_training,
+        finetune=tuned,
+    )
+    closing = closing_words(this, selected, while_training, report)
+    return conclude(this, selected, tested, verdict, example=example, closing=closing)
 
 
 def show_batch(
@@ -218,6 +228,8 @@ def _say(ready: Prepared, view: View) -> None:
     for note in ready.data.notes:
         label, _, text = note.rpartition("split: ")
         view.line("split" if not label and text != note else "note", text)
+    if (unlike := unlike_classes(ready)) is not None:
+        view.line("classes", unlike)
     view.line("model", describe_model(ready.config.model, ready.cost))
     if ready.start is not None:
         view.line("from", ready.start.describe(ready.config.model))
@@ -273,18 +285,26 @@ def _fit(this: Assembled) -> None:
             free_memory()  # of the parts before
 
 
-def _select(this: Assembled) -> Selected:
-    """Take the weights of the best epoch, with their scores in float32, the precision in which they will be used."""
+def _select(this: Assembled) -> tuple[Selected, Scores]:
+    """Take the weights of the best epoch, with their scores in float32, the precision in which they will be used.
+
+    Validating in float32 all along would take 6 % of a run's time where a fifth of the images validates (measured on
+    photographs of flowers, 0.84 against 0.50 s in an epoch of 5.8 s, medians of 6), more for larger models.
+
+    Returns:
+        The selection, and its scores as the training computed them.
+    """
     selected = this.selection.best
     if selected is None:
         raise TrainingError("training ended before the first validation: give it more epochs or a larger --budget")
     this.module.evaluated.load_state_dict(selected.weights)
+    while_training = selected.scores
     if this.ready.precision == "float32":
-        return selected
+        return selected, while_training
     exact = _scored(this, this.ready.loading.val_dataloader())
     selected = replace(selected, scores=exact.scores, logits=exact.logits, labels=exact.labels)
     this.selection.best = selected
-    return selected
+    return selected, while_training
 
 
 def _scored(this: Assembled, loader: Iterable[Any]) -> Scored:
