@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,10 +17,15 @@ from hub_server import serving
 from vitreous.checkpoint.artifact import ModelInfo, save_model
 from vitreous.checkpoint.convert import convert
 from vitreous.checkpoint.hub import fetch
-from vitreous.data.config import PreprocessConfig
+from vitreous.checkpoint.sources import locate
+from vitreous.data.config import DataConfig, PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
+from vitreous.data.sources import open_source
 from vitreous.errors import CheckpointError
 from vitreous.model.sizes import create
+from vitreous.train.advice import PRETRAINED, few_images
+from vitreous.train.config import RunConfig
+from vitreous.train.console import quoted
 
 LOAD = """
 import json, sys
@@ -67,6 +73,44 @@ def load(names, home: Path, **environment: str):
         timeout=300,
     )
     return [json.loads(line) for line in run.stdout.splitlines()], run.stderr
+
+
+def test_a_bare_name_of_a_model_is_told_its_whole_id():
+    for name, whole in (
+        ("vit_small_patch16_224", "timm/vit_small_patch16_224.augreg_in21k_ft_in1k"),
+        ("vit_tiny_patch16_384.augreg_in21k", "timm/vit_tiny_patch16_384.augreg_in21k"),
+        ("vit-base-patch16-224", "google/vit-base-patch16-224"),
+    ):
+        with pytest.raises(CheckpointError, match=f"Did you mean the hub's '{whole}'\\?.*else give a local file"):
+            locate(name)
+    with pytest.raises(CheckpointError) as caught:
+        locate("no_such_model")
+    assert "hub" not in str(caught.value)
+
+
+def test_what_a_run_on_few_images_advises_works_as_it_is_pasted(flowers, tmp_path):
+    model = create("mu/16", num_classes=3, image_size=32, zero_head=False)
+    half = PreprocessConfig(mean=(0.5,) * 3, std=(0.5,) * 3)
+    save_model(tmp_path / "own.safetensors", model, ModelInfo(("a", "b", "c"), EvalPipeline((32, 32), 3, half)))
+    (tmp_path / "hub" / "timm").mkdir(parents=True)
+    convert(tmp_path / "own.safetensors", tmp_path / "hub" / PRETRAINED, "timm")
+    for label in ("daisy", "tulips"):
+        (tmp_path / "few photos" / label).mkdir(parents=True)
+        for path in sorted((flowers / "train" / label).glob("*.jpg"))[:12]:
+            shutil.copy(path, tmp_path / "few photos" / label)
+    data = open_source(DataConfig(source=str(tmp_path / "few photos")))
+    ready = SimpleNamespace(data=data, start=None, config=RunConfig(data=DataConfig(source="few photos")))
+    command = quoted(list(few_images(ready))[-1])
+    with serving(tmp_path / "hub") as hub:
+        environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            command, shell=True, cwd=tmp_path, env={**os.environ, **environment, "PATH": path},
+            capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"from      {PRETRAINED} (timm), 3 classes -> 2" in done.stdout
+    assert (tmp_path / "runs/few-photos-1/model.safetensors").exists()
 
 
 def test_fetched_cached_and_offline(repositories, tmp_path):

@@ -143,3 +143,23 @@ def test_a_photographic_set_with_a_colour_model(vitreous, flowers, tmp_path):
     assert probes["pictures"] == {"train": 60, "val": 30}
     assert (probes["classes"], probes["features"]) == (5, 192)
     assert probes["few_shot"]["scores"][1]["chosen_on"] == "the rest of train"
+
+
+@pytest.mark.parametrize("with_test", [False, True])
+def test_fine_tuning_probes_first_by_the_same_protocol(vitreous, model_file, parity, tmp_path, with_test):
+    if with_test:
+        for label in ("even", "odd"):
+            (parity / "test" / label).mkdir(parents=True)
+            for path in sorted((parity / "train" / label).iterdir())[:15]:
+                path.rename(parity / "test" / label / path.name)
+    run = vitreous("probe", model_file, "parity", "--shots=none", "--json=p.json", "--device=cpu")
+    assert run.returncode == 0, run.stderr
+    tuned = vitreous("finetune", "parity", "--from", model_file, "--steps=1", "--out=tuned", "--device=cpu")
+    assert tuned.returncode == 0, tuned.stderr
+    alone = json.loads((tmp_path / "p.json").read_text())["probes"]
+    first = json.loads((tmp_path / "tuned/report.json").read_text())["finetune"]["probe"]
+    assert (first["linear"]["C"], first["linear"]["chosen_on"]) == (alone["linear"]["C"], alone["linear"]["chosen_on"])
+    assert first["linear"]["accuracy"]["val"] == alone["linear"]["accuracy"]["val"]
+    assert [each["accuracy"]["val"] for each in first["knn"]["scores"]] == [
+        each["accuracy"]["val"] for each in alone["knn"]["scores"]
+    ]

@@ -102,6 +102,37 @@ def test_one_row_an_epoch_in_metrics_csv(finished):
     assert float(rows[best]["val_top1"]) == result.val.top1
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_after_training_in_bf16_every_place_says_the_same_score_and_what_it_was_computed_in(tmp_path, seed):
+    shown, text = view()
+    result = run(config(tmp_path, epochs=1 + seed, seed=seed, precision="bf16", select="top1"), view=shown)
+    report = json.loads((tmp_path / "report.json").read_text())
+    with (tmp_path / "metrics.csv").open() as file:
+        row = list(csv.DictReader(file))[result.selected_epoch - 1]
+    with Image.open(tmp_path / "curves.png") as curves:
+        title = curves.text["Title"]
+    exact, trained = report["scores"]["val"], report["training"]["selected_val"]
+    assert {name: exact[name] for name in trained} == result.val.summary() == load_model(result.model)[1].scores["val"]
+    top1, macro_f1 = f"top-1 {100 * exact['top1']:.1f} %", f"macro F1 {exact['macro_f1']:.2f}"
+    assert f"\nval  {top1}, {macro_f1}, log loss {exact['log_loss']:.2f} (best, " in text.getvalue()
+    assert f"validation {top1}, {macro_f1} in float32" in title
+    assert {name: float(row[f"val_{name}"]) for name in trained} == trained
+    assert (row["validated_in"], report["training"]["validated_in"]) == ("bf16", "bf16")
+    was = f"top-1 {100 * trained['top1']:.1f} %, macro F1 {trained['macro_f1']:.2f}"
+    assert f"in float32; in bf16, while training: {was}\n" in text.getvalue()
+    assert trained["log_loss"] != exact["log_loss"]
+
+
+def test_in_float32_there_is_one_figure_and_calibration_says_where_it_was_measured(finished):
+    result, text, _ = finished
+    report = json.loads((result.folder / "report.json").read_text())
+    assert report["training"]["selected_val"] == {n: report["scores"]["val"][n] for n in result.val.summary()}
+    assert "while training" not in text
+    assert "which is fitted on val; measured on test\n" in text
+    for word in ("advice", "unlike in size"):  # 1,257 images of 8x8 pixels, as many of each class
+        assert word not in text
+
+
 def test_the_saved_model_gives_the_reported_scores_on_real_pictures(finished):
     result, _, asked = finished
     classifier = load(result.model, device="cpu", precision="float32")

@@ -9,13 +9,32 @@ from typing import Any
 
 from vitreous.errors import CheckpointError, MissingExtraError
 
-__all__ = ["HUB_ID", "fetch"]
+__all__ = ["HUB_ID", "fetch", "meant"]
 
 HUB_ID = re.compile(r"(?:hf[-_]hub:|hf://)?([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,200}))?")
 """``owner/name``, with ``@revision`` after it where one is wanted."""
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _BESIDE = ("config.json", "preprocessor_config.json", "model.json")
+
+
+_TAGS = {  # of timm's names, which the hub has with a tag only
+    **dict.fromkeys(("tiny", "small", "base", "large"), "augreg_in21k_ft_in1k"),
+    "huge": "orig_in21k",
+}
+
+
+def meant(name: str) -> str:
+    """Return a "did you mean" with a whole id for a model's bare name, or an empty string where it is like none."""
+    if timm := re.fullmatch(r"vit_(tiny|small|base|large|huge)_patch\d+_(?:224|384)(\.[\w.-]+)?", name):
+        whole = f"timm/{name}" if timm[2] else f"timm/{name}.{_TAGS[timm[1]]}"
+    elif re.fullmatch(r"vit-(base|large|huge)-patch\d+-[\w-]+", name):
+        whole = f"google/{name}"
+    elif re.fullmatch(r"(deit|dinov2)-[\w-]+", name):
+        whole = f"facebook/{name}"
+    else:
+        return ""
+    return f" Did you mean the hub's '{whole}'? Its ids begin with an owner; else give a local file"
 
 
 def fetch(name: str) -> Path:

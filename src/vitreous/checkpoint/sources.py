@@ -61,7 +61,9 @@ def locate(source: str | os.PathLike[str]) -> Located:
         if not hub.HUB_ID.fullmatch(name) or looks_local:
             beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
             hint = did_you_mean(path.name, beside)
-            as_id = f" On the hub? Write hf-hub:{name}" if hub.HUB_ID.fullmatch(name) and not hint else ""
+            as_id = (
+                "" if hint else f" On the hub? Write hf-hub:{name}" if hub.HUB_ID.fullmatch(name) else hub.meant(name)
+            )
             raise CheckpointError(f"no model {'file' if path.suffix else 'file or folder'} '{name}'.{hint}{as_id}")
         path = hub.fetch(name)
     file = _in_folder(path, name) if path.is_dir() else path

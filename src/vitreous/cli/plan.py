@@ -51,6 +51,9 @@ def run(argv: Sequence[str]) -> int:
         write_document(files, str(typed["json"]), found.to_dict())
     if typed.get("json") != "-":
         print_table(_table(found), sys.stdout)
+        from vitreous.train.console import View
+
+        View().advice(found.advice)
     return 0
 
 
@@ -82,7 +85,7 @@ def _table(found: Plan) -> Table:
         ("  pictures held", held),
         ("time per step", f"{found.step_seconds:.3g} s ({spread})"),
         ("time per epoch", f"{_time(found.epoch_seconds)} with its validation"),
-        ("epochs", f"{found.epochs:.3g}"),
+        ("epochs", f"{found.epochs:.3g}" if found.epochs < 1000 else f"{found.epochs:,.0f}"),
         (
             "time in all",
             f"about {duration(found.total_seconds)}, {_time(found.start_seconds)} of it before the first step",

@@ -131,10 +131,12 @@ def draw_calibration(
     with mpl.rc_context(Lettering([]).style(**STYLE)):
         figure = Figure(figsize=(11.5, 7.4), layout="constrained")
         grid = figure.subplots(2, 2, height_ratios=[3, 1], sharex=True, sharey="row")
+        scaled = f"With temperature {summary.temperature:.2f}"
+        if crossed:
+            scaled = f"With a temperature, cross-fitted (saved: {summary.temperature:.2f})"
         heads = (
             f"As trained: off by {100 * summary.ece_before:.1f} points on average (ECE)",
-            f"With temperature {summary.temperature:.2f}{', cross-fitted' * crossed}: "
-            f"off by {100 * summary.ece_after:.1f} points",
+            f"{scaled}: off by {100 * summary.ece_after:.1f} points",
         )
         for column, (bins, head) in enumerate(zip((before, after), heads, strict=True)):
             _reliability(grid[0, column], bins)
@@ -146,8 +148,8 @@ def draw_calibration(
         note = "The saved temperature is fitted on the validation images, not on these."
         if crossed:
             note = (
-                "The saved temperature is fitted on these images, so none of them is drawn with it: cross-fitted, each "
-                "half of them is drawn with the temperature that fits the other half."
+                "The saved temperature is fitted on these images, so none of them is drawn with it:\n"
+                "cross-fitted, each half of them is drawn with the temperature that fits the other half."
             )
         figure.legend(
             list(labelled.values()), list(labelled), loc="outside lower center", ncols=len(labelled), title=note

@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitreous.data.batches import held_bytes
+from vitreous.train.advice import few_images, unlike_classes
 from vitreous.train.assemble import Assembled, assemble
 from vitreous.train.config import RunConfig, parse_duration
 from vitreous.train.console import View
@@ -80,6 +81,7 @@ class Plan:
         largest_batch: Pictures in one part that fit, at most those of the training split; None where the system does
             not tell.
         checked: Whether a step of that size was made.
+        advice: Sentences, and commands as lists of words.
     """
 
     model: str
@@ -100,6 +102,7 @@ class Plan:
     total_flops: float
     largest_batch: int | None
     checked: bool
+    advice: tuple[str | list[str], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, ready for JSON."""
@@ -179,7 +182,15 @@ def _measured(this: Assembled, meter: Meter, budget: float | None, start_seconds
         total_flops=images * _mean(weights, _step_flops(ready)) + validated * ready.cost.flops,
         largest_batch=largest,
         checked=checked,
+        advice=tuple(_advice(ready)),
     )
+
+
+def _advice(ready: Prepared) -> Iterator[str | list[str]]:
+    """Yield what may do better than the training that is meant."""
+    yield from few_images(ready)
+    if (unlike := unlike_classes(ready)) is not None:
+        yield f"classes are {unlike}"
 
 
 def _shares_of_steps(config: RunConfig, seconds: list[float], by_time: bool) -> list[float]:

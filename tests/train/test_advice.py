@@ -1,0 +1,89 @@
+"""What a run advises at its start and end: only where it helps, and in commands that can be pasted."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from vitreous.cli.train import configure
+from vitreous.data.sources import open_source
+from vitreous.train.advice import PRETRAINED
+
+TINY = (
+    *("--model.width=16", "--model.depth=1", "--model.heads=2", "--model.mlp_dim=16", "--model.image_size=32"),
+    *("--epochs=1", "--device=cpu"),
+)
+NAME = "my 'best' photos"
+
+
+@pytest.fixture
+def photographs(flowers: Path, tmp_path: Path):
+    """Gives a folder of so many photographs of each of some classes."""
+
+    def chosen(**counts: int) -> Path:
+        for label, count in counts.items():
+            (tmp_path / NAME / label).mkdir(parents=True)
+            for path in sorted((flowers / "train" / label).glob("*.jpg"))[:count]:
+                shutil.copy(path, tmp_path / NAME / label / path.name)
+        return tmp_path / NAME
+
+    return chosen
+
+
+def advised(text: str) -> list[str]:
+    """The commands among the advice."""
+    lines = text.splitlines()
+    return [line.strip() for line in lines if line.startswith("          ") and line.split()[0] in ("vitreous", "pip")]
+
+
+def test_few_images_are_told_of_fine_tuning_and_even_classes_of_no_weights(vitreous, photographs):
+    photographs(daisy=14, tulips=12)
+    done = vitreous("train", NAME, *TINY, "--data.val_fraction=0.3")
+    assert done.returncode == 0, done.stderr
+    assert "of 2 classes are few for a Vision Transformer from random weights" in done.stdout
+    assert "unlike in size" not in done.stdout
+    (command,) = advised(done.stdout)
+    words = shlex.split(command)
+    assert words[:5] == ["vitreous", "finetune", NAME, "--from", PRETRAINED]
+    assert vitreous(*words[1:], "--print-config").returncode == 0
+    assert "--data.val_fraction=0.3" in words
+
+
+def test_classes_unlike_in_size_are_told_at_the_start_and_with_a_command_at_the_end(vitreous, photographs, tmp_path):
+    photographs(daisy=40, tulips=6)
+    done = vitreous("train", NAME, *TINY, "--select=last", "--optim.lr=1e-5", "--optim.muon_lr=1e-5")
+    assert done.returncode == 0, done.stderr
+    start, _, end = done.stdout.partition("\nepoch ")
+    counts = json.loads((tmp_path / "runs/my-best-photos-1/report.json").read_text())["data"]["images"]
+    assert (
+        f"\nclasses   unlike in size (daisy {counts['train'] - _of('tulips')}, tulips {_of('tulips')} training" in start
+    )
+    assert "--class-weights effective or --balanced-sampling" in start
+    scores = json.loads((tmp_path / "runs/my-best-photos-1/report.json").read_text())["scores"]["val"]
+    assert scores["macro_f1"] < scores["top1"] - 0.05  # untrained: it says one class
+    command = next(line for line in advised(end) if "--class-weights" in line)
+    words = shlex.split(command)
+    again = vitreous(*words[1:])
+    assert again.returncode == 0, again.stderr
+    assert "unlike in size" not in again.stdout
+    assert not any("--class-weights" in line for line in advised(again.stdout))
+    assert 'class_weights: "effective"' in (tmp_path / "runs/my-best-photos-2/recipe.yaml").read_text()
+
+
+def _of(label: str) -> int:
+    """Training images of a class in the test's folder."""
+    data = open_source(configure([NAME])[0].data)
+    return int((data.splits["train"].labels == data.classes.index(label)).sum())
+
+
+def test_a_plan_says_the_same_before_anything_is_trained(vitreous, photographs, monkeypatch):
+    monkeypatch.setattr("vitreous.train.trials._SECONDS", 0.1)
+    photographs(daisy=40, tulips=6)
+    done = vitreous("plan", NAME, *TINY)
+    assert done.returncode == 0, done.stderr
+    assert "unlike in size" in done.stdout
+    assert shlex.split(advised(done.stdout)[0])[:3] == ["vitreous", "finetune", NAME]
