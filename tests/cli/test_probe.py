@@ -92,7 +92,7 @@ def test_pictures_that_cannot_be_read_are_left_out_and_said(vitreous, model_file
     (parity / "train/even/bad.png").write_bytes(b"bad")
     run = vitreous("probe", model_file, "parity", "--shots=500", "--seeds=1", "--device=cpu")
     assert run.returncode == 0
-    assert "1 files cannot be read and are left out" in run.stderr
+    assert "1 file cannot be read and is left out" in run.stderr
     assert "500 shots: classes with fewer train pictures give all they have: 2 of 2" in run.stderr
     assert "train has 120 pictures: a larger k counts as that" in run.stderr
 

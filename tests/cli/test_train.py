@@ -106,6 +106,14 @@ def test_the_help_of_fine_tuning_shows_its_own_defaults_and_none_that_the_source
     assert "augment.flip" not in shown_defaults(help_of("finetune", "--help"))
 
 
+@pytest.mark.parametrize("text", ["tensorboard", "[tensorboard]", "tensorboard,mlflow", "[tensorboard, mlflow]"])
+def test_loggers_may_be_named_in_any_way_that_a_list_is_written(text):
+    config, _, _ = configure(["digits", "--loggers", text])
+    assert config.loggers == ("tensorboard", "mlflow")[: 1 + ("mlflow" in text)]
+    with pytest.raises(ConfigError, match="Did you mean 'tensorboard'"):
+        configure(["digits", "--loggers", "tensorbord"])
+
+
 @pytest.mark.parametrize("option", ["budget", "checkpoint-every"])
 @pytest.mark.parametrize("text", ["3", "2.5", ".5", "0"])
 def test_a_bare_number_is_no_duration(option, text):

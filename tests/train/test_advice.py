@@ -6,12 +6,14 @@ import json
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from vitreous.cli.train import configure
 from vitreous.data.sources import open_source
-from vitreous.train.advice import PRETRAINED
+from vitreous.train.advice import PRETRAINED, few_images, unlike_classes
 
 TINY = (
     *("--model.width=16", "--model.depth=1", "--model.heads=2", "--model.mlp_dim=16", "--model.image_size=32"),
@@ -72,6 +74,44 @@ def test_classes_unlike_in_size_are_told_at_the_start_and_with_a_command_at_the_
     assert "unlike in size" not in again.stdout
     assert not any("--class-weights" in line for line in advised(again.stdout))
     assert 'class_weights: "effective"' in (tmp_path / "runs/my-best-photos-2/recipe.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("images", "classes", "side", "top1", "tuned", "said"),
+    [
+        (300, 5, 300, 0.6, False, True),
+        (4999, 2, 300, None, False, True),
+        (5000, 2, 300, 0.6, False, False),
+        (19_900, 100, 300, 0.6, False, True),  # 199 a class
+        (50_000, 100, 300, 0.6, False, False),
+        (300, 5, 300, 0.97, False, False),  # good already
+        (300, 5, 28, 0.6, False, False),  # tiny images, of which pretrained models know little
+        (300, 5, 300, 0.6, True, False),  # this is one
+    ],
+)
+def test_fine_tuning_is_advised_for_few_images_only(images, classes, side, top1, tuned, said):
+    data = SimpleNamespace(splits={"train": range(images)}, classes=range(classes), median_size=(side, side))
+    ready = SimpleNamespace(data=data, start=object() if tuned else None, config=configure(["photos"])[0])
+    scores = None if top1 is None else SimpleNamespace(top1=top1)
+    assert bool(list(few_images(ready, scores))) == said
+
+
+@pytest.mark.parametrize(
+    ("counts", "words", "said"),
+    [
+        ((40, 4), (), True),
+        ((40, 0), (), True),
+        ((633, 898, 641, 699, 799), (), False),
+        ((40, 9), (), False),
+        ((40, 4), ("--class-weights=inverse",), False),
+        ((40, 4), ("--balanced-sampling",), False),
+    ],
+)
+def test_unlike_classes_are_told_where_nothing_makes_up_for_them(counts, words, said):
+    split = SimpleNamespace(labels=np.repeat(np.arange(len(counts)), counts))
+    data = SimpleNamespace(splits={"train": split}, classes=[f"c{n}" for n in range(len(counts))])
+    ready = SimpleNamespace(data=data, config=configure(["photos", *words])[0])
+    assert (unlike_classes(ready) is not None) == said
 
 
 def _of(label: str) -> int:

@@ -121,6 +121,9 @@ def test_after_training_in_bf16_every_place_says_the_same_score_and_what_it_was_
     was = f"top-1 {100 * trained['top1']:.1f} %, macro F1 {trained['macro_f1']:.2f}"
     assert f"in float32; in bf16, while training: {was}\n" in text.getvalue()
     assert trained["log_loss"] != exact["log_loss"]
+    planned = "1 epoch" if seed == 0 else f"{1 + seed} epochs"
+    assert f"; {planned}, about " in text.getvalue()
+    assert title.startswith(f"{planned} of training; ")
 
 
 def test_in_float32_there_is_one_figure_and_calibration_says_where_it_was_measured(finished):

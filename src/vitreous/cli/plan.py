@@ -12,6 +12,7 @@ from rich.text import Text
 from vitreous.cli.outputs import files_of_data, files_of_model, outputs, write_document
 from vitreous.cli.terminal import number, print_table
 from vitreous.cli.train import process_started, resolve, train_parser
+from vitreous.data.listing import many
 from vitreous.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _table(found: Plan) -> Table:
         ("model", found.model),
         ("machine", found.machine),
         ("pictures", pictures),
-        ("batch", f"{found.batch_size:,} pictures{cut}, {found.steps_per_epoch:,} steps per epoch"),
+        ("batch", f"{many(found.batch_size, 'picture')}{cut}, {many(found.steps_per_epoch, 'step')} per epoch"),
         ("memory", _total(found) + fits),
         ("  weights and optimiser", _size(memory.weights)),
         (
@@ -108,7 +109,7 @@ def _largest(found: Plan) -> str:
         return "not known on this device"
     limit = ", all there are for training" if found.largest_batch >= found.pictures["train"] else ""
     how = "a step of them was made" if found.checked else "from the growth of smaller ones"
-    return f"{found.largest_batch:,} pictures in one part{limit} ({how})"
+    return f"{many(found.largest_batch, 'picture')} in one part{limit} ({how})"
 
 
 def _size(count: int) -> str:

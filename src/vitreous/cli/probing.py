@@ -13,6 +13,7 @@ from rich.text import Text
 from vitreous.checkpoint.artifact import ModelInfo
 from vitreous.cli.outputs import write_document
 from vitreous.cli.terminal import bar
+from vitreous.data.listing import many
 from vitreous.data.sources import ImageData
 from vitreous.errors import DataError
 from vitreous.evaluate.fewshot import FewShot
@@ -29,7 +30,8 @@ def remarks(info: ModelInfo, data: ImageData) -> Iterator[str]:
     yield from data.notes
     if data.unreadable:
         path, reason = data.unreadable[0]
-        yield f"{len(data.unreadable):,} files cannot be read and are left out (first: {path}: {reason})"
+        are = "is" if len(data.unreadable) == 1 else "are"
+        yield f"{many(len(data.unreadable), 'file')} cannot be read and {are} left out (first: {path}: {reason})"
     trained_on = info.provenance.get("data")
     if isinstance(trained_on, dict) and trained_on.get("fingerprint") == data.fingerprint:
         yield "the model was trained on train: its features tell those pictures apart better than new ones"

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from vitreous.data.listing import as_line
+from vitreous.data.listing import as_line, many
 from vitreous.errors import TrainingError
 from vitreous.evaluate.calibration import fit_temperature
 from vitreous.evaluate.metrics import Scores, evaluate
@@ -178,7 +178,7 @@ def show_batch(
         images, targets = ready.loading.batch_augment.of_batch(batch, progress=0.0)
         with write(path) as written:
             save_batch_picture(written, images, targets, ready.data.classes, ready.pipeline)
-    view.result(f"{len(images)} augmented pictures of {ready.data.name}, the first of them drawn in {path}")
+    view.result(f"{many(len(images), 'augmented picture')} of {ready.data.name}, the first of them drawn in {path}")
 
 
 def _open_folder(ready: Prepared, place: Place, view: View) -> tuple[RunState | None, int]:
