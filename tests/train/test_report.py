@@ -120,7 +120,7 @@ def test_report_tells_the_run(digits: tuple[Predictions, Predictions], tmp_path:
     assert report["model"] == {"parameters": 123456, "flops": 7_000_000}
     assert report["training"] == {
         **{"epochs": 8, "selected_epoch": 7, "seconds": {"train": 1.5, "evaluate": None}},
-        **{"validated_in": "float32", "selected_val": None},
+        **{"extended_from": [], "validated_in": "float32", "selected_val": None},
     }
     assert report["machine"] == {"cpu": "a processor", "cores": 2, "memory_gib": 23.5, "gpu": None, "bf16": True}
     assert report["versions"]["torch"] == torch.__version__

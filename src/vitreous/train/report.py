@@ -47,7 +47,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.errors import DataError, OutputError, VitreousError
-from vitreous.evaluate.calibration import Calibration, calibrate, cross_scaled, fit_temperature, reliability
+from vitreous.evaluate.calibration import calibrate, cross_scaled, fit_temperature, reliability
 from vitreous.evaluate.metrics import Scores, evaluate, most_confused, worst_mistakes
 from vitreous.files.text import json_text
 from vitreous.files.writing import replacing
@@ -156,16 +156,13 @@ def write_report(
     tested = evaluate(test.logits, test.labels) if test else None
     named = {"val": _named(scores, classes), "test": _named(tested, classes) if tested else None}
     mistakes = _mistakes(val, classes)
-    measured_on, measured = ("val", val) if test is None else ("test", test)
-    scaled = cross_scaled(val.logits, val.labels) if test is None else None
-    calibration = calibrate(measured.logits, measured.labels, temperature, scaled)
+    calibration, diagram = _calibration(val, test, temperature)
     report = _finite(
         {
             **_told(facts),
             "classes": classes,
             "scores": named,
-            "calibration": {"fitted_on": "val", "measured_on": measured_on, "cross_fitted": test is None}
-            | calibration.to_dict(),
+            "calibration": calibration,
             "most_confused": [asdict(pair) for pair in most_confused(scores.confusion, classes, _PAIRS)],
             "worst_mistakes": mistakes,
             "versions": versions(),
@@ -176,7 +173,7 @@ def write_report(
         pictures.draw_curves(history, facts.selected_epoch, scores.summary(), facts.precision),
         pictures.draw_confusion(scores.confusion, classes),
         _draw_mistakes(val, mistakes, scores),
-        _draw_calibration(measured, calibration, scaled),
+        diagram,
     )
     # In this order: where the report is, the pictures are.
     _write(folder, dict(zip(PICTURES, drawn, strict=True)) | {"report.json": _json(report)})
@@ -189,14 +186,15 @@ def _draw_mistakes(val: Predictions, mistakes: list[dict[str, Any]], scores: Sco
     return mistakes_sheet.draw_mistakes([_shown(val, mistake) for mistake in mistakes], wrong=wrong, total=scores.n)
 
 
-def _draw_calibration(measured: Predictions, calibration: Calibration, scaled: Tensor | None) -> bytes:
-    """Confidence against accuracy, before and after the temperature."""
-    before = reliability(_softmax(measured.logits), measured.labels)
-    after = _softmax(measured.logits, calibration.temperature) if scaled is None else _softmax(scaled)
-    split = "test" if scaled is None else "validation"
-    return pictures.draw_calibration(
-        before, reliability(after, measured.labels), calibration, split, crossed=scaled is not None
-    )
+def _calibration(val: Predictions, test: Predictions | None, temperature: float) -> tuple[dict[str, Any], bytes]:
+    """What the report says of calibration, and confidence against accuracy drawn without and with the temperature."""
+    crossed, measured = test is None, val if test is None else test
+    scaled = cross_scaled(val.logits, val.labels) if crossed else measured.logits.double() / temperature
+    found = calibrate(measured.logits, measured.labels, temperature, scaled)
+    before, after = (reliability(_softmax(logits), measured.labels) for logits in (measured.logits, scaled))
+    split, short = ("validation", "val") if crossed else ("test", "test")
+    told = {"fitted_on": "val", "measured_on": short, "cross_fitted": crossed} | found.to_dict()
+    return told, pictures.draw_calibration(before, after, found, split, crossed=crossed)
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
