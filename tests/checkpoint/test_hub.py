@@ -22,10 +22,10 @@ from vitreous.data.config import DataConfig, PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources import open_source
 from vitreous.errors import CheckpointError
+from vitreous.files.shell import shell_line
 from vitreous.model.sizes import create
 from vitreous.train.advice import PRETRAINED, few_images
 from vitreous.train.config import RunConfig
-from vitreous.train.console import quoted
 
 LOAD = """
 import json, sys
@@ -100,7 +100,7 @@ def test_what_a_run_on_few_images_advises_works_as_it_is_pasted(flowers, tmp_pat
             shutil.copy(path, tmp_path / "few photos" / label)
     data = open_source(DataConfig(source=str(tmp_path / "few photos")))
     ready = SimpleNamespace(data=data, start=None, config=RunConfig(data=DataConfig(source="few photos")))
-    command = quoted(list(few_images(ready))[-1])
+    command = shell_line(list(few_images(ready))[-1])
     with serving(tmp_path / "hub") as hub:
         environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
