@@ -292,9 +292,11 @@ def _spoil(document: dict[str, Any], chance: random.Random) -> None:
     holder[key] = odd
 
 
-def _places(tree: Any) -> list[tuple[Any, Any]]:
+def _places(tree: Any, depth: int = 0) -> list[tuple[Any, Any]]:
     items = list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree)) if isinstance(tree, list) else []
-    return [place for key, each in items for place in ((tree, key), *_places(each))]
+    if depth > 8:  # of what was put in before
+        return []
+    return [place for key, each in items for place in ((tree, key), *_places(each, depth + 1))]
 
 
 def _digest(said: str, tree: dict[str, Any], data: bytes) -> str:

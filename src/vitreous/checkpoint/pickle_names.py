@@ -138,7 +138,7 @@ def _is_short(value: Any) -> bool:
     """Whether it is plain and short, so that a million of them are written soon."""
     if isinstance(value, str):
         return len(value) <= _LONGEST_KEY
-    return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < MOST)
+    return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 64)
 
 
 def _odd(kind: str) -> Callable[[tuple[Any, ...]], Any]:

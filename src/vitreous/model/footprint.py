@@ -37,11 +37,12 @@ def forward_bytes(config: ViTConfig, size: tuple[int, int], images: int = 1) -> 
 
 
 def _stem(config: ViTConfig, height: int, width: int) -> int:
-    """Numbers that the stem's largest layer holds, before and after a function."""
+    """Numbers that the stem's largest layer holds: before and after its functions, and as its kernel lays them out."""
+    pixels = height * width * config.in_channels
     if config.stem == "conv":
         layers = max(1, pair(config.patch_size)[0].bit_length() - 1)
         first = max(8, config.width >> (layers - 1)) if config.conv_width is None else config.conv_width
-        return 2 * first * height * width // (1 if config.conv_stem == "max-pool" else 4)
+        return 4 * first * height * width // (1 if config.conv_stem == "max-pool" else 4) + pixels
     return 3 * config.resnet_width * height * width // 4 if config.stem == "resnet" else 0
 
 

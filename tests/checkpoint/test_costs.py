@@ -1,0 +1,317 @@
+"""Files that ask for more than they have: refused in one line, soon, and before anything is taken."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+import struct
+import subprocess
+import sys
+import time
+import zipfile
+from collections import Counter, OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vitreous.checkpoint import allowance
+from vitreous.checkpoint.artifact import ModelInfo, load_model, save_model
+from vitreous.checkpoint.opening import OpenOptions, open_checkpoint, open_fully
+from vitreous.checkpoint.safe_read import read_tensors
+from vitreous.data.config import PreprocessConfig
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.errors import CheckpointError, ConfigError, VitreousError
+from vitreous.model.config import ViTConfig
+from vitreous.model.footprint import forward_bytes
+from vitreous.model.vit import VisionTransformer
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import fuzz_cost_files as made
+
+SECONDS = 2.0
+
+
+LONG_TEXT = b"](X" + struct.pack("<I", 10**6) + b"x" * 10**6 + b"q\1"
+
+
+def archive(body: bytes, data: bytes = bytes(32)) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as packed:
+        packed.writestr("m/data.pkl", b"\x80\x02" + body + b".")
+        packed.writestr("m/data/0", data)
+    return buffer.getvalue()
+
+
+def refused(path: Path, content: bytes, read=read_tensors) -> str:
+    """The one line that a file is refused with, within two seconds of CPU."""
+    path.write_bytes(content)
+    began = time.process_time()
+    with pytest.raises(VitreousError) as caught:
+        read(path)
+    assert time.process_time() - began < SECONDS
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 2000
+    return str(caught.value)
+
+
+def twice(levels: int) -> bytes:
+    return b")q\0" + b"h\0h\0\x86q\0" * levels
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"}(" + twice(40) + b"K\1u", "a dictionary with a tuple as a key"),
+        (b"\x8f(" + twice(40) + b"\x90", "holds set and no state dict"),
+        (b"c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R", "holds bytearray and no state dict"),
+        (b"c__builtin__\nset\n](" + twice(40) + b"e\x85R", "holds set"),
+        (b"\x96" + struct.pack("<Q", 3 << 30), "ends too early"),
+        (b"\x8b" + struct.pack("<i", 2**31 - 1), "a number of 2,147,483,647 bytes"),
+        (b"](" + b"]" * 600_000 + b"e", "more than 500,000 steps"),
+        (b"](](" + b"K\1" * 100_000 + b"eq\1" + b"ctorch\nSize\nh\1\x85R" * 5000 + b"e", "more than 500,000 steps"),
+        (LONG_TEXT + b"c_codecs\nencode\nh\1X\4\0\0\0utf8\x86R" * 5000 + b"e", "holds list and no state dict"),
+        (b"ccollections\nOrderedDict\n)R}(X\5\0\0\0itemsK\5ub", "holds no tensors"),
+        (b"cposix\nsystem\nX\4\0\0\0true\x85R", r"holds more than tensors \(posix.system\)"),
+    ],
+)  # fmt: skip
+def test_pickles_cost_no_more_than_their_length(tmp_path, body, said):
+    assert re.search(said, refused(tmp_path / "m.pth", archive(body)))
+
+
+def test_keys_of_one_hash_take_no_longer_than_others(tmp_path):
+    keys = b"".join(made.number(n * (2**61 - 1)) + b"N" for n in range(60_000))
+    assert "a dictionary with a int as a key" in refused(tmp_path / "m.pth", archive(b"}(" + keys + b"u"))
+    keys = b"".join(b"G" + struct.pack(">d", 2.0 ** (61 * (n % 16)) * (n // 16)) + b"N" for n in range(60_000))
+    assert "no state dict" in refused(tmp_path / "m.pth", archive(b"}(" + keys + b"u"))
+
+
+def test_tensors_that_share_a_storage_cannot_grow(tmp_path):
+    shared = torch.zeros(1 << 20)
+    torch.save({f"t{n}": shared for n in range(200)}, tmp_path / "m.pth")
+    assert "it would grow" in refused(tmp_path / "m.pth", (tmp_path / "m.pth").read_bytes())
+
+
+@pytest.mark.parametrize("name", ["m.pth", "m.npz"])
+def test_one_directory_decides_what_an_archive_has(tmp_path, name):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
+        packed.writestr("m/data.pkl" if name == "m.pth" else "a.npy", bytes(100 << 20))
+    whole = buffer.getvalue()
+    central = whole.index(b"PK\x01\x02")
+    end = whole.rindex(b"PK\x05\x06")
+    encrypted = bytearray(whole)
+    encrypted[central + 8] |= 1
+    line = whole[central:end]
+    many = b"".join(line for _ in range(100_000))
+    crowded = whole[:central] + many + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0, 0, len(many), central, 0)
+    twofold = struct.pack("<2H2LH", 2, 2, 2 * len(line), central, 0)
+    for content, said in (
+        (whole + b"PK\x05\x06", "no whole"),
+        (whole + bytes(100), "no whole"),
+        (b"x" * 100 + whole, "no whole"),
+        (whole, "would unpack to"),
+        (bytes(encrypted), "encrypted"),
+        (crowded, "a directory of"),
+        (whole[:end] + line + whole[end : end + 8] + twofold, "two entries"),
+    ):
+        assert said in refused(tmp_path / name, content)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("new", [True, False])
+def test_every_protocol_is_read_to_the_last_bit(tmp_path, protocol, new):
+    base = torch.randn(6, 8)
+    extra = torch.nn.Parameter(torch.randn(3))
+    extra.note = "x"
+    state = OrderedDict(
+        a=base, b=base[1:3].t(), c=base.to(torch.bfloat16), d=extra, e=torch.empty(0, 3), f=torch.ones(())
+    )
+    optimiser = {"state": {0: {"step": torch.ones(())}}, "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.999)}]}
+    rest = {"optimizer": optimiser, "epoch": 3, "big": 2**70, "s": {1, 2}, "c": Counter({3: 1}), "b": b"x", "z": 1j}
+    torch.save(
+        {"model": state, **rest}, tmp_path / "m.pth", pickle_protocol=protocol, _use_new_zipfile_serialization=new
+    )
+    found = read_tensors(tmp_path / "m.pth")
+    assert list(found) == list(state)
+    for name, want in state.items():
+        assert found[name].dtype == want.dtype
+        assert found[name].stride() == want.stride()
+        assert torch.equal(found[name], want.detach())
+
+
+@pytest.mark.parametrize(
+    ("tensor", "said"),
+    [
+        (torch.ones(2).to(torch.float8_e4m3fn), "float8_e4m3fn in 'a'"),
+        (torch.ones(2, device="meta"), "tensor without numbers"),
+        (torch.ones(2, dtype=torch.complex64), "complex64 in 'a'"),
+        (torch.ones(3).to_sparse(), "sparse tensor"),
+        (torch.ones(2).to(torch.uint16), "uint16 in 'a'"),
+    ],
+)
+@pytest.mark.parametrize("new", [True, False])
+def test_tensors_that_are_not_read_are_named(tmp_path, tensor, said, new):
+    torch.save({"a": tensor}, tmp_path / "m.pth", _use_new_zipfile_serialization=new)
+    assert said in refused(tmp_path / "m.pth", (tmp_path / "m.pth").read_bytes())
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2", "F4", "F6_E2M3", "C64", "U16", "nonsense"])
+def test_numbers_of_safetensors_that_are_not_read_are_named(tmp_path, dtype):
+    header = json.dumps({"a": {"dtype": dtype, "shape": [4], "data_offsets": [0, 4]}}).encode()
+    assert dtype in refused(tmp_path / "m.safetensors", struct.pack("<Q", len(header)) + header + bytes(4))
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["-" * 9000, "(" * 3000, "{'descr': '<f4', 'fortran_order': False, 'shape': (True,)}", "[" * 60_000,
+     "{'descr': '<f4', 'fortran_order': False, 'shape': (0, 1180591620717411303424)}", "~" * 3000 + "1",
+     "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "1," * 40 + ")}"],
+)  # fmt: skip
+def test_headers_of_arrays_are_unreadable_or_claim_too_much(tmp_path, header):
+    buffer = io.BytesIO()
+    raw = header.encode() + b"\n"
+    with zipfile.ZipFile(buffer, "w") as packed:
+        packed.writestr("a.npy", b"\x93NUMPY\2\0" + struct.pack("<I", len(raw)) + raw + bytes(4))
+    assert "damaged" in refused(tmp_path / "m.npz", buffer.getvalue())
+
+
+def tiny(path: Path, **fields) -> tuple[VisionTransformer, Path]:
+    """A small model and its file."""
+    config = {"image_size": 16, "patch_size": 8, "num_classes": 3, "width": 16, "depth": 2, "heads": 2, "mlp_dim": 32}
+    model = VisionTransformer(ViTConfig(**(config | fields))).eval()
+    half = PreprocessConfig(mean=(0.5,) * 3, std=(0.5,) * 3)
+    size = model.config.image_size
+    save_model(path, model, ModelInfo(("a", "b", "c"), EvalPipeline((size, size), 3, half), provenance={"seed": 0}))
+    return model, path
+
+
+@pytest.mark.parametrize(
+    ("fields", "size"),
+    [
+        ({"position": "sincos-2d", "pool": "mean", "width": 64, "mlp_dim": 256}, 1024),
+        ({"position": "relative", "pool": "mean", "image_size": 256}, 256),
+        ({"stem": "conv", "width": 64, "mlp_dim": 256}, 1024),
+    ],
+)
+def test_the_memory_of_an_image_is_counted_rightly(fields, size):
+    """In a process of its own, by the highest mark: within the margin that refusals leave."""
+    code = (
+        "import json, sys, torch; from pathlib import Path; from vitreous.model.config import ViTConfig;"
+        "from vitreous.model.vit import VisionTransformer; torch.set_num_threads(1);"
+        "fields, size = json.loads(sys.argv[1]);"
+        "model = VisionTransformer(ViTConfig(**fields)).eval(); run = torch.inference_mode()(model);"
+        "run(torch.zeros(1, 3, 64, 64)); Path('/proc/self/clear_refs').write_text('5');"
+        "mark = lambda key: int(next(l for l in open('/proc/self/status') if l.startswith(key)).split()[1]) << 10;"
+        "before = mark('VmRSS'); run(torch.zeros(1, 3, size, size)); print(mark('VmHWM') - before)"
+    )
+    config = {"image_size": size, "patch_size": 8, "num_classes": 3, "width": 16, "depth": 2, "heads": 2, "mlp_dim": 32}
+    words = [sys.executable, "-c", code, json.dumps([config | fields, size])]
+    taken = int(subprocess.run(words, capture_output=True, text=True, check=True, timeout=100).stdout)
+    counted = forward_bytes(ViTConfig(**(config | fields)), (size, size))
+    assert counted / 1.6 < taken < 1.2 * counted + (8 << 20)
+
+
+def test_what_a_file_asks_for_is_checked_before_it_is_taken(tmp_path, monkeypatch):
+    _, path = tiny(tmp_path / "m.safetensors", image_size=16_384, position="sincos-2d", pool="mean")
+    assert path.stat().st_size < 80_000
+    monkeypatch.setattr(allowance, "memory_left", lambda: 2 << 30)
+    said = refused(path, path.read_bytes(), open_checkpoint)
+    assert "16384 x 16384 pixels: one takes about" in said
+    assert "2.0 GiB are free" in said
+    smaller = int(said.rpartition(" ")[2])
+    model, info = open_checkpoint(path, OpenOptions(image_size=smaller))
+    assert info.pipeline.size == (smaller, smaller)
+    tiny(path)
+    with pytest.raises(ConfigError, match="Give a smaller size, such as --image-size"):
+        open_fully(path, OpenOptions(image_size=8192))
+    with pytest.raises(ConfigError, match=r"Use --batch-size \d"):
+        allowance.check_batch(model.config, info.pipeline, 1 << 16)
+
+
+def test_the_limits_of_the_process_are_limits(tmp_path):
+    _, path = tiny(tmp_path / "m.safetensors", image_size=16_384, position="sincos-2d", pool="mean")
+    words = f"ulimit -v 6000000; exec {sys.executable} -m vitreous predict {path} {tmp_path / 'x.png'}"
+    run = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=100, check=False)
+    assert run.returncode == 1
+    assert "of memory" in run.stderr
+    assert "Give a smaller size" in run.stderr
+
+
+def respelt(path: Path, **changes) -> Path:
+    """The file with other parts of its description, and a digest that fits."""
+    whole = path.read_bytes()
+    length = struct.unpack("<Q", whole[:8])[0]
+    tree = json.loads(whole[8 : 8 + length])
+    said = json.dumps(json.loads(tree["__metadata__"]["vitreous"]) | changes)
+    tree["__metadata__"] = {"vitreous": said, "vitreous_sha256": made._digest(said, tree, whole[8 + length :])}
+    header = json.dumps(tree).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + whole[8 + length :])
+    return path
+
+
+TIMM = {"family": "timm", "names": "timm"}
+LAYOUTS = (
+    *(5, "x", ["a"], {"family": 1}, {"family": "google"}),
+    {"family": "huggingface", "prefix": "", "names": [], "kind": "vit"},
+    *(TIMM | {"dtypes": {"*": "nn"}}, TIMM | {"dtypes": 3}, TIMM | {"class_names": [1]}, TIMM | {"kept": {"x": 1}}),
+    TIMM | {"kept": {"mask_token": {"shape": [2**40], "dtype": "float32", "base64": ""}}},
+    {"family": "google", "prefix": "", "scan": 1, "block": "flax", "position": "x", "map": "", "norm_rank": -3},
+)
+
+
+def nested(depth: int):
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"provenance": {"layout": layout}} for layout in LAYOUTS),
+        {"provenance": {"x": nested(900)}},
+        {"provenance": {"data": {"fingerprint": 5}}},
+        {"provenance": {"config": {"data": {"source": 5}}}},
+        {"provenance": {"config": {"data": {"val_fraction": "x"}}}},
+        {"scores": {"x": nested(70)}},
+        {"classes": ["a", "b", "\ud800"]},
+        {"temperature": 10**400},
+        {"temperature": float("nan")},
+    ],
+)
+def test_descriptions_that_cannot_be_meant_are_refused_whatever_their_digest_says(tmp_path, changes):
+    _, path = tiny(tmp_path / "m.safetensors")
+    refused(path, respelt(path, **changes).read_bytes(), open_checkpoint)
+
+
+def test_bytes_of_folder_names_that_are_no_text_stay_class_names(tmp_path):
+    _, path = tiny(tmp_path / "m.safetensors")
+    assert load_model(respelt(path, classes=["a", "b", "caf\udce9"]))[1].classes[2] == "caf\udce9"
+
+
+@pytest.mark.parametrize("depth", [50_000, 1000])
+def test_blocks_and_heads_that_are_claimed_cost_nothing(tmp_path, depth):
+    shapes = {f"blocks.{n}.x": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(depth)}
+    _, path = tiny(tmp_path / "m.safetensors")
+    text = json.loads((raw := path.read_bytes())[8 : 8 + struct.unpack("<Q", raw[:8])[0]])["__metadata__"]["vitreous"]
+    document = json.loads(text)
+    document["model"] |= {"depth": depth, "width": 4096, "heads": 4096, "init": "mimetic"}
+    header = json.dumps({"__metadata__": {"vitreous": json.dumps(document)}, **shapes}).encode()
+    refused(path, struct.pack("<Q", len(header)) + header, open_checkpoint)
+
+
+def test_documents_beside_weights_are_bounded(tmp_path):
+    np.savez(tmp_path / "model.npz", a=np.zeros(3, np.float32))
+    for text in ('{"a": ' + "[" * 900 + "]" * 900 + "}", "{", "[]", '{"a": ' + "9" * 5000 + "}"):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(CheckpointError, match=r"config\.json"):
+            open_checkpoint(tmp_path)
+
+
+def test_a_pickle_of_python_alone_is_no_file_of_pytorch(tmp_path):
+    assert "does not begin" in refused(tmp_path / "m.pth", pickle.dumps({"a": 1}))

@@ -1,0 +1,74 @@
+"""Files of --config: plain YAML or JSON of a bounded size, read once; everything else is one line, soon."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from vitreous.cli.train import configure
+from vitreous.errors import UsageError
+
+BOMB = "a: &a [x, x, x]\n" + "".join(
+    f"b{n}: &b{n} [{', '.join(['*a' if not n else f'*b{n - 1}'] * 9)}]\n" for n in range(30)
+)
+
+
+def refused(words: list[str]) -> str:
+    began = time.process_time()
+    with pytest.raises(UsageError) as caught:
+        configure(["digits", *words])
+    assert time.process_time() - began < 3  # the parser of all options is made too
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BOMB, "alias or an anchor in line 1"),
+        ("a: &a [*a]\n", "alias or an anchor"),
+        ("a: " + "[" * 300 + "]" * 300, "nested more than 16 deep"),
+        ("a: " + "[" * 50_000, "is no YAML"),
+        ("\n".join(f"k{n}: 1" for n in range(20_000)), "more than 10,000 values"),
+        ("epochs: 1" + ":1" * 60_000, "more than 10,000 letters"),
+        ("a: " + "x" * 300_000, "300,003 bytes, the limit is 262,144"),
+        ("epochs: 3\nepochs: 4\n", "has 'epochs' twice, again in line 2"),
+        ("optim:\n  lr: 1\n  lr: 2\n", "has 'lr' twice, again in line 3"),
+        ("a: !!python/object/apply:os.system [ls]\n", "has the tag"),
+        ("optim:\n  class_path: os.system\n", "'class_path' in line 2, which is no option"),
+        ("optim: other.yaml\n", "no settings below 'optim' in line 1"),
+        ("- a\n", "has no options"),
+        ("", "has no options"),
+        ("a: [1\n", "is no YAML in line 2"),
+        ("1.5: 3\n", "a name that is no text"),
+        (b"\xff\xfe\x00", "is no text (byte 0)"),
+    ],
+)
+def test_what_is_no_configuration(tmp_path, text, said):
+    (tmp_path / "c.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert said in refused(["--config", str(tmp_path / "c.yaml")])
+
+
+def test_files_that_are_none(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("epochs: 3\n")
+    os.mkfifo(tmp_path / "pipe")
+    for name, said in (
+        ("recip.yaml", "there is no such file. Did you mean 'recipe.yaml'?"),
+        ("", f"it is a folder. Its recipe is '{tmp_path / 'recipe.yaml'}'"),
+        ("pipe", "a pipe, not a regular file"),
+        ("a\0b", "null byte"),
+        ("a" * 5000, "File name too long"),
+    ):
+        assert said in refused(["--config", os.path.join(tmp_path, name).rstrip("/")])
+    assert "a device, not a regular file" in refused(["--config=/dev/zero"])
+    assert "it has settings below it" in refused([f"--optim={tmp_path / 'recipe.yaml'}"])
+
+
+def test_yaml_and_json_mean_the_same(tmp_path):
+    (tmp_path / "c.yaml").write_text("epochs: 3\noptim:\n  lr: 1e-3\n")
+    (tmp_path / "c.json").write_text('{"epochs": 3, "optim": {"lr": 1e-3}}')
+    yaml, json = (configure(["digits", "--config", str(tmp_path / f"c.{kind}")])[0] for kind in ("yaml", "json"))
+    assert yaml == json
+    assert (yaml.epochs, yaml.optim.lr) == (3, 1e-3)
