@@ -166,6 +166,7 @@ def pickled(chance: random.Random) -> Made:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED if where == 2 else zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("m/data.pkl", body)
         packed.writestr("m/data/0", bytes(32))
+        packed.writestr("m/version", b"3\n")
     return "m.pth", buffer.getvalue()
 
 

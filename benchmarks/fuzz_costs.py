@@ -83,7 +83,7 @@ class Verbs:
             "predict": ("predict", model, self.image, "--format", "csv", "--engine", "torch"),
             "embed": ("embed", model, self.image, "-o", str(self.target / "e.npz"), "--overwrite"),
             "evaluate": ("evaluate", model, data, "--engine", "torch"),
-            "probe": ("probe", model, data, "--engine", "torch"),
+            "probe": ("probe", model, data),
             "convert": ("convert", model, str(self.target / "c"), "--to", "timm", "--overwrite"),
         }[verb]
         return lambda: self._command(*words)
@@ -140,7 +140,9 @@ def work(kind: str, folder: Path, first: int, count: int, seed: int) -> dict[str
     warm = place / "model.safetensors"
     warm.write_bytes(whole)
     for verb in VERBS:  # what is imported and allocated once is no file's cost
-        outcome(verbs.of(verb, warm), watch)
+        found = outcome(verbs.of(verb, warm), watch)
+        if found != "read":
+            raise AssertionError(f"{verb} refuses a file that is whole: {found}")
     for n in range(first, first + count):
         chance = random.Random(f"{kind} {seed} {n}")
         name, content = described(whole, chance) if kind == "description" else MAKERS[kind](chance)

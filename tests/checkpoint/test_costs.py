@@ -43,6 +43,7 @@ def archive(body: bytes, data: bytes = bytes(32)) -> bytes:
     with zipfile.ZipFile(buffer, "w") as packed:
         packed.writestr("m/data.pkl", b"\x80\x02" + body + b".")
         packed.writestr("m/data/0", data)
+        packed.writestr("m/version", b"3\n")
     return buffer.getvalue()
 
 
