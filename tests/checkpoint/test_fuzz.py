@@ -51,6 +51,27 @@ def test_damaged_files_of_every_format_are_one_error_or_read(tmp_path):
         assert each["grown"] < 64 << 20
 
 
+def test_hostile_files_cost_no_more_than_two_seconds_and_512_megabytes(tmp_path):
+    """A few of benchmarks/fuzz_costs.py; description goes through every verb."""
+    counts = {"pickle": 60, "archive": 8, "array": 30, "configuration": 15, "description": 14}
+    script = (
+        "import json, sys; sys.path.insert(0, sys.argv[1]); import fuzz_costs; from pathlib import Path\n"
+        "for kind, count in json.loads(sys.argv[3]).items():\n"
+        "    (place := Path(sys.argv[2]) / kind).mkdir()\n"
+        "    print(json.dumps([kind, fuzz_costs.work(kind, place, 0, count, 1)]))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script, BENCHMARKS, tmp_path, json.dumps(counts)],
+        capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+    found = dict(json.loads(line) for line in run.stdout.splitlines())
+    assert found.keys() == counts.keys()
+    for kind, each in found.items():
+        assert each["wrong"] == {}, kind
+        assert sum(each["counts"].values()) == counts[kind]
+
+
 def test_the_same_seed_damages_alike(fuzz):
     whole = {"model.npz": os.urandom(1000), "config.json": b'{"a": [1, 2, {"b": null}]}'}
     first, second = ([fuzz.mutated(whole, random.Random(5)) for _ in range(20)] for _ in range(2))

@@ -43,6 +43,7 @@ def refused(words: list[str]) -> str:
         ("", "has no options"),
         ("a: [1\n", "is no YAML in line 2"),
         ("1.5: 3\n", "a name that is no text"),
+        ('out: "a\\0b"\n', "a NUL character in line 1"),
         (b"\xff\xfe\x00", "is no text (byte 0)"),
     ],
 )

@@ -76,6 +76,8 @@ def _problems(text: str, groups: Collection[str]) -> Iterator[str]:
             yield f"has the tag {event.tag} in line {line}: leave it away"
         if len(getattr(event, "value", "") or "") > _LONGEST:
             yield f"has a value of more than {_LONGEST:,} letters in line {line}: no option has"
+        if "\0" in (getattr(event, "value", "") or ""):
+            yield f"has a NUL character in line {line}: no option has"
         values += isinstance(event, yaml.NodeEvent)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if values > _MOST_VALUES or depth > _DEEPEST:
