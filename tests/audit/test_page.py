@@ -6,6 +6,7 @@ import base64
 import io
 import os
 import re
+import resource
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -131,9 +132,8 @@ def test_colours_can_be_read(rocket, scheme):
 
 def test_thousands_of_findings_stay_a_page(rocket, monkeypatch):
     made = []
-    thumb = module._thumb
-    cached = thumb(outcome(rocket, ["a"]).pictures[0])
-    monkeypatch.setattr(module, "_thumb", lambda picture: made.append(picture) or cached)
+    cached = module.shown([rocket])
+    monkeypatch.setattr(module, "shown", lambda paths, progress: made.extend(paths) or cached * len(paths))
     result = outcome(rocket, [f"{n}.jpg" for n in range(6000)])
     result.findings.append(Finding("two-labels", "many", tuple(range(100))))
     whole = "".join(page(result))
@@ -150,6 +150,22 @@ def test_a_picture_that_is_gone_has_no_thumbnail(rocket, tmp_path):
     seen = Seen("".join(page(Audit("d", [gone], [Finding("tiny", "", (0,))]))))
     assert "not shown" in seen.text
     assert "img" not in [tag for tag, _ in seen.tags]
+
+
+def test_a_file_that_would_end_this_process_is_not_shown(rocket, tmp_path, endless_jpeg):
+    """It was replaced since it was looked at: by one that keeps a decoder busy, and one that claims 179 megapixels."""
+    slow, large = tmp_path / "slow.jpg", tmp_path / "large.gif"
+    slow.write_bytes(endless_jpeg[:2] + b"\xff\xe1\0\2" * 300 + endless_jpeg[2:])
+    large.write_bytes(b"GIF89a" + b"\x3a\x34" * 2 + b"\0\0\0," + bytes(4) + b"\x3a\x34" * 2 + b"\0\2\2\x4c\1\0;")
+    paths = [slow, large, rocket]
+    pictures = [Picture(path.name, "x", "train", look(str(rocket)), path) for path in paths]
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    seen = Seen("".join(page(Audit("d", pictures, [Finding("tiny", "", (n,)) for n in range(3)]))))
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert seen.text.count("not shown") == 2
+    assert [tag for tag, _ in seen.tags].count("img") == 1
+    assert after.ru_utime - before.ru_utime < 1
+    assert after.ru_maxrss - before.ru_maxrss < 100_000
 
 
 def test_nothing_found_is_said():

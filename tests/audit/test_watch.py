@@ -18,8 +18,8 @@ from vitreous.data.scan import content_hash
 @pytest.fixture
 def unlimited_passes(monkeypatch):
     """Processes that would decode any number of passes, as a slow file of a kind that nobody thought of would meet."""
-    lift = "import vitreous.data.pictures as p; p._MAX_PASSES = 10**18"
-    monkeypatch.setattr(watch, "_WORKER", ("-P", "-c", f"{lift}; from vitreous.audit.worker import main; main()"))
+    lift = "import vitreous.data.headers as h; h._JPEG_MOST_PASSES = 10**18"
+    monkeypatch.setattr(watch, "_WORKER", ("-c", f"{lift}; from vitreous.audit.worker import main; main()"))
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGXCPU"), reason="needs a limit on processor time")
@@ -27,7 +27,7 @@ def test_a_picture_that_takes_too_long_is_ended_and_named(photos, tmp_path, endl
     (tmp_path / "slow.jpg").write_bytes(endless_jpeg)
     good = sorted(photos.iterdir())
     looks = look_at([good[0], tmp_path / "slow.jpg", *good[1:]], workers=1)
-    assert looks[1].reason == "its decoder takes more than 5 s"
+    assert looks[1].reason == "its decoder takes more than 2 s: save it as PNG or JPEG again"
     assert [one.reason for one in looks[:1] + looks[2:]] == [""] * len(good)
 
 
@@ -41,10 +41,10 @@ def test_a_process_that_dies_costs_one_file(photos, tmp_path, monkeypatch, endle
     def kill_at_the_second(done: int, total: int) -> None:
         if done == 1:  # one process: it is at the slow one now
             time.sleep(0.3)
-            os.kill(started[0].pid, signal.SIGSEGV)
+            os.kill(started[0].process.pid, signal.SIGSEGV)
 
     looks = look_at([good[0], tmp_path / "slow.jpg", *good[1:]], workers=1, progress=kill_at_the_second)
-    assert looks[1].reason == "its decoder ends in a crash (SIGSEGV)"
+    assert looks[1].reason == "its decoder ends in a crash (SIGSEGV): save it as PNG or JPEG again"
     assert [one.reason for one in looks[:1] + looks[2:]] == [""] * len(good)
     assert len(started) == 2
 
@@ -91,4 +91,4 @@ def test_no_process_is_left_and_an_interrupt_passes(photos, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         look_at(files, workers=2, progress=interrupt)
     assert started
-    assert all(process.poll() is not None for process in started)
+    assert all(child.process.poll() is not None for child in started)

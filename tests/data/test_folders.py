@@ -102,9 +102,20 @@ def test_folders_beside_the_splits_are_noted(put):
 
 
 def test_class_folders_may_be_links(put, tmp_path_factory):
-    root = put("real/daisy", "rose")
-    (root / "linked").symlink_to(root / "real" / "daisy")
-    assert listed(root)[(None, "linked")] == 3
+    root = put("rose")
+    outside = tmp_path_factory.mktemp("elsewhere") / "daisies"
+    shutil.copytree(root / "rose", outside)
+    (root / "daisy").symlink_to(outside)
+    assert listed(root) == {(None, "daisy"): 3, (None, "rose"): 3}
+
+
+def test_a_class_folder_that_is_a_link_to_another_class_is_told(put):
+    root = put("daisy", "rose")
+    (root / "aster").symlink_to(root / "rose")  # first by name, and still the real folder keeps its pictures
+    found = list_folder(root)
+    assert {entry.label for entry in found.entries} == {"daisy", "rose"}
+    told = "1 link leads to folders that are listed already, their pictures count once: aster is rose"
+    assert told in found.notes
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms, ImageFile
 
+from vitreous.cli.inputs import expand
 from vitreous.data.finding import find_pictures
-from vitreous.data.pictures import MAX_PIXELS, inspect_picture, read_picture
+from vitreous.data.pictures import inspect_picture, read_picture
 from vitreous.data.scan import content_hash, scan
 from vitreous.errors import DataError
 
@@ -40,7 +41,7 @@ def distance(image: Image.Image, other: Image.Image) -> float:
     return float(np.abs(np.asarray(image, np.int16) - np.asarray(other, np.int16)).mean())
 
 
-@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "PPM", "WEBP", "QOI"])
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "WEBP"])
 def test_lossless_formats_come_back_exactly(cat, kind):
     content = encoded(cat, kind, **({"lossless": True} if kind == "WEBP" else {}))
     assert distance(read_picture(content), cat) == 0
@@ -177,7 +178,6 @@ KINDS = {
     "tiff": ("TIFF", {}),
     "lzw tiff": ("TIFF", {"compression": "tiff_lzw"}),
     "bmp": ("BMP", {}),
-    "jpeg 2000": ("JPEG2000", {}),
 }
 
 
@@ -207,15 +207,13 @@ def test_jpegs_that_lack_only_their_tail_are_noticed(flowers):
 def test_what_is_no_picture(tmp_path):
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "words.png").write_text("these are words, not a picture")
-    (tmp_path / "phone.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(40))
     (tmp_path / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
     for name, reason in (
         ("empty.jpg", "empty, 0 bytes"),
         ("words.png", "not a picture"),
-        ("phone.heic", "HEIF pictures cannot be read here, save it as JPEG"),
         ("gone.jpg", "a link to a file that is gone"),
         ("nowhere.jpg", "no such file"),
-        ("", "is a directory"),
+        ("", "a folder, not a regular file"),
     ):
         with pytest.raises(DataError) as error:
             read_picture(tmp_path / name)
@@ -230,17 +228,18 @@ def png_header(width: int, height: int) -> bytes:
 
 
 def test_too_many_pixels_are_refused_before_decoding():
-    with pytest.raises(DataError, match=r"picture: 400,000,000 pixels, the limit is 178,956,970"):
+    with pytest.raises(
+        DataError, match=r"^picture: 400,000,000 pixels, the limit for PNG is 64,000,000: save it smaller$"
+    ):
         read_picture(png_header(20_000, 20_000))
-    assert MAX_PIXELS == 2 * Image.MAX_IMAGE_PIXELS
-    # Between Pillow's warning and its error there is no warning, and the reason is the true one.
-    assert inspect_picture(png_header(10_000, 10_000)).reason == "truncated"
+    assert inspect_picture(png_header(7_000, 7_000)).reason == "truncated"
 
 
 def test_a_jpeg_of_thousands_of_passes_is_refused_before_it_is_decoded(endless_jpeg, cat):
-    with pytest.raises(DataError, match=r"^picture: asks for 3,006 passes over 6000 x 6000 pixels, the limit is 138$"):
+    reason = "asks for 3,006 passes over 6000 x 6000 pixels, the limit is 138: save it as PNG or JPEG again"
+    with pytest.raises(DataError, match=f"^picture: {reason}$"):
         read_picture(endless_jpeg)
-    assert inspect_picture(endless_jpeg).reason == "asks for 3,006 passes over 6000 x 6000 pixels, the limit is 138"
+    assert inspect_picture(endless_jpeg).reason == reason
     progressive = encoded(cat, "JPEG", progressive=True)
     assert progressive.count(b"\xff\xda") == 10
     assert read_picture(progressive).size == (451, 300)
@@ -248,7 +247,10 @@ def test_a_jpeg_of_thousands_of_passes_is_refused_before_it_is_decoded(endless_j
 
 def test_own_limit_holds_where_pillow_has_none(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    assert inspect_picture(png_header(20_000, 20_000)).reason == "400,000,000 pixels, the limit is 178,956,970"
+    assert (
+        inspect_picture(png_header(20_000, 20_000)).reason
+        == "400,000,000 pixels, the limit for PNG is 64,000,000: save it smaller"
+    )
 
 
 def test_pictures_in_memory(cat, tmp_path):
@@ -327,7 +329,8 @@ def test_find_pictures_in_any_alphabet_case_and_depth(cat, tmp_path):
         cat.save(path) if path.suffix != ".webp" else path.write_bytes(encoded(cat, "WEBP"))
     (tmp_path / "notes.txt").write_text("RIFFRAFF")
     (tmp_path / "deep.csv").write_text("path,label")
-    pictures, others = find_pictures(tmp_path)
+    pictures, others, notes = find_pictures(tmp_path)
+    assert notes == []
     assert pictures == sorted(tmp_path / name for name in names[:4])
     assert others == [tmp_path / "deep.csv", tmp_path / "notes.txt"]
 
@@ -343,8 +346,59 @@ def test_symlinks_are_followed_and_loops_end(cat, tmp_path):
     (root / "a" / "up").symlink_to(root)
     (real / "inner" / "loop").symlink_to(real)
     (root / "file.png").symlink_to(real / "1.png")
-    found = [path.relative_to(root).as_posix() for path in find_pictures(root)[0]]
-    assert found == ["file.png", "linked/1.png", "linked/inner/2.png", "twice/1.png", "twice/inner/2.png"]
+    pictures, _, notes = find_pictures(root)
+    assert [path.relative_to(root).as_posix() for path in pictures] == [
+        "file.png",
+        "linked/1.png",
+        "linked/inner/2.png",
+    ]
+    assert notes == [
+        "3 links lead to folders that are listed already, their pictures count once: "
+        "twice is linked; a/up is .; linked/inner/loop is linked"
+    ]
+
+
+@pytest.mark.parametrize(("folders", "links"), [(26, 50), (12, 12)])
+def test_folders_with_links_to_each_other_are_visited_once(cat, tmp_path, folders, links):
+    names = [f"{n:02}" for n in range(folders)]
+    for n, name in enumerate(names):
+        (tmp_path / name).mkdir()
+        cat.resize((4, 4)).save(tmp_path / name / "1.png")
+        for k in range(links):
+            (tmp_path / name / f"link{k:02}").symlink_to(tmp_path / names[(n + k) % folders])
+    pictures, others, notes = find_pictures(tmp_path)
+    assert [path.relative_to(tmp_path).as_posix() for path in pictures] == [f"{name}/1.png" for name in names]
+    assert others == []
+    count = f"{folders * links:,} links lead to folders that are listed already, their pictures count once: "
+    assert notes[0].startswith(count + "00/link00 is 00; 00/link01 is 01; ")
+    assert len(notes) == 1
+    assert expand([f"{tmp_path}/**/*.p[mn]g"]) == list(map(str, pictures))
+
+
+def test_the_shortest_path_over_links_names_a_folder(cat, tmp_path):
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    (outside / "inner").mkdir(parents=True)
+    (root / "a" / "b").mkdir(parents=True)
+    cat.save(outside / "inner" / "1.png")
+    (root / "a" / "b" / "deep").symlink_to(outside)
+    (root / "z").symlink_to(outside)
+    (root / "y").symlink_to(outside)
+    pictures, _, notes = find_pictures(root)
+    assert pictures == [root / "y" / "inner" / "1.png"]
+    assert notes[0].endswith("z is y; a/b/deep is y")
+
+
+def test_images_of_formats_that_are_not_read_are_listed_to_be_named(cat, tmp_path):
+    cat.save(tmp_path / "a.ppm")
+    cat.save(tmp_path / "b.ICO")
+    cat.save(tmp_path / "c.jp2")
+    (tmp_path / "c.jp2").rename(tmp_path / "no-extension")
+    (tmp_path / "notes.txt").write_text("BMW and P6 are words")
+    pictures, others, _ = find_pictures(tmp_path)
+    assert [path.name for path in pictures] == ["a.ppm", "b.ICO", "no-extension"]
+    assert [path.name for path in others] == ["notes.txt"]
+    reasons = [one.facts.reason for one in scan(pictures)]
+    assert reasons == [f"{name} images are not read: save it as PNG or JPEG" for name in ("PNM", "ICO", "JPEG 2000")]
 
 
 def test_a_pipe_is_no_picture_and_is_not_waited_for(cat, tmp_path):
@@ -352,7 +406,7 @@ def test_a_pipe_is_no_picture_and_is_not_waited_for(cat, tmp_path):
     os.mkfifo(tmp_path / "pipe.jpg")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "gone.jpg").symlink_to(tmp_path / "nothing")
-    pictures, others = find_pictures(tmp_path)
+    pictures, others, _ = find_pictures(tmp_path)
     assert [path.name for path in pictures] == ["1.png", "gone.jpg"]
     assert [path.name for path in others] == ["pipe", "pipe.jpg"]
 

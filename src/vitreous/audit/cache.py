@@ -22,12 +22,14 @@ import PIL
 from vitreous.audit.look import THUMB, Look
 from vitreous.audit.watch import STOPS
 from vitreous.errors import OutputError
+from vitreous.files.opening import open_regular
 from vitreous.files.writing import replacing
 
 __all__ = ["Cache", "cache_folder", "stamp_of"]
 
 _VERSION = 2  # of what is looked at: raise it with any change to `look`
 
+_MOST = 4 << 30  # bytes; of three million pictures
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, MemoryError)
 
 Stamp = tuple[int, int]
@@ -105,7 +107,7 @@ class Cache:
         return ""
 
     def _read(self, file: Path) -> None:
-        with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as stored:
+        with open_regular(file, _MOST) as stream, np.load(stream, allow_pickle=False) as stored:
             header = json.loads(stored["header"].tobytes())
             thumbs: npt.NDArray[np.uint8] = stored["thumbs"]
         if header["version"] != _versions() or thumbs.shape != (len(header["files"]), THUMB * THUMB):

@@ -33,7 +33,7 @@ _EXTENSIONS: dict[str, tuple[str, ...]] = {
     "BMP": ("bmp", "dib"),
     "DIB": ("dib", "bmp"),
     "AVIF": ("avif", "avifs"),
-    "HEIF": ("heic", "heif"),
+    "HEIF": ("heic", "heif", "hif"),
     "JPEG2000": ("jp2", "j2k", "jpx", "jpf", "j2c", "jpc"),
     "PPM": ("ppm", "pgm", "pbm", "pnm", "pfm"),
     "ICO": ("ico",),
@@ -62,9 +62,9 @@ def reason_kind(reason: str) -> str:
         return "breaks"
     if reason.startswith("empty"):
         return "empty"
-    if "pixels, the limit is" in reason:
+    if "pixels, the limit for" in reason:
         return "bomb"
-    if reason in ("no such file", "a link to a file that is gone", "permission denied", "no regular file"):
+    if reason in ("no such file", "a link to a file that is gone", "permission denied") or "regular file" in reason:
         return "unopened"
     return "truncated" if reason.endswith("truncated") else "undecodable"
 

@@ -43,9 +43,7 @@ KINDS: dict[str, Kind] = {
     "bomb": Kind(
         "error", "too many pixels", "Refused before it is decoded, as a decompression bomb. Training leaves it out."
     ),
-    "breaks": Kind(
-        "error", "stops its decoder", "It takes more than 5 s, or crashes. Training would suffer: take it out."
-    ),
+    "breaks": Kind("error", "stops its decoder", "It takes too long, or crashes. Training leaves it out."),
     "unopened": Kind("error", "cannot be opened", "The file is missing or closed to you. Training leaves it out."),
     "leak": Kind(
         "error",

@@ -1,32 +1,34 @@
 """One file, looked at once: can it be read, how is it stored, and what is needed to find its copies.
 
-A look reads a file as training does (:func:`vitreous.data.pictures.read_picture`), except that a JPEG is decoded as
-small as its copies can be told by: the whole stream is still read, so that truncation shows.
+A look reads a file as training does, with the same limits and reasons (:func:`vitreous.data.pictures.examine`), except
+that a JPEG is decoded as small as its copies can be told by: the whole stream is still read, so that truncation shows.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import stat
-from dataclasses import dataclass, replace
-from pathlib import Path
+import hashlib
+import io
+from dataclasses import dataclass, fields, replace
 
 import imagehash
 import numpy as np
 from PIL import Image
 
-from vitreous.data.pictures import explain, open_picture, orientation_of, read_picture
+from vitreous.data.decoding import TOO_LARGE, rows_of
+from vitreous.data.headers import UnreadableError
+from vitreous.data.pictures import examine, opened_file, read_picture, read_reduced
 from vitreous.data.scan import content_hash
 from vitreous.errors import DataError
 
-__all__ = ["THUMB", "Look", "look", "pixels_digest", "seen", "spread_of"]
+__all__ = ["SHOWN", "THUMB", "Look", "as_jpeg", "look", "pixels_digest", "seen", "small_jpeg", "spread_of"]
 
 THUMB = 32
 """Side in pixels of the grey thumbnail that hashes and second looks are made from: what pHash reduces pictures to."""
 
-_DRAFT = 64  # a JPEG is decoded at an eighth, a quarter or a half of its size, but no smaller than this
-_DEEP = re.compile(r"(^I|^F|;16[BLNRS]*$)")  # how Pillow names more than 8 bits: in modes, and in PNG's and TIFF's rows
+SHOWN = 128
+"""Longer side in pixels of a picture on the audit's page."""
+
+_DRAFT = (64, 64)  # a JPEG is decoded at an eighth, a quarter or a half of its size, but no smaller than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,39 +69,18 @@ class Look:
 def look(path: str) -> Look:
     """Look at a file. Whatever is wrong with it is in the result."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return Look("no regular file")
-        content = Path(path).read_bytes()
-    except OSError as error:
-        return Look(explain(error))
-    known = Look(digest=content_hash(content), length=len(content))
-    try:
-        image = open_picture(content)
-    except DataError as error:
-        return replace(known, reason=str(error))
-    raw = _stored_rows(image)
-    height, width = image.height, image.width
-    known = replace(
-        known,
-        form=image.format or "",
-        mode=image.mode,
-        size=(height, width),
-        alpha=image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info,
-        deep=bool(_DEEP.search(image.mode) or (image.format not in ("BMP", "DIB") and _DEEP.search(raw))),
-    )
-    try:
-        image.draft(image.mode, (_DRAFT, _DRAFT))  # of effect on JPEGs alone
-        picture = read_picture(image)
-        thumb, hashes = seen(picture)
-        orientation = orientation_of(image)  # not before: a PNG may have its EXIF at the end, and is decoded to find it
-        size = (width, height) if orientation in (5, 6, 7, 8) else (height, width)
-        frames = _frames(content)
-        known = replace(known, frames=frames, orientation=orientation, size=size, thumb=thumb, hashes=hashes)
-        return replace(known, spread=spread_of(picture))
-    except DataError as error:
-        return replace(known, reason=str(error).partition(": ")[2])
+        with opened_file(path) as content:
+            known = Look(digest=content_hash(content), length=len(content))
+            facts, image = examine(content, _DRAFT)
+    except UnreadableError as error:
+        return Look(str(error))
     except MemoryError:
-        return replace(known, reason="it needs more memory than there is")
+        return Look(TOO_LARGE)
+    shown = {field.name: getattr(facts, field.name) for field in fields(facts)}
+    if image is None:
+        return replace(known, **shown)
+    thumb, hashes = seen(image)
+    return replace(known, **shown, thumb=thumb, hashes=hashes, spread=spread_of(image))
 
 
 def seen(picture: Image.Image) -> tuple[bytes, tuple[int, int]]:
@@ -124,30 +105,35 @@ def pixels_digest(path: str) -> str:
     """BLAKE2b of a picture's size and pixels as training sees them: RGB, upright. Empty where it cannot be read."""
     try:
         picture = read_picture(path)
-    except (DataError, MemoryError):
+    except DataError:
         return ""
-    return content_hash(b"%d %d " % picture.size + picture.tobytes())
+    whole = hashlib.blake2b(b"%d %d " % picture.size, digest_size=16)
+    for part in rows_of(picture):
+        whole.update(part)
+    return whole.hexdigest()
+
+
+def small_jpeg(path: str) -> bytes:
+    """A picture at up to 128 pixels, as a JPEG for a page. Empty where it cannot be read."""
+    try:
+        return as_jpeg(read_reduced(path, SHOWN)[0])
+    except DataError:
+        return b""
+
+
+def as_jpeg(image: Image.Image) -> bytes:
+    """An RGB image at up to 128 pixels, as a JPEG; one of a few pixels larger, as pixels."""
+    image = image.copy()
+    image.thumbnail((SHOWN, SHOWN), Image.Resampling.LANCZOS)
+    if max(image.size) < SHOWN // 2:
+        times = SHOWN // max(image.size)
+        image = image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=75)
+    return buffer.getvalue()
 
 
 def _phash(grey: Image.Image) -> int:
     """64 bits: which of the lowest frequencies of the cosine transform are above their median."""
     bits = np.packbits(imagehash.phash(grey).hash.ravel())
     return int.from_bytes(bits.tobytes(), "big")
-
-
-def _stored_rows(image: Image.Image) -> str:
-    """How Pillow calls the rows that it is going to decode, such as `RGB;16B`; empty where it does not say."""
-    tiles = getattr(image, "tile", [])
-    said = tiles[0].args if tiles else ""
-    return said if isinstance(said, str) else next((part for part in said or () if isinstance(part, str)), "")
-
-
-def _frames(content: bytes) -> int:
-    """Frames of an animation or pages of a document; 1 where they cannot be counted: the first one was just read."""
-    image = open_picture(content)  # anew: to count is to move from frame to frame
-    if image.format in ("MPO", "ICO"):  # a phone's depth map, an icon's sizes: no further pictures
-        return 1
-    try:
-        return int(getattr(image, "n_frames", 1))
-    except Exception:  # a decoder meets damaged bytes with any of a dozen built-in errors
-        return 1

@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 import itertools
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-
-from PIL import Image
 
 from vitreous.audit.findings import KINDS, LEVELS, Audit, Finding, Picture
-from vitreous.audit.watch import cores
-from vitreous.data.pictures import open_picture, read_picture
+from vitreous.audit.look import as_jpeg
+from vitreous.audit.watch import shown
 from vitreous.data.scan import Progress
-from vitreous.errors import DataError
 from vitreous.files.text import LONGEST, html_text
 
 __all__ = ["page"]
 
-_SIDE = 128  # pixels of a thumbnail's longer side
 _MOST = 1500  # thumbnails in a page: 6 MB
 _IN_ROW = 12  # pictures of one finding that are shown; the others are named
 _LONGEST_LINE = 4000  # characters of a sentence, in which several names may stand
@@ -130,10 +124,10 @@ def _cards(result: Audit, findings: Sequence[Finding], thumbs: dict[int, str]) -
         yield "<li>"
         if finding.text:
             yield f'<p class="what">{_safe(finding.text, _LONGEST_LINE)}</p>'
-        shown, rest = finding.pictures[:_IN_ROW], finding.pictures[_IN_ROW:]
-        if shown:
+        first, rest = finding.pictures[:_IN_ROW], finding.pictures[_IN_ROW:]
+        if first:
             yield '<ul class="row">'
-            yield from (_figure(result.pictures[n], thumbs.get(n), n in finding.drop) for n in shown)
+            yield from (_figure(result.pictures[n], thumbs.get(n), n in finding.drop) for n in first)
             yield "</ul>"
         if rest:
             names = "".join(f"<li>{_safe(result.pictures[n].name)}</li>" for n in rest)
@@ -156,34 +150,16 @@ def _safe(text: str, limit: int = LONGEST) -> str:
 
 
 def _thumbs(result: Audit, progress: Progress) -> dict[int, str]:
-    """Thumbnails as data URIs, of the first pictures that findings are about, the worst kinds first."""
+    """Thumbnails as data URIs, of the first pictures that findings are about, the worst kinds first.
+
+    Files are opened in the processes that looked at them: what would end one of those must not end this one.
+    """
     order = (n for finding in result.findings for n in finding.pictures[:_IN_ROW])
     readable = (n for n in dict.fromkeys(order) if result.pictures[n].look.thumb)
     wanted = list(itertools.islice(readable, _MOST))
-    made: dict[int, str] = {}
-    with ThreadPoolExecutor(cores()) as pool:
-        for n, thumb in zip(wanted, pool.map(lambda n: _thumb(result.pictures[n]), wanted), strict=True):
-            if thumb:
-                made[n] = thumb
-            progress(len(made), len(wanted))
-    return made
-
-
-def _thumb(picture: Picture) -> str:
-    """A picture's thumbnail as a data URI; empty where it cannot be read any more."""
-    try:
-        if picture.path is None:
-            image = picture.pixels().convert("RGB")
-        else:
-            opened = open_picture(picture.path.read_bytes())
-            opened.draft("RGB", (_SIDE, _SIDE))
-            image = read_picture(opened)
-    except (DataError, OSError, MemoryError):
-        return ""
-    image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
-    if max(image.size) < _SIDE // 2:  # pictures of a few pixels as pixels
-        times = _SIDE // max(image.size)
-        image = image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=75)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    files = {n: path for n in wanted if (path := result.pictures[n].path) is not None}
+    made = dict(zip(files, shown(list(files.values()), progress=progress), strict=True))
+    for n in wanted:
+        if n not in files:
+            made[n] = base64.b64encode(as_jpeg(result.pictures[n].pixels().convert("RGB"))).decode("ascii")
+    return {n: f"data:image/jpeg;base64,{jpeg}" for n, jpeg in made.items() if jpeg}

@@ -6,12 +6,9 @@ A thread per process hands it one file after another and waits for the answer. N
 from __future__ import annotations
 
 import base64
-import json
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,22 +16,27 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitreous.audit.look import Look
-from vitreous.audit.worker import READY, SECONDS
+from vitreous.audit.worker import SECONDS
 from vitreous.data.scan import Progress
+from vitreous.data.watched.child import Child, Gone
+from vitreous.data.watched.limits import reason_of
+from vitreous.data.watched.pool import STOPS
 from vitreous.errors import DataError
 
-__all__ = ["STOPS", "cores", "look_at", "pixels_of"]
-
-STOPS = "its decoder "
-"""How the reason of a look begins where the process did not survive the file."""
+__all__ = ["STOPS", "cores", "look_at", "pixels_of", "shown"]
 
 _WALL = 60.0  # seconds after which a file is given up that waits for something else: a dead network disk
 _FEW = 16  # files a process is worth starting for
-# -P: a file in the current folder, which may be the data's, must not stand in for a module.
-_WORKER = ("-P", "-m", "vitreous.audit.worker")
+_WORKER = ("-m", "vitreous.audit.worker")
 _TICK = 0.25  # seconds between two looks at the clock
 
-Task = tuple[Literal["look", "pixels"], str]
+Task = tuple[Literal["look", "pixels", "shown"], str]
+
+
+class _Stopped(str):
+    """Why there is no answer."""
+
+    __slots__ = ()
 
 
 def cores() -> int:
@@ -59,7 +61,7 @@ def look_at(paths: Sequence[Path], workers: int | None = None, progress: Progres
     """
 
     def read(found: Any) -> Look:
-        if isinstance(found, str):
+        if isinstance(found, _Stopped):
             return Look(STOPS + found)
         lists = {"size": tuple(found["size"]), "hashes": tuple(found["hashes"])}
         return Look(**{**found, **lists, "thumb": base64.b64decode(found["thumb"])})
@@ -69,9 +71,14 @@ def look_at(paths: Sequence[Path], workers: int | None = None, progress: Progres
 
 def pixels_of(paths: Sequence[Path], workers: int | None = None, progress: Progress | None = None) -> list[str]:
     """Hash the pixels of pictures, as :func:`vitreous.audit.look.pixels_digest`; empty where that fails."""
-    failed = ("takes", "ends")
     tasks: list[Task] = [("pixels", os.fspath(path)) for path in paths]
-    return _all(tasks, lambda found: "" if found.startswith(failed) else str(found), workers, progress)
+    return _all(tasks, lambda found: "" if isinstance(found, _Stopped) else str(found), workers, progress)
+
+
+def shown(paths: Sequence[Path], workers: int | None = None, progress: Progress | None = None) -> list[str]:
+    """Small JPEGs of pictures in base 64, as :func:`vitreous.audit.look.small_jpeg`; empty where that fails."""
+    tasks: list[Task] = [("shown", os.fspath(path)) for path in paths]
+    return _all(tasks, lambda found: "" if isinstance(found, _Stopped) else str(found), workers, progress)
 
 
 def _all(
@@ -118,7 +125,7 @@ class _Hand:
         self, tasks: Sequence[Task], waiting: queue.SimpleQueue[int], done: queue.SimpleQueue[tuple[int, Any]]
     ) -> None:
         self.tasks, self.waiting, self.done = tasks, waiting, done
-        self.process: subprocess.Popen[str] | None = None
+        self.child: Child | None = None
         self.since = float("inf")  # when the present file was given to it
         self.late = False
         self.stopped = False
@@ -128,15 +135,15 @@ class _Hand:
     def check_the_clock(self) -> None:
         """End the process if its file takes too long; without a limit on processor time, sooner."""
         limit = _WALL if hasattr(signal, "SIGXCPU") else SECONDS
-        if time.monotonic() - self.since > limit and self.process is not None:
+        if time.monotonic() - self.since > limit and self.child is not None:
             self.late = True
-            self.process.kill()
+            self.child.kill()
 
     def stop(self) -> None:
         """End the process and the thread."""
         self.stopped = True
-        if self.process is not None:
-            self.process.kill()
+        if self.child is not None:
+            self.child.kill()
         self.thread.join(timeout=5)
 
     def _run(self) -> None:
@@ -150,62 +157,28 @@ class _Hand:
         except OSError as error:
             self.done.put((-1, error))
         finally:
-            self._end()
+            child, self.child = self.child, None
+            if child is not None:
+                child.end()
 
     def _ask(self, task: Task) -> Any:
-        """The answer to a task; a string that says why there is none where the process did not survive it."""
-        if self.process is None:
-            self.process = _start()
-        process = self.process
+        """The answer to a task; a :class:`Stopped` that says why there is none where the process did not survive it."""
+        if self.child is None:
+            self.child = _start()
         self.late, self.since = False, time.monotonic()
         try:
-            if process.stdin is not None:
-                process.stdin.write(json.dumps(task) + "\n")
-                process.stdin.flush()
-            line = process.stdout.readline() if process.stdout else ""
-        except (BrokenPipeError, ValueError):
-            line = ""
-        self.since = float("inf")
-        if line.endswith("\n"):
-            return json.loads(line)
-        self._end()
-        return self._why(process.returncode)
-
-    def _why(self, code: int) -> str:
-        """What to say of a file whose process ended so."""
-        if self.late or (hasattr(signal, "SIGXCPU") and code == -signal.SIGXCPU):
-            return f"takes more than {SECONDS} s"
-        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return "ends for lack of memory (SIGKILL)" if name == "SIGKILL" else f"ends in a crash ({name})"
-
-    def _end(self) -> None:
-        """End the process and forget it."""
-        process, self.process = self.process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
+            return self.child.ask(task)[0]
+        except Gone as gone:
+            self.child = None
+            return _Stopped(reason_of(gone.code, self.late, SECONDS))
+        finally:
+            self.since = float("inf")
 
 
-def _start() -> subprocess.Popen[str]:
+def _start() -> Child:
     """Start a process that looks at files.
 
     Raises:
         OSError: If it cannot be started.
     """
-    command = [sys.executable, *_WORKER]
-    home = os.fspath(Path(__file__).parents[2])
-    paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        encoding="ascii",
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-    )
-    if process.stdout is None or process.stdout.readline().strip() != READY:
-        process.kill()
-        process.communicate()
-        raise OSError(f"{' '.join(command)} ends with exit code {process.returncode}")
-    return process
+    return Child(_WORKER)

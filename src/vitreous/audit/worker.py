@@ -1,4 +1,4 @@
-"""The process that opens files for an audit: a request a line on standard input, an answer a line on standard output.
+"""The process that opens files for an audit and answers requests about them.
 
 It is a process of its own, so that a file that hangs, crashes or starves a decoder costs that file and no more:
 :mod:`vitreous.audit.watch` starts it, and another one after it.
@@ -8,45 +8,50 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import json
-import os
-import sys
 import time
+from typing import IO, Any
 
 from PIL import Image
 
-from vitreous.audit.look import THUMB, Look, look, pixels_digest, seen
+from vitreous.audit.look import THUMB, Look, look, pixels_digest, seen, small_jpeg
+from vitreous.data.pictures import watched_already
+from vitreous.data.watched.child import send
+from vitreous.data.watched.worker import serve
 
-__all__ = ["READY", "SECONDS", "answer", "main"]
+__all__ = ["SECONDS", "answer", "main"]
 
-READY = "ready"
 SECONDS = 5
-"""Of processor time that one file may take; the system ends the process then."""
+"""Of processor time that all work on one file may take; decoding alone has less, see `vitreous.data.watched`."""
 
 
-def answer(request: str) -> str:
-    """Answer one line: a JSON list of what to do, `look` or `pixels`, and the path."""
-    what, path = json.loads(request)
+def answer(what: str, path: str) -> Any:
+    """Answer a request: a look, as a dictionary; the digest of the pixels; or a small JPEG, in base 64.
+
+    Args:
+        what: `look`, `pixels` or `shown`.
+        path: The file.
+    """
     if what == "pixels":
-        return json.dumps(pixels_digest(path))
+        return pixels_digest(path)
+    if what == "shown":
+        return base64.b64encode(small_jpeg(path)).decode("ascii")
     try:
         found = dataclasses.asdict(look(path))
     except Exception as error:  # whatever a decoder meets that nobody foresaw is about this file, and no other
         found = dataclasses.asdict(Look(f"cannot be decoded: {type(error).__name__}: {error}"))
-    return json.dumps(found | {"thumb": base64.b64encode(found["thumb"]).decode("ascii")})
+    return found | {"thumb": base64.b64encode(found["thumb"]).decode("ascii")}
 
 
 def main() -> None:
     """Answer requests until there are no more."""
     seen(Image.new("RGB", (THUMB, THUMB)))  # loads the libraries before the clock of the first file runs
-    output = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)  # what a decoder's library prints must not be taken for an answer
-    output.write(f"{READY}\n")
-    output.flush()
-    for request in sys.stdin:
-        _limit()
-        output.write(answer(request) + "\n")
-        output.flush()
+    watched_already()
+    serve(_reply)
+
+
+def _reply(request: Any, _: bytes, output: IO[bytes]) -> None:
+    _limit()
+    send(output, answer(*request))
 
 
 def _limit() -> None:
@@ -57,7 +62,6 @@ def _limit() -> None:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + SECONDS, hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 if __name__ == "__main__":

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from vitreous.data.config import AugmentConfig
 from vitreous.data.geometry import CROP_COLUMNS, crop_boxes
-from vitreous.data.pictures import read_picture
+from vitreous.data.pictures import read_reduced
 from vitreous.data.plans import BatchPlan
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import uniforms
@@ -38,6 +38,9 @@ Progress = Callable[[int, int], None]
 
 _CANVAS = 1.25
 """Side of the stored canvas over the model's: a crop of 64 % of the area is then cut at the model's resolution."""
+
+
+_HELD = 256 << 20  # bytes of decoded pictures that a batch holds until their boxes are drawn
 
 
 def cores() -> int:
@@ -84,17 +87,8 @@ def _reduced_picture(split: Split, index: int, least: int) -> tuple[Image.Image,
     JPEGs are decoded at 1/2, 1/4 or 1/8 of their size, which rounds it; everything else at its own.
     """
     if split.paths is not None:
-        try:
-            image = Image.open(split.paths[index], formats=("JPEG",))
-        except (UnidentifiedImageError, OSError):
-            pass  # another format, or an error that picture() names better
-        else:
-            with image:
-                stored = image.width / image.height
-                image.draft("RGB", (least, least))
-                picture = read_picture(image)
-            upright = picture.width / picture.height  # rounded; turned where EXIF says so
-            return picture, min(stored, 1 / stored, key=lambda aspect: abs(math.log(aspect / upright)))
+        picture, (height, width) = read_reduced(split.paths[index], least)
+        return picture, width / height
     picture = split.picture(index)
     return picture, picture.width / picture.height
 
@@ -217,13 +211,33 @@ class StreamedBatches(Dataset[Batch | VitreousError]):
         height, width = self.pipeline.size
         # Decoded no smaller than needed for the smallest square box to have the model's resolution.
         least = math.ceil(max(height, width) / math.sqrt(augment.resized_crop))
-        pictures, aspects = zip(*(_reduced_picture(self.split, int(i), least) for i in plan.indices), strict=True)
-        pixels = np.empty((len(pictures), height, width, self.pipeline.channels), dtype=np.uint8)
-        boxes = draw_boxes(plan, np.array(aspects, dtype=np.float32), augment, self.seed).tolist()
-        for place, (picture, (top, left, tall, wide)) in enumerate(zip(pictures, boxes, strict=True)):
+        pixels = np.empty((len(plan.indices), height, width, self.pipeline.channels), dtype=np.uint8)
+        held: list[tuple[Image.Image, float]] = []
+        space = 0
+        for place, index in enumerate(plan.indices, start=1):
+            held.append(_reduced_picture(self.split, int(index), least))
+            space += held[-1][0].width * held[-1][0].height * 4
+            if space > _HELD or place == len(plan.indices):
+                self._cut(plan, augment, held, pixels[place - len(held) : place], place - len(held))
+                held, space = [], 0
+        return pixels
+
+    def _cut(
+        self,
+        plan: BatchPlan,
+        augment: AugmentConfig,
+        held: list[tuple[Image.Image, float]],
+        pixels: npt.NDArray[np.uint8],
+        first: int,
+    ) -> None:
+        """Cut the boxes of the pictures that are held, those of a plan from ``first`` on, into ``pixels``."""
+        height, width = self.pipeline.size
+        part = plan._replace(indices=plan.indices[first : first + len(held)], offset=plan.offset + first)
+        aspects = np.array([aspect for _, aspect in held], dtype=np.float32)
+        boxes = draw_boxes(part, aspects, augment, self.seed).tolist()
+        for place, ((picture, _), (top, left, tall, wide)) in enumerate(zip(held, boxes, strict=True)):
             source = picture if self.pipeline.channels == 3 else picture.convert("L")
             corners = (left, top, min(left + wide, 1.0), min(top + tall, 1.0))
             box = tuple(share * side for share, side in zip(corners, source.size * 2, strict=True))
             cut = source.resize((width, height), Image.Resampling.BILINEAR, box=box)
             pixels[place] = np.asarray(cut).reshape(height, width, -1)
-        return pixels

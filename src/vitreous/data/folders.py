@@ -28,7 +28,7 @@ def list_folder(root: Path) -> Listing:
     Raises:
         DataError: If there are no pictures, or they are not in class folders.
     """
-    pictures, others = find_pictures(root)
+    pictures, others, notes = find_pictures(root)
     if not pictures:
         seen = f" (it has {many(len(others), 'other file')})" if others else ""
         raise DataError(f"folder {root} holds no pictures{seen}: {LAYOUT}")
@@ -48,7 +48,6 @@ def list_folder(root: Path) -> Listing:
             entries.append(Entry(path, "/".join(p), plain_name(p[depth]), split))
     if not entries:
         raise DataError(f"{root} holds {many(len(pictures), 'picture')}, but not in class folders: {LAYOUT}")
-    notes = []
     if others:
         first = others[0].relative_to(root).as_posix()
         notes.append(f"{many(len(others), 'file')} ignored, not pictures (first: {first})")

@@ -20,6 +20,7 @@ from torch import Tensor
 from vitreous.data.pictures import PictureSource
 from vitreous.data.urls import refuse_url
 from vitreous.errors import DataError
+from vitreous.files.text import printable
 
 __all__ = ["Given", "as_source", "name_of", "reason_of", "separate"]
 
@@ -83,7 +84,7 @@ def name_of(item: Any, position: int) -> str:
 def reason_of(error: DataError, name: str) -> str:
     """Return why an image cannot be read, without the name that the error calls it by: it has another here."""
     text = str(error)
-    known = (f"{own}: " for own in (name, "array", "picture", "image"))
+    known = (f"{own}: " for own in (name, printable(name), "array", "picture", "image"))
     return next((text.removeprefix(front) for front in known if text.startswith(front)), text)
 
 

@@ -1,67 +1,53 @@
 """One picture, however people have it, as 8-bit RGB in upright orientation.
 
-The pictures of a folder are :mod:`vitreous.data.finding`; what a picture becomes for the model (size, mean, std) is
-:mod:`vitreous.data.preprocess`.
+Which formats there are is :mod:`vitreous.data.formats`, how one is decoded :mod:`vitreous.data.decoding`, and what is
+not decoded in this process :mod:`vitreous.data.watched`. The pictures of a folder are :mod:`vitreous.data.finding`;
+what a picture becomes for the model (size, mean, std) is :mod:`vitreous.data.preprocess`.
 """
 
 from __future__ import annotations
 
-import io
+import errno
 import os
-import re
-import threading
-import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageFile
 
+from vitreous.data.budget import BUDGET
+from vitreous.data.decoding import QUIET_PILLOW, TOO_LARGE, ImageFacts, decode, rgb_of, upright
+from vitreous.data.exif import orientation_of
+from vitreous.data.formats import FORMATS, MAX_BYTES
+from vitreous.data.headers import Claim, UnreadableError, check_size, claim_of
+from vitreous.data.watched.limits import bounded_time, seconds_of
+from vitreous.data.watched.pool import decode_watched
 from vitreous.errors import DataError
+from vitreous.files.opening import open_regular
 
 __all__ = [
-    "MAX_PIXELS",
+    "EIGHTH",
     "PictureFacts",
     "PictureSource",
+    "examine",
     "explain",
     "inspect_picture",
-    "open_picture",
-    "orientation_of",
+    "opened_file",
     "read_picture",
-    "starts_like_picture",
+    "read_reduced",
+    "watched_already",
 ]
 
 PictureSource = str | os.PathLike[str] | IO[bytes] | bytes | Image.Image | npt.NDArray[Any]
 
-MAX_PIXELS = 178_956_970
-"""Pixels above which a picture is refused before it is decoded: the limit at which Pillow calls it a bomb."""
+EIGHTH = (1, 1)
+"""The ``least`` of :func:`examine` for which JPEGs are decoded at an eighth: that reads all of one, and is fast."""
 
-# Pixels times passes over them: a progressive JPEG of 300 kB can ask for thousands and keep a decoder busy for minutes.
-# So many take about 2 s; encoders make 10 passes or so, which this allows at any size up to the limit above.
-_MAX_PASSES = 5_000_000_000
-
-# Formats with a signature. Pillow decides by content among these alone: EPS and PDF would start other programs, and
-# TGA and PCX accept random bytes.
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "DIB", "AVIF", "HEIF", "JPEG2000", "MPO", "PPM", "ICO", "QOI")
-_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"\0\0\0\x0cjP  ")
-_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIF", b"heix": "HEIF", b"mif1": "HEIF"}
-
-# EXIF tag 0x0112: how to turn the stored pixels so that they stand upright.
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-
-
-class _UnreadableError(Exception):
-    """Why a picture cannot be decoded, without its name."""
+_UNKNOWN = 12_000_000  # pixels that are counted for an image whose header does not say
+_here = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,42 +65,89 @@ class PictureFacts:
     reason: str | None
 
 
+def watched_already() -> None:
+    """Say that this process is itself a watched one: it decodes everything, under the clock of one file."""
+    global _here  # noqa: PLW0603 - a property of the process
+    _here = True
+
+
 def read_picture(source: PictureSource) -> Image.Image:
     """Decode one picture to mode RGB, upright, 8 bits a channel.
 
     EXIF orientation is applied, alpha is composited on white, 16 bits are scaled to 8, and of an animation the first
-    frame is taken. The format is decided by content, never by the file's extension.
+    frame is taken. The format is decided by content, never by the file's extension. JPEGs of more than 40 megapixels
+    come at a half, a quarter or an eighth of their width and height.
 
     Args:
         source: A path, the bytes of a file, a binary file object, a PIL image, or an array (H, W), (H, W, 1),
             (H, W, 3) or (H, W, 4): uint8, or float in [0, 1].
 
     Raises:
-        DataError: If it cannot be decoded, naming the file and the reason: missing, empty, truncated, not a picture,
-            more than :data:`MAX_PIXELS` pixels, or of a type or shape that is no picture.
+        DataError: If it cannot be decoded, naming the file and the reason: missing, no regular file, empty, truncated,
+            not a picture, of a format that is not read, larger than :data:`vitreous.data.formats.FORMATS` allows, too
+            slow, or of a type or shape that is no picture.
     """
     try:
         if isinstance(source, np.ndarray):
-            return _to_rgb(_from_array(source))
-        with _QUIET_PILLOW:
-            if isinstance(source, Image.Image):
-                return _to_rgb(_decode(source))
-            return _to_rgb(_decode(_open(_content(source))))
-    except _UnreadableError as error:
+            return rgb_of(_from_array(source))
+        if isinstance(source, Image.Image):
+            return _from_pillow(source)
+        with _content_of(source) as content:
+            facts, image = examine(content)
+    except UnreadableError as error:
         raise DataError(f"{_name_of(source)}: {error}") from error
+    except MemoryError as error:
+        raise DataError(f"{_name_of(source)}: {TOO_LARGE}") from error
+    if image is None:
+        raise DataError(f"{_name_of(source)}: {facts.reason}")
+    return image
 
 
-def open_picture(content: bytes) -> Image.Image:
-    """Read the header of a file's bytes: format, mode and size; :func:`read_picture` takes it from there.
+def read_reduced(path: str | os.PathLike[str], least: int) -> tuple[Image.Image, tuple[int, int]]:
+    """Decode a picture, a JPEG at 1/2, 1/4 or 1/8 of its size where both its sides stay at ``least`` pixels or more.
+
+    Returns:
+        The picture as :func:`read_picture` has it, and its true height and width.
 
     Raises:
-        DataError: If it is no picture, or one of too many pixels; the reason alone.
+        DataError: As there.
     """
     try:
-        with _QUIET_PILLOW:
-            return _open(content)
-    except _UnreadableError as error:
-        raise DataError(str(error)) from error
+        with _content_of(path) as content:
+            facts, image = examine(content, (least, least))
+    except UnreadableError as error:
+        raise DataError(f"{os.fspath(path)}: {error}") from error
+    except MemoryError as error:
+        raise DataError(f"{os.fspath(path)}: {TOO_LARGE}") from error
+    if image is None:
+        raise DataError(f"{os.fspath(path)}: {facts.reason}")
+    return image, facts.size
+
+
+def examine(
+    content: bytes, least: tuple[int, int] | None = None, pixels: bool = True
+) -> tuple[ImageFacts, Image.Image | None]:
+    """Decode a file's bytes within the limits of one file: the one place that says what can be used, and why not.
+
+    Args:
+        content: The bytes.
+        least: Width and height that are enough; larger JPEGs are decoded at 1/2, 1/4 or 1/8 of their size.
+        pixels: Whether the image is wanted, and not only what is seen.
+
+    Returns:
+        What was seen, and the image, mode RGB and upright; None where it was not wanted or cannot be read.
+    """
+    try:
+        claim = claim_of(content)
+    except UnreadableError as error:
+        return ImageFacts(reason=str(error)), None
+    with BUDGET.image(_space(claim, least)):
+        if claim.here:
+            return decode(content, claim.form, least)
+        if _here:
+            with bounded_time(seconds_of(claim.form, len(content))):
+                return decode(content, claim.form, least)
+        return decode_watched(content, claim.form, least, pixels)
 
 
 def inspect_picture(content: bytes) -> PictureFacts:
@@ -122,71 +155,48 @@ def inspect_picture(content: bytes) -> PictureFacts:
 
     JPEGs are decoded at an eighth of the size, which reads the whole stream, so truncation shows, and is faster.
     """
-    try:
-        with _QUIET_PILLOW:
-            image = _open(content)
-            width, height = image.size
-            if image.format in ("JPEG", "MPO"):
-                image.draft(image.mode, (max(1, width // 8), max(1, height // 8)))
-                _decode(image)
-                if orientation_of(image) in (5, 6, 7, 8):
-                    width, height = height, width
-            else:
-                upright = _decode(image)
-                _to_rgb(upright)
-                width, height = upright.size
-            return PictureFacts((height, width), _is_grey(image), None)
-    except _UnreadableError as error:
-        return PictureFacts((0, 0), False, str(error))
+    facts, _ = examine(content, EIGHTH, pixels=False)
+    return PictureFacts((0, 0), False, facts.reason) if facts.reason else PictureFacts(facts.size, facts.grey, None)
 
 
-def orientation_of(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8; a damaged EXIF block does not make a picture unreadable."""
-    try:
-        return int(image.getexif().get(0x0112, 1))
-    except Exception:  # whatever a damaged block raises
-        return 1
+@contextmanager
+def opened_file(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """Give the content of a file that may be a picture, once there is room for it.
 
-
-def starts_like_picture(start: bytes) -> bool:
-    """Whether a file's first 16 bytes are those of a picture."""
-    return start.startswith(_SIGNATURES) or (start[:4] == b"RIFF" and start[8:12] == b"WEBP") or _brand(start) != ""
-
-
-def _brand(start: bytes) -> str:
-    """AVIF or HEIC where the first bytes are of an ISO media file of that brand, else an empty string."""
-    return _BRANDS.get(start[8:12], "") if start[4:8] == b"ftyp" else ""
-
-
-class _QuietPillow:
-    """Silences Pillow's own warnings while any thread decodes: what matters in them becomes a reason here.
-
-    ``warnings.catch_warnings`` swaps a list of the whole process, so the first thread in swaps and the last one out
-    swaps back.
+    Raises:
+        UnreadableError: If it cannot be opened, is no regular file, or is too large.
     """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.inside = 0
-        self.caught = warnings.catch_warnings()
-
-    def __enter__(self) -> None:
-        with self.lock:
-            self.inside += 1
-            if self.inside == 1:
-                self.caught = warnings.catch_warnings()
-                self.caught.__enter__()
-                warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-                warnings.filterwarnings("ignore", module=r"PIL\.")
-
-    def __exit__(self, *_: object) -> None:
-        with self.lock:
-            self.inside -= 1
-            if self.inside == 0:
-                self.caught.__exit__(None, None, None)
+    try:
+        file = open_regular(path, MAX_BYTES)
+    except OSError as error:
+        raise UnreadableError(explain(error)) from error
+    except ValueError as error:
+        raise UnreadableError("its name holds a NUL, which no file's does") from error
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        with BUDGET.content(size):
+            try:
+                content = file.read(size)
+            except OSError as error:
+                raise UnreadableError(explain(error)) from error
+            yield content
 
 
-_QUIET_PILLOW = _QuietPillow()
+def explain(error: OSError) -> str:
+    """The reason, in a few words, why a file could not be read at all."""
+    if isinstance(error, FileNotFoundError):
+        is_link = error.filename is not None and os.path.islink(error.filename)
+        return "a link to a file that is gone" if is_link else "no such file"
+    reason = (error.strerror or str(error)).lower()
+    return f"{reason}: save it smaller" if error.errno == errno.EFBIG else reason
+
+
+def _space(claim: Claim, least: tuple[int, int] | None) -> int:
+    """Bytes of memory that decoding takes, roughly."""
+    pixels = claim.pixels or _UNKNOWN
+    if claim.form == "JPEG":
+        pixels = pixels // 64 if least == EIGHTH else min(pixels, 40_000_000) // (4 if least is not None else 1)
+    return pixels * FORMATS[claim.form].space + claim.held
 
 
 def _name_of(source: PictureSource) -> str:
@@ -199,120 +209,66 @@ def _name_of(source: PictureSource) -> str:
     return str(name) if name else "picture"
 
 
-def _content(source: PictureSource) -> bytes:
+@contextmanager
+def _content_of(source: PictureSource) -> Iterator[bytes]:
     """The bytes of a path or a file object."""
     if isinstance(source, bytes):
-        return source
-    try:
-        if isinstance(source, (str, os.PathLike)):
-            return Path(source).read_bytes()
-        if hasattr(source, "read"):
-            data = source.read()
-            if isinstance(data, bytes):
-                return data
-            raise _UnreadableError("the file is opened as text, open it as binary (mode 'rb')")
-    except OSError as error:
-        raise _UnreadableError(explain(error)) from error
-    raise _UnreadableError(
-        f"a {type(source).__name__} is no picture: give a path, a binary file, a PIL image or a NumPy array (H, W, 3)"
-    )
-
-
-def explain(error: OSError) -> str:
-    """The reason, in a few words, why a file could not be read at all."""
-    if isinstance(error, FileNotFoundError):
-        is_link = error.filename is not None and os.path.islink(error.filename)
-        return "a link to a file that is gone" if is_link else "no such file"
-    return (error.strerror or str(error)).lower()
-
-
-def _open(content: bytes) -> Image.Image:
-    """Read the header: what kind of picture, and how large."""
-    if not content:
-        raise _UnreadableError("empty, 0 bytes")
-    Image.init()
-    try:
-        image = Image.open(io.BytesIO(content), formats=[name for name in _FORMATS if name in Image.OPEN])
-    except UnidentifiedImageError as error:
-        brand = _brand(content[:16])
-        if brand and brand not in Image.OPEN:
-            raise _UnreadableError(f"{brand} pictures cannot be read here, save it as JPEG") from error
-        is_known = brand or content.startswith(_SIGNATURES)
-        raise _UnreadableError("damaged or truncated" if is_known else "not a picture") from error
-    except Image.DecompressionBombError as error:
-        raise _UnreadableError(_too_many(int(re.findall(r"\d+", str(error))[0]))) from error
-    except Exception as error:  # a decoder meets damaged bytes with any of a dozen built-in errors
-        raise _UnreadableError(_why_not(error)) from error
-    if image.format in ("JPEG", "MPO"):
-        passes = content.count(b"\xff\xda")  # each begins with this marker
-        pixels = image.width * image.height
-        if passes * pixels > _MAX_PASSES:
-            asked = f"{passes:,} passes over {image.width} x {image.height} pixels"
-            raise _UnreadableError(f"asks for {asked}, the limit is {_MAX_PASSES // pixels:,}")
-    return image
-
-
-def _why_not(error: Exception) -> str:
-    """A decoder's error in the words used here."""
-    text = str(error)
-    if isinstance(error, EOFError) or re.search(r"truncated|not enough|unrecognized data", text, re.IGNORECASE):
-        return "truncated"
-    if re.search(r"broken|could not create decoder", text, re.IGNORECASE):
-        return "damaged or truncated"
-    return f"cannot be decoded: {text}"
-
-
-def _too_many(pixels: int) -> str:
-    return f"{pixels:,} pixels, the limit is {MAX_PIXELS:,}"
-
-
-def _decode(image: Image.Image) -> Image.Image:
-    """Decode the pixels and turn them upright."""
-    if image.width * image.height > MAX_PIXELS:
-        raise _UnreadableError(_too_many(image.width * image.height))
-    try:
-        image.load()
-        turn = _UPRIGHT.get(orientation_of(image))
-        return image if turn is None else image.transpose(turn)
-    except Exception as error:  # as above: OSError, SyntaxError, EOFError, struct.error, zlib.error ...
-        raise _UnreadableError(_why_not(error)) from error
-
-
-def _is_grey(image: Image.Image) -> bool:
-    return image.mode in ("1", "L", "LA", "La", "F") or image.mode.startswith("I")
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any mode to RGB: deep greys scaled to 8 bits, alpha composited on white."""
-    try:
-        if image.mode == "F" or image.mode.startswith("I"):
-            return Image.fromarray(_deep_to_8_bits(np.asarray(image))).convert("RGB")
-        if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
-            image = image.convert("RGBA")
-            white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-            return Image.alpha_composite(white, image).convert("RGB")
-        return image.convert("RGB")
-    except Exception as error:  # a mode without a conversion, a damaged palette
-        raise _UnreadableError(f"cannot be converted to RGB: {error}") from error
-
-
-def _deep_to_8_bits(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Scale grey values (H, W) of more than 8 bits to 0..255.
-
-    16 bits keep their scale (65535 becomes 255). 32-bit integers in that range count as 16 bits, floats in [0, 1]
-    or [0, 255] keep theirs; anything else is stretched from its least to its greatest value.
-    """
-    deep = values.astype(np.float64)
-    if not np.isfinite(deep).all():
-        raise ValueError("it has values that are not finite")
-    least, most = deep.min(), deep.max()
-    if values.dtype.kind in "iu" and least >= 0 and most <= 65535:
-        deep *= 255 / 65535
-    elif values.dtype.kind == "f" and least >= 0 and most <= 255:
-        deep *= 255 if most <= 1 else 1
+        yield source
+    elif isinstance(source, (str, os.PathLike)):
+        with opened_file(source) as content:
+            yield content
+    elif hasattr(source, "read"):
+        yield _read_from(source)  # type: ignore[arg-type]
     else:
-        deep = (deep - least) * (255 / max(most - least, 1e-12))
-    return np.rint(deep).astype(np.uint8)
+        kinds = "a path, a binary file, a PIL image or a NumPy array (H, W, 3)"
+        raise UnreadableError(f"a {type(source).__name__} is no picture: give {kinds}")
+
+
+def _read_from(file: IO[bytes]) -> bytes:
+    """What a file object holds, up to the limit of a file."""
+    try:
+        content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UnreadableError(explain(error)) from error
+    if not isinstance(content, bytes):
+        raise UnreadableError("the file is opened as text, open it as binary (mode 'rb')")
+    if len(content) > MAX_BYTES:
+        raise UnreadableError(f"more than {MAX_BYTES:,} bytes, the limit of a file: save it smaller")
+    return content
+
+
+def _from_pillow(image: Image.Image) -> Image.Image:
+    """An image of the caller's; where it was not decoded yet, and that may take too much, its file is read here."""
+    if isinstance(image, ImageFile.ImageFile) and image.tile and image.fp is not None and _first_frame(image):
+        at = image.fp.tell()
+        try:
+            image.fp.seek(0)
+            content = _read_from(image.fp)
+        finally:
+            image.fp.seek(at)
+        if not claim_of(content).here:
+            facts, read = examine(content)
+            if read is None:
+                raise UnreadableError(facts.reason)
+            return read
+    if getattr(image, "tile", None):
+        check_size(image.format or "", *image.size)
+    with QUIET_PILLOW:
+        try:
+            image.load()
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise UnreadableError(f"cannot be decoded: {error!s:.200}") from error
+        return upright(rgb_of(image), orientation_of(image))
+
+
+def _first_frame(image: ImageFile.ImageFile) -> bool:
+    """Whether an image stands where :func:`examine` would read, at its file's beginning, in a format that is read."""
+    try:
+        return image.format in (*FORMATS, "MPO", "HEIF") and image.tell() == 0 and image.fp.seekable()  # type: ignore[union-attr]
+    except Exception:  # closed, or a file object of another kind
+        return False
 
 
 def _from_array(array: npt.NDArray[Any]) -> Image.Image:
@@ -321,12 +277,12 @@ def _from_array(array: npt.NDArray[Any]) -> Image.Image:
         array = array[:, :, 0]
     if 0 in array.shape or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
         hint = ", move the channels last" if array.ndim == 3 and array.shape[0] in (1, 3, 4) else ""
-        raise _UnreadableError(f"shape {array.shape} is no picture: it must be (H, W), (H, W, 3) or (H, W, 4){hint}")
+        raise UnreadableError(f"shape {array.shape} is no picture: it must be (H, W), (H, W, 3) or (H, W, 4){hint}")
     if array.dtype.kind == "f":
         least, most = float(array.min()), float(array.max())
         if not (least >= 0 and most <= 1):
-            raise _UnreadableError(f"float values lie in [{least:g}, {most:g}], they must lie in [0, 1]")
+            raise UnreadableError(f"float values lie in [{least:g}, {most:g}], they must lie in [0, 1]")
         array = np.rint(array * 255).astype(np.uint8)
     if array.dtype != np.uint8:
-        raise _UnreadableError(f"values are {array.dtype}, they must be uint8, or float in [0, 1]")
+        raise UnreadableError(f"values are {array.dtype}, they must be uint8, or float in [0, 1]")
     return Image.fromarray(np.ascontiguousarray(array))

@@ -110,7 +110,8 @@ class EvalPipeline:
         """
         if image.mode not in ("RGB", "L"):
             image = read_picture(image)
-        image = image.convert("RGB" if self.channels == 3 else "L")
+        wanted = "RGB" if self.channels == 3 else "L"
+        image = image if image.mode == wanted else image.convert(wanted)
         fitted = {"crop": self._crop, "squash": self._squash, "pad": self._pad}[self.config.fit](image)
         return np.array(fitted).reshape(*self.size, self.channels)
 

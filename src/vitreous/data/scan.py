@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitreous.data.pictures import PictureFacts, explain, inspect_picture
+from vitreous.data.decoding import TOO_LARGE
+from vitreous.data.headers import UnreadableError
+from vitreous.data.pictures import PictureFacts, inspect_picture, opened_file
 
 __all__ = ["Progress", "Scanned", "content_hash", "scan"]
 
@@ -62,7 +64,9 @@ def scan(paths: Sequence[Path], workers: int | None = None, progress: Progress |
 
 def _scan_one(path: Path) -> Scanned:
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        return Scanned("", PictureFacts((0, 0), False, explain(error)))
-    return Scanned(content_hash(content), inspect_picture(content))
+        with opened_file(path) as content:
+            return Scanned(content_hash(content), inspect_picture(content))
+    except UnreadableError as error:
+        return Scanned("", PictureFacts((0, 0), False, str(error)))
+    except MemoryError:
+        return Scanned("", PictureFacts((0, 0), False, TOO_LARGE))
