@@ -12,7 +12,11 @@ from PIL import Image
 
 from fuzz_mutations import cut
 
-KINDS = ("jpeg", "progressive jpeg", "png", "palette png", "webp", "lossless webp", "gif", "tiff", "lzw tiff", "bmp")
+KINDS = (
+    *("jpeg", "progressive jpeg", "png", "palette png", "webp", "lossless webp", "gif", "tiff", "lzw tiff", "bmp"),
+    *("animated webp", "animated gif", "packbits tiff", "deflate tiff", "jpeg tiff", "paged tiff", "avif", "heic"),
+    *("ppm", "pgm", "qoi", "ico", "jpeg 2000"),  # these are refused, whatever is in them
+)
 
 _STARTS = (  # of other kinds of file
     *(b"PK\x03\x04\x14\0\0\0\x08\0", b"<?xml version='1.0'?><svg xmlns='http://www.w3.org/2000/svg'>", b"%PDF-1.7\n"),
@@ -38,20 +42,38 @@ _STARTS = (  # of other kinds of file
 _NUMBERS = (0, 1, 2, 3, 255, 256, 32767, 32768, 50_000, 65_535, 2**24, 2**31 - 1, 2**31, 2**32 - 1)
 
 
-def files(pictures: Sequence[Image.Image]) -> dict[str, list[bytes]]:
-    """Write pictures in every kind; return the files by the kind's name."""
+_OPTIONS: dict[str, dict[str, object]] = {
+    "progressive jpeg": {"progressive": True},
+    "lossless webp": {"lossless": True},
+    "lzw tiff": {"compression": "tiff_lzw"},
+    "packbits tiff": {"compression": "packbits"},
+    "deflate tiff": {"compression": "tiff_adobe_deflate"},
+    "jpeg tiff": {"compression": "jpeg"},
+    "avif": {"speed": 9},
+}
+_FORMS = {"jpeg 2000": "JPEG2000", "pgm": "PPM"}
+
+
+def files(pictures: Sequence[Image.Image], kinds: Sequence[str] = KINDS) -> dict[str, list[bytes]]:
+    """Write pictures in these kinds; return the files by the kind's name. HEIC needs pillow-heif."""
     found: dict[str, list[bytes]] = {}
-    for kind in KINDS:
-        form = kind.split()[-1].upper()
-        options = {
-            "progressive jpeg": {"progressive": True},
-            "lossless webp": {"lossless": True},
-            "lzw tiff": {"compression": "tiff_lzw"},
-        }.get(kind, {})
+    for kind in kinds:
+        form = _FORMS.get(kind, kind.split()[-1].upper())
+        options = dict(_OPTIONS.get(kind, {}))
         for picture in pictures:
             target = io.BytesIO()
-            stored = picture.quantize(32) if kind in ("palette png", "gif") else picture
-            stored.save(target, form, **options)
+            stored = picture.quantize(32) if kind in ("palette png", "gif", "animated gif") else picture
+            stored = picture.convert("L") if kind == "pgm" else stored
+            if kind.startswith(("animated", "paged")):
+                options |= {"save_all": True, "append_images": [stored.rotate(n) for n in (5, 10)]}
+            if kind == "heic":
+                try:
+                    import pillow_heif
+                except ImportError:
+                    continue
+                pillow_heif.from_pillow(stored).save(target, quality=60)
+            else:
+                stored.save(target, form, **options)
             found.setdefault(kind, []).append(target.getvalue())
     return found
 
