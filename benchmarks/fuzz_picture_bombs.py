@@ -67,7 +67,11 @@ def bmp_any(chance: random.Random) -> bytes:
     bits = chance.choice((0, 1, 2, 4, 8, 15, 16, 24, 32, 64, 65_535))
     compression = chance.choice((0, 0, 0, 3, 1, 2, 4, 5, 6, 11, 2**31))
     width, height = sides(chance, _WIDE)
-    return bmp(width, height, bits, compression, chance.randbytes(chance.choice((0, 100, 5000))), chance)
+    if chance.random() < 0.3:
+        bits, compression, width, height = chance.choice((1, 4, 8, 24, 32)), 0, width % 300 + 1, height % 300 + 1
+    whole = (width * bits + 31) // 32 * 4 * height
+    size = whole if whole < 500_000 else chance.choice((0, 100, 5000))
+    return bmp(width, height, bits, compression, chance.randbytes(size), chance)
 
 
 def pnm(chance: random.Random) -> bytes:
@@ -246,6 +250,11 @@ def tiff(chance: random.Random) -> bytes:
     samples, bits = chance.choice((1, 1, 3, 3, 4, 5, 200)), chance.choice((1, 8, 8, 8, 16, 32, 64, 7))
     compression = chance.choice((1, 1, 5, 7, 8, 32773, 32946, 2, 3, 4, 6, 34712, 34925, 50000, 50001, 9))
     data = chance.choice((bytes(3000), chance.randbytes(3000), _ROWS_BOMB[9], b"\x81\0" * 3000))
+    if chance.random() < 0.3:  # one that is whole
+        samples, bits, compression, width, height = chance.choice((1, 3)), 8, 1, width % 300 + 1, height % 300 + 1
+        data = bytes(samples * width * height)
+        if chance.random() < 0.5:
+            compression, data = 8, zlib.compress(data)
     tags = [(256, 4, 1, width), (257, 4, 1, height), (258, 3, 1, bits), (259, 3, 1, compression), (277, 3, 1, samples)]
     tags += [(262, 3, 1, chance.choice((0, 1, 2, 3, 5, 6, 8, 32845))), (274, 3, 1, chance.randrange(10))]
     if chance.random() < 0.3:

@@ -65,7 +65,7 @@ def special_file(path: Path, photograph: bytes, chance: random.Random) -> tuple[
     elif kind == "nul":
         return Path(f"{path}\0{chance.randrange(9)}.jpg"), False
     else:
-        return path.with_name("x" * chance.choice((255, 300, 5000))), False
+        return path.with_name("x" * chance.choice((255, 260, 300))), False
     return path, False
 
 

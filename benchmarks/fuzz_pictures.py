@@ -191,14 +191,14 @@ class Work:
         """Read a file; return why it cannot be, empty where it can."""
         from vitreous.data.pictures import read_picture
         from vitreous.errors import DataError
-        from vitreous.files.text import visible
+        from vitreous.files.text import printable
 
         self.meter.start()
         reason = ""
         try:
             read_picture(path)
         except DataError as error:
-            reason = str(error).removeprefix(f"{visible(str(path))}: ")
+            reason = str(error).removeprefix(f"{printable(str(path))}: ")
             if not 0 < len(reason) <= _LONGEST or not reason.isprintable():
                 self._complain(f"message: {reason[-200:]!r}", what)
         except Exception as error:

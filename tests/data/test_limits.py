@@ -24,7 +24,7 @@ from vitreous.data.pictures import examine, inspect_picture, read_picture
 from vitreous.data.scan import scan
 from vitreous.data.sources import open_source
 from vitreous.errors import DataError, VitreousError
-from vitreous.files.text import visible
+from vitreous.files.text import printable
 
 MB = 1 << 20
 
@@ -173,7 +173,7 @@ def test_only_regular_files_of_a_bounded_size_are_opened(tmp_path):
         for path, reason in zip(paths, said.values(), strict=True):
             with pytest.raises(DataError) as error:
                 read_picture(path)
-            assert str(error.value) == f"{visible(str(path))}: {reason}"
+            assert str(error.value) == f"{printable(str(path))}: {reason}"
     assert [one.reason for one in look_at(paths)] == list(said.values())
 
 
