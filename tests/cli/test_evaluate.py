@@ -32,7 +32,7 @@ def by_hand(model_file: Path, folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_scores_of_a_folder_are_those_of_scikit_learn(command, model_file, digits, tmp_path):
-    run = command("evaluate", model_file, "digits-folder", "--json", "s.json", "--device=cpu")
+    run = command("evaluate", model_file, "digits-folder", "--json", "s.json", "--device=cpu", "--engine=torch")
     assert run.returncode == 0
     assert re.fullmatch(r"60 pictures in [\d.]+ s, [\d,.]+ img/s: torch, float32, cpu\n", run.stderr)
     assert "digits-folder, all pictures: 60 pictures" in run.stdout
