@@ -35,7 +35,7 @@ from fuzz_cost_files import MAKERS, described
 
 CPU_SECONDS, MEMORY = 2.0, 512 << 20
 GIVE_UP = 20.0  # seconds of CPU after which a file is left
-PER_PROCESS = 500
+PER_PROCESS = 2_500
 KINDS = (*MAKERS, "description")
 VERBS = ("load", "predict", "embed", "evaluate", "probe", "convert", "finetune")
 
@@ -143,6 +143,7 @@ def work(kind: str, folder: Path, first: int, count: int, seed: int) -> dict[str
         found = outcome(verbs.of(verb, warm), watch)
         if found != "read":
             raise AssertionError(f"{verb} refuses a file that is whole: {found}")
+    gc.freeze()  # what the libraries hold is not looked through after each file
     for n in range(first, first + count):
         chance = random.Random(f"{kind} {seed} {n}")
         name, content = described(whole, chance) if kind == "description" else MAKERS[kind](chance)
