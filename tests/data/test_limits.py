@@ -23,6 +23,8 @@ from vitreous.data.formats import FORMATS, REFUSED_EXTENSIONS
 from vitreous.data.pictures import examine, inspect_picture, read_picture
 from vitreous.data.scan import scan
 from vitreous.data.sources import open_source
+from vitreous.data.watched.child import Child
+from vitreous.data.watched.pool import _COMMAND, _pool
 from vitreous.errors import DataError, VitreousError
 from vitreous.files.text import printable
 
@@ -210,6 +212,31 @@ def test_a_photograph_of_48_megapixels_is_read_upright(photo):
     upright = stored.transpose(Image.Transpose.ROTATE_270).resize((300, 400))
     apart = np.asarray(read.resize((300, 400)), np.int16) - np.asarray(upright, np.int16)
     assert np.abs(apart).mean() < 3
+
+
+def peak_of(process: int) -> int:
+    """Most bytes of memory of a process since its peak was last forgotten; forgets it."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
+    Path(f"/proc/{process}/clear_refs").write_text("5", encoding="ascii")
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks of memory are Linux's")
+def test_a_file_as_large_as_its_image_is_not_held_beside_it(tmp_path):
+    """An uncompressed TIFF of 48 megapixels: what both processes take at most, together, stays within 512 MB."""
+    path = tmp_path / "large.tif"
+    Image.new("RGB", (8064, 6048), (200, 100, 50)).save(path)
+    _pool.close()
+    _pool.idle.append(Child(_COMMAND))
+    processes = (os.getpid(), _pool.idle[0].process.pid)
+    for process in processes:
+        peak_of(process)
+    idle = sum(map(peak_of, processes))
+    image = read_picture(path)
+    assert sum(map(peak_of, processes)) - idle < 512 * MB
+    assert image.size == (4032, 3024)  # a half
+    assert image.getpixel((4031, 3023)) == (200, 100, 50)
+    path.unlink()
 
 
 def test_conversions_in_bands_give_what_one_piece_gives(photos):

@@ -70,7 +70,7 @@ def look(path: str) -> Look:
     """Look at a file. Whatever is wrong with it is in the result."""
     try:
         with opened_file(path) as content:
-            known = Look(digest=content_hash(content), length=len(content))
+            known = Look(digest=content_hash(content.data), length=len(content))
             facts, image = examine(content, _DRAFT)
     except UnreadableError as error:
         return Look(str(error))

@@ -14,6 +14,7 @@ from typing import IO, Any
 from PIL import Image
 
 from vitreous.audit.look import THUMB, Look, look, pixels_digest, seen, small_jpeg
+from vitreous.data.content import Content
 from vitreous.data.pictures import watched_already
 from vitreous.data.watched.child import send
 from vitreous.data.watched.worker import serve
@@ -49,7 +50,7 @@ def main() -> None:
     serve(_reply)
 
 
-def _reply(request: Any, _: bytes, output: IO[bytes]) -> None:
+def _reply(request: Any, _: Content, output: IO[bytes]) -> None:
     _limit()
     send(output, answer(*request))
 

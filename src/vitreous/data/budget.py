@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 __all__ = ["BUDGET", "Budget"]
 
+_AT_ONCE = contextlib.nullcontext()
+
 
 class Budget:
     """Bytes that are held by files' contents and by the images that are being made of them.
@@ -19,16 +21,25 @@ class Budget:
     Args:
         contents: Bytes of files that are held at a time; one alone may be larger.
         total: Bytes in all.
+        uncounted: Bytes up to which a content or an image is not counted: most images are small, and counting takes
+            longer than opening one.
     """
 
-    def __init__(self, contents: int, total: int) -> None:
-        self.contents, self.total = contents, total
+    def __init__(self, contents: int, total: int, uncounted: int = 0) -> None:
+        self.contents, self.total, self.uncounted = contents, total, uncounted
         self.held = self.decoding = 0
         self.changed = threading.Condition()
 
-    @contextlib.contextmanager
-    def content(self, size: int) -> Iterator[None]:
+    def content(self, size: int) -> contextlib.AbstractContextManager[None]:
         """Hold the content of a file of so many bytes, when there is room."""
+        return self._content(size) if size > self.uncounted else _AT_ONCE
+
+    def image(self, size: int) -> contextlib.AbstractContextManager[None]:
+        """Hold what decoding an image takes, when there is room."""
+        return self._image(size) if size > self.uncounted else _AT_ONCE
+
+    @contextlib.contextmanager
+    def _content(self, size: int) -> Iterator[None]:
         with self.changed:
             self.changed.wait_for(lambda: self.held + size <= self.contents or (self.held == 0 and self.decoding == 0))
             self.held += size
@@ -40,8 +51,7 @@ class Budget:
                 self.changed.notify_all()
 
     @contextlib.contextmanager
-    def image(self, size: int) -> Iterator[None]:
-        """Hold what decoding an image takes, when there is room."""
+    def _image(self, size: int) -> Iterator[None]:
         with self.changed:
             self.changed.wait_for(lambda: self.decoding == 0 or self.held + self.decoding + size <= self.total)
             self.decoding += size
@@ -53,8 +63,8 @@ class Budget:
                 self.changed.notify_all()
 
 
-BUDGET = Budget(contents=112 << 20, total=512 << 20)
+BUDGET = Budget(contents=112 << 20, total=512 << 20, uncounted=1 << 18)
 """Of this process. What other threads hold is not held in a fork, where they are not."""
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: BUDGET.__init__(BUDGET.contents, BUDGET.total))  # type: ignore[misc]
+    os.register_at_fork(after_in_child=lambda: BUDGET.__init__(BUDGET.contents, BUDGET.total, BUDGET.uncounted))  # type: ignore[misc]

@@ -30,7 +30,9 @@ from PIL import (
     WebPImagePlugin,
 )
 
+from vitreous.data.content import Content
 from vitreous.data.exif import UPRIGHT, orientation_of
+from vitreous.data.formats import FORMATS
 from vitreous.data.headers import UnreadableError, check_size, frames_of
 
 __all__ = ["BAND", "QUIET_PILLOW", "TOO_LARGE", "ImageFacts", "decode", "rgb_of", "rows_of", "upright"]
@@ -40,7 +42,6 @@ Size = tuple[int, int]
 TOO_LARGE = "needs more memory than the limit for an image, 480 MB, or than there is: save it smaller"
 """The reason of an image that met either limit."""
 
-_WHOLE_JPEG = 40_000_000  # pixels; larger JPEGs are decoded at a half, a quarter or an eighth of their width and height
 BAND = 2_000_000
 """Pixels that are converted or sent at a time."""
 
@@ -120,14 +121,14 @@ class _QuietPillow:
 QUIET_PILLOW = _QuietPillow()
 
 
-def decode(content: bytes, form: str, least: Size | None = None) -> tuple[ImageFacts, Image.Image | None]:
+def decode(content: Content, form: str, least: Size | None = None) -> tuple[ImageFacts, Image.Image | None]:
     """Decode a file's bytes to mode RGB, upright.
 
     Args:
-        content: The bytes.
+        content: The bytes, which are let go.
         form: Its format, as in :data:`vitreous.data.formats.FORMATS`.
         least: Width and height that are enough: a JPEG is decoded at 1/2, 1/4 or 1/8 of its size where that is as
-            large. None: at its own size, except for JPEGs of more than 40 megapixels.
+            large. None: at its own size, except for images of many pixels, which come at a half or less.
 
     Returns:
         What was seen, and the image; None where there is a reason why not.
@@ -135,7 +136,7 @@ def decode(content: bytes, form: str, least: Size | None = None) -> tuple[ImageF
     mode, size, alpha, deep = "", (0, 0), False, False
     try:
         with QUIET_PILLOW:
-            image = _heif(content) if form == "HEIF" else _opened(content, form)
+            image = _heif(content.data) if form == "HEIF" else _opened(content.data, form)
             width, height = image.size
             check_size(form, width, height)
             mode, size = image.mode, (height, width)
@@ -149,10 +150,11 @@ def decode(content: bytes, form: str, least: Size | None = None) -> tuple[ImageF
                 raise UnreadableError(_why_not(error)) from error
             turn = 1 if form == "HEIF" else orientation_of(image)  # a PNG may have its EXIF at the end
             size = (width, height) if turn in (5, 6, 7, 8) else (height, width)
-            facts = ImageFacts("", form, mode, size, _frames(image, content, form), turn, alpha, deep)
+            facts = ImageFacts("", form, mode, size, _frames(image, content.data, form), turn, alpha, deep)
             plain = rgb_of(image, own=True)
             del image
-            return facts, upright(plain, turn)
+            content.release()  # before there is more of the image
+            return facts, upright(_halved(plain, form), turn)
     except (UnreadableError, MemoryError) as error:
         reason = TOO_LARGE if isinstance(error, MemoryError) else str(error)
         return ImageFacts(reason, form, mode, size, 1, 1, alpha, deep), None
@@ -217,11 +219,17 @@ def _shrink(image: Image.Image, least: Size | None) -> None:
     """Have a JPEG decoded smaller, where less is enough, or more would take too much memory."""
     if not isinstance(image, JpegImagePlugin.JpegImageFile):
         return
-    times = next((n for n in (1, 2, 4) if image.width * image.height <= n * n * _WHOLE_JPEG), 8)
+    times = next((n for n in (1, 2, 4) if image.width * image.height <= n * n * FORMATS["JPEG"].whole_pixels), 8)
     if least is not None or times > 1:
         width, height = max(1, image.width // times), max(1, image.height // times)
         wide, tall = least or (width, height)
         image.draft(image.mode, (min(wide, width), min(tall, height)))
+
+
+def _halved(image: Image.Image, form: str) -> Image.Image:
+    """An RGB image at half of its width and height, where more is not held; a JPEG was decoded smaller at once."""
+    whole = FORMATS[form].whole_pixels
+    return image.reduce(2) if form != "JPEG" and image.width * image.height > whole else image
 
 
 def _frames(image: Image.Image, content: bytes, form: str) -> int:

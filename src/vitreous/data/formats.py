@@ -26,6 +26,8 @@ class Format:
         name: As Pillow calls it.
         extensions: Lower case, with the dot.
         max_pixels: Most pixels of an image, before any is decoded.
+        whole_pixels: Most pixels of an image that comes at its own size; a larger one comes at a half of its width and
+            height, or less, so that this process does not hold as much as the one that decodes it.
         here_pixels: Most pixels that are decoded in this process; larger ones are decoded in a watched process. 0: all
             of them are.
         here_bytes: Most bytes of a file that is decoded in this process.
@@ -35,6 +37,7 @@ class Format:
     name: str
     extensions: tuple[str, ...]
     max_pixels: int
+    whole_pixels: int
     here_pixels: int
     here_bytes: int
     space: int
@@ -43,14 +46,14 @@ class Format:
 FORMATS = {
     row.name: row
     for row in (
-        Format("JPEG", (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"), 210_000_000, 64_000_000, 48 << 20, 8),
-        Format("PNG", (".png", ".apng"), 64_000_000, 26_000_000, 24 << 20, 8),
-        Format("WEBP", (".webp",), 25_000_000, 8_000_000, 16 << 20, 18),
-        Format("GIF", (".gif",), 50_000_000, 26_000_000, 24 << 20, 8),
-        Format("BMP", (".bmp",), 64_000_000, 26_000_000, 96 << 20, 8),
-        Format("TIFF", (".tif", ".tiff"), 64_000_000, 26_000_000, 96 << 20, 8),
-        Format("AVIF", (".avif",), 50_000_000, 0, 0, 10),
-        Format("HEIF", (".heic", ".heif", ".hif"), 50_000_000, 0, 0, 8),
+        Format("JPEG", (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"), 210_000_000, 40_000_000, 64_000_000, 48 << 20, 8),
+        Format("PNG", (".png", ".apng"), 64_000_000, 32_000_000, 26_000_000, 24 << 20, 8),
+        Format("WEBP", (".webp",), 25_000_000, 16_000_000, 8_000_000, 16 << 20, 18),
+        Format("GIF", (".gif",), 50_000_000, 32_000_000, 26_000_000, 24 << 20, 8),
+        Format("BMP", (".bmp",), 64_000_000, 32_000_000, 26_000_000, 96 << 20, 8),
+        Format("TIFF", (".tif", ".tiff"), 64_000_000, 32_000_000, 26_000_000, 96 << 20, 8),
+        Format("AVIF", (".avif",), 50_000_000, 24_000_000, 0, 0, 10),
+        Format("HEIF", (".heic", ".heif", ".hif"), 50_000_000, 32_000_000, 0, 0, 8),
     )
 }
 """By name. HEIF is what phones call HEIC."""

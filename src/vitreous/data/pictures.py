@@ -19,6 +19,7 @@ import numpy.typing as npt
 from PIL import Image, ImageFile
 
 from vitreous.data.budget import BUDGET
+from vitreous.data.content import Content
 from vitreous.data.decoding import QUIET_PILLOW, TOO_LARGE, ImageFacts, decode, rgb_of, upright
 from vitreous.data.exif import orientation_of
 from vitreous.data.formats import FORMATS, MAX_BYTES
@@ -26,7 +27,7 @@ from vitreous.data.headers import Claim, UnreadableError, check_size, claim_of
 from vitreous.data.watched.limits import bounded_time, seconds_of
 from vitreous.data.watched.pool import decode_watched
 from vitreous.errors import DataError
-from vitreous.files.opening import open_regular
+from vitreous.files.opening import open_descriptor, read_descriptor
 
 __all__ = [
     "EIGHTH",
@@ -75,8 +76,8 @@ def read_picture(source: PictureSource) -> Image.Image:
     """Decode one picture to mode RGB, upright, 8 bits a channel.
 
     EXIF orientation is applied, alpha is composited on white, 16 bits are scaled to 8, and of an animation the first
-    frame is taken. The format is decided by content, never by the file's extension. JPEGs of more than 40 megapixels
-    come at a half, a quarter or an eighth of their width and height.
+    frame is taken. The format is decided by content, never by the file's extension. Images of more pixels than
+    :attr:`vitreous.data.formats.Format.whole_pixels` come at a half of their width and height, JPEGs at 1/2, 1/4 or 1/8.
 
     Args:
         source: A path, the bytes of a file, a binary file object, a PIL image, or an array (H, W), (H, W, 1),
@@ -125,20 +126,21 @@ def read_reduced(path: str | os.PathLike[str], least: int) -> tuple[Image.Image,
 
 
 def examine(
-    content: bytes, least: tuple[int, int] | None = None, pixels: bool = True
+    content: Content | bytes, least: tuple[int, int] | None = None, pixels: bool = True
 ) -> tuple[ImageFacts, Image.Image | None]:
     """Decode a file's bytes within the limits of one file: the one place that says what can be used, and why not.
 
     Args:
-        content: The bytes.
+        content: The bytes, which may be let go.
         least: Width and height that are enough; larger JPEGs are decoded at 1/2, 1/4 or 1/8 of their size.
         pixels: Whether the image is wanted, and not only what is seen.
 
     Returns:
         What was seen, and the image, mode RGB and upright; None where it was not wanted or cannot be read.
     """
+    content = content if isinstance(content, Content) else Content(content)
     try:
-        claim = claim_of(content)
+        claim = claim_of(content.data)
     except UnreadableError as error:
         return ImageFacts(reason=str(error)), None
     with BUDGET.image(_space(claim, least)):
@@ -150,7 +152,7 @@ def examine(
         return decode_watched(content, claim.form, least, pixels)
 
 
-def inspect_picture(content: bytes) -> PictureFacts:
+def inspect_picture(content: Content | bytes) -> PictureFacts:
     """Decode a file's bytes as far as needed to know that :func:`read_picture` can, and measure it.
 
     JPEGs are decoded at an eighth of the size, which reads the whole stream, so truncation shows, and is faster.
@@ -160,26 +162,27 @@ def inspect_picture(content: bytes) -> PictureFacts:
 
 
 @contextmanager
-def opened_file(path: str | os.PathLike[str]) -> Iterator[bytes]:
+def opened_file(path: str | os.PathLike[str]) -> Iterator[Content]:
     """Give the content of a file that may be a picture, once there is room for it.
 
     Raises:
         UnreadableError: If it cannot be opened, is no regular file, or is too large.
     """
     try:
-        file = open_regular(path, MAX_BYTES)
+        handle, size = open_descriptor(path, MAX_BYTES)
     except OSError as error:
         raise UnreadableError(explain(error)) from error
     except ValueError as error:
         raise UnreadableError("its name holds a NUL, which no file's does") from error
-    with file:
-        size = os.fstat(file.fileno()).st_size
+    try:
         with BUDGET.content(size):
             try:
-                content = file.read(size)
+                content = Content(read_descriptor(handle, size))
             except OSError as error:
                 raise UnreadableError(explain(error)) from error
             yield content
+    finally:
+        os.close(handle)
 
 
 def explain(error: OSError) -> str:
@@ -210,10 +213,10 @@ def _name_of(source: PictureSource) -> str:
 
 
 @contextmanager
-def _content_of(source: PictureSource) -> Iterator[bytes]:
+def _content_of(source: PictureSource) -> Iterator[Content]:
     """The bytes of a path or a file object."""
     if isinstance(source, bytes):
-        yield source
+        yield Content(source)
     elif isinstance(source, (str, os.PathLike)):
         with opened_file(source) as content:
             yield content
@@ -224,7 +227,7 @@ def _content_of(source: PictureSource) -> Iterator[bytes]:
         raise UnreadableError(f"a {type(source).__name__} is no picture: give {kinds}")
 
 
-def _read_from(file: IO[bytes]) -> bytes:
+def _read_from(file: IO[bytes]) -> Content:
     """What a file object holds, up to the limit of a file."""
     try:
         content = file.read(MAX_BYTES + 1)
@@ -234,7 +237,7 @@ def _read_from(file: IO[bytes]) -> bytes:
         raise UnreadableError("the file is opened as text, open it as binary (mode 'rb')")
     if len(content) > MAX_BYTES:
         raise UnreadableError(f"more than {MAX_BYTES:,} bytes, the limit of a file: save it smaller")
-    return content
+    return Content(content)
 
 
 def _from_pillow(image: Image.Image) -> Image.Image:
@@ -246,7 +249,7 @@ def _from_pillow(image: Image.Image) -> Image.Image:
             content = _read_from(image.fp)
         finally:
             image.fp.seek(at)
-        if not claim_of(content).here:
+        if not claim_of(content.data).here:
             facts, read = examine(content)
             if read is None:
                 raise UnreadableError(facts.reason)

@@ -65,7 +65,7 @@ def scan(paths: Sequence[Path], workers: int | None = None, progress: Progress |
 def _scan_one(path: Path) -> Scanned:
     try:
         with opened_file(path) as content:
-            return Scanned(content_hash(content), inspect_picture(content))
+            return Scanned(content_hash(content.data), inspect_picture(content))
     except UnreadableError as error:
         return Scanned("", PictureFacts((0, 0), False, str(error)))
     except MemoryError:

@@ -10,7 +10,7 @@ import os
 import stat
 from typing import IO
 
-__all__ = ["open_regular", "read_regular"]
+__all__ = ["open_descriptor", "open_regular", "read_descriptor", "read_regular"]
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -39,14 +39,37 @@ def open_regular(path: str | os.PathLike[str], limit: int) -> IO[bytes]:
             words that follow a file's name.
         ValueError: If the path holds a NUL, as :func:`open` has it.
     """
-    _refuse(os.stat(path), path, limit)  # before opening: to open a device may have effects
-    handle = os.open(path, _FLAGS)
+    handle, _ = open_descriptor(path, limit)
     try:
-        _refuse(os.fstat(handle), path, limit)
         return os.fdopen(handle, "rb")
     except BaseException:
         os.close(handle)
         raise
+
+
+def open_descriptor(path: str | os.PathLike[str], limit: int) -> tuple[int, int]:
+    """Return a descriptor, which is the caller's to close, and the file's size; else as :func:`open_regular`."""
+    _refuse(os.stat(path), path, limit)  # before opening: to open a device may have effects
+    handle = os.open(path, _FLAGS)
+    try:
+        status = os.fstat(handle)
+        _refuse(status, path, limit)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle, status.st_size
+
+
+def read_descriptor(handle: int, size: int) -> bytes:
+    """Read so many bytes, or all that there are; one call of the system for most files."""
+    content = os.read(handle, size)
+    if len(content) == size:
+        return content
+    parts = [content]
+    while parts[-1]:
+        size -= len(parts[-1])
+        parts.append(os.read(handle, size))
+    return b"".join(parts)
 
 
 def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
@@ -54,8 +77,11 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
 
     A file that grows while it is read gives the bytes that it had when it was opened.
     """
-    with open_regular(path, limit) as file:
-        return file.read(os.fstat(file.fileno()).st_size)
+    handle, size = open_descriptor(path, limit)
+    try:
+        return read_descriptor(handle, size)
+    finally:
+        os.close(handle)
 
 
 def _refuse(status: os.stat_result, path: str | os.PathLike[str], limit: int) -> None:

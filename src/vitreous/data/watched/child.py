@@ -74,14 +74,14 @@ class Child:
             raise OSError(f"{' '.join(command)} ends with exit code {self.process.returncode}")
         self.stdin, self.stdout = stdin, stdout
 
-    def ask(self, request: Any, data: bytes = b"") -> tuple[Any, int]:
-        """Send a request; return the answer, and how many bytes of :attr:`stdout` follow it.
+    def ask(self, request: Any, parts: Iterable[bytes] = (), size: int = 0) -> tuple[Any, int]:
+        """Send a request and ``size`` bytes; return the answer, and how many bytes of :attr:`stdout` follow it.
 
         Raises:
             Gone: If the process ends instead.
         """
         try:
-            send(self.stdin, request, (data,), len(data))
+            send(self.stdin, request, parts, size)
             answer = receive(self.stdout)
         except (BrokenPipeError, ConnectionError, ValueError):  # ValueError: closed by end()
             answer = None

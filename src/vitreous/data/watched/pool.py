@@ -8,6 +8,7 @@ import threading
 
 from PIL import Image
 
+from vitreous.data.content import Content
 from vitreous.data.decoding import BAND, ImageFacts
 from vitreous.data.watched.child import Child, Gone
 from vitreous.data.watched.limits import SECONDS, reason_of
@@ -57,12 +58,12 @@ def _end() -> None:
 
 
 def decode_watched(
-    content: bytes, form: str, least: tuple[int, int] | None = None, pixels: bool = True
+    content: Content, form: str, least: tuple[int, int] | None = None, pixels: bool = True
 ) -> tuple[ImageFacts, Image.Image | None]:
     """Decode a file's bytes in a process with limits of time and memory.
 
     Args:
-        content: The bytes.
+        content: The bytes, which are let go.
         form: Its format.
         least: As :func:`vitreous.data.decoding.decode` has it.
         pixels: Whether the image is wanted, and not only what is seen.
@@ -81,7 +82,8 @@ def decode_watched(
         timer.daemon = True
         timer.start()
         try:
-            answer, size = child.ask({"form": form, "least": least, "pixels": pixels}, content)
+            request = {"form": form, "least": least, "pixels": pixels}
+            answer, size = child.ask(request, content.handed_over(), len(content))
             facts = ImageFacts(**(answer["facts"] | {"size": tuple(answer["facts"]["size"])}))
             image = _received(child, tuple(answer["size"])) if size else None
         except Gone as gone:

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from PIL import AvifImagePlugin
 
+from vitreous.data.content import Content
 from vitreous.data.decoding import decode, rows_of
 from vitreous.data.watched.child import READY, receive, send
 from vitreous.data.watched.limits import bound_memory, bounded_time, seconds_of
@@ -17,7 +18,7 @@ from vitreous.data.watched.limits import bound_memory, bounded_time, seconds_of
 __all__ = ["main", "serve"]
 
 
-def serve(answer: Callable[[Any, bytes, IO[bytes]], None]) -> None:
+def serve(answer: Callable[[Any, Content, IO[bytes]], None]) -> None:
     """Answer requests until there are no more.
 
     Args:
@@ -31,7 +32,7 @@ def serve(answer: Callable[[Any, bytes, IO[bytes]], None]) -> None:
     bound_memory()
     while (request := receive(requests)) is not None:
         said, size = request
-        answer(said, requests.read(size), output)
+        answer(said, Content(requests.read(size)), output)
 
 
 def main() -> None:
@@ -39,7 +40,7 @@ def main() -> None:
     serve(_decoded)
 
 
-def _decoded(request: Any, content: bytes, output: IO[bytes]) -> None:
+def _decoded(request: Any, content: Content, output: IO[bytes]) -> None:
     """Answer with what was seen, and the pixels where they are asked for."""
     least = tuple(request["least"]) if request["least"] else None
     with bounded_time(seconds_of(request["form"], len(content))):
