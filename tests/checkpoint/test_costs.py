@@ -196,23 +196,28 @@ def tiny(path: Path, **fields) -> tuple[VisionTransformer, Path]:
         ({"position": "sincos-2d", "pool": "mean", "width": 64, "mlp_dim": 256}, 1024),
         ({"position": "relative", "pool": "mean", "image_size": 256}, 256),
         ({"stem": "conv", "width": 64, "mlp_dim": 256}, 1024),
+        ({"pool": "map", "patch_size": 16, "width": 384, "mlp_dim": 1536}, 512),
+        ({"merged": 8, "patch_size": 16}, 1024),
     ],
 )
 def test_the_memory_of_an_image_is_counted_rightly(fields, size):
     """In a process of its own, by the highest mark: within the margin that refusals leave."""
     code = (
         "import json, sys, torch; from pathlib import Path; from vitreous.model.config import ViTConfig;"
-        "from vitreous.model.vit import VisionTransformer; torch.set_num_threads(1);"
-        "fields, size = json.loads(sys.argv[1]);"
-        "model = VisionTransformer(ViTConfig(**fields)).eval(); run = torch.inference_mode()(model);"
+        "from vitreous.model.vit import VisionTransformer; from vitreous.model.merging import merge_tokens;"
+        "torch.set_num_threads(1);"
+        "fields, size, merged = json.loads(sys.argv[1]);"
+        "model = VisionTransformer(ViTConfig(**fields)).eval(); merge_tokens(model, merged);"
+        "run = torch.inference_mode()(model);"
         "run(torch.zeros(1, 3, 64, 64)); Path('/proc/self/clear_refs').write_text('5');"
         "mark = lambda key: int(next(l for l in open('/proc/self/status') if l.startswith(key)).split()[1]) << 10;"
         "before = mark('VmRSS'); run(torch.zeros(1, 3, size, size)); print(mark('VmHWM') - before)"
     )
+    merged, fields = fields.get("merged", 0), {key: value for key, value in fields.items() if key != "merged"}
     config = {"image_size": size, "patch_size": 8, "num_classes": 3, "width": 16, "depth": 2, "heads": 2, "mlp_dim": 32}
-    words = [sys.executable, "-c", code, json.dumps([config | fields, size])]
+    words = [sys.executable, "-c", code, json.dumps([config | fields, size, merged])]
     taken = int(subprocess.run(words, capture_output=True, text=True, check=True, timeout=100).stdout)
-    counted = forward_bytes(ViTConfig(**(config | fields)), (size, size))
+    counted = forward_bytes(ViTConfig(**(config | fields)), (size, size), merged=merged)
     assert counted / 1.6 < taken < 1.2 * counted + (8 << 20)
 
 

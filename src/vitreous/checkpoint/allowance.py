@@ -16,19 +16,20 @@ _LONGEST = 2  # sides of an image that is resized before its middle is cut, for 
 _MARGIN = 1.2  # of what was measured to what was counted, at most (tests/checkpoint/test_allowance.py)
 
 
-def image_bytes(config: ViTConfig, pipeline: EvalPipeline, images: int = 1) -> int:
+def image_bytes(config: ViTConfig, pipeline: EvalPipeline, images: int = 1, merged: int = 0) -> int:
     """Return the bytes that images take from their decoding to the logits, at the size that the pipeline gives.
 
     Args:
         config: The model.
         pipeline: What makes its input.
         images: That are computed together.
+        merged: Tokens that each block joins with others.
     """
     height, width = pipeline.size
     ratio = pipeline.config.crop_ratio if pipeline.config.fit == "crop" else 1.0
     resized = int(height / ratio) * int(width / ratio) * _LONGEST
     pixels = pipeline.channels * (resized + 3 * images * height * width)  # those that wait are bytes
-    return int(_MARGIN * (pixels + forward_bytes(config, pipeline.size, images)))
+    return int(_MARGIN * (pixels + forward_bytes(config, pipeline.size, images, merged)))
 
 
 def check_image(
@@ -68,22 +69,23 @@ def check_image(
     raise (CheckpointError if image_size is None else ConfigError)(f"{text}. {remedy}")
 
 
-def check_batch(config: ViTConfig, pipeline: EvalPipeline, images: int) -> None:
+def check_batch(config: ViTConfig, pipeline: EvalPipeline, images: int, merged: int = 0) -> None:
     """Raise if a batch of images takes more memory than there is.
 
     Raises:
         ConfigError: With the largest batch that would fit.
     """
     left = memory_left()
-    if left is None or image_bytes(config, pipeline, images) <= left:
+    if left is None or image_bytes(config, pipeline, images, merged) <= left:
         return
     fitting = images
-    while fitting > 1 and image_bytes(config, pipeline, fitting) > left:
+    while fitting > 1 and image_bytes(config, pipeline, fitting, merged) > left:
         fitting //= 2
     height, width = pipeline.size
+    needed = _gib(image_bytes(config, pipeline, images, merged))
     raise ConfigError(
-        f"{images} images of {height} x {width} pixels at a time take about "
-        f"{_gib(image_bytes(config, pipeline, images))} of memory, {_gib(left)} are free. Use --batch-size {fitting}"
+        f"{images} images of {height} x {width} pixels at a time take about {needed} of memory, {_gib(left)} are free. "
+        f"Use --batch-size {fitting}"
     )
 
 

@@ -77,7 +77,7 @@ def read_picture(source: PictureSource) -> Image.Image:
 
     EXIF orientation is applied, alpha is composited on white, 16 bits are scaled to 8, and of an animation the first
     frame is taken. The format is decided by content, never by the file's extension. Images of more pixels than
-    :attr:`vitreous.data.formats.Format.whole_pixels` come at a half of their width and height, JPEGs at 1/2, 1/4 or 1/8.
+    :attr:`vitreous.data.formats.Format.whole_pixels` come at a half of their width and height; JPEGs also at less.
 
     Args:
         source: A path, the bytes of a file, a binary file object, a PIL image, or an array (H, W), (H, W, 1),

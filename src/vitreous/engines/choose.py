@@ -81,7 +81,9 @@ class EngineChoice:
             OutputError: If an engine was named whose graph cannot be kept.
         """
         if self._open.device.type == "cpu" and pictures:
-            check_batch(self._open.model.config, self._open.pipeline, min(pictures, batch_size))
+            model = self._open.model
+            merged = getattr(model.merging, "count", 0)  # none: no tokens are joined
+            check_batch(model.config, self._open.pipeline, min(pictures, batch_size), merged)
         if self._best is None:
             self._best = self._first_that_agrees("torch" if self._asked == "auto" else self._asked, batch_size)
             self._seconds = self._open.seconds(self._best) if self._asked == "auto" else 0.0  # that an image takes

@@ -14,25 +14,30 @@ __all__ = ["forward_bytes"]
 _FLOAT, _DOUBLE = 4, 8  # bytes
 
 
-def forward_bytes(config: ViTConfig, size: tuple[int, int], images: int = 1) -> int:
+def forward_bytes(config: ViTConfig, size: tuple[int, int], images: int = 1, merged: int = 0) -> int:
     """Return the bytes that are held at once, at most, beside the weights; float32.
 
     Args:
         config: The model.
         size: Height and width in pixels of the images.
         images: That are computed together.
+        merged: Tokens that each block joins with others (:mod:`vitreous.model.merging`).
     """
     height, width = size
     ph, pw = pair(config.patch_size)
     patches = (height // ph) * (width // pw)
     N, D = patches + config.prefix_tokens, config.width
     pixels = height * width * config.in_channels
-    block = max(6 * N * D, 3 * N * D + 2 * N * config.mlp_dim)  # attention's projections, or the MLP's hidden layer
+    block = max(6 * N * D, 4 * N * D + 2 * N * config.mlp_dim)  # attention's projections, or the MLP's hidden layer
     scores = 0
     if config.position == "relative":  # no fused kernel: offsets' scores, gathered, padded, and added
         scores = config.heads * N * (2 * patches) + 3 * config.heads * N * N + 2 * patches * patches
+    pool = 15 * N * D if config.pool == "map" else 0  # keys and values of all tokens, scaled for one query
+    if merged:  # how alike the tokens of the two halves are, and then which of them join
+        half = patches // 2
+        scores += half * max(half, 5 * min(merged, half) // 4)
     stem = _stem(config, height, width)
-    each = pixels + max(stem, 2 * N * D, block + scores)
+    each = pixels + max(stem, 2 * N * D, block + scores, pool)
     return _FLOAT * images * each + _table(config, size, patches)
 
 
