@@ -1,5 +1,6 @@
 """The command itself: help, verbs, and every kind of error as one line and an exit code."""
 
+import contextlib
 import errno
 import importlib.util
 import os
@@ -16,6 +17,7 @@ import pytest
 import vitreous
 from vitreous.cli import main as main_module
 from vitreous.cli.main import HELP, VERBS, main
+from vitreous.cli.wrapping import wrapped
 from vitreous.errors import CheckpointError, ConfigError, DataError
 
 COMMAND = str(Path(sys.executable).with_name("vitreous"))
@@ -43,13 +45,29 @@ def raising(error: BaseException):
 
 def test_help_names_every_verb_and_every_verb_exists(command):
     run = command("--help")
-    assert (run.returncode, run.stdout, run.stderr) == (0, HELP, "")
-    assert command().stdout == HELP
+    assert (run.returncode, run.stdout, run.stderr) == (0, wrapped(HELP, 80), "")
+    assert command().stdout == run.stdout
     for name, module in VERBS.items():
         assert re.search(rf"^  {name} ", HELP, re.MULTILINE)
         assert importlib.util.find_spec(module), module
     assert {line.split()[1] for line in HELP.splitlines() if line.startswith("  vitreous ")} <= set(VERBS)
-    assert max(map(len, HELP.splitlines())) <= 110
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_help_breaks_between_words_and_hangs_in_its_column(width):
+    lines = wrapped(HELP, width).splitlines()
+    assert all(len(line) <= width for line in lines if not line.startswith("  vitreous "))
+    assert " ".join(" ".join(lines).split()) == " ".join(HELP.split())
+    after = lines[next(n for n, line in enumerate(lines) if line.startswith("  audit ")) + 1]
+    assert re.match(r" {14}\S", after)
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_help_of_a_verb_fits_a_terminal_but_for_commands(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.suppress(SystemExit):
+        main([name, "--help"])
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80 and "  vitreous " not in line] == []
 
 
 @pytest.mark.parametrize("name", VERBS)

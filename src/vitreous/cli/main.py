@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from vitreous import __version__
+from vitreous.cli.wrapping import wrapped
 from vitreous.errors import UsageError, VitreousError, did_you_mean
 from vitreous.files.text import printable
 
@@ -46,29 +48,29 @@ From labelled images to a trained, evaluated, usable classifier in one command.
 usage: vitreous VERB ... [--help] [--traceback]
 
 Make a model
-  train      a classifier, from a folder of images, a known set or a recipe
-  plan       what a training will take here: memory, time, operations, the largest batch
-  finetune   a classifier, from a trained model: other classes, another resolution, few pictures
-  replay     a step whose loss was not finite, to see which module it comes from
+  train       a classifier, from a folder of images, a known set or a recipe
+  plan        what a training takes here: memory, time, the largest batch
+  finetune    a classifier, from a trained model: few images, other classes
+  replay      a step whose loss was not finite: which module it comes from
 
 Check the data
-  audit      what is wrong with labelled pictures: broken files, copies, leaks between splits, wrong labels
+  audit       what is wrong with labelled images: broken files, copies, leaks between splits, wrong labels
 
 Use a model
-  predict    what is on these images: labels and probabilities
-  evaluate   how good a model is on labelled images: scores, per class and overall
-  embed      images as feature vectors, for search, clustering or another classifier
-  convert    a checkpoint of Google, timm, Hugging Face or torchvision to any other of these, with proof
-  probe      how well a model's features tell classes apart, new ones too: k-NN, linear, few shots
+  predict     what is on these images: labels and probabilities
+  evaluate    how good a model is on labelled images: scores, overall and per class
+  embed       images as feature vectors, for search or another classifier
+  convert     a model to another format: ONNX, torch.export, Google, timm, Hugging Face, torchvision; with proof
+  probe       how well a model's features tell classes apart, new ones too
 
 Look up
-  models     the sizes there are: parameters, FLOPs and memory of each
-  completion how bash, zsh or fish complete all this: verbs, options, values and files
+  models      the sizes there are: parameters, FLOPs and memory of each
+  completion  how bash, zsh or fish complete verbs, options, values and files
 
 Start here
-  vitreous train digits                                real handwritten digits, works offline, about a minute
-  vitreous train photos/                               your own: one folder per class, named as the class
-  vitreous predict runs/photos-1/model.safetensors some-picture.jpg
+  vitreous train digits     real handwritten digits, offline, about a minute
+  vitreous train photos/    your own: one folder per class, named as the class
+  vitreous predict runs/photos-1/model.safetensors some-image.jpg
   vitreous evaluate runs/photos-1/model.safetensors more-photos/
 
   -h, --help     this text; `vitreous VERB --help` lists what a verb takes, with examples
@@ -148,7 +150,7 @@ def _dispatch(words: list[str]) -> int:
         words = [words[1], "--help"]
     verb, rest = (words[0], words[1:]) if words else ("--help", [])
     if verb in ("-h", "--help", "help"):
-        sys.stdout.write(HELP)
+        sys.stdout.write(wrapped(HELP, shutil.get_terminal_size().columns))
         return 0
     if verb in ("-V", "--version", "version"):
         sys.stdout.write(f"vitreous {__version__}\n")

@@ -20,6 +20,7 @@ from typing import Any, Literal, NoReturn
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from vitreous.cli.config_files import read_config
+from vitreous.cli.wrapping import wrapped
 from vitreous.errors import UsageError, VitreousError, did_you_mean
 
 __all__ = ["HelpFormatter", "Parser", "choices_of", "describe_type", "is_flag"]
@@ -62,11 +63,7 @@ class HelpFormatter(DefaultHelpFormatter):
         return f"{text} [{'true' if value is True else shown}]".replace("%", "%%")
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines = []
-        for line in text.splitlines():
-            wrapped = line if line.startswith("  ") else super()._fill_text(line, width, indent)
-            lines.append(wrapped)
-        return "\n".join(lines)
+        return wrapped(text, width)
 
 
 class Parser(ArgumentParser):  # type: ignore[misc,unused-ignore]

@@ -1,0 +1,34 @@
+"""Help texts that are laid out by hand, fitted to narrow terminals. Light: `vitreous --help` uses it."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+__all__ = ["wrapped"]
+
+_COLUMNS = re.compile(r"(?P<name> +\S+(?: \S+)* {2,})(?=\S)")  # an indented term, and the gap before what it means
+_WIDEST_TERM = 32  # columns; behind a wider one the continuation would have no room
+_COMMAND = "  vitreous "
+
+
+def wrapped(text: str, width: int) -> str:
+    """Break long lines between words; what follows hangs under the text of the line's second column, if there is one.
+
+    Commands stay on one line, so that they can be copied.
+
+    Args:
+        text: Lines, of which the indented ones may have two columns, at least two spaces apart.
+        width: Columns there are.
+    """
+    return "\n".join(_line(line, width) for line in text.split("\n"))
+
+
+def _line(line: str, width: int) -> str:
+    columns = _COLUMNS.match(line)
+    if len(line) <= width or (line.startswith(_COMMAND) and columns is None):
+        return line
+    hang = columns.end() if columns and columns.end() <= _WIDEST_TERM else len(line) - len(line.lstrip())
+    head = line[:hang]
+    rest = textwrap.wrap(line[hang:], max(width - hang, 20), break_long_words=False, break_on_hyphens=False)
+    return head + f"\n{' ' * hang}".join(rest)
