@@ -131,3 +131,21 @@ def test_a_real_terminal_of_sixty_columns():
     lines = plain(said.decode().replace("\r", ""))
     assert max(map(len, lines)) <= 60
     assert "parameters" in said.decode()
+
+
+def test_sentences_break_between_words_and_commands_stay_whole(terminal, monkeypatch):
+    stream = terminal(60)
+    monkeypatch.setattr(sys, "stderr", stream)
+    from vitreous.cli.main import main
+    from vitreous.cli.terminal import narrate
+
+    said = "Memory is what training keeps of each image in float32; `vitreous models B/16` prints that of one size."
+    narrate(said)
+    narrate("  vitreous train photos/ --exclude 'a list with a long name.txt' --model S/16 --epochs 30")
+    assert main(["train", "photos/", "--budget", "5m", "--epochs", "3"]) == 2
+    lines = stream.getvalue().splitlines()
+    command = lines.index("  vitreous train photos/ --exclude 'a list with a long name.txt' --model S/16 --epochs 30")
+    assert " ".join(lines[:command]) == said
+    assert any("`vitreous models B/16`" in line for line in lines)
+    assert max(len(line) for line in lines if not line.startswith("  vitreous")) <= 60
+    assert lines[command + 1].startswith("vitreous: --epochs 3 and --budget 5m")

@@ -108,8 +108,10 @@ def test_names_of_nothing(tmp_path, flowers):
     with pytest.raises(DataError, match=rf"folder not found: {flowers}s\. Did you mean '{flowers}'\?"):
         opened(f"{flowers}s")
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(UsageError, match="is a file: give a folder of pictures, or a manifest"):
+    with pytest.raises(UsageError, match="is a file: give a folder of pictures, unpacked if it is an archive, or a"):
         opened(tmp_path / "notes.txt")
+    with pytest.raises(DataError, match=r"'https://a\.org/b\.zip' is a URL, and nothing is fetched .* give the folder"):
+        opened("https://a.org/b.zip")
 
 
 def test_flowers_as_they_lie_and_fast(flowers):

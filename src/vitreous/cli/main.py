@@ -111,7 +111,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if show_traceback:
             traceback.print_exc()
-        print(f"vitreous: {_one_line(error, show_traceback)}", file=sys.stderr)  # noqa: T201
+        line = f"vitreous: {_one_line(error, show_traceback)}"
+        narrow = sys.stderr.isatty()  # what goes into a file or another program stays one line
+        print(wrapped(line, shutil.get_terminal_size().columns) if narrow else line, file=sys.stderr)  # noqa: T201
         if isinstance(error, OSError):
             _discard_output()
         return error.exit_code if isinstance(error, VitreousError) else 1

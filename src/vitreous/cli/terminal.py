@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from vitreous.cli.wrapping import wrapped
 from vitreous.files.text import printable
 
 __all__ = ["bar", "columns_of", "narrate", "number", "print_table", "silence"]
@@ -87,10 +88,13 @@ def silence(silent: bool = True) -> Iterator[None]:
 
 
 def narrate(text: str) -> None:
-    """Say a line about the work on standard error; brackets in it are no markup, control characters are shown."""
+    """Say a line about the work on standard error; brackets in it are no markup, control characters are shown.
+
+    A terminal narrower than the line gets it broken between words.
+    """
     if _SILENT.get():
         return
-    print(printable(text), file=sys.stderr, flush=True)  # noqa: T201
+    print(wrapped(printable(text), columns_of(sys.stderr)), file=sys.stderr, flush=True)  # noqa: T201
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from vitreous.data.manifest import MANIFEST_SUFFIXES, list_manifest
 from vitreous.data.pictures import PictureFacts, read_picture
 from vitreous.data.scan import Progress, Scanned, content_hash, scan
 from vitreous.data.split import absent_classes, copies_across, held_out, hold_out_val
+from vitreous.data.urls import refuse_url
 from vitreous.errors import DataError, UsageError, did_you_mean
 
 __all__ = ["ImageData", "Split", "find_source", "fingerprint_of", "list_source", "open_source"]
@@ -160,11 +161,11 @@ def find_source(source: str) -> Path | None:
     if path.is_dir() or (path.is_file() and path.suffix.lower() in MANIFEST_SUFFIXES):
         return path
     if path.is_file():
-        raise UsageError(
-            f"{source} is a file: give a folder of pictures, or a manifest ({', '.join(MANIFEST_SUFFIXES)})"
-        )
+        kinds = f"a folder of pictures, unpacked if it is an archive, or a manifest ({', '.join(MANIFEST_SUFFIXES)})"
+        raise UsageError(f"{source} is a file: give {kinds}")
     if path.exists():
         raise UsageError(f"{source} is neither a folder nor a regular file: give a folder of images, or a manifest")
+    refuse_url(source, as_data=True)
     near = path.parent if path.parent.is_dir() else Path()
     siblings = [str(near / name) if near != Path() else name for name in _folders(near)]
     if os.sep in source or "/" in source or "." in source or source.startswith("~"):
