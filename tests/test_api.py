@@ -165,6 +165,9 @@ def test_packages_that_are_verbs_too_stay_packages():
     assert vitreous.train.run is run
     assert vitreous.evaluate.metrics is metrics
     assert inspect.isfunction(run.run)
+    assert list(inspect.signature(vitreous.train).parameters) == ["data", "quiet", "resume", "options"]
+    assert "vitreous.api.evaluate" in inspect.getdoc(vitreous.evaluate)
+    assert not hasattr(vitreous.train, "nothing")
     code = (
         "from vitreous import train, evaluate, finetune; import vitreous; assert callable(train) and callable(evaluate)"
     )

@@ -43,8 +43,18 @@ class _Callable(ModuleType):
     """A package that is also the function of its name: `vitreous.train` is both."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        function = getattr(importlib.import_module("vitreous.api"), self.__name__.rpartition(".")[2])
-        return function(*arguments, **options)
+        return self._function()(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        """The function's own arguments, which notebooks show for `vitreous.train?`."""
+        if name == "__signature__":
+            import inspect
+
+            return inspect.signature(self._function())
+        raise AttributeError(f"module '{self.__name__}' has no attribute '{name}'")
+
+    def _function(self) -> Any:
+        return getattr(importlib.import_module("vitreous.api"), self.__name__.rpartition(".")[2])
 
     def __repr__(self) -> str:
         return f"<function and package {self.__name__}>"

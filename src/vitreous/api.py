@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitreous.data.listing import many
 from vitreous.errors import UsageError
 from vitreous.files.html import html_table
 from vitreous.files.text import visible
@@ -88,7 +89,7 @@ class Training:
     def __repr__(self) -> str:
         top1 = f", val top-1 {self.val.top1:.4f}" if self.val is not None else ""
         ended = ", interrupted" if self.interrupted else ""
-        return f"Training({str(self.folder)!r}, {self.run.epochs} epochs{top1}{ended})"
+        return f"Training({str(self.folder)!r}, {many(self.run.epochs, 'epoch')}{top1}{ended})"
 
     def _repr_html_(self) -> str:
         scores = self.to_dict()["scores"]
@@ -98,7 +99,7 @@ class Training:
             if own
         ]
         ended = ", interrupted" if self.interrupted else ""
-        title = f"{self.folder}: {self.run.epochs} epochs, saved: epoch {self.run.selected_epoch}{ended}"
+        title = f"{self.folder}: {many(self.run.epochs, 'epoch')}, saved: epoch {self.run.selected_epoch}{ended}"
         return html_table(title, rows, ("split", "top-1", "macro F1", "log loss"))
 
 

@@ -14,6 +14,7 @@ VitreousError (exit 1)
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 
 from vitreous.files.text import LONGEST, printable, visible
@@ -90,9 +91,15 @@ class MissingExtraError(VitreousError):
     """An optional package is needed that is not installed; the message gives the ``pip install`` line."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``" Did you mean 'x'?"`` for the nearest known word, or an empty string where none is near."""
+def did_you_mean(word: str, known: Iterable[str], folder: str = "") -> str:
+    """Return ``" Did you mean 'x'?"`` for the nearest known word, or an empty string where none is near.
+
+    Args:
+        word: What was given.
+        known: What there is.
+        folder: Where the words are names of files: it is put before the one that is proposed.
+    """
     if len(word) > LONGEST:  # nobody typed that, and the time that it takes grows with its square
         return ""
     near = difflib.get_close_matches(word, [one for one in known if len(one) <= LONGEST], n=1, cutoff=0.55)
-    return f" Did you mean '{visible(near[0])}'?" if near else ""
+    return f" Did you mean '{visible(os.path.join(folder, near[0]))}'?" if near else ""

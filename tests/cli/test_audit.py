@@ -168,7 +168,7 @@ def test_with_a_model_changed_labels_are_found_by_its_features(vitreous, model_f
     share = re.search(r"it agrees with (\d+)\.\d % of the labels", run.stderr)
     assert share
     assert 30 < int(share[1]) < 80  # so little that a reader is warned
-    assert "so few that most suspected labels will be right" in run.stderr
+    assert "so few that most of the labels it suspects are probably right" in run.stderr
     scores = [f["score"] for f in found]
     assert scores == sorted(scores, reverse=True)
     lines = (tmp_path / "out.txt").read_text().splitlines()

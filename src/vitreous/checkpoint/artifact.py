@@ -191,7 +191,7 @@ def _find(path: Path) -> Path:
         raise CheckpointError(f"the folder '{path}' has no model.safetensors.{hint}")
     if not path.exists():
         beside = [file.name for file in path.parent.glob("*.safetensors")] if path.parent.is_dir() else []
-        raise CheckpointError(f"no model file '{path}'.{did_you_mean(path.name, beside)}")
+        raise CheckpointError(f"no model file '{path}'.{did_you_mean(path.name, beside, os.path.dirname(path))}")
     return path
 
 

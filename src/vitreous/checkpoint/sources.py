@@ -60,7 +60,7 @@ def locate(source: str | os.PathLike[str]) -> Located:
         looks_local = path.suffix in SUFFIXES or name.startswith((".", "/", "~")) or path.parent.is_dir()
         if not hub.HUB_ID.fullmatch(name) or looks_local:
             beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-            hint = did_you_mean(path.name, beside)
+            hint = did_you_mean(path.name, beside, os.path.dirname(path))
             as_id = (
                 "" if hint else f" On the hub? Write hf-hub:{name}" if hub.HUB_ID.fullmatch(name) else hub.meant(name)
             )

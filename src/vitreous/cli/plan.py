@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous.cli.outputs import files_of_data, files_of_model, outputs, write_document
-from vitreous.cli.terminal import number, print_table
+from vitreous.cli.terminal import narrate, number, print_table
 from vitreous.cli.train import process_started, resolve, train_parser
 from vitreous.data.listing import many
 from vitreous.errors import UsageError
@@ -47,6 +47,8 @@ def run(argv: Sequence[str]) -> int:
     files.claim("--json", typed.get("json"))
     from vitreous.train.plan import plan  # here: torch takes seconds, a typo should not
 
+    if sys.stderr.isatty():  # somebody waits
+        narrate("measuring: some steps of this run are made, which takes minutes where the model is large")
     found = plan(config, keep=given, started=process_started())
     if typed.get("json"):
         write_document(files, str(typed["json"]), found.to_dict())

@@ -97,7 +97,10 @@ def remarks(info: ModelInfo, data: ImageData, split: str) -> Iterator[str]:
         if split in ("train", "all"):
             yield "the model was trained on pictures among these: the scores say little about others"
         elif split == "val":
-            yield "the val split that training held out; it also chose the weights, so the scores are a little high"
+            yield (
+                "the val split that training held out; it also chose the weights and the temperature, so the scores "
+                "are a little high and the calibration error is a little low"
+            )
     absent = [name for name in info.classes if name not in data.classes]
     if absent:
         yield f"{len(absent):,} of the model's {len(info.classes):,} classes are not in the data: {_first(absent)}"

@@ -74,7 +74,7 @@ def _trained_on(info: ModelInfo, result: Audit, usable: Sequence[int]) -> bool:
 def _agreement(probabilities: npt.NDArray[np.float64], labels: Sequence[int]) -> str:
     """How often the judge says what the labels say, and what to think of it where that is seldom."""
     share = float((probabilities.argmax(axis=1) == np.asarray(labels)).mean())
-    caution = ": so few that most suspected labels will be right" if share < _AGREES else ""
+    caution = ": so few that most of the labels it suspects are probably right" if share < _AGREES else ""
     return f"it agrees with {share:.1%} of the labels{caution}".replace("%", " %")
 
 
