@@ -187,7 +187,7 @@ def test_a_set_of_small_pictures_has_no_tiny_ones():
         ("damaged or truncated", "truncated"),
         ("not a picture", "undecodable"),
         ("HEIF pictures cannot be read here, save it as JPEG", "undecodable"),
-        ("2,500,000,000 pixels, the limit for PNG is 64,000,000: save it smaller", "bomb"),
+        ("2,500,000,000 pixels, the limit for PNG is 50,000,000: save it smaller", "bomb"),
         ("no such file", "unopened"),
         ("permission denied", "unopened"),
         ("its decoder takes more than 2 s: save it as PNG or JPEG again", "breaks"),

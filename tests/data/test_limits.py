@@ -161,7 +161,7 @@ def special(folder: Path) -> dict[str, str]:
         "pipe.jpg": "a pipe, not a regular file",
         "zero.jpg": "a device, not a regular file",
         "folder.jpg": "a folder, not a regular file",
-        "sparse.jpg": "1,099,511,627,776 bytes, the limit is 201,326,592: save it smaller",
+        "sparse.jpg": "1,099,511,627,776 bytes, the limit is 159,383,552: save it smaller",
         "loop.jpg": "too many levels of symbolic links",
         "nul\0.jpg": "its name holds a NUL, which no file's does",
     }

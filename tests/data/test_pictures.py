@@ -229,7 +229,7 @@ def png_header(width: int, height: int) -> bytes:
 
 def test_too_many_pixels_are_refused_before_decoding():
     with pytest.raises(
-        DataError, match=r"^picture: 400,000,000 pixels, the limit for PNG is 64,000,000: save it smaller$"
+        DataError, match=r"^picture: 400,000,000 pixels, the limit for PNG is 50,000,000: save it smaller$"
     ):
         read_picture(png_header(20_000, 20_000))
     assert inspect_picture(png_header(7_000, 7_000)).reason == "truncated"
@@ -249,7 +249,7 @@ def test_own_limit_holds_where_pillow_has_none(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     assert (
         inspect_picture(png_header(20_000, 20_000)).reason
-        == "400,000,000 pixels, the limit for PNG is 64,000,000: save it smaller"
+        == "400,000,000 pixels, the limit for PNG is 50,000,000: save it smaller"
     )
 
 

@@ -24,7 +24,7 @@ from vitreous.data.decoding import QUIET_PILLOW, TOO_LARGE, ImageFacts, decode, 
 from vitreous.data.exif import orientation_of
 from vitreous.data.formats import FORMATS, MAX_BYTES
 from vitreous.data.headers import Claim, UnreadableError, check_size, claim_of
-from vitreous.data.watched.limits import bounded_time, seconds_of
+from vitreous.data.watched.limits import bounded_time
 from vitreous.data.watched.pool import decode_watched
 from vitreous.errors import DataError
 from vitreous.files.opening import open_descriptor, read_descriptor
@@ -147,7 +147,7 @@ def examine(
         if claim.here:
             return decode(content, claim.form, least)
         if _here:
-            with bounded_time(seconds_of(claim.form, len(content))):
+            with bounded_time():
                 return decode(content, claim.form, least)
         return decode_watched(content, claim.form, least, pixels)
 

@@ -7,21 +7,13 @@ import os
 import signal
 from collections.abc import Iterator
 
-__all__ = ["MEMORY", "SECONDS", "bound_memory", "bounded_time", "reason_of", "seconds_of"]
+__all__ = ["MEMORY", "SECONDS", "bound_memory", "bounded_time", "reason_of"]
 
 SECONDS = 2.0
 """Of processor time, in which a file has to be decoded."""
 
 MEMORY = 480 << 20
 """Bytes of address space beyond those of the idle process."""
-
-
-_MORE = 0.15  # seconds for each MB of a HEIC file beyond the fourth: a photograph of 48 megapixels takes about 2 s
-
-
-def seconds_of(form: str, size: int) -> float:
-    """Seconds of processor time that a file of a format and of so many bytes may take."""
-    return SECONDS + (min(SECONDS, _MORE * max(0.0, size / 2**20 - 4)) if form == "HEIF" else 0)
 
 
 @contextlib.contextmanager

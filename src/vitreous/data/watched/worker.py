@@ -13,7 +13,7 @@ from PIL import AvifImagePlugin
 from vitreous.data.content import Content
 from vitreous.data.decoding import decode, rows_of
 from vitreous.data.watched.child import READY, receive, send
-from vitreous.data.watched.limits import bound_memory, bounded_time, seconds_of
+from vitreous.data.watched.limits import bound_memory, bounded_time
 
 __all__ = ["main", "serve"]
 
@@ -43,7 +43,7 @@ def main() -> None:
 def _decoded(request: Any, content: Content, output: IO[bytes]) -> None:
     """Answer with what was seen, and the pixels where they are asked for."""
     least = tuple(request["least"]) if request["least"] else None
-    with bounded_time(seconds_of(request["form"], len(content))):
+    with bounded_time():
         facts, image = decode(content, request["form"], least)
     said = {"facts": dataclasses.asdict(facts), "size": image.size if image is not None else (0, 0)}
     if image is None or not request["pixels"]:
