@@ -109,6 +109,10 @@ def test_output_goes_to_a_file_whole_or_not_at_all(vitreous, model_file, folder,
     assert (run.returncode, run.stdout) == (0, "")
     assert run.stderr.endswith("\n3 predictions in labels.csv\n")
     assert len(list(csv.DictReader((tmp_path / "labels.csv").read_text(encoding="utf-8").splitlines()))) == 3
+    (tmp_path / "-").write_text("a user's")
+    to_terminal = vitreous("predict", model_file, "in", "-o", "-", "--format", "csv")
+    assert to_terminal.stdout == (tmp_path / "labels.csv").read_text(encoding="utf-8")
+    assert (tmp_path / "-").read_text() == "a user's"
     run = vitreous("predict", model_file, "in", "-o", "gone/labels.csv")
     assert (run.returncode, run.stderr) == (
         1,

@@ -112,6 +112,22 @@ def test_a_name_that_cannot_be_is_one_error(tmp_path, name):
             attempt()
 
 
+def test_a_dash_is_standard_output_for_json_only(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-").write_text("old")
+    Outputs().claim("--json", "-")
+    with pytest.raises(UsageError, match=r"^--html takes a file: /dev/stdout is standard output, \./- a file"):
+        Outputs().claim("--html", "-")
+    with pytest.raises(UsageError, match="exists already"):
+        Outputs().claim("--html", "./-")
+
+
+def test_of_a_link_to_nowhere_the_missing_folder_is_named(tmp_path):
+    (tmp_path / "link").symlink_to("nowhere/x.csv")
+    with pytest.raises(OutputError, match=r"the folder '.*nowhere' does not exist"):
+        Outputs().claim("-o", tmp_path / "link")
+
+
 def test_an_existing_file_needs_overwrite_before_the_work(tmp_path):
     (tmp_path / "f").write_text("old")
     with pytest.raises(UsageError, match=r"'.*f' exists already: --overwrite replaces it, or name another file"):

@@ -57,7 +57,7 @@ def _parser() -> Parser:
         "spreadsheets: a name with control characters shows them as escapes, and one that begins with = + - @ gets an "
         "apostrophe (JSON has every name exactly); not given: by the extension of the output, else table",
     )
-    parser.add_argument("-o", "--output", type=str, metavar="FILE", help="write there instead of to the terminal")
+    parser.add_argument("-o", "--output", type=str, metavar="FILE", help="write there; - is the terminal, as without")
     parser.add_argument("--json", type=str, metavar="FILE", help=JSON_HELP)
     add_overwrite(parser)
     parser.add_argument("--batch-size", type=PositiveInt, default=32, help="pictures per forward pass")
@@ -75,6 +75,7 @@ def _parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     """Run the verb; 1 if any picture could not be read."""
     options = _parser().parse_args(argv)
+    options.output = None if options.output == "-" else options.output
     if options.json == "-" and (options.format and not options.output):
         raise UsageError("--json - takes standard output: give --format a file with -o, or leave one away")
     files = outputs(options, each=(files_of_model(options.model), files_of_images(options.images)))

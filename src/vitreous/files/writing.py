@@ -96,14 +96,16 @@ class Outputs:
         self._sources: list[Callable[[], Iterable[Read]]] = []
 
     def claim(self, option: str, path: str | os.PathLike[str] | None) -> None:
-        """Check, before any work is done, that a file may be written; None and ``-`` are no files.
+        """Check, before any work is done, that a file may be written; None is none, nor is ``-`` for ``--json``.
 
         Raises:
             UsageError: If it is there already and may not be replaced, is read by the command, or is claimed twice.
             OutputError: If its folder does not exist, or the system would refuse it.
         """
-        if path is None or os.fspath(path) == "-":
+        if path is None or (option == "--json" and os.fspath(path) == "-"):
             return
+        if os.fspath(path) == "-":
+            raise UsageError(f"{option} takes a file: /dev/stdout is standard output, ./- a file of that name")
         asked = Path(path)
         if _is_own_stream(asked) or _is_special(target := _target(asked)):
             return
@@ -174,7 +176,8 @@ def _target(asked: Path, follow: bool = True) -> Path:
         if target.is_dir() and (follow or not target.is_symlink()):
             raise OutputError(f"cannot write '{shown}': it is a folder; name a file in it")
         if not target.parent.is_dir():
-            raise OutputError(f"cannot write '{shown}': the folder '{visible(str(asked.parent))}' does not exist")
+            folder = target.parent if asked.is_symlink() else asked.parent  # a link's own folder is there
+            raise OutputError(f"cannot write '{shown}': the folder '{visible(str(folder))}' does not exist")
     except (OSError, ValueError) as error:  # a name too long, a NUL in it
         raise OutputError(f"cannot write '{shown}': {getattr(error, 'strerror', None) or error}") from error
     return target
