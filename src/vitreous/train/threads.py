@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -29,14 +30,15 @@ def threads_of(begun: int | None, device: torch.device) -> tuple[int, str]:
     Raises:
         TrainingError: If the environment does not let so many compute.
     """
-    here = torch.get_num_threads()
+    limit = os.environ.get("OMP_THREAD_LIMIT", "").strip()  # PyTorch does not count it in
+    most = max(int(limit), 1) if limit.isdecimal() and limit.isascii() else sys.maxsize
+    here = min(torch.get_num_threads(), most)
     if begun is None or begun == here or device.type != "cpu":
         return here, ""
     cores = os.cpu_count() or 1
     if begun > max(_PER_CORE * cores, _AT_LEAST):
         return here, f", with {_threads(here)} where it had {begun}, too many for {cores} cores: the last bits differ"
-    limit = os.environ.get("OMP_THREAD_LIMIT", "").strip()
-    if limit.isdecimal() and int(limit) < begun:
+    if most < begun:
         raise TrainingError(
             f"the run began with {_threads(begun)}, and OMP_THREAD_LIMIT is {limit}: the end would not be the same. "
             "Unset it"
