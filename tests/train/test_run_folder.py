@@ -9,8 +9,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from vitreous.errors import CheckpointError, OutputError, TrainingError, UsageError
+from vitreous.train.folder_content import FILES
 from vitreous.train.lock import NAME, locked
 from vitreous.train.report import PICTURES
 from vitreous.train.saving import newest
@@ -158,6 +160,26 @@ def test_a_folder_that_nothing_can_be_resumed_from_does_not_advise_resume(tmp_pa
         runs.train(runs.config(tmp_path / "run"), resume=True)
 
 
+def test_files_of_a_user_in_the_folder_stay(tmp_path, runs):
+    for name in (*PICTURES, "example.png", "unreadable.txt"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text("a user's")
+        for resume in (False, True):
+            with pytest.raises(UsageError, match=rf"files that a run would replace \({name}\): give another --out"):
+                runs.train(runs.config(folder), resume=resume)
+        assert {path.name: path.read_text() for path in folder.iterdir()} == {name: "a user's"}
+
+
+def test_a_folder_under_the_name_of_a_file_is_refused_before_the_training(tmp_path, runs, interrupted):
+    folder = interrupted(tmp_path / "run", runs)
+    assert {path.name for path in folder.iterdir()} - {NAME} <= set(FILES)
+    assert set(PICTURES) <= set(FILES)
+    (folder / "confusion.png").mkdir()
+    with pytest.raises(OutputError, match=r"confusion.png' is a folder, where a run keeps a file: remove it"):
+        runs.train(runs.config(folder), resume=True)
+
+
 def test_a_run_that_fails_before_it_trains_leaves_no_folder(tmp_path, runs, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for out in ("a/b/run", None):
@@ -165,10 +187,10 @@ def test_a_run_that_fails_before_it_trains_leaves_no_folder(tmp_path, runs, monk
             runs.train(runs.config(out or "x", budget="0.01s") if out else _nameless(runs))
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "unreadable.txt").write_text("a user's")
+    (tmp_path / "mine" / "notes.txt").write_text("a user's")
     with pytest.raises(TrainingError):
         runs.train(runs.config("mine", budget="0.01s"))
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["unreadable.txt"]
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
 def _nameless(runs):
@@ -181,6 +203,9 @@ def _nameless(runs):
         {"identity": []}, {"identity": {}}, {"epoch": "1"}, {"epoch": -1}, {"step": True}, {"parts": 0},
         {"threads": 0}, {"model": {}}, {"model": {"head.bias": 3}}, {"optimizer": {"state": {"0": {}}, "rates": []}},
         {"optimizer": {"state": 3}}, {"best": {}}, {"clock": []}, {"loss_sum": 0.5}, {"history": {}}, {"risen": None},
+        {"loss_sum": torch.zeros(3, 4)}, {"trained": "yes"},
+        {"step": 10**9}, {"epoch": 10**12}, {"parts": 10**9}, {"history": [1]},
+        {"history": [{"x": 1.0}]}, {"seconds": {"train": "x"}}, {"extended": ["1\nepochs: 9"]},
     ],
     ids=str,
 )  # fmt: skip

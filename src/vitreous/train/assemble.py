@@ -27,6 +27,7 @@ from vitreous.train.resume import (
     identity,
     optimizer_state,
     place_trainer,
+    refuse_impossible,
     restore_module,
     selected_state,
 )
@@ -144,6 +145,8 @@ def assemble(
         leaving: Seconds that the process takes to end.
     """
     config = ready.config
+    if state is not None:
+        refuse_impossible(state, ready)
     clock: Clock = Steps(config.steps or config.epochs * ready.loading.steps_per_epoch)
     if config.budget is not None:
         reserve = leaving + report_seconds(len(ready.data.classes))

@@ -244,7 +244,7 @@ class Record(Callback):
         """Append rows to metrics.csv, or write all of them anew, into a file of the run's own."""
         path = self.folder / "metrics.csv"
         try:
-            columns = [*self.history[0], "validated_in"]
+            columns = [*max(self.history, key=len), "validated_in"]
             if rows is not self.history and (file := _appending(path)) is not None:
                 with file:
                     csv.DictWriter(file, columns).writerows(map(self._told, rows))

@@ -16,7 +16,7 @@ from vitreous.files.opening import read_regular
 from vitreous.files.text import yaml_text
 from vitreous.files.writing import replacing
 from vitreous.train.config import RunConfig
-from vitreous.train.folder_content import read_report, refuse_ways_out, remove_left_over, removing_preamble
+from vitreous.train.folder_content import FILES, read_report, refuse_ways_out, remove_left_over, removing_preamble
 from vitreous.train.lock import Lock, locked
 
 __all__ = [
@@ -182,6 +182,11 @@ def _refuse_taken(folder: Path, resume: bool = False) -> None:
         raise UsageError(
             f"'{folder}' holds a run already ({', '.join(taken)}): give another --out, move it away, or go on with it "
             "by --resume"
+        )
+    if others := [name for name in FILES if os.path.lexists(folder / name)]:
+        raise UsageError(
+            f"'{folder}' has files that a run would replace ({', '.join(others)}): give another --out, or move them "
+            "away"
         )
 
 

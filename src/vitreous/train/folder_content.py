@@ -15,7 +15,14 @@ from vitreous.errors import OutputError
 from vitreous.files.opening import read_regular
 from vitreous.train.lock import NAME
 
-__all__ = ["read_report", "refuse_ways_out", "remove_left_over", "removing_made", "removing_preamble"]
+__all__ = ["FILES", "read_report", "refuse_ways_out", "remove_left_over", "removing_made", "removing_preamble"]
+
+FILES = (
+    *("recipe.yaml", "metrics.csv", "last.ckpt", "previous.ckpt", "model.safetensors", "report.json"),
+    *("curves.png", "confusion.png", "mistakes.png", "calibration.png", "example.png", "unreadable.txt"),
+    *("last-good.safetensors", "nonfinite.replay"),
+)
+"""Names of all that a run writes into its folder, but for what loggers do."""
 
 _LEFT_OVER = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")  # as files/writing.py names what it has not finished
 _WRITTEN = re.compile(r".+\.(ckpt|csv|json|png|replay|safetensors|txt|yaml)")  # what a run writes
@@ -45,13 +52,19 @@ def remove_left_over(folder: Path) -> None:
 
 
 def refuse_ways_out(folder: Path) -> None:
-    """Refuse links among the files of loggers that lead out of the run's folder, which may come from elsewhere.
+    """Refuse folders under the names of a run's files, and links of loggers that lead out of the run's folder.
 
-    The run's own files need no such check: their writers replace a link and follow none.
+    The folder may come from elsewhere. Links under the names of the run's own files are in nobody's way: their writers
+    replace a link and follow none.
 
     Raises:
         OutputError: It names the first of them.
     """
+    for name in FILES:
+        if (folder / name).is_dir() and not (folder / name).is_symlink():
+            raise OutputError(
+                f"'{folder / name}' is a folder, where a run keeps a file: remove it, or give another --out"
+            )
     inside = os.path.realpath(folder)
     for path in (each for name in _OF_LOGGERS for each in _with_all_below(folder / name)):
         status = path.lstat()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import lightning
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -34,6 +35,7 @@ __all__ = [
     "optimizer_state",
     "place_trainer",
     "refuse_another",
+    "refuse_impossible",
     "restore_module",
     "selected_state",
 ]
@@ -116,6 +118,17 @@ class RunState:
         for name, least in (("epoch", 0), ("step", 0), ("images_seen", 0), ("risen", 0), ("parts", 1), ("threads", 1)):
             if isinstance(value := getattr(self, name), int) and value < least:
                 yield name
+        if type(self.trained) is not bool or type(self.stopped_early) is not bool:
+            yield "trained, stopped_early"
+        for name in ("clock", "seconds"):
+            if not _is_numbers(getattr(self, name)):
+                yield name
+        if not all(map(_is_numbers, self.history)):
+            yield "history"
+        if isinstance(self.loss_sum, Tensor) and self.loss_sum.ndim:
+            yield "loss_sum"
+        if any(type(count) is not int for count in self.extended):
+            yield "extended"
         if any(not isinstance(value, str) for value in dict(self.identity).values()):
             yield "identity"
 
@@ -140,6 +153,12 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("history", "extended"), list),
     "loss_sum": Tensor,
 }
+_COLUMNS = ("epoch", "step", "lr", "train_loss", "images_per_second", "seconds")  # of metrics.csv, but for scores
+
+
+def _is_numbers(value: Any) -> bool:
+    """Whether a value is a dictionary of numbers."""
+    return isinstance(value, dict) and all(type(number) in (int, float) for number in value.values())
 
 
 def selected_state(selected: Selected | None) -> dict[str, Any] | None:
@@ -200,6 +219,27 @@ def given_more_epochs(state: RunState, ours: Mapping[str, str]) -> RunState:
         risen=done,
         extended=[*state.extended, done],
     )
+
+
+def refuse_impossible(state: RunState, ready: Prepared) -> None:
+    """Refuse a state at a point that no run of these settings comes to.
+
+    Raises:
+        CheckpointError: If its checksum is right, but its numbers or columns are none of this run's.
+    """
+    config, per_epoch = ready.config, ready.loading.steps_per_epoch
+    scores = evaluate(torch.zeros(1, len(ready.data.classes)), torch.zeros(1, dtype=torch.int64)).summary()
+    columns = {*_COLUMNS, *(f"val_{name}" for name in scores)}
+    epochs = config.epochs if config.steps is None else -(-config.steps // per_epoch)
+    wrong = {
+        "step": state.step > per_epoch,
+        "epoch": config.budget is None and state.epoch > epochs,
+        "parts": state.parts > config.batch_size,
+        "history": not all(set(_COLUMNS) <= row.keys() <= columns for row in state.history),
+    }
+    if any(wrong.values()):
+        names = ", ".join(name for name, is_wrong in wrong.items() if is_wrong)
+        raise CheckpointError(f"the state does not fit this run ({names}): begin with another --out")
 
 
 @contextlib.contextmanager
