@@ -21,6 +21,7 @@ from vitreous.evaluate.calibration import (
     calibrate,
     expected_calibration_error,
     fit_temperature,
+    proven_temperature,
     reliability,
 )
 
@@ -140,3 +141,13 @@ def test_says_what_is_wrong_with_the_input() -> None:
         calibrate(torch.eye(2), labels, 0)
     with pytest.raises(DataError, match="nothing to score"):
         fit_temperature(torch.zeros(0, 2), labels[:0])
+
+
+def test_a_temperature_is_saved_only_where_it_helps_images_that_it_was_not_fitted_on():
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(400, 5, generator=generator)
+    labels = torch.multinomial(torch.softmax(logits / 2.5, 1), 1, generator=generator)[:, 0]
+    assert proven_temperature(logits, labels) == fit_temperature(logits, labels) == pytest.approx(2.5, rel=0.25)
+    few = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]]), torch.tensor([0, 1, 1, 0])
+    assert fit_temperature(*few) == 20
+    assert proven_temperature(*few) == 1

@@ -187,10 +187,16 @@ def closing_words(this: Assembled, selected: Selected, while_training: Scores, r
         )
     found = report["calibration"]
     where = "on halves of val, each at the temperature that fits the other" if found["cross_fitted"] else "on test"
-    said.append(
-        f"calibration error (ECE) {100 * found['ece_after']:.1f} points, {100 * found['ece_before']:.1f} without the "
-        f"temperature {found['temperature']:.2f}, which is fitted on val; measured {where}"
-    )
+    if found["temperature"] == 1:
+        said.append(
+            f"calibration error (ECE) {100 * found['ece_before']:.1f} points on {found['measured_on']}; no temperature "
+            "is saved: one that fits half of val does not lower the log loss of the other half"
+        )
+    else:
+        said.append(
+            f"calibration error (ECE) {100 * found['ece_after']:.1f} points, {100 * found['ece_before']:.1f} without "
+            f"the temperature {found['temperature']:.2f}, which is fitted on val; measured {where}"
+        )
     return Closing(said, list(closing_advice(this.ready, this.place.folder, selected.scores)))
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitreous.checkpoint.artifact import ModelInfo, save_model
 from vitreous.data.sources import Split
 from vitreous.errors import NonFiniteError
-from vitreous.evaluate.calibration import fit_temperature
+from vitreous.evaluate.calibration import proven_temperature
 from vitreous.evaluate.metrics import Scores
 from vitreous.files.writing import replacing
 from vitreous.train.finite import NonFiniteStepError
@@ -87,7 +87,7 @@ class Writer:
         """Have the best model so far on the disk while training goes on, written no more often than is useful."""
         if time.monotonic() - self._kept < _MODEL_EVERY:
             return
-        self.model(selected, fit_temperature(selected.logits, selected.labels), None)
+        self.model(selected, proven_temperature(selected.logits, selected.labels), None)
         self._kept = time.monotonic()
 
     def model(self, selected: Selected, temperature: float, tested: Scored | None) -> Path:
@@ -102,7 +102,10 @@ class Writer:
     def interrupted(self, selected: Selected | None, model: nn.Module) -> Path:
         """Write the model file of a run that was stopped: the best weights, or the present ones, uncalibrated."""
         if selected is not None:
-            temperature, scores = fit_temperature(selected.logits, selected.labels), {"val": selected.scores.summary()}
+            temperature, scores = (
+                proven_temperature(selected.logits, selected.labels),
+                {"val": selected.scores.summary()},
+            )
             return self._save("model.safetensors", selected.weights, selected.epoch, temperature, scores)
         return self._save("model.safetensors", weights_of(model), None, 1.0, {})
 

@@ -146,6 +146,8 @@ def draw_calibration(
         grid[1, 0].set_ylabel("pictures")
         labelled = {name: art for axes in grid[0] for art, name in zip(*axes.get_legend_handles_labels(), strict=True)}
         note = "The saved temperature is fitted on the validation images, not on these."
+        if summary.temperature == 1:
+            note = "No temperature is saved: one that fits half of the validation images does not help the other half."
         if crossed:
             note = (
                 "The saved temperature is fitted on these images, so none of them is drawn with it:\n"

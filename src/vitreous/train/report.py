@@ -18,7 +18,8 @@ report.json (format_version 1; a number that is not finite is null)::
                     `confusion` is null above 100 classes
     calibration     {fitted_on: "val", measured_on: "val" | "test", cross_fitted} and the fields of
                     :class:`~vitreous.evaluate.calibration.Calibration`. Without a test split cross_fitted is true:
-                    what is measured is each half of val with the temperature that fits the other half
+                    what is measured is each half of val with the temperature that fits the other half. Where that
+                    does not lower the log loss, the temperature is 1 and cross_fitted is false
     most_confused   up to 20 of {true, predicted, count, share}, on val
     worst_mistakes  up to 25 of {index, name, true, predicted, probability}, on val; name may be null
     finetune        null for a run from random weights; else {source: {name, family, resampled, classes}, mode,
@@ -47,7 +48,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.errors import DataError, OutputError, VitreousError
-from vitreous.evaluate.calibration import calibrate, cross_scaled, fit_temperature, reliability
+from vitreous.evaluate.calibration import calibrate, cross_scaled, proven_temperature, reliability
 from vitreous.evaluate.metrics import Scores, evaluate, most_confused, worst_mistakes
 from vitreous.files.text import json_text
 from vitreous.files.writing import replacing
@@ -151,7 +152,7 @@ def write_report(
         DataError: If logits, labels and class names do not fit one another.
         NonFiniteError: If a logit is NaN or infinite.
     """
-    temperature = fit_temperature(val.logits, val.labels) if temperature is None else temperature
+    temperature = proven_temperature(val.logits, val.labels) if temperature is None else temperature
     scores = evaluate(val.logits, val.labels)
     tested = evaluate(test.logits, test.labels) if test else None
     named = {"val": _named(scores, classes), "test": _named(tested, classes) if tested else None}
@@ -188,11 +189,11 @@ def _draw_mistakes(val: Predictions, mistakes: list[dict[str, Any]], scores: Sco
 
 def _calibration(val: Predictions, test: Predictions | None, temperature: float) -> tuple[dict[str, Any], bytes]:
     """What the report says of calibration, and confidence against accuracy drawn without and with the temperature."""
-    crossed, measured = test is None, val if test is None else test
+    crossed, measured = test is None and temperature != 1, val if test is None else test
     scaled = cross_scaled(val.logits, val.labels) if crossed else measured.logits.double() / temperature
     found = calibrate(measured.logits, measured.labels, temperature, scaled)
     before, after = (reliability(_softmax(logits), measured.labels) for logits in (measured.logits, scaled))
-    split, short = ("validation", "val") if crossed else ("test", "test")
+    split, short = ("validation", "val") if test is None else ("test", "test")
     told = {"fitted_on": "val", "measured_on": short, "cross_fitted": crossed} | found.to_dict()
     return told, pictures.draw_calibration(before, after, found, split, crossed=crossed)
 

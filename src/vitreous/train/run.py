@@ -18,7 +18,7 @@ from typing import Any
 
 from vitreous.data.listing import as_line, many
 from vitreous.errors import TrainingError
-from vitreous.evaluate.calibration import fit_temperature
+from vitreous.evaluate.calibration import proven_temperature
 from vitreous.evaluate.metrics import Scores, evaluate
 from vitreous.files.text import printable
 from vitreous.files.writing import replacing
@@ -135,7 +135,7 @@ def _chapters(this: Assembled) -> RunResult:
     _fit(this)
     lock.say(phase="selecting")
     selected, while_training = _select(this)
-    temperature = fit_temperature(selected.logits, selected.labels)
+    temperature = proven_temperature(selected.logits, selected.labels)
     lock.say(phase="testing")
     tested = _test_once(this)
     lock.say(phase="writing the report")
