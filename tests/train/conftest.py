@@ -68,5 +68,5 @@ def selected(monkeypatch):
         found.append(logits)
         raise Killed
 
-    monkeypatch.setattr("vitreous.train.run.fit_temperature", end)
+    monkeypatch.setattr("vitreous.train.run.proven_temperature", end)
     return found

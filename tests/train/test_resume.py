@@ -186,7 +186,7 @@ def test_a_run_ended_within_each_phase_that_follows_training_goes_on(tmp_path, m
     def end(*_, **__):
         raise Killed
 
-    for place in ("fit_temperature", "_test_once"):
+    for place in ("proven_temperature", "_test_once"):
         with monkeypatch.context() as patched:
             patched.setattr(f"vitreous.train.run.{place}", end)
             with pytest.raises(Killed):
