@@ -5,6 +5,8 @@ Each maker returns a name and bytes. Most of what they make was found by hand on
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import hashlib
 import io
 import json
@@ -250,13 +252,21 @@ def described(whole: bytes, chance: random.Random) -> Made:
     """A model file of our own with another value somewhere in its description, and a digest that fits it."""
     length = struct.unpack("<Q", whole[:8])[0]
     tree = json.loads(whole[8 : 8 + length])
-    document = json.loads(tree["__metadata__"]["vitreous"])
-    for _ in range(chance.choice((1, 1, 2))):
-        _spoil(document, chance)
-    said = json.dumps(document)
+    said = ""
+    while not said:
+        document = json.loads(tree["__metadata__"]["vitreous"])
+        for _ in range(chance.choice((1, 1, 2))):
+            _spoil(document, chance)
+        with contextlib.suppress(RecursionError):  # two deep ones, one in the other
+            said = json.dumps(document)
     tree["__metadata__"] = {"vitreous": said, "vitreous_sha256": _digest(said, tree, whole[8 + length :])}
     header = json.dumps(tree).encode()
     return "model.safetensors", struct.pack("<Q", len(header)) + header + whole[8 + length :]
+
+
+def _odd(chance: random.Random) -> Any:
+    """An odd value of its own: what is put into it later must not stay there."""
+    return copy.deepcopy(chance.choice(ODD))
 
 
 def _spoil(document: dict[str, Any], chance: random.Random) -> None:
@@ -267,7 +277,7 @@ def _spoil(document: dict[str, Any], chance: random.Random) -> None:
         [(document["provenance"], name) for name in new] * 3 if isinstance(document.get("provenance"), dict) else []
     )
     holder, key = chance.choice(places)
-    odd: Any = chance.choice(ODD)
+    odd: Any = _odd(chance)
     kind = chance.randrange(10)
     if kind == 0:
         for _ in range(chance.choice((50, 100, 400, 900))):
@@ -277,17 +287,11 @@ def _spoil(document: dict[str, Any], chance: random.Random) -> None:
     elif kind == 2:
         odd = {
             "family": chance.choice(("google", "timm", "huggingface", "torchvision", odd)),
-            **{
-                name: chance.choice((odd, chance.choice(ODD))) for name in ("names", "prefix", "dtypes", "kept", "kind")
-            },
-            **{
-                name: chance.choice((odd, chance.choice(ODD))) for name in ("class_names", "scan", "block", "norm_rank")
-            },
+            **{name: chance.choice((odd, _odd(chance))) for name in ("names", "prefix", "dtypes", "kept", "kind")},
+            **{name: chance.choice((odd, _odd(chance))) for name in ("class_names", "scan", "block", "norm_rank")},
         }
     elif kind == 3:
-        odd = {
-            "data": {name: chance.choice(ODD) for name in ("source", "val_fraction", "exclude", "dir", "fingerprint")}
-        }
+        odd = {"data": {name: _odd(chance) for name in ("source", "val_fraction", "exclude", "dir", "fingerprint")}}
     elif kind == 4:
         odd = chance.choice(("\ud800", "a\udc80", "\udfff", "é" * 100_000))
     holder[key] = odd
