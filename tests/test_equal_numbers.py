@@ -168,7 +168,7 @@ def test_bf16_is_stated_before_anything_else_and_within_its_tolerance(folder, al
     words = ("predict", folder / "model.safetensors", folder / "photos", "--format=jsonl", "-o", file)
     by_command(*words, "--device=cpu", "--engine=torch", "--precision=bf16")
     first = capfd.readouterr().err.splitlines()[0]
-    assert first.startswith("computing in bf16, as asked: probabilities may differ from those in float32 by 0.02, feat")
+    assert first.startswith("computing in bf16, as asked: probabilities may differ from those in float32 by 0.05, feat")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     found = [[{e["label"]: e["probability"] for e in line["top"]}[name] for name in CLASSES] for line in lines]
     apart = np.abs(np.asarray(found) - alone[0]).max()

@@ -91,7 +91,7 @@ class Classifier:
         precision: What it multiplies in. ``float32``: one image gets the same numbers from every call on one machine,
             whichever engine, batch size or way of giving it: probabilities to 1e-4, features and logits to 1e-4 of
             the image's largest. ``bf16``: faster where the device computes it, and further from them: probabilities by
-            up to 0.02, features and logits by up to 5 % of the largest. ``auto``: bf16 where the device computes it in
+            up to 0.05, features and logits by up to 10 % of the largest. ``auto``: bf16 where the device computes it in
             hardware and it agrees, else float32.
         tta: Test-time augmentation: probabilities are the mean of those of an image and of its mirror image, as
             Krizhevsky et al. (2012) average their softmax outputs over crops and mirrored crops. Takes twice the time;

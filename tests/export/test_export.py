@@ -29,7 +29,7 @@ pytest.importorskip("onnxscript", reason="onnx is not installed: pip install -e 
 CLASSES = ("daisy", "Löwenzahn", "a\udcff\x1b[31m")
 VARIANTS = {  # every stem, pooling, position, head and extra token once
     "folder recipe": {"stem": "conv", "pool": "mean"},
-    "hybrid": {"stem": "resnet", "resnet_layers": (1, 1), "resnet_width": 32, "pool": "map", "position": "relative"},
+    "hybrid": {"stem": "resnet", "resnet_layers": (1,), "resnet_width": 32, "pool": "map", "position": "relative"},
     "tokens": {
         "position": "rope-2d",
         "registers": 2,

@@ -18,6 +18,7 @@ from vitreous.checkpoint.artifact import load_model
 from vitreous.errors import CheckpointError, UsageError
 from vitreous.evaluate.calibration import fit_temperature
 from vitreous.train.callbacks import Selection
+from vitreous.train.signals import Signals, Stopped
 from vitreous.train.state_file import read_state
 
 
@@ -133,3 +134,20 @@ def test_ctrl_c_twice_says_what_is_kept_and_how_to_go_on(tmp_path):
     assert re.search(r"interrupted twice, so nothing more is saved: run has what a resume needs of epoch \d+", output)
     assert "\ngo on     vitreous train --config run/recipe.yaml --out run --resume\n" in output
     assert not (tmp_path / "run" / "run.lock").exists()
+
+
+class Dying:
+    """Is interrupted while it is taken apart, where Python would print what is raised and go on."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_in_a_destructor_is_not_lost(capsys):
+    def interrupted():
+        Dying()
+        time.sleep(5)
+
+    with pytest.raises(Stopped), Signals().handled():
+        interrupted()
+    assert capsys.readouterr().err == ""

@@ -89,9 +89,9 @@ def evaluated(options: Namespace, classifier: Classifier | None = None) -> Evalu
     data = scoring.open_data(classifier.info, options.data, options.data_dir, options.split)
     name, split = scoring.choose_split(data, options.split)
     labels = scoring.labels_by_name(classifier.classes, data, split)
+    engine = classifier.prepare(len(split), options.batch_size)
     for note in scoring.remarks(classifier.info, data, name):
         narrate(note)
-    engine = classifier.prepare(len(split), options.batch_size)
     if options.merge_tokens:  # now: what does not open should not cost the scores
         whole = opened(options, merge_tokens=0, engine=engine.name, precision=engine.precision)
         whole.prepare(len(split), options.batch_size)

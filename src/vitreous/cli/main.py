@@ -98,6 +98,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [word for word in words[:end] if word != "--traceback"] + words[end:]
     for stream in (sys.stdout, sys.stderr):
         _accept_any_name(stream)
+    code = _carried_out(words, show_traceback)
+    if argv is None:
+        _ignore_interrupts()
+    return code
+
+
+def _carried_out(words: list[str], show_traceback: bool) -> int:
+    """The exit code of the words, with what went wrong said in one line."""
     try:
         with _interruptible_imports():
             code = _dispatch(words)
@@ -118,6 +126,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             _discard_output()
         return error.exit_code if isinstance(error, VitreousError) else 1
     return code
+
+
+def _ignore_interrupts() -> None:
+    """Let the process end: all is said, and Ctrl-C would only end in a traceback of what the interpreter still does."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def add_engine_options(parser: Parser) -> None:
         metavar="float32|bf16|auto",
         help="what it multiplies in. float32: one image gets the same numbers from every call on one machine, "
         "probabilities to 1e-4, features to 1e-4 of the largest, whichever engine and batch size. bf16: faster where "
-        "the machine computes it; probabilities are within 0.02 of float32's, features within 0.05 of the largest. "
+        "the machine computes it; probabilities are within 0.05 of float32's, features within 0.1 of the largest. "
         "auto: bf16 where the machine computes it and it agrees, else float32",
     )
     parser.add_argument(

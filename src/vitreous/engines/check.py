@@ -46,14 +46,15 @@ class Agreement:
 
 TOLERANCE: dict[Precision, Agreement] = {
     "float32": Agreement(1e-4, 1e-4, 1e-4),
-    "bf16": Agreement(5e-2, 5e-2, 2e-2),
+    "bf16": Agreement(1e-1, 1e-1, 5e-2),
 }
 """How far two answers for one image may be apart on one machine, whichever engine and batch size computed them: in
-float32 any two, in bf16 each from float32."""
+float32 any two, in bf16 each from float32. On 736 photographs, by three small models, engines in float32 were up to
+8e-7 and 1.5e-6 apart in probabilities and features, and bf16 up to 0.027 and 0.064 from them."""
 
 CHECKED: dict[Precision, Agreement] = {
     "float32": Agreement(3e-5, 3e-5, 3e-5),
-    "bf16": TOLERANCE["bf16"],
+    "bf16": Agreement(5e-2, 5e-2, 2e-2),
 }
 """What an engine is held to on the check images. In float32 two engines that meet it are 6e-5 apart, which leaves room
 for other images. Several times what sound engines showed on every variant of the model: 2e-6 in float32, and 1e-2 in

@@ -6,11 +6,16 @@ A run that they end leaves a checkpoint and the exit code that shells expect: 12
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
+from types import FrameType
 
 __all__ = ["Signals", "Stopped"]
+
+
+_LATER = 0.02  # seconds
 
 
 class Stopped(BaseException):
@@ -77,10 +82,22 @@ class Signals:
         if self.asked is not None:
             raise Stopped(self.asked)
 
-    def _take(self, number: int, frame: object) -> None:
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if _in_destructor(frame):  # Python prints what is raised there, and goes on
+            threading.Timer(_LATER, os.kill, (os.getpid(), number)).start()
+            return
         again = self.asked is not None
         if again and number != signal.SIGINT:  # schedulers repeat themselves
             return
         self.asked = self.asked or number
         if again or not self._waiting:
             raise Stopped(self.asked, at_once=again)
+
+
+def _in_destructor(frame: FrameType | None) -> bool:
+    """Whether a signal came while an object is being taken apart."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
