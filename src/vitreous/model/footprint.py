@@ -47,7 +47,7 @@ def _stem(config: ViTConfig, height: int, width: int) -> int:
     if config.stem == "conv":
         layers = max(1, pair(config.patch_size)[0].bit_length() - 1)
         first = max(8, config.width >> (layers - 1)) if config.conv_width is None else config.conv_width
-        return 4 * first * height * width // (1 if config.conv_stem == "max-pool" else 4) + pixels
+        return 5 * first * height * width // (1 if config.conv_stem == "max-pool" else 4) + pixels
     return 3 * config.resnet_width * height * width // 4 if config.stem == "resnet" else 0
 
 
