@@ -3,7 +3,7 @@
 Command:  vitreous train digits
 Cost:     33 to 37 s of training, 40 to 44 s in all (n = 3)
 Hardware: one of two CPU cores (AMD EPYC, AVX-512), torch 2.15.0
-Score:    99.7 % of 370 test pictures, median of seeds 0, 1 and 2 (98.6 to 99.7)
+Score:    99.2 % of 370 test images, median of seeds 0, 1 and 2 (98.9 to 99.2)
 """
 
 from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
