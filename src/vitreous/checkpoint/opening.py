@@ -107,7 +107,7 @@ def open_fully(source: str | os.PathLike[str], options: OpenOptions) -> Opened:
         model, info = load_model(located.file)
         layout = dict(info.provenance.get("layout") or {})
         kept = unpacked(layout.pop("kept", {}), located.name)
-        reasons = [f"a model file of vitreous, format {info.format_version}: its metadata says"]
+        reasons = [f"read as a model file of vitreous, format {info.format_version}, as its metadata says"]
         opened = Opened(model, info, "vitreous", reasons, layout, kept)
     else:
         opened = _import(read_foreign(located), options)
