@@ -20,6 +20,7 @@ import contextlib
 import gc
 import io
 import json
+import os
 import random
 import signal
 import subprocess
@@ -170,9 +171,10 @@ def work(kind: str, folder: Path, first: int, count: int, seed: int) -> dict[str
 
 def in_process(kind: str, first: int, count: int, seed: int) -> dict[str, Any]:
     """Run a part of a kind in a process of its own; one that dies is a failure."""
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads that wait for each other spin, at no file's fault
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, __file__, "--worker", kind, folder, str(first), "--files", str(count)]
-        run = subprocess.run([*words, "--seed", str(seed)], capture_output=True, text=True, check=False)
+        run = subprocess.run([*words, "--seed", str(seed)], capture_output=True, text=True, check=False, env=alone)
     if run.returncode or not run.stdout:
         last = run.stderr.strip().splitlines()[-1:] or ["nothing said"]
         died = f"WRONG the process ended with {run.returncode}: {last[0]}"
