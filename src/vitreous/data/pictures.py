@@ -88,20 +88,12 @@ def read_picture(source: PictureSource) -> Image.Image:
             not a picture, of a format that is not read, larger than :data:`vitreous.data.formats.FORMATS` allows, too
             slow, or of a type or shape that is no picture.
     """
-    try:
+    with _naming(source):
         if isinstance(source, np.ndarray):
             return rgb_of(_from_array(source))
         if isinstance(source, Image.Image):
             return _from_pillow(source)
-        with _content_of(source) as content:
-            facts, image = examine(content)
-    except UnreadableError as error:
-        raise DataError(f"{_name_of(source)}: {error}") from error
-    except MemoryError as error:
-        raise DataError(f"{_name_of(source)}: {TOO_LARGE}") from error
-    if image is None:
-        raise DataError(f"{_name_of(source)}: {facts.reason}")
-    return image
+    return _decoded(source)[0]
 
 
 def read_reduced(path: str | os.PathLike[str], least: int) -> tuple[Image.Image, tuple[int, int]]:
@@ -113,16 +105,28 @@ def read_reduced(path: str | os.PathLike[str], least: int) -> tuple[Image.Image,
     Raises:
         DataError: As there.
     """
-    try:
-        with _content_of(path) as content:
-            facts, image = examine(content, (least, least))
-    except UnreadableError as error:
-        raise DataError(f"{os.fspath(path)}: {error}") from error
-    except MemoryError as error:
-        raise DataError(f"{os.fspath(path)}: {TOO_LARGE}") from error
-    if image is None:
-        raise DataError(f"{os.fspath(path)}: {facts.reason}")
+    image, facts = _decoded(path, (least, least))
     return image, facts.size
+
+
+def _decoded(source: PictureSource, least: tuple[int, int] | None = None) -> tuple[Image.Image, ImageFacts]:
+    """Decode a file or its bytes, and say what was seen; errors as :func:`read_picture`."""
+    with _naming(source), _content_of(source) as content:
+        facts, image = examine(content, least)
+    if image is None:
+        raise DataError(f"{_name_of(source)}: {facts.reason}")
+    return image, facts
+
+
+@contextmanager
+def _naming(source: PictureSource) -> Iterator[None]:
+    """Within, a reason why an image cannot be read becomes an error that names the image."""
+    try:
+        yield
+    except UnreadableError as error:
+        raise DataError(f"{_name_of(source)}: {error}") from error
+    except MemoryError as error:
+        raise DataError(f"{_name_of(source)}: {TOO_LARGE}") from error
 
 
 def examine(
