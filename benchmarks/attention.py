@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from measuring import DTYPES, header, in_turn, precisions, ratios
-from vitreous.train.allocator import keep_freed_memory
+from vitreous.machine.allocator import keep_freed_memory
 
 # B, H, N and d.
 SHAPES = ((128, 8, 65, 32), (64, 4, 64, 32), (16, 12, 197, 64), (2, 12, 785, 64), (2, 12, 1025, 64), (1, 12, 4097, 64))

@@ -86,9 +86,9 @@ def sources(folder: Path) -> dict[str, Path]:
     """Write the small model in every format; return the file or folder by the format's name."""
     import torch
 
-    from vitreous.checkpoint.artifact import ModelInfo, save_model
+    from vitreous.checkpoint.conversion.writing import adopted, export, write_files
+    from vitreous.checkpoint.model_file import ModelInfo, save_model
     from vitreous.checkpoint.opening import OpenOptions, open_fully
-    from vitreous.checkpoint.writing import adopted, export, write_files
     from vitreous.data.config import PreprocessConfig
     from vitreous.data.preprocess import EvalPipeline
     from vitreous.model.sizes import create
@@ -204,7 +204,7 @@ def _write(place: Path, files: dict[str, bytes]) -> None:
 
 
 def _convert(place: Path, target: Path) -> None:
-    from vitreous.checkpoint.convert import convert
+    from vitreous.checkpoint.conversion.convert import convert
 
     convert(place, target, "vitreous")
     target.unlink()

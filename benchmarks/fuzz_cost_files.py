@@ -305,7 +305,7 @@ def _places(tree: Any, depth: int = 0) -> list[tuple[Any, Any]]:
 
 
 def _digest(said: str, tree: dict[str, Any], data: bytes) -> str:
-    """The digest that vitreous.checkpoint.artifact takes, of float32 and int64 tensors."""
+    """The digest that vitreous.checkpoint.model_file takes, of float32 and int64 tensors."""
     found = hashlib.sha256(said.encode())
     kinds = {"F32": "torch.float32", "I64": "torch.int64"}
     for name in sorted(name for name in tree if name != "__metadata__"):

@@ -96,8 +96,8 @@ class Verbs:
         open_checkpoint(file)
 
     def _start(self, file: Path) -> None:
-        from vitreous.cli.finetune import configure
-        from vitreous.train.starting import start_from
+        from vitreous.cli.verbs.finetune import configure
+        from vitreous.train.finetune.initialisation import start_from
 
         config, given, _ = configure([str(self.data), "--from", str(file), "--image-size", "32"])
         start_from(config, given)

@@ -63,7 +63,7 @@ def tiny_model(folder: Path) -> Path:
     """Write a model file of three classes with random weights."""
     import torch
 
-    from vitreous.checkpoint.artifact import ModelInfo, save_model
+    from vitreous.checkpoint.model_file import ModelInfo, save_model
     from vitreous.data.config import PreprocessConfig
     from vitreous.data.preprocess import EvalPipeline
     from vitreous.model.sizes import create
@@ -79,8 +79,8 @@ class Meter:
     """Processor time and peak memory of this process and of those that decode for it, since :meth:`start`."""
 
     def __init__(self) -> None:
-        from vitreous.data.watched.child import Child
-        from vitreous.data.watched.pool import _COMMAND, _pool
+        from vitreous.data.images.watched.child import Child
+        from vitreous.data.images.watched.pool import _COMMAND, _pool
 
         self.pool = _pool
         self.start_child = lambda: Child(_COMMAND)
@@ -166,7 +166,7 @@ class Work:
 
     def _batch(self, made: list[tuple[Path, str]], keep: bool) -> None:
         from vitreous.audit.watch import look_at
-        from vitreous.data.scan import scan
+        from vitreous.data.sources.scan import scan
         from vitreous.predictor import Failure
 
         said = {str(path): self._read(path, what) for path, what in made}
@@ -189,7 +189,7 @@ class Work:
 
     def _read(self, path: Path, what: str) -> str:
         """Read a file; return why it cannot be, empty where it can."""
-        from vitreous.data.pictures import read_picture
+        from vitreous.data.images.reading import read_picture
         from vitreous.errors import DataError
         from vitreous.files.text import printable
 
@@ -207,7 +207,7 @@ class Work:
         return reason
 
     def _links(self, place: Path, number: int) -> None:
-        from vitreous.data.finding import find_pictures
+        from vitreous.data.sources.finding import find_pictures
 
         there = folders_of_links(place, self.chance)
         self.meter.start()
@@ -240,7 +240,7 @@ def work(kind: str, folder: Path, inputs: int, seed: int, pictures: Path | None,
 
 def refused_large() -> str:
     """What is said of a PNG of 50,000 x 50,000 pixels, if it takes no memory; else what is wrong."""
-    from vitreous.data.pictures import read_picture
+    from vitreous.data.images.reading import read_picture
     from vitreous.errors import DataError
 
     content = large_png()

@@ -28,7 +28,7 @@ import torch
 
 from measuring import header
 from vitreous.data.config import DataConfig
-from vitreous.data.known import load_known
+from vitreous.data.sources.known import load_known
 from vitreous.recipes import recipe
 
 RECORDS = {  # name: (words, what is aimed at, in %)

@@ -40,11 +40,11 @@ from torch import Tensor, nn
 
 from measuring import DTYPES, Apart, header, precisions, ratios, serve
 from peer_models import of_huggingface, of_timm, of_torchvision, of_vit_pytorch
-from vitreous.checkpoint.artifact import ModelInfo, save_model
-from vitreous.checkpoint.convert import convert
+from vitreous.checkpoint.conversion.convert import convert
+from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.data.config import PreprocessConfig
-from vitreous.data.finding import find_pictures
 from vitreous.data.preprocess import EvalPipeline
+from vitreous.data.sources.finding import find_pictures
 from vitreous.engines.base import Engine
 from vitreous.engines.cache import cache_folder
 from vitreous.engines.names import Precision

@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 from timm.models import save_for_hf
 from torch import Tensor, nn
 
-from vitreous.checkpoint.convert import convert
+from vitreous.checkpoint.conversion.convert import convert
 from vitreous.checkpoint.opening import OpenOptions, open_checkpoint
 
 BOUND = 1e-5

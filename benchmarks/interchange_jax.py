@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from vitreous.checkpoint.convert import convert
+from vitreous.checkpoint.conversion.convert import convert
 from vitreous.checkpoint.opening import OpenOptions, open_checkpoint
 
 RELEASED = {

@@ -45,13 +45,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from PIL import Image
 
-import vitreous.train.report
+import vitreous.report.run_report
 import vitreous.train.run
 from same_run import differences
 from vitreous.cli.main import main as vitreous
 from vitreous.data.config import DataConfig
-from vitreous.data.sources import open_source
-from vitreous.train.lock import NAME
+from vitreous.data.sources.opening import open_source
+from vitreous.runs.lock import NAME
 
 AIMS = ("training", "saving", "validating", "selecting", "testing")  # phases that kills are aimed at
 SMALL = (

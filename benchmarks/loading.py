@@ -23,9 +23,9 @@ from measuring import header, in_turn
 from step_kinds import TrainerSteps
 from vitreous.data.config import DataConfig
 from vitreous.recipes import recipe
-from vitreous.train.assemble import make_module
+from vitreous.train.assembly import make_module
 from vitreous.train.console import View
-from vitreous.train.prepare import Prepared, fitting_threads, prepare
+from vitreous.train.setup import Prepared, fitting_threads, prepare
 
 
 def endless(ready: Prepared) -> Iterator[dict[str, Any]]:

@@ -22,9 +22,9 @@ from torch import Tensor
 from attention import written_out
 from measuring import DTYPES, MIB, header, in_subprocess, in_turn, peak_memory, precisions, ratios, seconds
 from step_kinds import Batch, ours_alone
+from vitreous.machine.device import choose_precision
 from vitreous.model.sizes import config_of
 from vitreous.model.vit import VisionTransformer
-from vitreous.train.machine import choose_precision
 
 SIDES = (224, 320, 448, 640, 768, 896, 1024)  # pixels: 196 to 4,096 patches of 16
 WAYS = {"training": {}, "training, checkpoints": {"checkpoint_blocks": True}, "inference": {}}

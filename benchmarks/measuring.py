@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from vitreous.train.machine import computes_bf16, describe_machine
+from vitreous.machine.device import computes_bf16, describe_machine
 
 MIB = 2**20
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitreous.cli.train import configure
+from vitreous.cli.verbs.train import configure
 from vitreous.model.config import pair
 from vitreous.model.cost import cost
 from vitreous.train.config import RunConfig

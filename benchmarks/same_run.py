@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from vitreous.checkpoint.artifact import KEY
-from vitreous.train.report import PICTURES
-from vitreous.train.state_file import read_state
+from vitreous.checkpoint.model_file import KEY
+from vitreous.report.run_report import PICTURES
+from vitreous.runs.state_file import read_state
 
 __all__ = ["differences", "timeless", "unlike"]
 

@@ -22,13 +22,13 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from vitreous.cli.train import configure
-from vitreous.train.assemble import make_module
-from vitreous.train.clock import Budget, Clock, Steps
+from vitreous.cli.verbs.train import configure
+from vitreous.train.assembly import make_module
 from vitreous.train.config import RunConfig
 from vitreous.train.console import View
-from vitreous.train.fit import build_trainer, quiet
-from vitreous.train.prepare import prepare
+from vitreous.train.progress import Budget, Clock, Steps
+from vitreous.train.setup import prepare
+from vitreous.train.trainer import build_trainer, quiet
 
 
 class End(Callback):

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitreous.data.augment import BatchAugment
+from vitreous.accelerate.shares import add_gradients, shares
+from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.config import AugmentConfig, PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
+from vitreous.machine.allocator import keep_freed_memory
 from vitreous.model.config import ViTConfig, pair
 from vitreous.model.vit import VisionTransformer
-from vitreous.train.allocator import keep_freed_memory
 from vitreous.train.config import OptimConfig
-from vitreous.train.fit import build_trainer, quiet
 from vitreous.train.module import VitModule
 from vitreous.train.optim import build_optimizer
-from vitreous.train.shares import add_gradients, shares
+from vitreous.train.trainer import build_trainer, quiet
 
 Step = Callable[[], object]
 OPTIM = OptimConfig(name="adamw", lr=1e-4, weight_decay=0.05, clip=1.0)

@@ -49,11 +49,11 @@ from measuring import (
 from peer_models import PACKAGES, of_huggingface, of_labml, of_timm, of_torchvision, of_vit_pytorch
 from step_kinds import Batch, Step, of_others, ours_alone, ours_in_trainer
 from tutorial_models import EinsumReluViT, FusedEinsumViT, SequenceFirstViT
+from vitreous.machine.device import choose_precision
 from vitreous.model.config import ViTConfig, pair
 from vitreous.model.cost import cost
 from vitreous.model.sizes import config_of
 from vitreous.model.vit import VisionTransformer
-from vitreous.train.machine import choose_precision
 
 OURS = "ours"
 REPEAT = 2  # steps in a row on a CPU: the first finds its caches cold

@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitreous.cli.finetune import configure
+from vitreous.cli.verbs.finetune import configure
 from vitreous.data.config import DataConfig
-from vitreous.data.sources import ImageData, open_source
+from vitreous.data.sources.opening import ImageData, open_source
 from vitreous.evaluate.probes import probe_report
 from vitreous.predictor import load
 from vitreous.recipes import recipe

@@ -16,7 +16,7 @@ import torch
 
 import vitreous
 from vitreous.api import _words
-from vitreous.cli.train import configure
+from vitreous.cli.verbs.train import configure
 from vitreous.errors import CheckpointError, DataError, UsageError
 from vitreous.files.html import html_bars, html_table
 

@@ -14,8 +14,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 import vitreous
-import vitreous.checkpoint.artifact
-from vitreous.checkpoint.artifact import ModelInfo, save_model
+import vitreous.checkpoint.model_file
+from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.cli.main import main
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
@@ -82,7 +82,7 @@ def paths(folder) -> list[str]:
 @pytest.fixture(scope="module")
 def alone(folder, paths) -> tuple[np.ndarray, np.ndarray]:
     """What each image gets by itself, by the model and the pipeline as they are: probabilities and features."""
-    model, info = vitreous.checkpoint.artifact.load_model(folder / "model.safetensors")
+    model, info = vitreous.checkpoint.model_file.load_model(folder / "model.safetensors")
     with torch.inference_mode():
         images = [info.pipeline(Image.open(path))[None] for path in paths]
         features = torch.cat([model.pooled(image) for image in images])

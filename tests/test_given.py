@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from vitreous.checkpoint.artifact import ModelInfo
+from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import DataError

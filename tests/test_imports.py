@@ -24,27 +24,29 @@ FLOORS = {
     "model": 1,
     "data": 1,
     "evaluate": 1,
-    "checkpoint": 2,
-    "audit": 3,  # a room of its own: nine files that training never needs, above the caches' atomic writing
-    "train": 3,
-    "engines": 3,
-    "predictor": 3,
+    "accelerate": 2,
+    "checkpoint": 3,
     "inspection": 3,
-    "export": 3,
-    "recipes": 4,
-    "serve": 4,
-    "cli": 5,
-    "api": 6,  # the verbs as functions, whose options are read as the command's are
-    "__init__": 7,  # the facade: it fetches public names from anywhere, and nothing below may import them from it
-    "__main__": 7,
+    "runs": 4,
+    "audit": 4,  # a room of its own: files that training never needs, above the caches' atomic writing
+    "engines": 4,
+    "predictor": 4,
+    "export": 4,
+    "report": 5,  # figures and pages, of audits too
+    "train": 6,
+    "recipes": 7,
+    "serve": 7,
+    "cli": 8,
+    "api": 9,  # the verbs as functions, whose options are read as the command's are
+    "__init__": 10,  # the facade: it fetches public names from anywhere, and nothing below may import them from it
+    "__main__": 10,
 }
 
 # Arrows between rooms of one floor, each with its reason.
 DRAWN: dict[tuple[str, str], str] = {
     ("files", "errors"): "what cannot be written is one of the errors",
     ("errors", "files"): "an error's message is text on its way to a terminal (files/text.py, which imports nothing)",
-    ("predictor", "engines"): "the predictor has an engine compute; engines know nothing of pictures' files and labels",
-    ("engines", "train"): "train/machine.py says what is fast here, train/shares.py has threads compute it",
+    ("predictor", "engines"): "the predictor has an engine compute; engines know nothing of images' files and labels",
 }
 
 MAX_FILE_LINES = 350
@@ -94,7 +96,7 @@ def imported(tree: ast.Module, module: str, path: Path, known: dict[str, Path]) 
                     if name.name != "__version__":  # a plain string that every floor may write into its files
                         yield node.lineno, f"{base}.{name.name}" if f"{base}.{name.name}" in known else base
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            target = node.value.partition(":")[0]  # "vitreous.cli.train" or "vitreous.recipes.digits:digits"
+            target = node.value.partition(":")[0]  # "vitreous.cli.verbs.train" or "vitreous.recipes.digits:digits"
             if "." in target and target in known:
                 yield node.lineno, target
 
@@ -137,19 +139,19 @@ def test_every_drawn_arrow_is_used():
     ("file", "code", "wrong"),
     [
         ("model/vit.py", "from vitreous.data.config import DataConfig", True),  # sideways
-        ("data/loading.py", "def f():\n    from vitreous.train import run", True),  # up, hidden in a function
+        ("data/preprocess.py", "def f():\n    from vitreous.train import run", True),  # up, hidden in a function
         (
             "evaluate/metrics.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import vitreous.model.vit",
             True,
         ),
-        ("checkpoint/artifact.py", "from ..cli import main", True),  # up, relative
-        ("train/run.py", "from vitreous import predictor", True),  # sideways, a room as a name
+        ("checkpoint/model_file.py", "from ..cli import main", True),  # up, relative
+        ("audit/run.py", "from vitreous import predictor", True),  # sideways, a room as a name
         ("predictor.py", "from vitreous import create", True),  # up to the facade
         ("recipes/__init__.py", "HOME = 'vitreous.cli.main:main'", True),  # up, by string
         ("train/run.py", "from vitreous import __version__\nfrom .config import RunConfig", False),
         ("cli/main.py", "from ..train import run\nfrom vitreous.errors import VitreousError", False),
-        ("checkpoint/artifact.py", "from vitreous.data.preprocess import EvalPipeline", False),
+        ("checkpoint/model_file.py", "from vitreous.data.preprocess import EvalPipeline", False),
     ],
 )
 def test_the_graph_sees_each_kind_of_import(tmp_path, file, code, wrong):
@@ -157,7 +159,7 @@ def test_the_graph_sees_each_kind_of_import(tmp_path, file, code, wrong):
         target = tmp_path / "vitreous" / f"{module}.py"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text("")
-    for folder in ("", "model", "data", "train", "evaluate", "checkpoint", "recipes", "cli"):
+    for folder in ("", "model", "data", "train", "evaluate", "checkpoint", "recipes", "audit", "cli"):
         (tmp_path / "vitreous" / folder).mkdir(exist_ok=True)
         (tmp_path / "vitreous" / folder / "__init__.py").write_text("")
     (tmp_path / "vitreous/cli/main.py").write_text("")

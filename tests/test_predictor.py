@@ -10,9 +10,9 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 import vitreous
-from vitreous.checkpoint.artifact import ModelInfo, save_model
+from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.data.config import PreprocessConfig
-from vitreous.data.pictures import read_picture
+from vitreous.data.images.reading import read_picture
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError, DataError
 from vitreous.model.config import ViTConfig

@@ -16,7 +16,7 @@ import torch
 
 import vitreous
 from vitreous.cli.main import VERBS
-from vitreous.data.known import KNOWN
+from vitreous.data.sources.known import KNOWN
 from vitreous.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitreous.cli import finetune
-from vitreous.cli.train import configure
-from vitreous.data.sources import ImageData
+from vitreous.cli.verbs import finetune
+from vitreous.cli.verbs.train import configure
+from vitreous.data.sources.opening import ImageData
 from vitreous.errors import UsageError
 from vitreous.model.vit import VisionTransformer
 from vitreous.recipes import RECIPES, header, recipe, recipe_for
-from vitreous.train.prepare import fit_to_data
+from vitreous.train.setup import fit_to_data
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -17,17 +17,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitreous.data.listing import many
+from vitreous.data.sources.listing import many
 from vitreous.errors import UsageError
 from vitreous.files.html import html_table
 from vitreous.files.text import visible
 
 if TYPE_CHECKING:
-    from vitreous.cli.evaluation import Evaluation
-    from vitreous.cli.train import Configure
+    from vitreous.cli.verbs.train import Configure
+    from vitreous.cli.work.evaluation import Evaluation
     from vitreous.evaluate.metrics import Scores
     from vitreous.predictor import Classifier
-    from vitreous.train.ending import RunResult
+    from vitreous.train.finish import RunResult
 
 __all__ = ["Training", "evaluate", "finetune", "train"]
 
@@ -45,7 +45,7 @@ class Training:
     """A training that ended.
 
     Attributes:
-        run: What it left, in detail: :class:`vitreous.train.ending.RunResult`.
+        run: What it left, in detail: :class:`vitreous.train.finish.RunResult`.
     """
 
     run: RunResult
@@ -122,7 +122,7 @@ def train(data: str | os.PathLike[str], *, quiet: bool = False, resume: bool = F
         VitreousError: Whatever else is wrong with the configuration, the data or the disk.
         KeyboardInterrupt: If Ctrl-C came twice; after one, the result says that it was interrupted.
     """
-    from vitreous.cli.train import configure
+    from vitreous.cli.verbs.train import configure
 
     return _trained(configure, [*_words(options), "--", os.fspath(data)], quiet, resume)
 
@@ -151,7 +151,7 @@ def finetune(
         CheckpointError: If the source cannot be opened.
         VitreousError: As :func:`train`.
     """
-    from vitreous.cli.finetune import configure
+    from vitreous.cli.verbs.finetune import configure
 
     if (probe := options.pop("probe", None)) is not None:
         options["tune.probe"] = probe
@@ -178,8 +178,8 @@ def evaluate(
         CheckpointError: If the model cannot be opened.
         VitreousError: As :func:`train`.
     """
-    from vitreous.cli.evaluate import parsed
-    from vitreous.cli.terminal import silence
+    from vitreous.cli.output.terminal import silence
+    from vitreous.cli.verbs.evaluate import parsed
     from vitreous.predictor import Classifier
 
     loaded = isinstance(model, Classifier)
@@ -189,7 +189,7 @@ def evaluate(
         )
     name = repr(model) if loaded else os.fspath(model)  # type: ignore[arg-type]
     asked = parsed([*_words(options), "--", name, os.fspath(data)])
-    from vitreous.cli.evaluation import evaluated
+    from vitreous.cli.work.evaluation import evaluated
 
     with silence(quiet):
         return evaluated(asked, model if loaded else None)  # type: ignore[arg-type]
@@ -202,12 +202,12 @@ def _trained(configure: Configure, words: Sequence[str], quiet: bool, resume: bo
     started = time.monotonic()  # a budget counts from the call
     config, given, _ = configure(words)
     if config.tune.source is None:  # in a fine-tuning a source that is not there is told first
-        from vitreous.data.sources import find_source
+        from vitreous.data.sources.opening import find_source
 
         find_source(config.data.source)
     from rich.console import Console
 
-    from vitreous.cli.notebook import NotebookView, in_notebook
+    from vitreous.cli.output.notebook import NotebookView, in_notebook
     from vitreous.train.console import View
     from vitreous.train.run import run
 

@@ -17,12 +17,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitreous.checkpoint.artifact import ModelInfo
+from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.checkpoint.opening import OpenOptions, open_checkpoint
 from vitreous.checkpoint.resize import Resample
-from vitreous.data.ahead import done_ahead
-from vitreous.data.given import Given, as_source, name_of, reason_of, separate
-from vitreous.data.pictures import read_picture
+from vitreous.data.batches.read_ahead import done_ahead
+from vitreous.data.images.given import Given, as_source, name_of, reason_of, separate
+from vitreous.data.images.reading import read_picture
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.engines.base import Engine
 from vitreous.engines.choose import EngineChoice

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from vitreous.audit.checks import check_classes, check_files, reason_kind
 from vitreous.audit.findings import Picture
 from vitreous.audit.look import Look, look, spread_of
-from vitreous.data.listing import Entry, Listing
+from vitreous.data.sources.listing import Entry, Listing
 
 WHOLE = Look(digest="0", length=50_000, form="JPEG", mode="RGB", size=(300, 400), thumb=b"0")
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitreous.audit import page as module
 from vitreous.audit.findings import KINDS, Audit, Finding, Picture
 from vitreous.audit.look import look
-from vitreous.audit.page import page
+from vitreous.report import audit_page as module
+from vitreous.report.audit_page import page
 
 EVIL = [
     "<script>alert(1)</script>.jpg",

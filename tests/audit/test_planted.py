@@ -9,7 +9,7 @@ import pytest
 
 from vitreous.audit.run import audit, exclusions
 from vitreous.data.config import DataConfig
-from vitreous.data.sources import open_source
+from vitreous.data.sources.opening import open_source
 
 
 @pytest.fixture

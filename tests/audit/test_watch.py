@@ -12,13 +12,13 @@ from PIL import Image
 from vitreous.audit import watch
 from vitreous.audit.look import look
 from vitreous.audit.watch import look_at, pixels_of
-from vitreous.data.scan import content_hash
+from vitreous.data.sources.scan import content_hash
 
 
 @pytest.fixture
 def unlimited_passes(monkeypatch):
     """Processes that would decode any number of passes, as a slow file of a kind that nobody thought of would meet."""
-    lift = "import vitreous.data.headers as h; h._JPEG_MOST_PASSES = 10**18"
+    lift = "import vitreous.data.images.headers as h; h._JPEG_MOST_PASSES = 10**18"
     monkeypatch.setattr(watch, "_WORKER", ("-c", f"{lift}; from vitreous.audit.worker import main; main()"))
 
 

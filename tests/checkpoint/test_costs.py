@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 
-from vitreous.checkpoint import allowance
-from vitreous.checkpoint.artifact import ModelInfo, load_model, save_model
+from vitreous.checkpoint import memory_check as allowance
+from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
 from vitreous.checkpoint.opening import OpenOptions, open_checkpoint, open_fully
-from vitreous.checkpoint.safe_read import read_tensors
+from vitreous.checkpoint.untrusted.tensors import read_tensors
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError, VitreousError

@@ -14,13 +14,13 @@ import pytest
 import torch
 from hub_server import serving
 
-from vitreous.checkpoint.artifact import ModelInfo, save_model
-from vitreous.checkpoint.convert import convert
+from vitreous.checkpoint.conversion.convert import convert
 from vitreous.checkpoint.hub import fetch
-from vitreous.checkpoint.sources import locate
+from vitreous.checkpoint.locating import locate
+from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.data.config import DataConfig, PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.data.sources import open_source
+from vitreous.data.sources.opening import open_source
 from vitreous.errors import CheckpointError
 from vitreous.files.shell import shell_line
 from vitreous.model.sizes import create

@@ -10,7 +10,7 @@ import torch
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
 
 import vitreous
-from vitreous.checkpoint.artifact import ModelInfo, load_model, save_model
+from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
 from vitreous.checkpoint.opening import OpenOptions, open_checkpoint
 from vitreous.checkpoint.resize import resample_patch_kernel, resized
 from vitreous.data.config import PreprocessConfig

@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from vitreous.cli.train import configure
-from vitreous.data.sources import open_source
+from vitreous.cli.verbs.train import configure
+from vitreous.data.sources.opening import open_source
 
 ODD = ['quo"te', "new\nline", "<b>bold", "\u202egnp", os.fsdecode(b"\xff"), "\U0001f33b", "\x1b[31mred"]
 
@@ -180,7 +180,7 @@ def test_what_the_models_training_held_out_is_judged_by_the_model(vitreous, digi
     pytest.importorskip("cleanlab")
     import torch
 
-    from vitreous.checkpoint.artifact import load_model, save_model
+    from vitreous.checkpoint.model_file import load_model, save_model
     from vitreous.data.config import DataConfig
 
     data = open_source(DataConfig(str(digits), val_fraction=0.4, split=split))
@@ -206,7 +206,7 @@ def test_what_the_models_training_held_out_is_judged_by_the_model(vitreous, digi
 
 def _model(folder: Path) -> Path:
     """A small model of ten classes with random weights."""
-    from vitreous.checkpoint.artifact import ModelInfo, save_model
+    from vitreous.checkpoint.model_file import ModelInfo, save_model
     from vitreous.data.config import PreprocessConfig
     from vitreous.data.preprocess import EvalPipeline
     from vitreous.model.config import ViTConfig

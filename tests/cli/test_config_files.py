@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from vitreous.cli.train import configure
+from vitreous.cli.verbs.train import configure
 from vitreous.errors import UsageError
 
 BOMB = "a: &a [x, x, x]\n" + "".join(

@@ -11,7 +11,7 @@ import timm
 import torch
 from safetensors.torch import load_file
 
-from vitreous.checkpoint.artifact import ModelInfo, load_model, save_model
+from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
 from vitreous.cli.main import main
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
@@ -67,7 +67,7 @@ def test_what_cannot_be_expressed_leaves_nothing(model_file, tmp_path, capfd):
 
 
 def test_a_file_that_comes_back_other_leaves_nothing(model_file, tmp_path, capfd, monkeypatch):
-    from vitreous.checkpoint import writing
+    from vitreous.checkpoint.conversion import writing
 
     export = writing.export
 
@@ -76,7 +76,7 @@ def test_a_file_that_comes_back_other_leaves_nothing(model_file, tmp_path, capfd
         written.tensors["norm.bias"] = written.tensors["norm.bias"] + 1
         return written
 
-    monkeypatch.setattr("vitreous.checkpoint.convert.export", spoiled)
+    monkeypatch.setattr("vitreous.checkpoint.conversion.convert.export", spoiled)
     before = sorted(os.listdir(tmp_path))
     assert convert(model_file, tmp_path / "t", "--to", "timm") == 1
     assert "does not come back the same: norm.bias; nothing was kept" in capfd.readouterr().err

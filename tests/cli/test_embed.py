@@ -9,7 +9,7 @@ from PIL import Image
 from pyarrow import parquet
 
 import vitreous as package
-from vitreous.cli.features import WRITERS
+from vitreous.cli.output.features import WRITERS
 from vitreous.files.writing import replacing
 from vitreous.predictor import Embedding
 

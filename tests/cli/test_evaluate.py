@@ -13,10 +13,10 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import accuracy_score, log_loss, precision_recall_fscore_support, top_k_accuracy_score
 
 import vitreous as package
-from vitreous.checkpoint.artifact import load_model, save_model
-from vitreous.cli.scoring import open_data
+from vitreous.checkpoint.model_file import load_model, save_model
+from vitreous.cli.work.scoring import open_data
 from vitreous.data.config import DataConfig
-from vitreous.data.sources import open_source
+from vitreous.data.sources.opening import open_source
 from vitreous.train.config import RunConfig
 
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

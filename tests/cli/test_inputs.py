@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from vitreous.cli.inputs import expand
+from vitreous.cli.options.inputs import expand
 from vitreous.errors import DataError
 
 

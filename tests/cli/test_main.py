@@ -17,7 +17,7 @@ import pytest
 import vitreous
 from vitreous.cli import main as main_module
 from vitreous.cli.main import HELP, VERBS, main
-from vitreous.cli.wrapping import wrapped
+from vitreous.cli.output.wrapping import wrapped
 from vitreous.errors import CheckpointError, ConfigError, DataError
 
 COMMAND = str(Path(sys.executable).with_name("vitreous"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitreous.cli.models import _cost
+from vitreous.cli.verbs.models import _cost
 from vitreous.model.cost import cost
 from vitreous.model.sizes import SIZES, config_of
 

@@ -10,8 +10,8 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from vitreous.cli.results import writer
-from vitreous.cli.terminal import print_table
+from vitreous.cli.output.predictions import writer
+from vitreous.cli.output.terminal import print_table
 from vitreous.files.writing import Outputs
 from vitreous.predictor import Failure, Prediction
 
@@ -68,7 +68,7 @@ def test_predictions_keep_both_ends_of_names(terminal, columns, label):
         *(Prediction(label, 0.9, top, name) for name in NAMES),
         Failure("bad/" + "b" * 70 + ".jpg", "not an image"),
     ]
-    import vitreous.cli.results as module
+    import vitreous.cli.output.predictions as module
 
     previous, module.sys.stdout = module.sys.stdout, stream
     try:
@@ -137,7 +137,7 @@ def test_sentences_break_between_words_and_commands_stay_whole(terminal, monkeyp
     stream = terminal(60)
     monkeypatch.setattr(sys, "stderr", stream)
     from vitreous.cli.main import main
-    from vitreous.cli.terminal import narrate
+    from vitreous.cli.output.terminal import narrate
 
     said = "Memory is what training keeps of each image in float32; `vitreous models B/16` prints that of one size."
     narrate(said)

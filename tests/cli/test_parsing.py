@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 from jsonargparse import ActionConfigFile
 
-from vitreous.cli.parsing import Parser, describe_type
+from vitreous.cli.options.parser import Parser, describe_type
 from vitreous.errors import ConfigError, UsageError
 
 

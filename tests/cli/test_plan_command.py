@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vitreous.train import trials
+from vitreous.train.planning import trials
 
 SMALL = ("--model.width=32", "--model.depth=1", "--model.heads=2", "--device", "cpu")
 TINY = (*SMALL, "--epochs=2")

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import vitreous as package
-from vitreous.checkpoint.artifact import ModelInfo, save_model
+from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 

@@ -125,7 +125,7 @@ def test_help_says_which_split_does_what(vitreous, capsys):
 
 def test_a_photographic_set_with_a_colour_model(vitreous, flowers, tmp_path):
     torch.manual_seed(0)
-    from vitreous.checkpoint.artifact import ModelInfo, save_model
+    from vitreous.checkpoint.model_file import ModelInfo, save_model
     from vitreous.data.config import PreprocessConfig
     from vitreous.data.preprocess import EvalPipeline
 

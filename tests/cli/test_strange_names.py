@@ -14,11 +14,11 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from vitreous.checkpoint.artifact import ModelInfo, save_model
+from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.cli.main import main
 from vitreous.data.config import PreprocessConfig
-from vitreous.data.listing import plain_name
 from vitreous.data.preprocess import EvalPipeline
+from vitreous.data.sources.listing import plain_name
 from vitreous.files.text import csv_cell, visible
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from vitreous.cli.finetune import configure as configure_finetune
 from vitreous.cli.main import main
-from vitreous.cli.train import configure
+from vitreous.cli.verbs.finetune import configure as configure_finetune
+from vitreous.cli.verbs.train import configure
 from vitreous.errors import ConfigError, UsageError
 from vitreous.recipes import recipe
 from vitreous.recipes.finetune import finetune

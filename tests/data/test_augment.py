@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from photos import digits, pipeline, tiles
 from torchvision.transforms.v2 import functional as tv
 
-from vitreous.data import mixing
-from vitreous.data.augment import BatchAugment
+from vitreous.data.augment import mixing
+from vitreous.data.augment.geometry import resized_crop
+from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.config import AugmentConfig, PreprocessConfig
-from vitreous.data.geometry import resized_crop
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import generator, uniforms
 from vitreous.errors import ConfigError

@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from vitreous.cli.finetune import configure as configure_finetune
-from vitreous.cli.train import configure as configure_train
+from vitreous.cli.verbs.finetune import configure as configure_finetune
+from vitreous.cli.verbs.train import configure as configure_train
 from vitreous.data.config import DataConfig
-from vitreous.data.listing import as_line, excluded
-from vitreous.data.sources import open_source
+from vitreous.data.sources.listing import as_line, excluded
+from vitreous.data.sources.opening import open_source
 from vitreous.files.text import visible
 
 ODD = [

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from vitreous.data.config import DataConfig
-from vitreous.data.folders import list_folder
-from vitreous.data.sources import open_source
+from vitreous.data.sources.folders import list_folder
+from vitreous.data.sources.opening import open_source
 from vitreous.errors import DataError
 
 

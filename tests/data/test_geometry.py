@@ -15,7 +15,7 @@ from torchvision.transforms import RandomErasing, RandomResizedCrop
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as tv
 
-from vitreous.data.geometry import (
+from vitreous.data.augment.geometry import (
     CROP_COLUMNS,
     affine,
     crop_boxes,

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from vitreous.audit.look import look
-from vitreous.data.pictures import inspect_picture, read_picture
-from vitreous.data.scan import scan
+from vitreous.data.images.reading import inspect_picture, read_picture
+from vitreous.data.sources.scan import scan
 from vitreous.errors import DataError
 
 pillow_heif = pytest.importorskip("pillow_heif")

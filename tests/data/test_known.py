@@ -17,9 +17,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from vitreous.data.config import DataConfig
-from vitreous.data.known import KNOWN, load_known
-from vitreous.data.known import _contents as contents
-from vitreous.data.sources import open_source
+from vitreous.data.sources.known import KNOWN, load_known
+from vitreous.data.sources.known import _contents as contents
+from vitreous.data.sources.opening import open_source
 from vitreous.errors import DataError
 
 

@@ -17,14 +17,14 @@ import pytest
 from PIL import Image
 
 from vitreous.audit.watch import look_at
-from vitreous.data.budget import Budget
 from vitreous.data.config import DataConfig
-from vitreous.data.formats import FORMATS, REFUSED_EXTENSIONS
-from vitreous.data.pictures import examine, inspect_picture, read_picture
-from vitreous.data.scan import scan
-from vitreous.data.sources import open_source
-from vitreous.data.watched.child import Child
-from vitreous.data.watched.pool import _COMMAND, _pool
+from vitreous.data.images.formats import FORMATS, REFUSED_EXTENSIONS
+from vitreous.data.images.memory_budget import Budget
+from vitreous.data.images.reading import examine, inspect_picture, read_picture
+from vitreous.data.images.watched.child import Child
+from vitreous.data.images.watched.pool import _COMMAND, _pool
+from vitreous.data.sources.opening import open_source
+from vitreous.data.sources.scan import scan
 from vitreous.errors import DataError, VitreousError
 from vitreous.files.text import printable
 
@@ -240,7 +240,7 @@ def test_a_file_as_large_as_its_image_is_not_held_beside_it(tmp_path):
 
 
 def test_conversions_in_bands_give_what_one_piece_gives(photos):
-    from vitreous.data import decoding
+    from vitreous.data.images import decoding
 
     cat = Image.open(photos / "chelsea.png").convert("RGB")
     clear = cat.copy()

@@ -14,8 +14,8 @@ import pyarrow.parquet
 import pytest
 
 from vitreous.data.config import DataConfig
-from vitreous.data.manifest import list_manifest
-from vitreous.data.sources import open_source
+from vitreous.data.sources.manifest import list_manifest
+from vitreous.data.sources.opening import open_source
 from vitreous.errors import DataError, MissingExtraError, UsageError
 
 

@@ -12,7 +12,7 @@ from scipy import stats
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as tv
 
-from vitreous.data import color, policy
+from vitreous.data.augment import color, policy
 
 FILL = torch.tensor([115.0, 128, 102])
 

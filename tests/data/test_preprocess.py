@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision import transforms
 
 from vitreous.data.config import PreprocessConfig
-from vitreous.data.pictures import read_picture
+from vitreous.data.images.reading import read_picture
 from vitreous.data.preprocess import EvalPipeline, channel_statistics
 from vitreous.errors import CheckpointError, ConfigError
 

@@ -15,9 +15,9 @@ import pytest
 from sklearn.datasets import load_digits
 
 from vitreous.data.config import DataConfig
-from vitreous.data.scan import content_hash
-from vitreous.data.sources import ImageData, open_source
-from vitreous.data.split import held_out
+from vitreous.data.sources.opening import ImageData, open_source
+from vitreous.data.sources.scan import content_hash
+from vitreous.data.sources.split import held_out
 from vitreous.errors import DataError, UsageError
 
 

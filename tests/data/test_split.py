@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from vitreous.data.config import DataConfig
-from vitreous.data.scan import content_hash
-from vitreous.data.sources import open_source
-from vitreous.data.split import as_recorded, held_out, hold_out_val, record_of, stratified
+from vitreous.data.sources.opening import open_source
+from vitreous.data.sources.scan import content_hash
+from vitreous.data.sources.split import as_recorded, held_out, hold_out_val, record_of, stratified
 from vitreous.errors import ConfigError, DataError
 
 SIZES = (1, 2, 3, 5, 10, 40, 400)

@@ -9,7 +9,7 @@ import pytest
 from engine_models import info_of, model_of
 from sklearn.datasets import load_sample_images
 
-from vitreous.checkpoint.artifact import save_model
+from vitreous.checkpoint.model_file import save_model
 
 
 @pytest.fixture

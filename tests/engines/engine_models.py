@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vitreous.checkpoint.artifact import ModelInfo
+from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.model.config import ViTConfig

@@ -11,7 +11,7 @@ import torch
 from engine_models import info_of, model_of
 
 import vitreous
-from vitreous.checkpoint.artifact import save_model
+from vitreous.checkpoint.model_file import save_model
 from vitreous.engines import choose, openvino_engine
 from vitreous.errors import ConfigError, MissingExtraError
 

@@ -15,8 +15,8 @@ from vitreous.engines.choose import EngineChoice
 from vitreous.engines.opening import installed
 from vitreous.engines.torch_engine import TorchEngine, whole_float32
 from vitreous.errors import ConfigError
+from vitreous.machine.device import computes_bf16
 from vitreous.predictor import Classifier
-from vitreous.train.machine import computes_bf16
 
 VARIANTS = {
     "plain": {"depth": 2},

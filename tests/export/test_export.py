@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from vitreous.checkpoint.artifact import ModelInfo, save_model
+from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.cli.main import main
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline

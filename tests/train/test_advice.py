@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from vitreous.cli.train import configure
-from vitreous.data.sources import open_source
+from vitreous.cli.verbs.train import configure
+from vitreous.data.sources.opening import open_source
 from vitreous.train.advice import PRETRAINED, few_images, unlike_classes
 
 TINY = (
@@ -121,7 +121,7 @@ def _of(label: str) -> int:
 
 
 def test_a_plan_says_the_same_before_anything_is_trained(vitreous, photographs, monkeypatch):
-    monkeypatch.setattr("vitreous.train.trials._SECONDS", 0.1)
+    monkeypatch.setattr("vitreous.train.planning.trials._SECONDS", 0.1)
     photographs(daisy=40, tulips=6)
     done = vitreous("plan", NAME, *TINY)
     assert done.returncode == 0, done.stderr

@@ -13,8 +13,8 @@ from rich.console import Console
 from vitreous.errors import TrainingError
 from vitreous.recipes import recipe
 from vitreous.train.callbacks import Stop
-from vitreous.train.clock import Budget
 from vitreous.train.console import View
+from vitreous.train.progress import Budget
 from vitreous.train.run import run
 
 

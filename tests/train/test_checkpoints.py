@@ -8,9 +8,9 @@ import os
 import pytest
 
 from vitreous.errors import CheckpointError
-from vitreous.train.lock import locked
-from vitreous.train.saving import LAST, PREVIOUS, Saver, newest
-from vitreous.train.state_file import read_state, write_state
+from vitreous.runs.lock import locked
+from vitreous.runs.state_file import read_state, write_state
+from vitreous.train.resume.saving import LAST, PREVIOUS, Saver, newest
 
 
 @pytest.fixture(scope="module")

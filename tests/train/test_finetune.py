@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from torch.nn import functional as F
 
-from vitreous.checkpoint.artifact import load_model, save_model
-from vitreous.cli.finetune import configure
+from vitreous.checkpoint.model_file import load_model, save_model
+from vitreous.cli.verbs.finetune import configure
+from vitreous.data.augment.mixing import smooth_targets
 from vitreous.data.config import AugmentConfig, DataConfig
-from vitreous.data.mixing import smooth_targets
-from vitreous.data.sources import open_source
+from vitreous.data.sources.opening import open_source
 from vitreous.errors import CheckpointError, ConfigError, UsageError
 from vitreous.evaluate.probes import probe_report
 from vitreous.model.config import ViTConfig
@@ -31,14 +31,14 @@ from vitreous.model.vit import VisionTransformer
 from vitreous.predictor import load
 from vitreous.train.config import OptimConfig, RunConfig, TuneConfig
 from vitreous.train.console import View
-from vitreous.train.first_probe import judge
+from vitreous.train.finetune.first_probe import judge
+from vitreous.train.finetune.trainable import choose_trained, class_weights, plain, still
 from vitreous.train.module import VitModule
 from vitreous.train.optim import build_optimizer, layer_factors, set_learning_rate
-from vitreous.train.outcome import Selected
-from vitreous.train.prepare import prepare
+from vitreous.train.results import Selected
+from vitreous.train.resume.saving import Checkpoint
 from vitreous.train.run import run
-from vitreous.train.saving import Checkpoint
-from vitreous.train.tuning import choose_trained, class_weights, plain, still
+from vitreous.train.setup import prepare
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 DEPTH = 3

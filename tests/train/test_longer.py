@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from vitreous.checkpoint.artifact import load_model
+from vitreous.checkpoint.model_file import load_model
 from vitreous.errors import CheckpointError, UsageError
 from vitreous.evaluate.calibration import fit_temperature
+from vitreous.runs.state_file import read_state
 from vitreous.train.callbacks import Selection
-from vitreous.train.signals import Signals, Stopped
-from vitreous.train.state_file import read_state
+from vitreous.train.resume.signals import Signals, Stopped
 
 
 def test_a_finished_run_goes_on_to_more_epochs_and_says_what_that_is(tmp_path, runs):
@@ -103,7 +103,7 @@ SLOW = """
 import sys, time
 from pathlib import Path
 from vitreous.cli.main import main
-from vitreous.train import saving
+from vitreous.train.resume import saving
 
 write = saving.write_state
 

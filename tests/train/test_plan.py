@@ -7,12 +7,12 @@ import pytest
 
 from vitreous.data.config import AugmentConfig
 from vitreous.errors import ConfigError
+from vitreous.machine.peak_memory import Meter
 from vitreous.model.cost import cost
 from vitreous.recipes import recipe
-from vitreous.train import trials
 from vitreous.train.config import RunConfig
-from vitreous.train.meter import Meter
-from vitreous.train.plan import plan
+from vitreous.train.planning import trials
+from vitreous.train.planning.plan import plan
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +91,7 @@ def test_the_largest_batch_is_what_growth_leaves_room_for(monkeypatch):
             self.add(part, 1_000_000 * part + 5_000_000)
 
     monkeypatch.setattr(Meter, "left", lambda self: 500_000_000)
-    monkeypatch.setattr("vitreous.train.plan.Trials", Grows)
+    monkeypatch.setattr("vitreous.train.planning.plan.Trials", Grows)
     monkeypatch.setattr(Grows, "timed", lambda self: [[0.1, 0.2, 0.3]])
     planned = plan(small())
     assert planned.largest_batch == pytest.approx((0.9 * 500 - 5), abs=1)

@@ -15,12 +15,12 @@ from vitreous.cli.main import main
 from vitreous.errors import CheckpointError, NonFiniteError
 from vitreous.model.config import ViTConfig
 from vitreous.recipes import recipe
+from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import OptimConfig
 from vitreous.train.console import View
 from vitreous.train.module import VitModule
-from vitreous.train.replay import REPLAY, replay
+from vitreous.train.resume.replay import REPLAY, replay
 from vitreous.train.run import run
-from vitreous.train.state_file import read_state, write_state
 
 TINY = ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, width=16, depth=2, heads=2, mlp_dim=32)
 

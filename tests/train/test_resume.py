@@ -22,17 +22,18 @@ from vitreous.data.config import AugmentConfig
 from vitreous.errors import CheckpointError, OutputError, TrainingError, UsageError
 from vitreous.model.config import ViTConfig
 from vitreous.recipes import recipe
-from vitreous.train import saving
-from vitreous.train.clock import Budget
+from vitreous.runs.folder import differing
+from vitreous.runs.lock import NAME, locked
+from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import OptimConfig, RunConfig
 from vitreous.train.console import View
-from vitreous.train.folder import differing, recipe_text
-from vitreous.train.lock import NAME, locked
-from vitreous.train.memory import is_out_of_memory, more_parts
 from vitreous.train.module import VitModule
+from vitreous.train.out_of_memory import is_out_of_memory, more_parts
+from vitreous.train.progress import Budget
+from vitreous.train.recipe_file import recipe_text
+from vitreous.train.resume import saving
+from vitreous.train.resume.saving import Checkpoint, newest
 from vitreous.train.run import run
-from vitreous.train.saving import Checkpoint, newest
-from vitreous.train.state_file import read_state, write_state
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, width=16, depth=2, heads=2, mlp_dim=32)
@@ -192,7 +193,7 @@ def test_a_run_ended_within_each_phase_that_follows_training_goes_on(tmp_path, m
             with pytest.raises(Killed):
                 train(broken, resume=True)
     with monkeypatch.context() as patched:
-        patched.setattr("vitreous.train.outcome.write_report", end)
+        patched.setattr("vitreous.train.results.write_report", end)
         with pytest.raises(Killed):
             train(broken, resume=True)
     _, said = train(broken, resume=True)
@@ -314,7 +315,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
 import resource, signal, sys, torch
 from pathlib import Path
 from vitreous.errors import OutputError
-from vitreous.train.state_file import write_state
+from vitreous.runs.state_file import write_state
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:
@@ -338,7 +339,7 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_run(tmp_path, monkeypatch
 HOLDER = """
 import sys, time
 from pathlib import Path
-from vitreous.train.lock import locked
+from vitreous.runs.lock import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
@@ -370,7 +371,7 @@ for beats in range(99):
 
 
 def test_a_lock_of_another_machine_counts_while_it_gives_signs_of_life(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitreous.train.lock._PATIENCE", 2.5)
+    monkeypatch.setattr("vitreous.runs.lock._PATIENCE", 2.5)
     file = tmp_path / NAME
     file.write_text(json.dumps({"host": "elsewhere", "pid": 1, "since": "then", "beats": 1}))
     with locked(tmp_path) as lock:
@@ -438,7 +439,8 @@ def test_what_does_not_fit_is_cut_into_parts_that_add_up():
 SHORT_OF_MEMORY = """
 import resource, sys
 from vitreous.cli.main import main
-from vitreous.train import module, prepare, run
+from vitreous.train import module, run
+from vitreous.train import setup as prepare
 
 # The limit counts addresses: what is kept for later would count twice.
 module.keep_freed_memory = prepare.keep_freed_memory = lambda: False

@@ -18,11 +18,11 @@ from vitreous.data.config import DataConfig
 from vitreous.errors import CheckpointError
 from vitreous.model.config import ViTConfig
 from vitreous.recipes import recipe
+from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import RunConfig
 from vitreous.train.console import View
+from vitreous.train.resume.saving import Checkpoint
 from vitreous.train.run import run
-from vitreous.train.saving import Checkpoint
-from vitreous.train.state_file import read_state, write_state
 
 TINY = ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, width=16, depth=1, heads=2, mlp_dim=32)
 

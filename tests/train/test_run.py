@@ -17,29 +17,29 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from vitreous.checkpoint.artifact import load_model
-from vitreous.cli.train import configure
-from vitreous.data.augment import BatchAugment
+from vitreous.checkpoint.model_file import load_model
+from vitreous.cli.verbs.train import configure
+from vitreous.data.augment.pipeline import BatchAugment
+from vitreous.data.batches.data_module import ImageDataModule
 from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
-from vitreous.data.loading import ImageDataModule
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.data.sources import open_source
+from vitreous.data.sources.opening import open_source
 from vitreous.errors import ConfigError, NonFiniteError, UsageError
 from vitreous.evaluate.metrics import evaluate
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import Block, VisionTransformer
 from vitreous.predictor import load
 from vitreous.recipes import recipe
+from vitreous.runs.state_file import read_state
 from vitreous.train.callbacks import better
-from vitreous.train.clock import Budget, Steps
 from vitreous.train.config import OptimConfig, RunConfig
 from vitreous.train.console import View
-from vitreous.train.finite import FiniteWatch
-from vitreous.train.fit import quiet
 from vitreous.train.module import VitModule
-from vitreous.train.resume import RunState
+from vitreous.train.progress import Budget, Steps
+from vitreous.train.resume.non_finite import FiniteWatch
+from vitreous.train.resume.state import RunState
 from vitreous.train.run import run, show_batch
-from vitreous.train.state_file import read_state
+from vitreous.train.trainer import quiet
 
 TINY = ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, width=16, depth=2, heads=2, mlp_dim=32)
 

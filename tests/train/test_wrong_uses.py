@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitreous.checkpoint.artifact import load_model
+from vitreous.checkpoint.model_file import load_model
 
 COMMAND = str(Path(sys.executable).with_name("vitreous"))
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}

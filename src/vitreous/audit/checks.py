@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from vitreous.audit.findings import Finding, Picture
 from vitreous.audit.watch import STOPS
-from vitreous.data.listing import Listing, first_ten, many
+from vitreous.data.sources.listing import Listing, first_ten, many
 from vitreous.files.text import visible
 
 __all__ = ["check_classes", "check_files", "reason_kind"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitreous.audit.duplicates import LEAST_SIDE, Pair, components, near_pairs
 from vitreous.audit.findings import Finding, Picture
-from vitreous.data.scan import Progress
+from vitreous.data.sources.scan import Progress
 
 __all__ = ["Copies", "check_copies", "find_copies"]
 

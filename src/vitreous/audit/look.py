@@ -1,6 +1,6 @@
 """One file, looked at once: can it be read, how is it stored, and what is needed to find its copies.
 
-A look reads a file as training does, with the same limits and reasons (:func:`vitreous.data.pictures.examine`), except
+A look reads a file as training does, with the same limits and reasons (:func:`vitreous.data.images.reading.examine`), except
 that a JPEG is decoded as small as its copies can be told by: the whole stream is still read, so that truncation shows.
 """
 
@@ -14,10 +14,10 @@ import imagehash
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding import TOO_LARGE, rows_of
-from vitreous.data.headers import UnreadableError
-from vitreous.data.pictures import examine, opened_file, read_picture, read_reduced
-from vitreous.data.scan import content_hash
+from vitreous.data.images.decoding import TOO_LARGE, rows_of
+from vitreous.data.images.headers import UnreadableError
+from vitreous.data.images.reading import examine, opened_file, read_picture, read_reduced
+from vitreous.data.sources.scan import content_hash
 from vitreous.errors import DataError
 
 __all__ = ["SHOWN", "THUMB", "Look", "as_jpeg", "look", "pixels_digest", "seen", "small_jpeg", "spread_of"]
@@ -37,7 +37,7 @@ class Look:
 
     Args:
         reason: Why the file cannot be used; empty where it can.
-        digest: BLAKE2b of the file's bytes, as in :mod:`vitreous.data.scan`; empty where it cannot be opened.
+        digest: BLAKE2b of the file's bytes, as in :mod:`vitreous.data.sources.scan`; empty where it cannot be opened.
         length: Of the file, in bytes.
         form: Its format by content, such as `JPEG`.
         mode: How Pillow calls the way its pixels are stored, such as `CMYK`.

@@ -18,10 +18,10 @@ from vitreous.audit.findings import KINDS, Audit, Picture
 from vitreous.audit.look import Look, seen, spread_of
 from vitreous.audit.watch import look_at, pixels_of
 from vitreous.data.config import DataConfig
-from vitreous.data.listing import Listing, as_line, excluded, read_list
-from vitreous.data.scan import Progress, content_hash
-from vitreous.data.sources import list_source, open_source
-from vitreous.data.split import hold_out_val
+from vitreous.data.sources.listing import Listing, as_line, excluded, read_list
+from vitreous.data.sources.opening import list_source, open_source
+from vitreous.data.sources.scan import Progress, content_hash
+from vitreous.data.sources.split import hold_out_val
 from vitreous.errors import DataError
 
 __all__ = ["audit", "exclusions"]

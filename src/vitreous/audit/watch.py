@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 from vitreous.audit.look import Look
 from vitreous.audit.worker import SECONDS
-from vitreous.data.scan import Progress
-from vitreous.data.watched.child import Child, Gone
-from vitreous.data.watched.limits import reason_of
-from vitreous.data.watched.pool import STOPS
+from vitreous.data.images.watched.child import Child, Gone
+from vitreous.data.images.watched.limits import reason_of
+from vitreous.data.images.watched.pool import STOPS
+from vitreous.data.sources.scan import Progress
 from vitreous.errors import DataError
 
 __all__ = ["STOPS", "cores", "look_at", "pixels_of", "shown"]

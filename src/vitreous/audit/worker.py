@@ -14,15 +14,15 @@ from typing import IO, Any
 from PIL import Image
 
 from vitreous.audit.look import THUMB, Look, look, pixels_digest, seen, small_jpeg
-from vitreous.data.content import Content
-from vitreous.data.pictures import watched_already
-from vitreous.data.watched.child import send
-from vitreous.data.watched.worker import serve
+from vitreous.data.images.content import Content
+from vitreous.data.images.reading import watched_already
+from vitreous.data.images.watched.child import send
+from vitreous.data.images.watched.worker import serve
 
 __all__ = ["SECONDS", "answer", "main"]
 
 SECONDS = 5
-"""Of processor time that all work on one file may take; decoding alone has less, see `vitreous.data.watched`."""
+"""Of processor time that all work on one file may take; decoding alone has less, see `vitreous.data.images.watched`."""
 
 
 def answer(what: str, path: str) -> Any:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from vitreous.checkpoint.adapters import google, huggingface, timm, torchvision
 from vitreous.checkpoint.adapters.common import Foreign, Hints, Imported, State, few
-from vitreous.checkpoint.allowance import check_image
-from vitreous.checkpoint.artifact import MOST_BLOCKS, ModelInfo, load_model, skeleton
-from vitreous.checkpoint.layout import unpacked
+from vitreous.checkpoint.locating import locate, read_foreign
+from vitreous.checkpoint.memory_check import check_image
+from vitreous.checkpoint.model_file import MOST_BLOCKS, ModelInfo, load_model, skeleton
+from vitreous.checkpoint.provenance import unpacked
 from vitreous.checkpoint.resize import Resample, resized
-from vitreous.checkpoint.sources import locate, read_foreign
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError

@@ -19,25 +19,25 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from vitreous import __version__
-from vitreous.cli.wrapping import wrapped
+from vitreous.cli.output.wrapping import wrapped
 from vitreous.errors import UsageError, VitreousError, did_you_mean
 from vitreous.files.text import printable
 
 __all__ = ["HELP", "VERBS", "main"]
 
 VERBS = {
-    "train": "vitreous.cli.train",
-    "plan": "vitreous.cli.plan",
-    "finetune": "vitreous.cli.finetune",
-    "replay": "vitreous.cli.replay",
-    "audit": "vitreous.cli.audit",
-    "evaluate": "vitreous.cli.evaluate",
-    "predict": "vitreous.cli.predict",
-    "embed": "vitreous.cli.embed",
-    "probe": "vitreous.cli.probe",
-    "convert": "vitreous.cli.convert",
-    "models": "vitreous.cli.models",
-    "completion": "vitreous.cli.completion",
+    "train": "vitreous.cli.verbs.train",
+    "plan": "vitreous.cli.verbs.plan",
+    "finetune": "vitreous.cli.verbs.finetune",
+    "replay": "vitreous.cli.verbs.replay",
+    "audit": "vitreous.cli.verbs.audit",
+    "evaluate": "vitreous.cli.verbs.evaluate",
+    "predict": "vitreous.cli.verbs.predict",
+    "embed": "vitreous.cli.verbs.embed",
+    "probe": "vitreous.cli.verbs.probe",
+    "convert": "vitreous.cli.verbs.convert",
+    "models": "vitreous.cli.verbs.models",
+    "completion": "vitreous.cli.verbs.completion",
 }
 """Each verb and the module whose ``run(argv) -> exit code`` it calls."""
 

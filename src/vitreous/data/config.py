@@ -16,7 +16,7 @@ __all__ = ["AugmentConfig", "DataConfig", "PreprocessConfig"]
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where labelled images come from and how they are split (:mod:`vitreous.data.sources`).
+    """Where labelled images come from and how they are split (:mod:`vitreous.data.sources.opening`).
 
     Args:
         source: A known set (`digits`, `cifar10`, ...), a folder, or a .csv / .parquet manifest of path and label.
@@ -81,7 +81,7 @@ class PreprocessConfig:
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """How training batches vary, on whole batches and on the device (:mod:`vitreous.data.augment`).
+    """How training batches vary, on whole batches and on the device (:mod:`vitreous.data.augment.pipeline`).
 
     Args:
         flip: Chance of a left-right flip.

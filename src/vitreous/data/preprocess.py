@@ -1,7 +1,7 @@
 """The one evaluation pipeline: from a picture to the numbers that a model sees, in training, evaluation and prediction.
 
 Built once from the configuration and the training images, stored in the model file, used by every command. Decoding
-is :mod:`vitreous.data.pictures`; random changes are :mod:`vitreous.data.augment`.
+is :mod:`vitreous.data.images.reading`; random changes are :mod:`vitreous.data.augment.pipeline`.
 
 Shapes: B batch, C channels, H x W pixels of the model's input.
 """
@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.data.config import PreprocessConfig
-from vitreous.data.pictures import read_picture
+from vitreous.data.images.reading import read_picture
 from vitreous.errors import CheckpointError, ConfigError
 
 __all__ = ["EvalPipeline", "channel_statistics"]

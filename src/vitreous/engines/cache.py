@@ -168,10 +168,10 @@ def _name(origin: dict[str, Any]) -> str:
 def _code() -> str:
     """SHA-256 of the code that graphs are made of: another version of it makes others."""
     found = hashlib.sha256()
-    here = Path(__file__).resolve().parent
-    for folder in (here.parent / "model", here):
-        for file in sorted(folder.glob("*.py")):
-            found.update(f"\n{file.name}\n".encode() + file.read_bytes())
+    package = Path(__file__).resolve().parents[1]
+    for room in ("model", "accelerate", "engines"):
+        for file in sorted((package / room).rglob("*.py")):
+            found.update(f"\n{file.relative_to(package)}\n".encode() + file.read_bytes())
     return found.hexdigest()
 
 

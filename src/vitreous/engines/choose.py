@@ -15,7 +15,7 @@ from typing import get_args
 
 import torch
 
-from vitreous.checkpoint.allowance import check_batch
+from vitreous.checkpoint.memory_check import check_batch
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.engines.base import Engine
 from vitreous.engines.cache import remember_speed, remembered_speed
@@ -23,8 +23,8 @@ from vitreous.engines.check import TOLERANCE
 from vitreous.engines.names import EngineName, Precision, PrecisionName
 from vitreous.engines.opening import CONVERTED, Opener, UnfitError, installed
 from vitreous.errors import ConfigError, MissingExtraError, OutputError, did_you_mean
+from vitreous.machine.device import computes_bf16, describe_machine
 from vitreous.model.vit import VisionTransformer
-from vitreous.train.machine import computes_bf16, describe_machine
 
 __all__ = ["EngineChoice"]
 

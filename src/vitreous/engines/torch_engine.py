@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.backends import cudnn
 
+from vitreous.accelerate.shares import of_each_share, shares
 from vitreous.engines.base import Outputs
 from vitreous.engines.names import Precision
 from vitreous.model.vit import VisionTransformer
-from vitreous.train.shares import of_each_share, shares
 
 __all__ = ["TorchEngine", "whole_float32"]
 
@@ -21,7 +21,7 @@ __all__ = ["TorchEngine", "whole_float32"]
 class TorchEngine:
     """The model itself in float32; in bf16 a copy of it, which is faster than autocast (docs/benchmarks.md).
 
-    On a CPU large batches are computed in a share for each thread (:mod:`vitreous.train.shares`).
+    On a CPU large batches are computed in a share for each thread (:mod:`vitreous.accelerate.shares`).
 
     Args:
         model: In evaluation mode, float32, on the device that is to compute.

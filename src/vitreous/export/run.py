@@ -16,9 +16,9 @@ import torch
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
+from vitreous.checkpoint.conversion.placing import Destination
 from vitreous.checkpoint.opening import Opened, OpenOptions, open_fully
-from vitreous.checkpoint.placing import Destination
-from vitreous.data.pictures import read_picture
+from vitreous.data.images.reading import read_picture
 from vitreous.errors import CheckpointError, MissingExtraError, OutputError
 from vitreous.export import onnx_file, torch_file
 from vitreous.export.whole import WholeModel, describe, expected, output_names

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous import __version__
-from vitreous.checkpoint.artifact import ModelInfo
+from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["FREE_BATCH", "WholeModel", "describe", "expected", "output_names"]

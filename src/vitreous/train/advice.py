@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data.config import DataConfig
-from vitreous.data.listing import many
+from vitreous.data.sources.listing import many
 from vitreous.evaluate.metrics import Scores
 from vitreous.files.text import visible
-from vitreous.train.prepare import Prepared
+from vitreous.train.setup import Prepared
 
 __all__ = ["PRETRAINED", "closing_advice", "few_images", "unlike_classes"]
 

@@ -18,10 +18,10 @@ from lightning.pytorch.callbacks import Callback
 from vitreous.errors import OutputError
 from vitreous.evaluate.metrics import Scores
 from vitreous.files.writing import replacing
-from vitreous.train.clock import Budget, Clock
 from vitreous.train.console import View
 from vitreous.train.module import VitModule
-from vitreous.train.outcome import Selected, scoring_seconds, weights_of
+from vitreous.train.progress import Budget, Clock
+from vitreous.train.results import Selected, scoring_seconds, weights_of
 
 __all__ = ["Record", "Selection", "Stop", "better", "rises"]
 

@@ -95,7 +95,7 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """Which weights a run starts from, and which of them it trains (:mod:`vitreous.train.tuning`).
+    """Which weights a run starts from, and which of them it trains (:mod:`vitreous.train.finetune.trainable`).
 
     Args:
         source: A trained model: a model.safetensors, a run folder, or any family's file, folder or hub id. Its

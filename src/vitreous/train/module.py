@@ -18,29 +18,29 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from vitreous.data.augment import BatchAugment
+from vitreous.accelerate.shares import add_gradients, of_each_share, shares
+from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import model_seed
 from vitreous.errors import ConfigError
 from vitreous.evaluate.metrics import Scores, evaluate
+from vitreous.machine.allocator import keep_freed_memory
 from vitreous.model.vit import VisionTransformer
-from vitreous.train.allocator import keep_freed_memory
 from vitreous.train.config import OptimConfig
-from vitreous.train.finite import FiniteWatch
+from vitreous.train.finetune.trainable import still
 from vitreous.train.optim import build_optimizer, schedule, set_learning_rate
-from vitreous.train.shares import add_gradients, of_each_share, shares
-from vitreous.train.tuning import still
+from vitreous.train.resume.non_finite import FiniteWatch
 
 __all__ = ["VitModule"]
 
 
 class VitModule(lightning.LightningModule):
-    """Trains a classifier on the batches of :class:`~vitreous.data.loading.ImageDataModule`.
+    """Trains a classifier on the batches of :class:`~vitreous.data.batches.data_module.ImageDataModule`.
 
-    A batch is the raw dict that :mod:`vitreous.data.batches` describes. Logged per epoch: `train_loss`, `lr`, and
+    A batch is the raw dict that :mod:`vitreous.data.batches.dataset` describes. Logged per epoch: `train_loss`, `lr`, and
     `val_` and each score of :meth:`~vitreous.evaluate.metrics.Scores.summary`.
 
-    On a CPU some batches are taken in shares (:mod:`vitreous.train.shares`): in training a Trainer's hooks before and
+    On a CPU some batches are taken in shares (:mod:`vitreous.accelerate.shares`): in training a Trainer's hooks before and
     after the backward pass, and forward hooks of the model itself, are not called for these; in evaluation the latter
     are, once for each share, in its thread.
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from vitreous.machine.device import computes_bf16
 from vitreous.train.config import OptimConfig
-from vitreous.train.machine import computes_bf16
 
 __all__ = [
     "MuonWithAdamW",

@@ -16,43 +16,43 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from vitreous.data.listing import as_line, many
+from vitreous.data.sources.listing import as_line, many
 from vitreous.errors import TrainingError
 from vitreous.evaluate.calibration import proven_temperature
 from vitreous.evaluate.metrics import Scores, evaluate
 from vitreous.files.text import printable
 from vitreous.files.writing import replacing
-from vitreous.train.advice import unlike_classes
-from vitreous.train.assemble import Assembled, assemble, rebuild
-from vitreous.train.clock import Budget
-from vitreous.train.config import RunConfig
-from vitreous.train.console import View
-from vitreous.train.ending import RunResult, closing_words, conclude, leave, leave_at_once, say_finished
-from vitreous.train.failure import after_failure
-from vitreous.train.finite import NonFiniteStepError
-from vitreous.train.first_probe import Verdict, judge, probe_first
-from vitreous.train.fit import quiet
-from vitreous.train.folder import (
+from vitreous.machine.threads import computing_with, threads_of
+from vitreous.runs.folder import (
     Place,
     choose_folder,
     held,
     is_finished,
-    recipe_text,
     recorded_threads,
     refuse_longer,
     set_report_aside,
     write_recipe,
     write_text,
 )
-from vitreous.train.folder_content import removing_made
-from vitreous.train.memory import free_memory
+from vitreous.runs.folder_content import removing_made
+from vitreous.train.advice import unlike_classes
+from vitreous.train.assembly import Assembled, assemble, rebuild
+from vitreous.train.config import RunConfig
+from vitreous.train.console import View
+from vitreous.train.finetune.first_probe import Verdict, judge, probe_first
+from vitreous.train.finish import RunResult, closing_words, conclude, leave, leave_at_once, say_finished
 from vitreous.train.optim import schedule
-from vitreous.train.outcome import Scored, Selected
-from vitreous.train.prepare import Prepared, describe_model, fitting_threads, prepare
-from vitreous.train.resume import RunState, given_more_epochs, identity, refuse_another
-from vitreous.train.saving import newest
-from vitreous.train.signals import Signals, Stopped
-from vitreous.train.threads import computing_with, threads_of
+from vitreous.train.out_of_memory import free_memory
+from vitreous.train.progress import Budget
+from vitreous.train.recipe_file import recipe_text
+from vitreous.train.results import Scored, Selected
+from vitreous.train.resume.failures import after_failure
+from vitreous.train.resume.non_finite import NonFiniteStepError
+from vitreous.train.resume.saving import newest
+from vitreous.train.resume.signals import Signals, Stopped
+from vitreous.train.resume.state import RunState, given_more_epochs, identity, refuse_another
+from vitreous.train.setup import Prepared, describe_model, fitting_threads, prepare
+from vitreous.train.trainer import quiet
 
 __all__ = ["RunResult", "run", "show_batch"]
 
@@ -168,7 +168,7 @@ def show_batch(
         view: As of :func:`run`.
         write: Gives the path to write to, as :func:`~vitreous.files.writing.replacing` does.
     """
-    from vitreous.train.batch_picture import save_batch_picture  # here: matplotlib takes a second that a run may need
+    from vitreous.report.batch_figure import save_batch_picture  # here: matplotlib takes a second that a run may need
 
     view = view or View()
     with quiet():

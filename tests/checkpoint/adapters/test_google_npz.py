@@ -11,7 +11,7 @@ import torch
 from google_files import FLAX, RELEASED, google, save, stacked
 from witness import BOUND, apart, pictures
 
-from vitreous.checkpoint.convert import convert
+from vitreous.checkpoint.conversion.convert import convert
 from vitreous.checkpoint.opening import OpenOptions, open_checkpoint, open_fully
 from vitreous.errors import CheckpointError
 

@@ -26,9 +26,9 @@ from transformers import (
 )
 from witness import BOUND, apart, pictures, randomise
 
-from vitreous.checkpoint.convert import convert
+from vitreous.checkpoint.conversion.convert import convert
 from vitreous.checkpoint.opening import OpenOptions, open_checkpoint
-from vitreous.data.pictures import read_picture
+from vitreous.data.images.reading import read_picture
 from vitreous.errors import CheckpointError
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 48, "patch_size": 8}

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 from witness import BOUND, apart, pictures, randomise
 
-from vitreous.checkpoint.convert import convert
+from vitreous.checkpoint.conversion.convert import convert
 from vitreous.checkpoint.opening import OpenOptions, open_checkpoint, open_fully
 from vitreous.errors import CheckpointError
 

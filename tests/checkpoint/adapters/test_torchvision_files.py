@@ -7,7 +7,7 @@ import torch
 from torchvision.models import VisionTransformer
 from witness import BOUND, apart, pictures, randomise
 
-from vitreous.checkpoint.convert import convert
+from vitreous.checkpoint.conversion.convert import convert
 from vitreous.checkpoint.opening import OpenOptions, open_checkpoint
 from vitreous.errors import CheckpointError, UsageError
 from vitreous.model.sizes import create
@@ -48,7 +48,7 @@ def test_names_from_before_version_0_13(tmp_path):
 
 def test_everything_that_it_cannot_express_comes_in_one_error(tmp_path):
     model = create("Ti/16", depth=1, registers=2, qk_norm=True, layer_scale=0.1, position="rope-2d", pool="mean")
-    from vitreous.checkpoint.artifact import ModelInfo, save_model
+    from vitreous.checkpoint.model_file import ModelInfo, save_model
     from vitreous.data.config import PreprocessConfig
     from vitreous.data.preprocess import EvalPipeline
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from vitreous.checkpoint.adapters.common import Hints, State
-from vitreous.checkpoint.documents import fits
+from vitreous.checkpoint.untrusted.documents import fits
 from vitreous.errors import CheckpointError, ConfigError
 from vitreous.model.config import ViTConfig, pair
 

@@ -1,0 +1,1 @@
+"""A plain model made fast, with the same state dict."""

@@ -1,0 +1,1 @@
+"""Writing a model in the format of another family, with proof."""

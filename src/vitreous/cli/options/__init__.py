@@ -1,0 +1,1 @@
+"""How every verb reads its words."""

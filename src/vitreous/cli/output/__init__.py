@@ -1,0 +1,1 @@
+"""How every verb talks to people and programs."""

@@ -1,0 +1,1 @@
+"""One thin module per verb, imported only when it is called."""

@@ -1,0 +1,1 @@
+"""What the longer verbs do between their options and their output."""

@@ -1,0 +1,1 @@
+"""How images become batches: sampler, dataset, data module."""

@@ -1,0 +1,1 @@
+"""One image file to pixels, safely."""

@@ -1,0 +1,337 @@
+"""The model file: what is saved comes back to the last bit, and what is no model file is refused with a reason."""
+
+import json
+import math
+import os
+import pickle
+import resource
+import struct
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
+from vitreous.data.config import PreprocessConfig
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.errors import CheckpointError, ConfigError, OutputError
+from vitreous.model.config import ViTConfig
+from vitreous.model.vit import VisionTransformer
+
+SMALL = ViTConfig(image_size=16, patch_size=4, num_classes=3, width=16, depth=2, heads=2, mlp_dim=32)
+PIPELINE = EvalPipeline((16, 16), 3, PreprocessConfig(mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.1)))
+
+
+def info(**changes) -> ModelInfo:
+    return replace(ModelInfo(classes=("cat", "dog", "eel"), pipeline=PIPELINE), **changes)
+
+
+def model_of(config: ViTConfig) -> VisionTransformer:
+    """A model none of whose weights is zero or one, so that a lost one shows."""
+    torch.manual_seed(0)
+    model = VisionTransformer(config)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(torch.randn_like(value) * 0.1)
+    for name, value in model.named_buffers():
+        if value.is_floating_point():
+            value.add_(torch.rand_like(value))
+        assert value.numel(), name
+    return model.eval()
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    path = tmp_path / "model.safetensors"
+    save_model(path, model_of(SMALL), info())
+    return path
+
+
+def rewrite(path: Path, change=None, tensors=None) -> None:
+    """Save a model file again with its document, or its tensors, changed."""
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    document = json.loads(header["__metadata__"]["vitreous"])
+    if change:
+        change(document)
+    save_file(tensors if tensors is not None else load_file(path), path, metadata={"vitreous": json.dumps(document)})
+
+
+def refused(path: Path) -> str:
+    """The message of the refusal, which is one line and names the file."""
+    with pytest.raises(CheckpointError) as caught:
+        load_model(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert path.name in message
+    return message
+
+
+OPTIONS = [
+    *({"position": p} for p in ("learned", "learned-2d", "relative", "sincos-2d", "rope-2d", "none")),
+    *({"pool": p} for p in ("mean", "map", "seq")),
+    *({"stem": s} for s in ("linear", "conv")),
+    {"position": "sincos-2d", "pool": "mean", "registers": 3},
+    {"head": "mlp", "head_hidden": 24, "final_norm": "none", "layer_scale": 1e-4, "qk_norm": True},
+    {"image_size": (16, 32), "patch_size": (4, 8), "position": "rope-2d", "qkv_bias": False},
+    {"pool": "cls", "registers": 2, "position_prefix": "all", "patch_activation": "relu", "final_norm": "pooled"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_logits_are_the_same_bits_after_save_and_load(tmp_path, options):
+    config = replace(SMALL, **options)
+    model = model_of(config)
+    size = config.image_size if isinstance(config.image_size, tuple) else (16, 16)
+    images = torch.randn(2, 3, *size)
+    larger = torch.randn(2, 3, size[0] * 2, size[1] * 2)
+    with torch.inference_mode():
+        expected, expected_larger = model(images), model(larger)
+    save_model(tmp_path / "m.safetensors", model, info(pipeline=replace(PIPELINE, size=size)))
+    back, _ = load_model(tmp_path / "m.safetensors")
+    assert not back.training
+    assert back.config == config
+    assert not any(t.is_meta for t in (*back.parameters(), *back.buffers()))
+    with torch.inference_mode():
+        assert torch.equal(back(images), expected)
+        assert torch.equal(back(larger), expected_larger)
+
+
+def test_a_loaded_model_can_be_trained(saved):
+    model, _ = load_model(saved)
+    model.train()(torch.randn(2, 3, 16, 16)).sum().backward()
+    assert all(p.requires_grad and p.grad is not None for p in model.parameters())
+
+
+def test_what_the_file_says_comes_back(tmp_path):
+    said = info(
+        classes=("Käfer", "犬", "name with, comma"),
+        temperature=1.25,
+        provenance={"recipe": {"seed": 3, "betas": (0.9, 0.999)}, "data": {"fingerprint": "ab12"}, "at": Path("x/y")},
+        scores={"val": {"top1": torch.tensor(0.5), "f1": float("nan"), "per_class": torch.arange(2).numpy()}},
+    )
+    save_model(tmp_path / "m.safetensors", model_of(SMALL), said)
+    _, back = load_model(tmp_path / "m.safetensors")
+    assert (back.classes, back.temperature, back.pipeline) == (said.classes, 1.25, PIPELINE)
+    assert back.provenance == {
+        "recipe": {"seed": 3, "betas": [0.9, 0.999]},
+        "data": {"fingerprint": "ab12"},
+        "at": str(Path("x/y")),
+    }
+    assert back.scores == {"val": {"top1": 0.5, "f1": None, "per_class": [0, 1]}}
+
+
+def test_half_precision_weights_load_as_float32(saved):
+    rewrite(saved, tensors={name: t.to(torch.bfloat16) for name, t in load_file(saved).items()})
+    model, _ = load_model(saved)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    name, weight = next(iter(model.named_parameters()))
+    assert torch.equal(weight, load_file(saved)[name].float())
+
+
+def test_a_run_folder_is_taken_for_its_model(saved):
+    assert load_model(saved.parent)[1].classes == ("cat", "dog", "eel")
+    with pytest.raises(
+        CheckpointError, match=r"has no model\.safetensors\. The newest below it is '.*model\.safetensors'"
+    ):
+        load_model(saved.parent.parent)
+    with pytest.raises(
+        CheckpointError, match=r"no model file .*modle\.safetensors'\. Did you mean '.*model\.safetensors'"
+    ):
+        load_model(saved.with_name("modle.safetensors"))
+
+
+def test_pickles_are_refused_and_never_run(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path / 'ran'}",)
+
+    for protocol in (0, 2, 4, 5):
+        (tmp_path / "m.safetensors").write_bytes(pickle.dumps([Trap(), "x" * 100], protocol=protocol))
+        refused(tmp_path / "m.safetensors")
+    torch.save({"weights": torch.zeros(3), "trap": Trap()}, tmp_path / "m.pt")
+    assert "zip archive" in refused(tmp_path / "m.pt")
+    assert "pickle" in refused(tmp_path / "m.pt")
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    assert "Python pickle" in refused(tmp_path / "old.pth")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_other_files_are_named_for_what_they_are(tmp_path):
+    path = tmp_path / "m.safetensors"
+    for content, reason in (
+        (b"", "empty"),
+        (b"abc", "only 3 bytes"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        (b"\xff\xd8\xff\xe0" + bytes(1000), "is a picture (JPEG), no model"),
+        (b"\xff\xd9\xff\xe0" + bytes(1000), "header claims"),
+        (struct.pack("<Q", 2**63) + b"{}", "header claims"),
+        (struct.pack("<Q", 4) + b"nope", "header is unreadable"),
+        (struct.pack("<Q", 2) + b"[]", "header is unreadable"),
+        (struct.pack("<Q", 50_000) + b"[" * 50_000, "header is unreadable"),
+    ):
+        path.write_bytes(content)
+        assert reason in refused(path), content[:20]
+
+
+def test_cut_and_lengthened_files_are_refused(saved):
+    whole = saved.read_bytes()
+    for length in (9, 200, len(whole) // 2, len(whole) - 1):
+        saved.write_bytes(whole[:length])
+        refused(saved)
+    saved.write_bytes(whole[:-1])
+    assert f"{len(whole) - 1:,} bytes found, {len(whole):,} expected" in refused(saved)
+    saved.write_bytes(whole + b"x")
+    refused(saved)
+
+
+def test_every_flipped_bit_is_refused(saved):
+    whole = saved.read_bytes()
+    weights = 8 + int.from_bytes(whole[:8], "little")
+    random = Random(0)
+    places = [random.randrange(weights) for _ in range(60)] + [random.randrange(weights, len(whole)) for _ in range(20)]
+    for place in places:
+        spoiled = bytearray(whole)
+        spoiled[place] ^= 1 << random.randrange(8)
+        saved.write_bytes(spoiled)
+        message = refused(saved)
+        assert place < weights or "its SHA-256 is not the one" in message
+    saved.write_bytes(whole)
+    load_model(saved)
+
+
+def test_a_file_of_another_program_is_recognised(tmp_path):
+    save_file({"w": torch.zeros(2)}, tmp_path / "m.safetensors", metadata={"format": "pt"})
+    assert "of another program: its metadata has format, and no 'vitreous' entry" in refused(tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda d: d.update(format_version=2), "format version 2, expected 1: it needs a newer vitreous"),
+        (lambda d: d.update(format_version="1"), "format version '1', expected 1"),
+        (lambda d: d.update(format_version=True), "format version True, expected 1"),
+        (lambda d: d.pop("format_version"), "format version None, expected 1"),
+        (lambda d: d["model"].update(colour=1, smell=2), "unknown field 'colour'; unknown field 'smell'"),
+        (lambda d: d["model"].update(width="16", heads=2.0), "width is '16'; heads is 2.0"),
+        (lambda d: d["model"].update(pool="max"), "pool is 'max'"),
+        (lambda d: d["model"].update(width=15), "width 15 is not a multiple of heads 2"),
+        (lambda d: d["model"].update(width=32), "has shape"),
+        (lambda d: d["model"].update(depth=3), "weights of 2 blocks, expected depth 3"),
+        (lambda d: d["model"].update(registers=1), "reg_token is missing"),
+        (lambda d: d["model"].update(pool="mean"), "cls_token belongs to no part of the model"),
+        (lambda d: d.update(classes=["a", "b"]), "names 2 classes, expected 3"),
+        (lambda d: d.update(classes=["a", "b", "a"]), "come twice: a"),
+        (lambda d: d.update(classes=["a", "b", 3]), "names"),
+        (lambda d: d.update(temperature=0), "temperature is 0"),
+        (lambda d: d.update(temperature="hot"), "temperature missing or of the wrong kind"),
+        (lambda d: d.pop("pipeline"), "pipeline missing or of the wrong kind"),
+        (lambda d: d["pipeline"].update(smell=1), "smell"),
+        (lambda d: d["pipeline"].update(channels=1, mean=[0.5], std=[0.5]), "1 channels"),
+        (lambda d: d["pipeline"].update(size=[10**9, 10**9]), "1e+09 x 1e+09 pixels"),
+        (lambda d: d["pipeline"].update(crop_ratio=1e-9), "at most 16,384 a side"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_found_and_expected(saved, change, reason):
+    rewrite(saved, change)
+    assert reason in refused(saved)
+
+
+def test_all_problems_with_weights_come_in_one_error(saved):
+    tensors = load_file(saved)
+    tensors["extra"] = torch.zeros(2)
+    del tensors["norm.bias"]
+    tensors["head.bias"] = torch.zeros(4)
+    tensors["head.weight"] = torch.zeros(3, 16, dtype=torch.int64)
+    rewrite(saved, tensors=tensors)
+    message = refused(saved)
+    for part in (
+        "norm.bias is missing",
+        "extra belongs to no part of the model",
+        "head.bias has shape [4], expected [3]",
+        "head.weight holds I64, expected float32",
+    ):
+        assert part in message
+    rewrite(saved, tensors={name: tensor for name, tensor in tensors.items() if "blocks" in name})
+    assert "; and " in refused(saved)
+
+
+@pytest.mark.parametrize(
+    "claim", [{"width": 2 * 10**9}, {"depth": 10**9}, {"mlp_dim": 10**12}, {"mlp_dim": 10**30}, {"registers": 10**10}]
+)
+def test_claimed_sizes_cost_neither_memory_nor_time(saved, claim):
+    rewrite(saved, lambda document: document["model"].update(claim))
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    refused(saved)
+    assert time.monotonic() - start < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+
+def test_saving_refuses_what_could_not_be_loaded(tmp_path):
+    with pytest.raises(ConfigError, match="2 classes are named, the model has 3 outputs"):
+        save_model(tmp_path / "m.safetensors", model_of(SMALL), info(classes=("a", "b")))
+    with pytest.raises(ConfigError, match="no mean and std"):
+        save_model(
+            tmp_path / "m.safetensors", model_of(SMALL), info(pipeline=EvalPipeline((16, 16), 3, PreprocessConfig()))
+        )
+    with pytest.raises(ConfigError, match="temperature is nan"):
+        info(temperature=math.nan)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(OutputError, match=r"cannot write '.*gone.m\.safetensors': the folder '.*gone' does not exist"):
+        save_model(tmp_path / "gone" / "m.safetensors", model_of(SMALL), info())
+    with pytest.raises(OutputError, match="it is a folder"):
+        save_model(tmp_path, model_of(SMALL), info())
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_other(saved):
+    old = saved.read_bytes()
+    code = f"""
+import resource, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import test_model_file as t
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that a write beyond the limit fails as on a full disk
+model = t.model_of(t.SMALL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+try:
+    t.save_model({str(saved)!r}, model, t.info())
+except t.OutputError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith(f"cannot write '{saved}': ")
+    assert "File too large" in run.stdout
+    assert run.stdout.count("\n") == 1
+    assert saved.read_bytes() == old
+    assert [file.name for file in saved.parent.iterdir()] == ["model.safetensors"]
+
+
+def test_a_link_keeps_pointing_and_permissions_stay(saved):
+    link = saved.with_name("link.safetensors")
+    link.symlink_to(saved.name)
+    os.chmod(saved, 0o600)
+    save_model(link, model_of(replace(SMALL, registers=1)), info())
+    assert link.is_symlink()
+    assert load_model(saved)[0].config.registers == 1
+    assert saved.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_state_of_a_run_is_named_and_so_is_its_model(tmp_path):
+    from vitreous.predictor import load
+    from vitreous.runs.state_file import write_state
+
+    for name in ("last.ckpt", "previous.ckpt", "renamed.safetensors", "renamed.pth"):
+        write_state(tmp_path / name, {"epoch": 1, "weights": {"w": torch.zeros(3)}})
+        with pytest.raises(CheckpointError, match=r"is the state of a run, .* give the run's model.safetensors"):
+            load(tmp_path / name)
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=rf"is the state of a run.*give '{tmp_path}/model.safetensors'"):
+        load(tmp_path / "last.ckpt")

@@ -1,0 +1,37 @@
+"""Freed memory is kept: counted by the kernel, in a process of its own, since the setting is for good."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+COUNT = """
+import resource, sys
+from concurrent.futures import ThreadPoolExecutor
+import torch
+from vitreous.machine.allocator import keep_freed_memory
+if sys.argv[1] == "kept":
+    assert keep_freed_memory()
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.zeros(2**25)  # 128 MiB: 32,768 pages, more than the arena of a thread can keep
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+here = (lambda work: work()) if sys.argv[2] == "main" else lambda work: pool.submit(work).result()
+with ThreadPoolExecutor(1) as pool:
+    here(faults)
+    print(here(faults))
+"""
+
+
+@pytest.mark.parametrize("thread", ["main", "another"])
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_a_step_faults_in_its_memory_only_once(thread) -> None:
+    def count(how: str) -> int:
+        run = subprocess.run([sys.executable, "-c", COUNT, how, thread], capture_output=True, text=True, check=True)
+        return int(run.stdout)
+
+    assert count("kept") < 1_000 < count("as it comes")
