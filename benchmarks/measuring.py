@@ -1,7 +1,7 @@
-"""What the benchmarks share: measuring in turn, the machine's matmul peak, the memory of a piece of work, spreads.
+"""Shared by the benchmarks: interleaved timing, the peak rate of matrix products, peak memory, summaries.
 
-Everything that is compared is measured in turn, A B C A B C, and compared round by round: a burst of other work on the
-machine then hits neighbours alike, and the ratio of neighbours stays.
+Whatever is compared is measured in alternation, A B C A B C, and compared round by round. Other load on the machine
+then affects neighbours alike, and their ratio stays meaningful.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
 
 
 def precisions(device: torch.device) -> tuple[str, ...]:
-    """What can be measured: without hardware for it, products in bf16 are a hundred times slower than in float32."""
+    """Return the precisions worth measuring; bf16 without hardware support is far slower than float32."""
     return tuple(DTYPES) if computes_bf16(device) else ("float32",)
 
 
 def header(device: torch.device, packages: Iterable[str] = ("torch",)) -> str:
-    """Say what was measured: commit, machine, threads, versions."""
+    """Return a line with commit, machine, threads and versions."""
     here = Path(__file__).parent
     git = ("git", "-C", str(here), "describe", "--always", "--dirty")
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
@@ -42,7 +42,7 @@ def header(device: torch.device, packages: Iterable[str] = ("torch",)) -> str:
 
 
 def seconds(work: Callable[[], object], device: torch.device, repeat: int = 1) -> float:
-    """Wall-clock time of one call, the mean of `repeat` calls in a row; on CUDA until the card is done."""
+    """Return the wall-clock seconds of a call, the mean of `repeat` consecutive calls, synchronised on CUDA."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter()
@@ -56,7 +56,7 @@ def seconds(work: Callable[[], object], device: torch.device, repeat: int = 1) -
 def in_turn(
     works: Mapping[str, Callable[[], object]], device: torch.device, rounds: int, warm_up: int = 2, repeat: int = 1
 ) -> dict[str, list[float]]:
-    """Seconds of each piece of work in each round, all measured in turn."""
+    """Return the seconds of each function in each round, with the functions alternating."""
     for work in works.values():
         seconds(work, device, warm_up)
     times: dict[str, list[float]] = {name: [] for name in works}
@@ -67,8 +67,10 @@ def in_turn(
 
 
 class Apart:
-    """A piece of work in a process of its own, the present script run anew, so that what one program does to its memory
-    allocator, threads and caches is nothing to another. The script is to call :func:`serve` with the work."""
+    """A function measured in its own process, started from the running script, which must call :func:`serve` there.
+
+    Allocator, threads and caches of one program then do not affect another.
+    """
 
     def __init__(self, *arguments: str) -> None:
         command = [sys.executable, sys.argv[0], *arguments]
@@ -76,7 +78,7 @@ class Apart:
         self._arguments = arguments
 
     def seconds(self, repeat: int) -> float:
-        """Mean time of so many calls in a row, as the other process sees it."""
+        """Return the mean seconds of `repeat` consecutive calls, measured in the other process."""
         try:
             print(repeat, file=self._process.stdin, flush=True)
             line = self._process.stdout.readline()
@@ -95,21 +97,21 @@ class Apart:
 
 
 def serve(work: Callable[[], object], device: torch.device) -> None:
-    """Answer the process that made this one by :class:`Apart`: a number of calls a line, until there are no more."""
+    """Serve the parent's :class:`Apart`: read a number of calls per line, print their mean seconds."""
     for line in sys.stdin:
         print(seconds(work, device, int(line)), flush=True)
 
 
 def ratios(these: list[float], those: list[float]) -> str:
-    """Median and range of these / those, round by round."""
+    """Return median and range of the ratio `these / those`, round by round."""
     each = sorted(a / b for a, b in zip(these, those, strict=True))
     return f"{statistics.median(each):.2f} ({each[0]:.2f} to {each[-1]:.2f})"
 
 
 def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations a second of the fastest large square matrix product, 2 for each multiply-add.
+    """Return the rate of the fastest large square matrix product, in operations per second, 2 per multiply-add.
 
-    The fastest of several sizes, layouts and repetitions: what a program that did nothing else could reach.
+    The maximum over several sizes, layouts and repetitions.
     """
     sizes, repeats = ((1024, 2048, 3072), 5) if device.type == "cpu" else ((4096, 8192, 16384), 10)
     best = 0.0
@@ -123,10 +125,10 @@ def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def peak_memory(device: torch.device, work: Callable[[], object]) -> int:
-    """Bytes that a piece of work takes at its peak above what the process held before; once in a process.
+    """Return the peak bytes of a function above what the process held before. Call once per process.
 
-    On the CPU from the high-water mark of the process' resident memory, which Linux lets one reset; elsewhere the mark
-    of the whole life of the process counts, libraries included.
+    On Linux this resets the peak of the resident memory; elsewhere the peak of the whole process counts, including
+    libraries.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -144,13 +146,13 @@ def peak_memory(device: torch.device, work: Callable[[], object]) -> int:
 
 
 def _status(key: str) -> int:
-    """A memory figure of this process in bytes."""
+    """Read a memory figure of this process in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:")) * 1024
 
 
 def in_subprocess(*arguments: str) -> str:
-    """Run the present script anew with other arguments; its last line, or why there is none."""
+    """Run this script with other arguments; return its last line of output, or why it failed."""
     done = subprocess.run([sys.executable, sys.argv[0], *arguments], capture_output=True, text=True, check=False)
     if done.returncode < 0:
         return f"failed: {_ended(done.returncode)}"
@@ -160,5 +162,5 @@ def in_subprocess(*arguments: str) -> str:
 
 
 def _ended(code: int) -> str:
-    """How a process ended that should not have."""
+    """Describe the exit code of a failed process."""
     return "killed, probably for memory" if code < 0 else f"exit {code}"

@@ -12,7 +12,7 @@ from rich.console import Console
 from vitreous.model.config import ViTConfig
 from vitreous.recipes import recipe
 from vitreous.train.config import OptimConfig
-from vitreous.train.console import View
+from vitreous.train.console import Display
 from vitreous.train.resume.saving import Checkpoint
 from vitreous.train.run import run
 
@@ -32,7 +32,7 @@ def _train(asked, resume=False, said=None):
     """A run in this process; its result and what it said, which a list gets too, however the run ends."""
     text = io.StringIO()
     try:
-        result = run(asked, view=View(Console(file=text, soft_wrap=True, width=200)), resume=resume)
+        result = run(asked, view=Display(Console(file=text, soft_wrap=True, width=200)), resume=resume)
         return result, text.getvalue()
     finally:
         if said is not None:
@@ -68,5 +68,5 @@ def selected(monkeypatch):
         found.append(logits)
         raise Killed
 
-    monkeypatch.setattr("vitreous.train.run.proven_temperature", end)
+    monkeypatch.setattr("vitreous.train.run.choose_temperature", end)
     return found

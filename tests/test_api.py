@@ -1,4 +1,4 @@
-"""The verbs as functions: the same results and errors as the command's, in a script, a thread and a notebook."""
+"""The functions give the same results and errors as the commands, in a script, a thread and a notebook."""
 
 import inspect
 import json
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import vitreous
-from vitreous.api import _words
+from vitreous.api import _to_arguments
 from vitreous.cli.verbs.train import configure
 from vitreous.errors import CheckpointError, DataError, UsageError
 from vitreous.files.html import html_bars, html_table
@@ -26,12 +26,12 @@ SMALL = {"model": TINY, "epochs": 1, "batch_size": 64, "device": "cpu", "precisi
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A small training on handwritten digits."""
+    """A small run on handwritten digits."""
     return vitreous.train("digits", quiet=True, out=tmp_path_factory.mktemp("api") / "run", **SMALL)
 
 
 class Markup(HTMLParser):
-    """The tags and the text of some HTML; every tag that opens is closed."""
+    """Collects the tags and text of HTML, and checks that every tag is closed."""
 
     def __init__(self, markup: str) -> None:
         super().__init__()
@@ -52,16 +52,16 @@ class Markup(HTMLParser):
         self.text.append(data)
 
 
-def test_a_training_returns_what_the_command_leaves(trained, request, tmp_path):
+def test_a_run_returns_the_results_of_the_command(trained, request, tmp_path):
     words = [f"--model.{name}={value}" for name, value in TINY.items()]
     words += ["--epochs=1", "--batch-size=64", "--device=cpu", "--precision=float32", "--out=run", "--json=-"]
     run = request.getfixturevalue("vitreous")("train", "digits", *words)
     document = json.loads(run.stdout)
-    own = json.loads(json.dumps(trained.to_dict()))
-    assert document["scores"] == own["scores"]
+    results = json.loads(json.dumps(trained.to_dict()))
+    assert document["scores"] == results["scores"]
     recipes = [folder / "recipe.yaml" for folder in (tmp_path / "run", trained.folder)]
     assert recipes[0].read_text() == recipes[1].read_text()
-    assert trained.val.top1 == own["scores"]["val"]["top1"] == trained.report["scores"]["val"]["top1"]
+    assert trained.val.top1 == results["scores"]["val"]["top1"] == trained.report["scores"]["val"]["top1"]
     assert (trained.interrupted, trained.test.n) == (False, 370)
     assert trained.model.predict(trained.folder / "example.png").label in trained.model.classes
 
@@ -74,26 +74,27 @@ def test_a_training_returns_what_the_command_leaves(trained, request, tmp_path):
         {"optim": {"lr": np.float64(0.004)}, "optim.betas": (0.9, 0.99)},
     ],
 )
-def test_options_of_groups_are_written_either_way(options):
-    config = configure([*_words({**options, "model": "S/16", "out": Path("runs/x"), "ema": None}), "--", "digits"])[0]
+def test_groups_of_options_are_dictionaries_or_dotted_names(options):
+    options = {**options, "model": "S/16", "out": Path("runs/x"), "ema": None}
+    config = configure([*_to_arguments(options), "--", "digits"])[0]
     assert (config.optim.lr, config.optim.betas) == (0.004, (0.9, 0.99))
     assert (config.model.width, config.out, config.ema) == (384, "runs/x", None)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"epoch": 1}, "unknown option '--epoch'. Did you mean '--epochs'?"),
         ({"epochs": "many"}, "--epochs is 'many', it must be a whole number"),
         ({"optim": {"rl": 1}}, "unknown option '--optim.rl'"),
-        ({"json": "x"}, r"there is no option 'json' in Python: the result's to_dict\(\)"),
-        ({"show_batch": True}, "there is no option 'show_batch' in Python"),
-        ({"optim": {"lr": object}}, "is no value of an option"),
-        ({"x y": 1}, "'x y' is no name of an option"),
+        ({"json": "x"}, r"option 'json' is not available in Python: use the result's to_dict\(\)"),
+        ({"show_batch": True}, "option 'show_batch' is not available in Python"),
+        ({"optim": {"lr": object}}, "is not an option's value"),
+        ({"x y": 1}, "'x y' is not the name of an option"),
     ],
 )
-def test_wrong_options_raise(options, said):
-    with pytest.raises(UsageError, match=said):
+def test_wrong_options_raise(options, message):
+    with pytest.raises(UsageError, match=message):
         vitreous.train("digits", quiet=True, **options)
 
 
@@ -110,7 +111,7 @@ def test_wrong_data_and_models_raise(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_off_the_main_thread_in_silence_and_without_a_trace(trained, tmp_path, capfd):
+def test_a_thread_trains_silently_and_restores_all_settings(trained, tmp_path, capfd):
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     threads = torch.get_num_threads()
     found = []
@@ -138,11 +139,11 @@ def test_a_loaded_model_is_evaluated_as_its_file(trained):
     other = vitreous.evaluate(trained.model, "digits", split="val", quiet=True)
     assert one.scores.to_dict() == other.scores.to_dict()
     assert one.to_dict()["classes"] == list(trained.model.classes)
-    with pytest.raises(UsageError, match="engine say how a model is opened"):
+    with pytest.raises(UsageError, match="the model is loaded already: omit engine"):
         vitreous.evaluate(trained.model, "digits", engine="torch")
 
 
-def test_html_of_results_is_text_and_takes_the_readers_colours(trained):
+def test_html_of_results_is_escaped_and_keeps_the_notebooks_colours(trained):
     evaluation = vitreous.evaluate(trained.model, "digits", split="val", quiet=True)
     prediction = trained.model.predict(trained.folder / "example.png")
     for shown in (trained, trained.model, trained.val, evaluation, prediction):
@@ -157,7 +158,7 @@ def test_html_of_results_is_text_and_takes_the_readers_colours(trained):
         assert seen.text.count('"><script>alert(1)</script>\\u202e\\x1b') >= 2
 
 
-def test_packages_that_are_verbs_too_stay_packages():
+def test_callable_packages_stay_packages():
     import vitreous.evaluate.metrics as metrics
     import vitreous.train.run as run
 
@@ -198,7 +199,7 @@ print("SHOWN", json.dumps([out["data"].get("text/html", "") for out in shell.dis
 """
 
 
-def test_a_notebook_shows_a_bar(tmp_path):
+def test_a_notebook_shows_a_progress_bar(tmp_path):
     pytest.importorskip("IPython", reason="IPython is not installed: pip install -e '.[dev]'")
     run = subprocess.run(
         [sys.executable, "-c", NOTEBOOK], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
@@ -207,12 +208,12 @@ def test_a_notebook_shows_a_bar(tmp_path):
     lines, _, shown = run.stdout.partition("SHOWN ")
     bars = json.loads(shown)
     assert any("<progress" in bar and "epoch 1/2" in bar for bar in bars), run.stdout
-    assert bars[-1] == "", "nothing of the bar is left"
+    assert bars[-1] == "", "the bar is removed at the end"
     assert "epoch 2/2" in lines
     assert "ipywidgets" not in run.stdout + run.stderr
 
 
-def test_ctrl_c_ends_a_training_and_the_result_says_so(tmp_path):
+def test_ctrl_c_ends_a_run_and_the_result_is_marked_interrupted(tmp_path):
     code = (
         "import os, signal, threading, time, vitreous\n"
         "def stop():\n"

@@ -15,15 +15,15 @@ from sklearn.datasets import load_sample_images
 
 import vitreous
 import vitreous.checkpoint.model_file
+from vitreous.accelerate.model import build
 from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.cli.main import main
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.engines import choose
 from vitreous.engines.check import TOLERANCE
-from vitreous.engines.opening import CONVERTED, installed
+from vitreous.engines.opening import CONVERTERS, installed
 from vitreous.model.config import ViTConfig
-from vitreous.model.vit import VisionTransformer
 
 STATED = TOLERANCE["float32"]
 CLASSES = ("cat", "dog", "eel", "fox", "gnu")
@@ -37,7 +37,7 @@ def folder(tmp_path_factory) -> Path:
     config = ViTConfig(
         image_size=64, patch_size=8, num_classes=5, width=64, depth=2, heads=4, mlp_dim=128, stem="conv", pool="mean"
     )
-    model = VisionTransformer(config).eval()
+    model = build(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -85,7 +85,7 @@ def alone(folder, paths) -> tuple[np.ndarray, np.ndarray]:
     model, info = vitreous.checkpoint.model_file.load_model(folder / "model.safetensors")
     with torch.inference_mode():
         images = [info.pipeline(Image.open(path))[None] for path in paths]
-        features = torch.cat([model.pooled(image) for image in images])
+        features = torch.cat([model(image, "features") for image in images])
         logits = torch.cat([model(image) for image in images])
     return (logits / 0.8).softmax(1).numpy(), features.numpy()
 
@@ -118,7 +118,7 @@ def test_ways_of_giving_an_image_give_the_same_bits(folder, paths):
         assert others == [first] * len(others)
 
 
-@pytest.mark.parametrize("engine", ["torch", *CONVERTED])
+@pytest.mark.parametrize("engine", ["torch", *CONVERTERS])
 def test_engines_agree_on_photographs_in_every_batch_size(folder, paths, alone, engine):
     if engine != "torch" and not installed(engine):
         pytest.skip(f"{engine} is not installed: pip install -e '.[dev]'")
@@ -141,7 +141,7 @@ def test_the_command_line_gives_the_same_numbers_whether_a_graph_is_there_or_not
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     expected, features = alone
     model, photos = folder / "model.safetensors", folder / "photos"
-    kept = len(CONVERTED) if all(map(installed, CONVERTED)) else 0
+    kept = len(CONVERTERS) if all(map(installed, CONVERTERS)) else 0
     for run, converts in enumerate(
         (False, True, True)
     ):  # without a graph, with one converted now, with one that is there

@@ -13,13 +13,19 @@ import pytest
 from vitreous.cli.main import VERBS
 from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
 from vitreous.errors import ConfigError, UsageError
+from vitreous.model.config import PARTS as MODEL_PARTS
 from vitreous.model.config import ViTConfig
+from vitreous.model.part import Part
 from vitreous.recipes import RECIPES, recipe
 from vitreous.train.config import OptimConfig, RunConfig
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "paper.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-CONFIGS = {c.__name__: c for c in (ViTConfig, DataConfig, PreprocessConfig, AugmentConfig, OptimConfig, RunConfig)}
+PARTS_OF_THE_MODEL = [kind for kinds in MODEL_PARTS.values() for kind in kinds]
+CONFIGS = {
+    config.__name__: config
+    for config in (ViTConfig, DataConfig, PreprocessConfig, AugmentConfig, OptimConfig, RunConfig, *PARTS_OF_THE_MODEL)
+}
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line.startswith("| ")]
 ROWS = [row for row in ROWS if row[0] not in ("Paper", "---")]
 NAMES = sorted(set(re.findall(r"`([^`]+)`", TEXT)) - {"tests/test_paper_map.py"})
@@ -48,7 +54,8 @@ def resolve(name: str) -> None:
             value = json.loads(option[3])
             alone = {"pool": "mean"} if option[2] == "class_token" else {}  # pool cls needs the token
             made = config(**(alone | {option[2]: value}))
-            assert getattr(made, option[2]) == value
+            found = getattr(made, option[2])
+            assert (found.kind if isinstance(found, Part) else found) == value
     elif re.fullmatch(r"[A-Za-z0-9]+/\d+", name):
         from vitreous.model.sizes import config_of
 

@@ -1,4 +1,4 @@
-"""The classifier: what it says is what the model, the pipeline and the temperature say, however pictures come."""
+"""The classifier's results are those of model, pipeline and temperature, however the images are passed."""
 
 import itertools
 import threading
@@ -10,9 +10,10 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 import vitreous
+from vitreous.accelerate.model import build
 from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.data.config import PreprocessConfig
-from vitreous.data.images.reading import read_picture
+from vitreous.data.images.reading import read_image
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError, DataError
 from vitreous.model.config import ViTConfig
@@ -28,7 +29,7 @@ INFO = ModelInfo(("cat", "dog", "eel", "fox"), PIPELINE, temperature=2.5)
 
 def model_of(config: ViTConfig) -> VisionTransformer:
     torch.manual_seed(1)
-    model = VisionTransformer(config)
+    model = build(config)
     with torch.no_grad():
         model.head.weight.mul_(30)
     return model.eval()
@@ -55,7 +56,7 @@ def paths(tmp_path, photos) -> list[str]:
 
 def by_hand(classifier: Classifier, photo: np.ndarray) -> torch.Tensor:
     with torch.inference_mode():
-        return classifier.model(PIPELINE(read_picture(photo))[None])[0]
+        return classifier.model(PIPELINE(read_image(photo))[None])[0]
 
 
 def test_a_prediction_is_the_softmax_of_the_tempered_logits(classifier, photos):
@@ -85,7 +86,9 @@ def test_embeddings_are_what_the_head_reads(classifier, photos):
 
 def test_an_mlp_head_embeds_its_hidden_layer(photos):
     config = ViTConfig(image_size=(32, 48), patch_size=8, num_classes=4, width=32, depth=1, heads=2, mlp_dim=64)
-    hidden = Classifier(model_of(vitreous.ViTConfig(**{**vars(config), "head": "mlp", "head_hidden": 20})), INFO, "cpu")
+    hidden = Classifier(
+        model_of(vitreous.ViTConfig(**{**vars(config), "head": {"kind": "mlp", "hidden": 20}})), INFO, "cpu"
+    )
     assert hidden.embed(photos[0]).shape == (hidden.features,) == (20,)
 
 
@@ -119,10 +122,10 @@ def test_top_k_stops_at_the_number_of_classes(classifier, photos):
         classifier.predict(photos[0], batch_size=-1)
 
 
-def test_a_stream_yields_failures_in_their_place(classifier, paths, tmp_path):
-    (tmp_path / "bad.jpg").write_bytes(b"not a picture at all")
+def test_a_stream_yields_failures_in_order(classifier, paths, tmp_path):
+    (tmp_path / "bad.jpg").write_bytes(b"not an image at all")
     (tmp_path / "empty.jpg").write_bytes(b"")
-    asked = [
+    sources = [
         paths[0],
         str(tmp_path / "bad.jpg"),
         paths[1],
@@ -130,12 +133,12 @@ def test_a_stream_yields_failures_in_their_place(classifier, paths, tmp_path):
         str(tmp_path / "empty.jpg"),
         paths[2],
     ]
-    found = list(classifier.predict_stream(asked, batch_size=2))
-    assert [each.name for each in found] == asked
+    found = list(classifier.predict_stream(sources, batch_size=2))
+    assert [each.name for each in found] == sources
     assert [isinstance(each, Failure) for each in found] == [False, True, False, True, True, False]
-    assert [found[n].reason for n in (1, 3, 4)] == ["not a picture", "no such file", "empty, 0 bytes"]
+    assert [found[n].reason for n in (1, 3, 4)] == ["not an image", "no such file", "empty, 0 bytes"]
     assert [found[n].top for n in (0, 2, 5)] == [classifier.predict(path).top for path in paths[:3]]
-    assert [isinstance(each, Failure) for each in classifier.embed_stream(asked)] == [
+    assert [isinstance(each, Failure) for each in classifier.embed_stream(sources)] == [
         False,
         True,
         False,
@@ -145,21 +148,21 @@ def test_a_stream_yields_failures_in_their_place(classifier, paths, tmp_path):
     ]
 
 
-def test_a_list_with_unreadable_pictures_names_them_all(classifier, paths, tmp_path):
+def test_a_list_with_unreadable_images_counts_them_and_names_the_first(classifier, paths, tmp_path):
     gone = [str(tmp_path / f"gone {n}.jpg") for n in range(7)]
     with pytest.raises(DataError) as caught:
         classifier.predict([*paths, *gone])
-    assert str(caught.value).startswith(f"7 of 12 pictures cannot be read: {gone[0]}: no such file; {gone[1]}")
+    assert str(caught.value).startswith(f"7 of 12 images cannot be read: {gone[0]}: no such file; {gone[1]}")
     assert str(caught.value).endswith("; and 2 more")
     with pytest.raises(DataError, match=r"gone 0\.jpg: no such file$"):
         classifier.predict(gone[0])
-    with pytest.raises(DataError, match="a value of type int is no image"):
+    with pytest.raises(DataError, match="a value of type int is not an image"):
         classifier.predict(3)
     with pytest.raises(DataError, match="shape"):
         classifier.predict(np.zeros((2, 3, 4, 5)))
 
 
-def test_an_endless_stream_is_read_a_bounded_way_ahead_and_closes(classifier, photos):
+def test_an_endless_stream_is_read_only_a_few_batches_ahead_and_closes(classifier, photos):
     taken = 0
 
     def endless():
@@ -177,20 +180,20 @@ def test_an_endless_stream_is_read_a_bounded_way_ahead_and_closes(classifier, ph
 
 def test_load_takes_a_file_or_a_run_folder(tmp_path, photos, classifier):
     save_model(tmp_path / "model.safetensors", model_of(CONFIG), INFO)
-    for place in (tmp_path, tmp_path / "model.safetensors", str(tmp_path)):
-        loaded = vitreous.load(place, device="cpu")
+    for source in (tmp_path, tmp_path / "model.safetensors", str(tmp_path)):
+        loaded = vitreous.load(source, device="cpu")
         assert loaded.classes == ("cat", "dog", "eel", "fox")
         assert loaded.predict(photos[0]) == classifier.predict(photos[0])
     assert str(vitreous.load(tmp_path).device) in ("cpu", "cuda", "mps")
 
 
-def test_a_device_that_is_not_there_is_refused():
+def test_an_unknown_device_is_refused():
     for name in ("tpu9", "cuda:99", "meta"):
-        with pytest.raises(ConfigError, match=f"device '{name}' is not there"):
+        with pytest.raises(ConfigError, match=f"device '{name}' is not available"):
             Classifier(model_of(CONFIG), INFO, device=name)
 
 
-def test_broken_weights_are_told_and_not_labelled(photos):
+def test_damaged_weights_raise_an_error(photos):
     model = model_of(CONFIG)
     with torch.no_grad():
         model.head.bias[1] = float("nan")
@@ -200,7 +203,7 @@ def test_broken_weights_are_told_and_not_labelled(photos):
 
 def test_test_time_augmentation_is_the_mean_over_the_image_and_its_mirror_image(classifier, photos):
     augmented = Classifier(model_of(CONFIG), INFO, device="cpu", tta=True)
-    batch = torch.stack([PIPELINE(read_picture(photo)) for photo in photos])
+    batch = torch.stack([PIPELINE(read_image(photo)) for photo in photos])
     with torch.inference_mode():
         views = [(classifier.model(images) / 2.5).softmax(1) for images in (batch, batch.flip(3))]
     expected = (views[0] + views[1]) / 2
@@ -224,7 +227,7 @@ def test_load_takes_test_time_augmentation_and_float32_is_its_default(tmp_path, 
     assert augmented.predict(photos[0]).probability == pytest.approx(expected.probability, abs=1e-5)
     assert augmented.prepare(100).precision == "float32"
     headless = Classifier(
-        VisionTransformer(vitreous.ViTConfig(**{**vars(CONFIG), "num_classes": 0})),
+        build(vitreous.ViTConfig(**{**vars(CONFIG), "num_classes": 0})),
         ModelInfo((), PIPELINE),
         "cpu",
         tta=True,

@@ -1,4 +1,4 @@
-"""Every name that a module offers exists, is documented, and can be reached the way the documentation says."""
+"""Every public name exists, is documented, and can be imported as documented."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODULES = ["vitreous"] + [
 
 
 def documented(value: object) -> bool:
-    """Whether a class or function has a docstring that a person wrote: a dataclass without one gets its signature."""
+    """Return whether a class or function has a docstring; the signature that a dataclass generates does not count."""
     text = inspect.getdoc(value) or ""
     generated = dataclasses.is_dataclass(value) and text.startswith(f"{getattr(value, '__name__', '')}(")
     return bool(text.strip()) and not generated
@@ -28,52 +28,52 @@ def documented(value: object) -> bool:
 
 @pytest.fixture(params=MODULES)
 def module(request) -> types.ModuleType:
-    """Each module of the package, imported."""
+    """Each module of the package."""
     return importlib.import_module(request.param)
 
 
-def test_what_a_module_offers_exists(module):
-    offered = list(getattr(module, "__all__", []))
-    assert len(offered) == len(set(offered)), "a name stands twice in __all__"
-    assert [name for name in offered if not hasattr(module, name)] == []
+def test_public_names_exist(module):
+    exported = list(getattr(module, "__all__", []))
+    assert len(exported) == len(set(exported)), "__all__ lists a name twice"
+    assert [name for name in exported if not hasattr(module, name)] == []
 
 
-def test_what_a_module_offers_is_its_rooms_own(module):
-    """A name may be offered twice inside a room (`model.vit` shows its configuration), never in another room."""
+def test_public_names_belong_to_their_subpackage(module):
+    """A name may be public twice within a subpackage (`model.vit` re-exports its configuration), never in another."""
     if module is vitreous:
-        return  # the facade: test_the_package_offers_what_it_says
-    room = ".".join(module.__name__.split(".")[:2])
+        return  # see test_the_package_exports_its_public_names
+    package = ".".join(module.__name__.split(".")[:2])
     foreign = {
         name: value.__module__
         for name in getattr(module, "__all__", [])
         if isinstance(value := getattr(module, name), type | types.FunctionType)
-        and value.__module__ != room
-        and not value.__module__.startswith(f"{room}.")
+        and value.__module__ != package
+        and not value.__module__.startswith(f"{package}.")
     }
     assert foreign == {}
 
 
-def test_what_a_module_offers_is_documented(module):
-    silent = []
+def test_public_names_are_documented(module):
+    undocumented = []
     for name in getattr(module, "__all__", []):
         value = getattr(module, name)
         if not isinstance(value, type | types.FunctionType):
             continue
         if not documented(value):
-            silent.append(name)
+            undocumented.append(name)
         members = vars(value).items() if isinstance(value, type) else ()
-        silent += [
+        undocumented += [
             f"{name}.{member}"
             for member, function in members
             if not member.startswith("_")
             and isinstance(function, types.FunctionType | property | classmethod | staticmethod)
             and not documented(getattr(value, member))
         ]
-    assert silent == []
+    assert undocumented == []
 
 
-def test_public_definitions_are_offered(module):
-    """A class or function without a leading underscore is public: it stands in `__all__`, or gets the underscore."""
+def test_public_definitions_are_in_all(module):
+    """A class or function without a leading underscore is listed in `__all__`."""
     if not hasattr(module, "__all__"):
         return
     defined = {
@@ -86,14 +86,14 @@ def test_public_definitions_are_offered(module):
     assert defined - set(module.__all__) == set()
 
 
-def test_the_package_offers_what_it_says():
+def test_the_package_exports_its_public_names():
+    from vitreous.accelerate.model import create
     from vitreous.api import finetune
     from vitreous.model.config import ViTConfig
-    from vitreous.model.sizes import create
     from vitreous.model.vit import VisionTransformer
     from vitreous.predictor import Classifier, load
 
-    homes = {
+    names = {
         "Classifier": Classifier,
         "ViTConfig": ViTConfig,
         "VisionTransformer": VisionTransformer,
@@ -101,11 +101,11 @@ def test_the_package_offers_what_it_says():
         "finetune": finetune,
         "load": load,
     }
-    rooms = {"evaluate", "train"}  # functions, and packages of the same name: tests/test_api.py
-    assert set(vitreous.__all__) == set(homes) | rooms
-    assert all(callable(getattr(vitreous, name)) for name in rooms)
-    assert {name: getattr(vitreous, name) for name in homes} == homes
-    assert set(dir(vitreous)) >= set(homes) | {"__version__"}
+    callable_packages = {"evaluate", "train"}  # see tests/test_api.py
+    assert set(vitreous.__all__) == set(names) | callable_packages
+    assert all(callable(getattr(vitreous, name)) for name in callable_packages)
+    assert {name: getattr(vitreous, name) for name in names} == names
+    assert set(dir(vitreous)) >= set(names) | {"__version__"}
 
 
 def test_type_checkers_see_the_same_names():
@@ -126,5 +126,5 @@ def test_an_unknown_name_is_an_attribute_error():
         vitreous.creat  # noqa: B018
 
 
-def test_types_are_marked_as_shipped():
+def test_the_package_declares_its_types():
     assert (Path(vitreous.__file__).parent / "py.typed").is_file()

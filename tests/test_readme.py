@@ -1,4 +1,4 @@
-"""What the documents tell people to type and click exists: commands, options, recipes, names, links, versions."""
+"""Everything that the documentation names exists: commands, options, recipes, names, links, versions."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from vitreous.recipes import RECIPES
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+LINKED = [*DOCUMENTS, "benchmarks/README.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -39,8 +40,8 @@ def commands(text: str) -> list[list[str]]:
 
 @cache
 def help_of(verb: str) -> str:
-    """What `vitreous VERB --help` prints."""
-    code = f"import sys; from vitreous.cli.main import main; sys.exit(main([{verb!r}, '--help']))"
+    """What `vitreous VERB --help all` prints: every option."""
+    code = f"import sys; from vitreous.cli.main import main; sys.exit(main([{verb!r}, '--help', 'all']))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert run.returncode == 0, run.stderr
     return run.stdout
@@ -57,7 +58,7 @@ def test_the_two_commands_come_first():
 def test_ci_reads_the_same_two_commands():
     script = (ROOT / ".ci/run").read_text(encoding="utf-8")
     program = re.search(r"awk -v wanted=\"\$1\" '(.*?)' README\.md", script, flags=re.DOTALL)
-    assert program, ".ci/run does not read README.md any more"
+    assert program, ".ci/run does not read README.md"
     for number, block in enumerate(blocks(README, "sh")[:2], start=1):
         read = subprocess.run(
             ["awk", "-v", f"wanted={number}", program[1], str(ROOT / "README.md")],
@@ -121,22 +122,31 @@ def test_the_example_of_a_model_runs():
     names: dict[str, object] = {}
     with torch.device("meta"):  # shapes and names without the time to draw 86 million weights
         exec(code, names)
-    assert type(names["model"]).__name__ == "VisionTransformer"
+    assert isinstance(names["model"], vitreous.VisionTransformer)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+def anchors(document: Path) -> set[str]:
+    """The fragments that GitHub makes of a document's headings."""
+    headings = re.findall(r"^#+ (.*)", document.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", LINKED)
 def test_links_lead_somewhere(document):
     text = (ROOT / document).read_text(encoding="utf-8")
-    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text)]
-    local = [target for target in targets if target and not re.match(r"[a-z]+:", target)]
-    assert [target for target in local if not (ROOT / document).parent.joinpath(target).exists()] == []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        target, _, fragment = link.partition("#")
+        if not re.match(r"[a-z]+:", link):
+            file = (ROOT / document).parent / target if target else ROOT / document
+            assert file.exists(), link
+            assert not fragment or fragment in anchors(file), link
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", LINKED)
 def test_named_files_exist(document):
     text = re.sub(r"^```.*?^```", "", (ROOT / document).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     named = re.findall(r"`((?:src|tests|docs|benchmarks|\.ci|\.github)/[^`\s]+|[\w/]+\.(?:py|toml))`", text)
-    places = [ROOT, ROOT / "src/vitreous"]
+    places = [ROOT, ROOT / "src/vitreous", (ROOT / document).parent]
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
 
 

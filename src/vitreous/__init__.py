@@ -3,11 +3,14 @@
     import vitreous
     model = vitreous.create("B/16", num_classes=10)            # a plain torch.nn.Module
     classifier = vitreous.load("runs/digits-1/model.safetensors")
-    classifier.predict("picture.jpg")
-    result = vitreous.train("photos/", epochs=20)              # as the command does; `finetune` and `evaluate` too
-    result.model.predict("picture.jpg")
+    classifier.predict("photo.jpg")
+    result = vitreous.train("photos/", epochs=20)              # as the command; also `finetune` and `evaluate`
+    result.model.predict("photo.jpg")
 
-Importing this package loads nothing else: each name below is fetched when it is first used.
+To read the code, begin with `model/vit.py` (the model), `data/` (from image files to batches) and `train/run.py` (the
+order of events in a run). `predictor.py` classifies images with a trained model, `api.py` has the commands as functions
+and `cli/` the commands; `errors.py` is the exception tree. Importing this package loads none of them: each public name
+is imported on first use.
 """
 
 from __future__ import annotations
@@ -18,35 +21,33 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitreous.accelerate.model import create
     from vitreous.api import evaluate, finetune, train
-    from vitreous.model.sizes import create
     from vitreous.model.vit import VisionTransformer, ViTConfig
     from vitreous.predictor import Classifier, load
 
 __version__ = "0.1.0"
 __all__ = ["Classifier", "ViTConfig", "VisionTransformer", "create", "evaluate", "finetune", "load", "train"]
 
-_HOME = {
+_MODULES = {
     "Classifier": "vitreous.predictor",
     "ViTConfig": "vitreous.model.config",
     "VisionTransformer": "vitreous.model.vit",
-    "create": "vitreous.model.sizes",
+    "create": "vitreous.accelerate.model",
     "finetune": "vitreous.api",
     "load": "vitreous.predictor",
 }
+_CALLABLE_PACKAGES = ("evaluate", "train")  # names of a subpackage that are also functions in `vitreous.api`
 
 
-_VERBS_AND_ROOMS = ("evaluate", "train")  # a function of the facade, and a package below it, of one name
+class _CallablePackage(ModuleType):
+    """A subpackage that can be called as the function of the same name, such as `vitreous.train`."""
 
-
-class _Callable(ModuleType):
-    """A package that is also the function of its name: `vitreous.train` is both."""
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return self._function()(*arguments, **options)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function()(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """The function's own arguments, which notebooks show for `vitreous.train?`."""
+        """Return the function's signature, which notebooks show for `vitreous.train?`."""
         if name == "__signature__":
             import inspect
 
@@ -60,25 +61,25 @@ class _Callable(ModuleType):
         return f"<function and package {self.__name__}>"
 
 
-class _Facade(ModuleType):
-    """This package. Importing a package below it sets an attribute here: where that is a verb too, it can be called."""
+class _Package(ModuleType):
+    """This package. Importing a subpackage sets it as an attribute here, which is where it is made callable."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _VERBS_AND_ROOMS and isinstance(value, ModuleType):
-            value.__class__ = _Callable
+        if name in _CALLABLE_PACKAGES and isinstance(value, ModuleType):
+            value.__class__ = _CallablePackage
         super().__setattr__(name, value)
 
 
-sys.modules[__name__].__class__ = _Facade
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use (PEP 562)."""
-    if name in _VERBS_AND_ROOMS:
+    if name in _CALLABLE_PACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'vitreous' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""Lets ``python -m vitreous`` be the `vitreous` command."""
+"""Entry point of ``python -m vitreous``."""
 
 import sys
 

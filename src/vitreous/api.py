@@ -1,8 +1,7 @@
-"""The verbs as functions of Python: `vitreous.train`, `vitreous.finetune` and `vitreous.evaluate`.
+"""The commands as functions: `vitreous.train`, `vitreous.finetune` and `vitreous.evaluate`.
 
-Their options are those of the verbs, by the same names and with the same meaning: they are written as the words of a
-command and read as those are, so there is one place where an option is defined, checked and explained. What is wrong
-raises a :class:`~vitreous.errors.VitreousError`; nothing here ends the process.
+Keyword options are turned into command-line arguments and parsed as such, so that each option is defined, checked and
+documented in one place. Errors are raised as :class:`~vitreous.errors.VitreousError`; nothing here exits the process.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitreous.data.sources.listing import many
+from vitreous.data.sources.listing import pluralize
 from vitreous.errors import UsageError
 from vitreous.files.html import html_table
 from vitreous.files.text import visible
@@ -31,100 +30,97 @@ if TYPE_CHECKING:
 
 __all__ = ["Training", "evaluate", "finetune", "train"]
 
-_ELSEWHERE = {  # options of the commands that are something else in Python
-    "json": "the result's to_dict() has every number",
-    "overwrite": "nothing but the run's folder is written",
-    "show_batch": "only the command draws one",
-    "print_config": "recipe.yaml in the run's folder has the settings",
-    "help": "help(vitreous.train), or `vitreous train --help` in a shell",
+_CLI_ONLY = {
+    "json": "use the result's to_dict()",
+    "overwrite": "only the run's folder is written",
+    "show_batch": "use the command",
+    "print_config": "see recipe.yaml in the run's folder",
+    "help": "use help(vitreous.train), or `vitreous train --help all` in a shell",
 }
+_LOADING_OPTIONS = frozenset(("device", "engine", "precision", "image_size", "resample", "merge_tokens", "tta"))
 
 
 @dataclass(frozen=True)
 class Training:
-    """A training that ended.
-
-    Attributes:
-        run: What it left, in detail: :class:`vitreous.train.finish.RunResult`.
-    """
+    """The result of a training run; :attr:`run` is the detailed :class:`vitreous.train.finish.RunResult`."""
 
     run: RunResult
 
     @property
     def folder(self) -> Path:
-        """The run's folder: model, report, figures and recipe."""
+        """The run directory, with model, report, figures and recipe."""
         return self.run.folder
 
     @property
     def val(self) -> Scores | None:
-        """Scores of the saved weights on the validation split; None where the run was finished before."""
+        """Validation scores of the saved weights; None if the run had already finished before this call."""
         return self.run.val
 
     @property
     def test(self) -> Scores | None:
-        """Scores on the test split; None without one."""
+        """Test scores; None without a test split."""
         return self.run.test
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal ended it early; the same call with ``resume=True`` goes on."""
+        """Whether a signal stopped the run early; the same call with ``resume=True`` continues it."""
         return self.run.interrupted
 
     @cached_property
     def model(self) -> Classifier:
-        """The trained model, ready to predict; loaded when it is first asked for."""
+        """The trained model, loaded on first access."""
         from vitreous.predictor import load
 
         return load(self.run.model)
 
     @cached_property
     def report(self) -> Mapping[str, Any]:
-        """What report.json holds; empty where the run was interrupted."""
+        """The content of report.json; empty if the run was interrupted."""
         return self.run.to_dict()["report"] or {}
 
     def to_dict(self) -> dict[str, Any]:
-        """Every number as plain JSON values: what `vitreous train --json` writes."""
+        """Return all results as JSON types, as `vitreous train --json` writes them."""
         return self.run.to_dict()
 
     def __repr__(self) -> str:
         top1 = f", val top-1 {self.val.top1:.4f}" if self.val is not None else ""
-        ended = ", interrupted" if self.interrupted else ""
-        return f"Training({str(self.folder)!r}, {many(self.run.epochs, 'epoch')}{top1}{ended})"
+        return f"Training({str(self.folder)!r}, {pluralize(self.run.epochs, 'epoch')}{top1}{self._status})"
 
     def _repr_html_(self) -> str:
-        scores = self.to_dict()["scores"]
         rows = [
-            (name, f"{own['top1']:.2%}", f"{own['macro_f1']:.3f}", f"{own['log_loss']:.3f}")
-            for name, own in scores.items()
-            if own
+            (split, f"{scores['top1']:.2%}", f"{scores['macro_f1']:.3f}", f"{scores['log_loss']:.3f}")
+            for split, scores in self.to_dict()["scores"].items()
+            if scores
         ]
-        ended = ", interrupted" if self.interrupted else ""
-        title = f"{self.folder}: {many(self.run.epochs, 'epoch')}, saved: epoch {self.run.selected_epoch}{ended}"
-        return html_table(title, rows, ("split", "top-1", "macro F1", "log loss"))
+        epochs = f"{pluralize(self.run.epochs, 'epoch')}, saved: epoch {self.run.selected_epoch}"
+        return html_table(f"{self.folder}: {epochs}{self._status}", rows, ("split", "top-1", "macro F1", "log loss"))
+
+    @property
+    def _status(self) -> str:
+        return ", interrupted" if self.interrupted else ""
 
 
 def train(data: str | os.PathLike[str], *, quiet: bool = False, resume: bool = False, **options: Any) -> Training:
-    """Train a classifier from labelled images, as `vitreous train` does.
+    """Train a classifier on labelled images, as `vitreous train` does.
 
     Args:
-        data: A folder with one folder per class, a .csv or .parquet manifest, or a known set such as ``digits``.
+        data: A folder with one folder per class, a .csv or .parquet manifest, or a known data set such as ``digits``.
         quiet: Print nothing.
-        resume: Go on where the same call stopped, or begin where there is nothing to go on from.
-        options: Those of the command: ``model="S/16"``, ``epochs=10``, ``budget="25m"``, ``out="runs/mine"``. A group
-            is a dictionary, ``optim={"lr": 1e-3}``, or a name with a dot, ``**{"optim.lr": 1e-3}``. `vitreous train
-            --help` lists them.
+        resume: Continue the run that the same call started before, if there is one.
+        options: Options of the command, such as ``model="S/16"``, ``epochs=10``, ``budget="25m"`` or ``out="runs/a"``.
+            Pass a group as ``optim={"lr": 1e-3}`` or ``**{"optim.lr": 1e-3}``. `vitreous train --help all` lists them.
 
     Returns:
-        The result: ``.model`` predicts, ``.val`` and ``.test`` are scores, ``.folder`` has the report.
+        The result: ``.model`` predicts, ``.val`` and ``.test`` are scores, ``.folder`` holds the report.
 
     Raises:
         UsageError: If an option is unknown or its value does not fit.
-        VitreousError: Whatever else is wrong with the configuration, the data or the disk.
-        KeyboardInterrupt: If Ctrl-C came twice; after one, the result says that it was interrupted.
+        VitreousError: If the configuration, the data or the disk prevents the run.
+        KeyboardInterrupt: On a second Ctrl-C; the first one ends the run early, with ``.interrupted`` set.
     """
     from vitreous.cli.verbs.train import configure
 
-    return _trained(configure, [*_words(options), "--", os.fspath(data)], quiet, resume)
+    return _run(configure, [*_to_arguments(options), "--", os.fspath(data)], quiet, resume)
 
 
 def finetune(
@@ -135,17 +131,14 @@ def finetune(
     resume: bool = False,
     **options: Any,
 ) -> Training:
-    """Fine-tune a trained model on labelled images, as `vitreous finetune` does.
+    """Fine-tune a trained model on labelled images, as `vitreous finetune` does; see :func:`train` for the rest.
 
     Args:
-        data: As of :func:`train`.
-        source: The model: a file or folder of any family, a run's folder, or a hub id.
-        quiet: As of :func:`train`.
-        resume: As of :func:`train`.
-        options: Those of the command, such as ``tune="lora"``, ``image_size=384`` or ``probe=False``.
-
-    Returns:
-        As :func:`train`.
+        data: Labelled images.
+        source: The model: a file or folder of any supported family, a run directory, or a hub id.
+        quiet: Print nothing.
+        resume: Continue an earlier run.
+        options: Options of the command, such as ``tune="lora"``, ``image_size=384`` or ``probe=False``.
 
     Raises:
         CheckpointError: If the source cannot be opened.
@@ -155,21 +148,21 @@ def finetune(
 
     if (probe := options.pop("probe", None)) is not None:
         options["tune.probe"] = probe
-    words = [f"--from={os.fspath(source)}", *_words(options), "--", os.fspath(data)]
-    return _trained(configure, words, quiet, resume)
+    arguments = [f"--from={os.fspath(source)}", *_to_arguments(options), "--", os.fspath(data)]
+    return _run(configure, arguments, quiet, resume)
 
 
 def evaluate(
     model: Classifier | str | os.PathLike[str], data: str | os.PathLike[str], *, quiet: bool = False, **options: Any
 ) -> Evaluation:
-    """Score a model on labelled images, as `vitreous evaluate` does.
+    """Evaluate a model on labelled images, as `vitreous evaluate` does.
 
     Args:
-        model: A loaded classifier; or a model.safetensors, a run's folder, or any family's file, folder or hub id.
-        data: As of :func:`train`; classes are matched by name.
+        model: A loaded classifier, or whatever :func:`vitreous.load` accepts.
+        data: As in :func:`train`; classes are matched by name.
         quiet: Print nothing.
-        options: Those of the command, such as ``split="val"`` or ``batch_size=64``. What says how a model is opened,
-            such as ``engine``, goes with a path, not with a loaded classifier.
+        options: Options of the command, such as ``split="val"`` or ``batch_size=64``. Options for loading a model, such
+            as ``engine``, are accepted only with a path.
 
     Returns:
         The result: ``.scores``, ``.calibration`` and ``.to_dict()``.
@@ -182,66 +175,59 @@ def evaluate(
     from vitreous.cli.verbs.evaluate import parsed
     from vitreous.predictor import Classifier
 
-    loaded = isinstance(model, Classifier)
-    if loaded and (opening := sorted(set(options) & _OPENING)):
-        raise UsageError(
-            f"{', '.join(opening)} say how a model is opened, and this one is: give its path, or leave them"
-        )
-    name = repr(model) if loaded else os.fspath(model)  # type: ignore[arg-type]
-    asked = parsed([*_words(options), "--", name, os.fspath(data)])
+    classifier = model if isinstance(model, Classifier) else None
+    if classifier is not None and (loading := sorted(set(options) & _LOADING_OPTIONS)):
+        raise UsageError(f"the model is loaded already: omit {', '.join(loading)}, or pass the model's path")
+    name = repr(model) if isinstance(model, Classifier) else os.fspath(model)
+    parsed_options = parsed([*_to_arguments(options), "--", name, os.fspath(data)])
     from vitreous.cli.work.evaluation import evaluated
 
     with silence(quiet):
-        return evaluated(asked, model if loaded else None)  # type: ignore[arg-type]
+        return evaluated(parsed_options, classifier)
 
 
-_OPENING = frozenset(("device", "engine", "precision", "image_size", "resample", "merge_tokens", "tta"))
-
-
-def _trained(configure: Configure, words: Sequence[str], quiet: bool, resume: bool) -> Training:
-    started = time.monotonic()  # a budget counts from the call
-    config, given, _ = configure(words)
-    if config.tune.source is None:  # in a fine-tuning a source that is not there is told first
+def _run(configure: Configure, arguments: Sequence[str], quiet: bool, resume: bool) -> Training:
+    started = time.monotonic()  # a time budget counts from the call
+    config, given, _ = configure(arguments)
+    if config.tune.source is None:  # fine-tuning reports a missing model before missing data
         from vitreous.data.sources.opening import find_source
 
         find_source(config.data.source)
     from rich.console import Console
 
-    from vitreous.cli.output.notebook import NotebookView, in_notebook
-    from vitreous.train.console import View
+    from vitreous.cli.output.notebook import NotebookDisplay, in_notebook
+    from vitreous.train.console import Display
     from vitreous.train.run import run
 
-    view = View(Console(quiet=True, force_terminal=False)) if quiet else NotebookView() if in_notebook() else None
+    view = Display(Console(quiet=True, force_terminal=False)) if quiet else NotebookDisplay() if in_notebook() else None
     return Training(run(config, keep=given, started=started, view=view, resume=resume))
 
 
-def _words(options: Mapping[str, Any]) -> list[str]:
-    """Options as the words of a command."""
-    words = []
-    for name, value in _flat(options):
+def _to_arguments(options: Mapping[str, Any]) -> list[str]:
+    arguments = []
+    for name, value in _flatten(options):
         if not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
-            raise UsageError(f"'{visible(name)}' is no name of an option: write optim.lr for a field of a group")
-        if (plain := name.replace("-", "_")) in _ELSEWHERE:
-            raise UsageError(f"there is no option '{plain}' in Python: {_ELSEWHERE[plain]}")
-        words.append(f"--{name}={_word(value)}")
-    return words
+            raise UsageError(f"'{visible(name)}' is not the name of an option: write optim.lr for a field of a group")
+        if (plain := name.replace("-", "_")) in _CLI_ONLY:
+            raise UsageError(f"option '{plain}' is not available in Python: {_CLI_ONLY[plain]}")
+        arguments.append(f"--{name}={_to_text(value)}")
+    return arguments
 
 
-def _flat(options: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
-    """The options of groups by their full names."""
+def _flatten(options: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield options with their full names, such as `optim.lr`."""
     for name, value in options.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{group}{name}.")
+            yield from _flatten(value, f"{group}{name}.")
         else:
             yield f"{group}{name}", value
 
 
-def _word(value: Any) -> str:
-    """A value as it is typed."""
+def _to_text(value: Any) -> str:
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
-    plain: Callable[[], Any] | None = getattr(value, "item", None)  # a scalar of NumPy or PyTorch
+    to_python: Callable[[], Any] | None = getattr(value, "item", None)  # NumPy and PyTorch scalars
     try:
-        return json.dumps(list(value) if isinstance(value, tuple) else plain() if plain else value)
+        return json.dumps(list(value) if isinstance(value, tuple) else to_python() if to_python else value)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{visible(repr(value))} is no value of an option: give text, numbers or a list") from error
+        raise UsageError(f"{visible(repr(value))} is not an option's value: pass text, numbers or a list") from error

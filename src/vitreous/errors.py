@@ -1,13 +1,13 @@
-"""The exception tree. Every error a user can meet is one of these; the command line makes it one line and an exit code.
+"""The exception tree. Every expected error is one of these; the command line prints it and exits with its code.
 
 VitreousError (exit 1)
-├── UsageError (exit 2)         the command, an option or a value is wrong: change what you typed
-│   └── ConfigError             a configuration contradicts itself or does not fit the data
-├── DataError (exit 1)          the images or labels are missing, unreadable or do not fit
-├── CheckpointError (exit 1)    a model file is damaged, foreign or does not fit
-├── TrainingError (exit 1)      training cannot go on
-│   └── NonFiniteError          the loss or a gradient is not finite any more
-├── OutputError (exit 1)        a result cannot be written: disk full, read-only, gone
+├── UsageError (exit 2)         the command, an option or a value is wrong
+│   └── ConfigError             a configuration is inconsistent or does not fit the data
+├── DataError (exit 1)          images or labels are missing, unreadable or inconsistent
+├── CheckpointError (exit 1)    a model file is damaged, unsupported or does not fit
+├── TrainingError (exit 1)      training cannot continue
+│   └── NonFiniteError          the loss or a gradient is NaN or infinite
+├── OutputError (exit 1)        a result cannot be written
 └── MissingExtraError (exit 1)  an optional package is not installed
 """
 
@@ -17,7 +17,7 @@ import difflib
 import os
 from collections.abc import Iterable
 
-from vitreous.files.text import LONGEST, printable, visible
+from vitreous.files.text import MAX_NAME_LENGTH, printable, visible
 
 __all__ = [
     "CheckpointError",
@@ -32,74 +32,67 @@ __all__ = [
     "did_you_mean",
 ]
 
-
-_LONGEST = 1600  # characters of a message
+_MAX_MESSAGE = 1600  # characters of a line
 
 
 class VitreousError(Exception):
-    """Base of all errors raised on purpose. The message names the value, the limit and the remedy.
+    """Base class of all expected errors. The message names the value, the limit and the remedy.
 
-    The message may cite what a stranger's file says: it is kept to a bounded length, without its middle where it is
-    longer, and characters that would steer a terminal are spelled out.
+    Messages may quote untrusted files, so each line is limited in length and unprintable characters are escaped.
     """
 
     exit_code = 1
 
     def __init__(self, message: str = "") -> None:
-        """Keep the message to what may be shown; line feeds in it are the author's."""
-        super().__init__("\n".join(printable(line, _LONGEST) for line in message.split("\n", maxsplit=99)))
+        super().__init__("\n".join(printable(line, _MAX_MESSAGE) for line in message.split("\n", maxsplit=99)))
 
 
 class UsageError(VitreousError):
-    """What the user typed cannot be meant: unknown option, recipe or model, or a value out of range."""
+    """The user passed an unknown option, recipe or model, or a value that does not fit."""
 
     exit_code = 2
 
 
 class ConfigError(UsageError, ValueError):
-    """A configuration contradicts itself, or does not fit the data it meets."""
+    """A configuration is inconsistent, or does not fit the data."""
 
 
 class DataError(VitreousError):
-    """Images or labels are missing, unreadable, or do not fit what was asked."""
+    """Images or labels are missing, unreadable, or do not fit the request."""
 
 
 class CheckpointError(VitreousError):
-    """A model file is damaged, foreign, of another format version, or does not fit the model.
+    """A model file is damaged, of an unsupported format or version, or does not fit the model.
 
-    A line feed in the message is the file's, and is spelled out too.
+    The message is a single line: its line feeds come from the file and are escaped too.
     """
 
     def __init__(self, message: str = "") -> None:
-        """Keep the message to one line that may be shown."""
-        super().__init__(printable(message, _LONGEST))
+        super().__init__(printable(message, _MAX_MESSAGE))
 
 
 class TrainingError(VitreousError):
-    """Training cannot go on."""
+    """Training cannot continue."""
 
 
 class NonFiniteError(TrainingError):
-    """The loss or the gradient norm became NaN or infinite."""
+    """The loss or the gradient norm is NaN or infinite."""
 
 
 class OutputError(VitreousError):
-    """A result cannot be written: the disk is full, the folder is read-only or gone."""
+    """A result cannot be written, for example because the disk is full or the folder is read-only."""
 
 
 class MissingExtraError(VitreousError):
-    """An optional package is needed that is not installed; the message gives the ``pip install`` line."""
+    """A required optional package is not installed; the message gives the ``pip install`` command."""
 
 
 def did_you_mean(word: str, known: Iterable[str], folder: str = "") -> str:
-    """Return ``" Did you mean 'x'?"`` for the nearest known word, or an empty string where none is near.
+    """Return ``" Did you mean 'x'?"`` for the most similar known word, or an empty string if none is similar.
 
-    Args:
-        word: What was given.
-        known: What there is.
-        folder: Where the words are names of files: it is put before the one that is proposed.
+    ``folder`` is put before the suggestion, if the words are names of files in a folder.
     """
-    if len(word) > LONGEST:  # nobody typed that, and the time that it takes grows with its square
+    if len(word) > MAX_NAME_LENGTH:  # matching takes quadratic time
         return ""
-    near = difflib.get_close_matches(word, [one for one in known if len(one) <= LONGEST], n=1, cutoff=0.55)
+    near = difflib.get_close_matches(word, [one for one in known if len(one) <= MAX_NAME_LENGTH], n=1, cutoff=0.55)
     return f" Did you mean '{visible(os.path.join(folder, near[0]))}'?" if near else ""

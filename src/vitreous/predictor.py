@@ -1,6 +1,7 @@
-"""Image in, labels out: a loaded model with its pipeline and class names. What a file holds is `checkpoint.artifact`.
+"""Classify images with a trained model: decode, preprocess, forward pass, class names.
 
-Shapes: B batch, C channels, H x W pixels, K classes, F features that the head's last layer reads.
+Model files are read by :mod:`vitreous.checkpoint`. Shapes: B batch, C channels, H x W pixels, K classes, F features
+(the input of the head's last layer), N images.
 """
 
 from __future__ import annotations
@@ -17,39 +18,40 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vitreous.accelerate.merging import merge_tokens as merge
+from vitreous.accelerate.model import accelerate
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.checkpoint.opening import OpenOptions, open_checkpoint
 from vitreous.checkpoint.resize import Resample
-from vitreous.data.batches.read_ahead import done_ahead
-from vitreous.data.images.given import Given, as_source, name_of, reason_of, separate
-from vitreous.data.images.reading import read_picture
+from vitreous.data.batches.read_ahead import map_ahead
+from vitreous.data.images.inputs import ImageInput, input_name, split_inputs, strip_name, to_source
+from vitreous.data.images.reading import read_image
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.engines.base import Engine
 from vitreous.engines.choose import EngineChoice
-from vitreous.engines.device import choose_device
 from vitreous.engines.names import EngineName, PrecisionName
 from vitreous.errors import CheckpointError, ConfigError, DataError
 from vitreous.files.html import html_bars, html_table
+from vitreous.machine.device import resolve_device
 from vitreous.model.config import Size2d
-from vitreous.model.merging import merge_tokens as merge
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["Classifier", "Embedding", "Failure", "Prediction", "load"]
 
 Floats = npt.NDArray[np.float32]
 
-_SHOWN = 5  # unreadable pictures that an error spells out
+_MAX_NAMED = 5  # unreadable images that an error names
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a picture shows.
+    """The classes predicted for an image.
 
     Args:
         label: The most probable class.
-        probability: Its probability in [0, 1], calibrated where the model has a temperature.
-        top: The most probable classes with their probabilities, most probable first.
-        name: The picture's path, or its position such as ``#0`` where it has none.
+        probability: Its probability in [0, 1], calibrated if the model has a temperature.
+        top: The most probable classes with their probabilities, in descending order.
+        name: The image's path, or its position such as ``#0`` if it has none.
     """
 
     label: str
@@ -63,7 +65,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Embedding:
-    """A picture's features (F,), float32, and its name as in :class:`Prediction`."""
+    """An image's features (F,), float32, and its name as in :class:`Prediction`."""
 
     vector: Floats
     name: str
@@ -71,35 +73,31 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Failure:
-    """A picture that cannot be read: its name as in :class:`Prediction`, and why."""
+    """An image that cannot be read: its name as in :class:`Prediction`, and the reason."""
 
     name: str
     reason: str
 
 
 class Classifier:
-    """A model that is ready for use.
+    """A model ready for inference. All methods take images as :meth:`predict` describes them.
 
     Args:
-        model: Its weights; it is moved to the device and set to evaluation mode. An engine that is not PyTorch in
-            float32 keeps a copy of them, made when it is chosen.
-        info: Class names, pipeline and temperature.
-        device: ``auto`` (CUDA, else Apple's GPU, else CPU), or a torch device such as ``cpu`` or ``cuda:1``.
-        engine: What computes: ``torch``, ``openvino``, ``onnxruntime``, or ``auto``: the fastest of those that are
-            installed, agree with PyTorch in float32 on check images, and pay for as many images as there are
-            (:mod:`vitreous.engines.choose`).
-        precision: What it multiplies in. ``float32``: one image gets the same numbers from every call on one machine,
-            whichever engine, batch size or way of giving it: probabilities to 1e-4, features and logits to 1e-4 of
-            the image's largest. ``bf16``: faster where the device computes it, and further from them: probabilities by
-            up to 0.05, features and logits by up to 10 % of the largest. ``auto``: bf16 where the device computes it in
-            hardware and it agrees, else float32.
-        tta: Test-time augmentation: probabilities are the mean of those of an image and of its mirror image, as
-            Krizhevsky et al. (2012) average their softmax outputs over crops and mirrored crops. Takes twice the time;
-            ``vitreous evaluate --tta`` measures the gain. Features stay those of the image.
-        tell: Is told, in a line, when a model is converted, when an engine is passed over, and of bf16.
+        model: The model; it is moved to the device and set to evaluation mode.
+        info: Class names, preprocessing pipeline and temperature.
+        device: ``auto`` (CUDA, else MPS, else CPU), or a torch device such as ``cpu`` or ``cuda:1``.
+        engine: ``torch``, ``openvino``, ``onnxruntime``, or ``auto``: the fastest installed engine whose results agree
+            with PyTorch, if the number of images justifies converting the model (:mod:`vitreous.engines.choose`).
+        precision: ``float32``: results do not depend on engine or batch size, except that probabilities may differ by
+            1e-4, features and logits by 1e-4 of the image's largest. ``bf16``: faster where the hardware supports it;
+            probabilities may differ by 0.05, features and logits by 10 % of the largest. ``auto``: bf16 if the hardware
+            supports it and the results stay within these bounds, else float32.
+        tta: Test-time augmentation: average the probabilities of each image and its mirror image (Krizhevsky et al.,
+            2012). Doubles the time; ``vitreous evaluate --tta`` measures the gain. Features are not averaged.
+        tell: Called with a line of text when a model is converted, an engine is rejected, or bf16 is used.
 
     Raises:
-        ConfigError: If the device is not there, or the engine does not run on it.
+        ConfigError: If the device does not exist, or the engine does not support it.
         MissingExtraError: If the engine is not installed.
     """
 
@@ -114,14 +112,14 @@ class Classifier:
         tta: bool = False,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        self.device = choose_device(device)
-        self.model = model.to(self.device).eval()
+        self.device = resolve_device(device)
+        self.model = accelerate(model).to(self.device).eval()
         self.info = info
         self.tta = tta
         self._choice = EngineChoice(
             self.model, info.pipeline, info.temperature, engine=engine, precision=precision, tell=tell
         )
-        self._seen = 0  # pictures computed so far: what a conversion costs may be saved over many calls
+        self._num_computed = 0  # images so far: a conversion may pay off over many calls
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -130,7 +128,7 @@ class Classifier:
 
     @property
     def pipeline(self) -> EvalPipeline:
-        """How a picture becomes the model's input."""
+        """The preprocessing that turns an image into the model's input."""
         return self.info.pipeline
 
     def __repr__(self) -> str:
@@ -139,154 +137,142 @@ class Classifier:
     def _repr_html_(self) -> str:
         return html_table(repr(self), [(n, name) for n, name in enumerate(self.classes[:40])])
 
-    @overload  # a str is an iterable of str for a type checker; the first match is the one that counts
+    @overload  # type checkers regard a str as an Iterable[str] too; the first match counts
     def predict(  # type: ignore[overload-overlap]
-        self, x: Given, top_k: int = 5, batch_size: int = 32
+        self, x: ImageInput, top_k: int = 5, batch_size: int = 32
     ) -> Prediction: ...
     @overload
-    def predict(self, x: Iterable[Given], top_k: int = 5, batch_size: int = 32) -> list[Prediction]: ...
+    def predict(self, x: Iterable[ImageInput], top_k: int = 5, batch_size: int = 32) -> list[Prediction]: ...
     def predict(
-        self, x: Given | Iterable[Given], top_k: int = 5, batch_size: int = 32
+        self, x: ImageInput | Iterable[ImageInput], top_k: int = 5, batch_size: int = 32
     ) -> Prediction | list[Prediction]:
-        """Say what is on a picture, or on each of several.
+        """Classify one image, or several.
 
         Args:
-            x: A path, the bytes of an image file or a binary file object, a PIL image, an array (H, W) or (H, W, C), or
-                a tensor (H, W) or (C, H, W), both of uint8, or float in [0, 1], with 1, 3 or 4 channels. Several are
-                an iterable of these, an array (B, H, W, C) or a tensor (B, C, H, W).
-            top_k: Classes in ``Prediction.top``, at least 1; all of them where the model has fewer.
-            batch_size: Pictures per forward pass, at least 1.
+            x: A path, the bytes of an image file, a binary file object, a PIL image, an array (H, W) or (H, W, C), or a
+                tensor (H, W) or (C, H, W). Arrays and tensors are uint8, or float in [0, 1], with 1, 3 or 4 channels.
+                Several images are an iterable of these, an array (N, H, W, C) or a tensor (N, C, H, W).
+            top_k: Length of ``Prediction.top``, at least 1; limited to the number of classes.
+            batch_size: Images per forward pass, at least 1.
 
         Raises:
-            DataError: If images cannot be read: the first ones by name and reason, and how many. For a list that
-                may have some, see :meth:`predict_stream`. Or if ``x`` is no image, nor several. A URL is none: nothing
-                is fetched.
+            DataError: If ``x`` is not an image, or any image cannot be read; the error names the first few. URLs are
+                refused. Use :meth:`predict_stream` if some images may be unreadable.
         """
         return _one_or_all(x, lambda items: self.predict_stream(items, top_k, batch_size))
 
     def predict_stream(
-        self, items: Iterable[Given], top_k: int = 5, batch_size: int = 32
+        self, items: Iterable[ImageInput], top_k: int = 5, batch_size: int = 32
     ) -> Iterator[Prediction | Failure]:
-        """Yield a :class:`Prediction`, or a :class:`Failure`, for each picture, in order, as they are computed.
+        """Yield a :class:`Prediction` or a :class:`Failure` for each image, in order.
 
-        ``items`` is read a few batches ahead, so it may be endless; threads decode meanwhile.
+        Threads decode a few batches ahead of the model, so ``items`` may be an endless iterator.
         """
         self.require_classes()
         _check_positive(top_k=top_k)
-        for name, row in self._rows(items, batch_size, self._probabilities):
-            yield row if isinstance(row, Failure) else self._prediction(name, row, top_k)
+        for name, row in self._stream(items, batch_size, self._probabilities):
+            if isinstance(row, Failure):
+                yield row
+                continue
+            order = np.argsort(-row, kind="stable")[:top_k]  # stable: ties keep the order of the classes
+            top = tuple((self.classes[i], float(row[i])) for i in order)
+            yield Prediction(*top[0], top=top, name=name)
 
     def require_classes(self) -> None:
-        """Refuse a model that has none.
-
-        Raises:
-            ConfigError: If it has no head.
-        """
+        """Raise :class:`~vitreous.errors.ConfigError` if the model has no head."""
         if not self.classes:
-            raise ConfigError("this model has no head, and so no classes to predict: embed gives its features")
+            raise ConfigError("this model has no classification head: use embed to get its features")
 
-    def embed(self, x: Given | Iterable[Given], batch_size: int = 32) -> Floats:
-        """Return the features that the head's last layer reads: (F,) for one picture, (n, F) for several.
-
-        Arguments and errors as :meth:`predict`.
-        """
+    def embed(self, x: ImageInput | Iterable[ImageInput], batch_size: int = 32) -> Floats:
+        """Return the input of the head's last layer: (F,) for one image, (N, F) for several."""
         found = _one_or_all(x, lambda items: self.embed_stream(items, batch_size))
         if isinstance(found, Embedding):
             return found.vector
         return np.stack([each.vector for each in found]) if found else np.zeros((0, self.features), np.float32)
 
-    def embed_stream(self, items: Iterable[Given], batch_size: int = 32) -> Iterator[Embedding | Failure]:
-        """Yield an :class:`Embedding`, or a :class:`Failure`, for each picture, as :meth:`predict_stream`."""
-        for name, row in self._rows(items, batch_size, lambda logits, features: features):
+    def embed_stream(self, items: Iterable[ImageInput], batch_size: int = 32) -> Iterator[Embedding | Failure]:
+        """Yield an :class:`Embedding` or a :class:`Failure` for each image, as :meth:`predict_stream`."""
+        for name, row in self._stream(items, batch_size, lambda logits, features: features):
             yield row if isinstance(row, Failure) else Embedding(row, name)
 
-    def logits(self, x: Given | Iterable[Given], batch_size: int = 32) -> Floats:
-        """Return the outputs before temperature and softmax: (K,) for one picture, (n, K) for several.
+    def logits(self, x: ImageInput | Iterable[ImageInput], batch_size: int = 32) -> Floats:
+        """Return the outputs before temperature and softmax: (K,) for one image, (N, K) for several.
 
-        With test-time augmentation, those from which temperature and softmax make the mean probabilities. Arguments
-        and errors as :meth:`predict`.
+        With test-time augmentation, temperature and softmax turn them into the averaged probabilities.
         """
         rows = _one_or_all(x, lambda items: self.logits_stream(items, batch_size))
         if isinstance(rows, np.ndarray):
             return rows
         return np.stack(rows) if rows else np.zeros((0, len(self.classes)), np.float32)
 
-    def logits_stream(self, items: Iterable[Given], batch_size: int = 32) -> Iterator[Floats | Failure]:
-        """Yield the logits (K,), or a :class:`Failure`, for each picture, as :meth:`predict_stream`."""
-        for _, row in self._rows(items, batch_size, lambda logits, features: logits):
+    def logits_stream(self, items: Iterable[ImageInput], batch_size: int = 32) -> Iterator[Floats | Failure]:
+        """Yield the logits (K,) or a :class:`Failure` for each image, as :meth:`predict_stream`."""
+        for _, row in self._stream(items, batch_size, lambda logits, features: logits):
             yield row
 
     @property
     def features(self) -> int:
-        """Length of an embedding (F)."""
+        """Length F of an embedding."""
         return self.model.config.features
 
-    def prepare(self, pictures: int, batch_size: int = 32) -> Engine:
-        """Choose the engine that computes this many more pictures, which may convert the model, and return it.
+    def prepare(self, num_images: int, batch_size: int = 32) -> Engine:
+        """Choose and return the engine for this many further images, converting the model if necessary.
 
-        The methods above do so by themselves: for all that they are given, or of an iterator batch by batch.
+        The other methods call this themselves.
 
         Raises:
-            ConfigError: If an engine or precision was named that fails, or disagrees with PyTorch in float32.
-            OutputError: If an engine was named, and no folder for its graph can be written.
+            ConfigError: If a requested engine or precision fails, or disagrees with PyTorch in float32.
+            OutputError: If a requested engine cannot write its converted model.
         """
-        return self._choice.engine(self._seen + pictures, min(pictures, batch_size) or batch_size)
+        return self._choice.engine(self._num_computed + num_images, min(num_images, batch_size) or batch_size)
 
-    def _rows(
-        self, items: Iterable[Given], batch_size: int, take: Callable[[Tensor, Tensor], Tensor]
+    def _stream(
+        self, items: Iterable[ImageInput], batch_size: int, select: Callable[[Tensor, Tensor], Tensor]
     ) -> Iterator[tuple[str, Floats | Failure]]:
-        """Yield each picture's name with its row of what ``take`` makes of a batch's outputs, in order."""
+        """Yield each image's name with its row of ``select(logits, features)``, in order."""
         _check_positive(batch_size=batch_size)
-        _, items = separate(items)
-        known = len(items) if isinstance(items, Sized) else None
-        engine = self.prepare(known or 0, batch_size)
-        decoded = done_ahead(self._pixels, items, ahead=2 * batch_size)
+        _, items = split_inputs(items)
+        total = len(items) if isinstance(items, Sized) else None
+        engine = self.prepare(total or 0, batch_size)
+        decoded = map_ahead(self._pixels, items, ahead=2 * batch_size)
         while chunk := list(itertools.islice(decoded, batch_size)):
             readable = [pixels for _, pixels in chunk if not isinstance(pixels, Failure)]
-            if known is None:  # another engine may pay by now
+            if total is None:  # the images so far may justify another engine
                 engine = self.prepare(len(readable), batch_size)
-            rows = iter(self._run(engine, np.stack(readable), take) if readable else ())
-            self._seen += len(readable)
+            rows = iter(self._run(engine, np.stack(readable), select) if readable else ())
+            self._num_computed += len(readable)
             for name, pixels in chunk:
                 yield name, pixels if isinstance(pixels, Failure) else next(rows)
 
-    def _pixels(self, position: int, item: Given) -> tuple[str, npt.NDArray[np.uint8] | Failure]:
-        """Decode one picture and fit it to the model's rectangle (H, W, C), or say why not; with its name."""
-        name = name_of(item, position)
+    def _pixels(self, position: int, item: ImageInput) -> tuple[str, npt.NDArray[np.uint8] | Failure]:
+        """Return an image's name, and its pixels (H, W, C) at the model's input size."""
+        name = input_name(item, position)
         try:
-            return name, self.pipeline.pixels(read_picture(as_source(item)))
+            return name, self.pipeline.pixels(read_image(to_source(item)))
         except DataError as error:
-            return name, Failure(name, reason_of(error, name))
+            return name, Failure(name, strip_name(error, name))
 
     @torch.inference_mode()
-    def _run(self, engine: Engine, pixels: npt.NDArray[np.uint8], take: Callable[[Tensor, Tensor], Tensor]) -> Floats:
-        """Compute rows for pixels B x H x W x C."""
-        # Put in order as bytes, a quarter of the floats that the pipeline makes of them: half the time of the step.
+    def _run(self, engine: Engine, pixels: npt.NDArray[np.uint8], select: Callable[[Tensor, Tensor], Tensor]) -> Floats:
+        """Compute a row per image for pixels (B, H, W, C)."""
+        # Transpose while the pixels are uint8: normalised floats have four times the bytes.
         batch = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().to(self.device)  # B C H W
         images = self.pipeline.normalise(batch)
-        logits, features = engine(images)
+        logits, features = engine(images)  # B K, B F
         if self.tta and self.classes:
-            logits = self._mean_of_views(logits, engine(images.flip(-1))[0])
-        rows: Floats = take(logits, features).float().cpu().numpy()
+            logits = self._average_views(logits, engine(images.flip(-1))[0])
+        rows: Floats = select(logits, features).float().cpu().numpy()
         if not np.isfinite(rows).all():
-            raise CheckpointError(
-                "the model's outputs are not finite: its weights are damaged, or its training diverged"
-            )
+            raise CheckpointError("the model's outputs are not finite: its weights are damaged, or training diverged")
         return rows
 
-    def _mean_of_views(self, *views: Tensor) -> Tensor:
-        """Logits B x K whose probabilities, by the model's temperature, are the mean of those of several views."""
-        chances = torch.stack([(logits / self.info.temperature).log_softmax(1) for logits in views])  # V B K
-        return self.info.temperature * (chances.logsumexp(0) - math.log(len(views)))
+    def _average_views(self, *views: Tensor) -> Tensor:
+        """Return logits (B, K) whose tempered softmax is the mean of those of all views."""
+        log_probabilities = torch.stack([(logits / self.info.temperature).log_softmax(1) for logits in views])  # V B K
+        return self.info.temperature * (log_probabilities.logsumexp(0) - math.log(len(views)))
 
     def _probabilities(self, logits: Tensor, features: Tensor) -> Tensor:
         return (logits / self.info.temperature).softmax(dim=1)  # B K
-
-    def _prediction(self, name: str, probabilities: Floats, top_k: int) -> Prediction:
-        """Name the most probable classes; equal ones come in the order of the classes."""
-        order = np.argsort(-probabilities, kind="stable")[:top_k]
-        top = tuple((self.classes[i], float(probabilities[i])) for i in order)
-        return Prediction(label=top[0][0], probability=top[0][1], top=top, name=name)
 
 
 def load(
@@ -301,49 +287,47 @@ def load(
     tta: bool = False,
     tell: Callable[[str], None] | None = None,
 ) -> Classifier:
-    """Load a classifier.
+    """Load a classifier; :class:`Classifier` describes device, engine, precision, tta and tell in full.
 
     Args:
-        source: A ``model.safetensors`` or a run folder; or a file, folder or hub id of Google's, timm's, Hugging Face's
-            or torchvision's Vision Transformers (:mod:`vitreous.checkpoint.opening`).
-        device: As :class:`Classifier` takes it.
-        image_size: Height and width in pixels to see pictures at, in multiples of the patch; position embeddings are
-            resampled. None: what the model was made for.
-        resample: Whose function resamples them: `google`, `timm`, `huggingface`, `torchvision` or `dinov2`. None: that
-            of the family that the model comes from.
-        engine: As :class:`Classifier` takes it. ``torch`` in ``float32`` is what others are compared with.
-        precision: As :class:`Classifier` takes it.
-        merge_tokens: Patches that are joined with others in each block, for speed at some loss
-            (:mod:`vitreous.model.merging`); 0 is the model as it is.
-        tta: As :class:`Classifier` takes it.
-        tell: As :class:`Classifier` takes it.
+        source: A ``model.safetensors`` or run directory; or a file, folder or hub id of a Vision Transformer of Google,
+            timm, Hugging Face or torchvision (:mod:`vitreous.checkpoint.opening`).
+        device: Where to compute.
+        image_size: Input height and width in pixels, multiples of the patch size; position embeddings are resampled.
+            None: the size that the model was trained at.
+        resample: Whose resampling of position embeddings: `google`, `timm`, `huggingface`, `torchvision` or `dinov2`.
+            None: that of the model's family.
+        engine: What computes; ``torch`` in ``float32`` is the reference for all others.
+        precision: Number format of the computation.
+        merge_tokens: Tokens to merge in each block, trading accuracy for speed (:mod:`vitreous.accelerate.merging`).
+        tta: Test-time augmentation.
+        tell: Receives notices.
 
     Raises:
         CheckpointError: If the file cannot be used.
-        ConfigError: If the device is not there, patches do not tile the image size, tokens cannot be merged, or the
-            engine does not run on the device.
-        MissingExtraError: If it is a hub id and huggingface_hub is not installed, or the engine is not.
+        ConfigError: If the device does not exist, the patches do not tile the image size, tokens cannot be merged, or
+            the engine does not support the device.
+        MissingExtraError: If the engine is not installed, or the source is a hub id and huggingface_hub is not.
     """
     model, info = open_checkpoint(source, OpenOptions(image_size=image_size, resample=resample))
     merge(model, merge_tokens)
     return Classifier(model, info, device, engine=engine, precision=precision, tta=tta, tell=tell)
 
 
-def _one_or_all(x: Any, stream: Callable[[Iterable[Given]], Iterator[Any]]) -> Any:
-    """Return what a stream gives for one image, or a list for several; raise one error for all failures."""
-    single, items = separate(x)
-    found = list(stream(items))
-    failures = [each for each in found if isinstance(each, Failure)]
+def _one_or_all(x: Any, stream: Callable[[Iterable[ImageInput]], Iterator[Any]]) -> Any:
+    """Return the result for a single image, or a list for several; raise one error for all failures."""
+    is_single, items = split_inputs(x)
+    results = list(stream(items))
+    failures = [each for each in results if isinstance(each, Failure)]
     if failures:
-        named = "; ".join(f"{each.name}: {each.reason}" for each in failures[:_SHOWN])
-        rest = f"; and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
-        count = "" if single else f"{len(failures)} of {len(found)} pictures cannot be read: "
+        count = "" if is_single else f"{len(failures)} of {len(results)} images cannot be read: "
+        named = "; ".join(f"{each.name}: {each.reason}" for each in failures[:_MAX_NAMED])
+        rest = f"; and {len(failures) - _MAX_NAMED} more" if len(failures) > _MAX_NAMED else ""
         raise DataError(f"{count}{named}{rest}")
-    return found[0] if single else found
+    return results[0] if is_single else results
 
 
 def _check_positive(**values: int) -> None:
-    """Refuse counts below 1."""
     for name, value in values.items():
         if value < 1:
             raise ConfigError(f"{name} is {value}, it must be at least 1")

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitreous.model import kernels
+from vit_reference import head_of
+from vitreous.accelerate import kernels
+from vitreous.accelerate.kernels import LayerNorm, Linear, attend, project_heads, split_heads
+from vitreous.accelerate.model import build
 from vitreous.model.config import ViTConfig
-from vitreous.model.kernels import LayerNorm, Linear, attend, project_heads, split_heads
-from vitreous.model.vit import VisionTransformer
 
 BF16 = torch.bfloat16
 ROUNDING = 2**-7  # of a bfloat16 result, relative to the largest: two roundings and a bit
@@ -139,10 +140,10 @@ SMALL = ViTConfig(image_size=16, patch_size=4, width=32, depth=3, heads=2, mlp_d
 @pytest.mark.parametrize(
     "options",
     [
-        {"layer_scale": 0.1},
+        {"block": {"layer_scale": 0.1}},
         {},
         {"stem": "linear", "pool": "mean"},
-        {"qk_norm": True, "position": "rope-2d"},
+        {"attention": {"qk_norm": True}, "position": "rope-2d"},
         {"registers": 2, "pool": "map"},
     ],
     ids=str,
@@ -150,7 +151,7 @@ SMALL = ViTConfig(image_size=16, patch_size=4, width=32, depth=3, heads=2, mlp_d
 def test_a_step_under_autocast_has_the_gradients_of_float64(options: dict[str, object]) -> None:
     torch.manual_seed(0)
     config = dataclasses.replace(SMALL, **options)  # type: ignore[arg-type]
-    model, exact = VisionTransformer(config), VisionTransformer(config).double()
+    model, exact = build(config), build(config).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.1)
@@ -158,7 +159,7 @@ def test_a_step_under_autocast_has_the_gradients_of_float64(options: dict[str, o
     images, labels = torch.randn(8, 3, 16, 16), torch.arange(8) % 5
     with torch.autocast("cpu", BF16):
         logits = model(images)
-        assert model.forward_features(images).dtype == BF16  # the residual stream
+        assert model(images, "tokens").dtype == BF16  # the residual stream
     F.cross_entropy(logits.float(), labels).backward()
     F.cross_entropy(exact(images.double()), labels).backward()
     close(logits, exact(images.double()), 3e-2)
@@ -172,9 +173,9 @@ def test_a_step_under_autocast_has_the_gradients_of_float64(options: dict[str, o
 @pytest.mark.parametrize("position", ["learned", "rope-2d", "relative"])
 def test_the_class_token_alone_comes_out_as_beside_all_others(position: str) -> None:
     torch.manual_seed(0)
-    model = VisionTransformer(dataclasses.replace(SMALL, position=position, registers=1)).double()  # type: ignore[arg-type]
+    model = build(dataclasses.replace(SMALL, position=position, registers=1)).double()  # type: ignore[arg-type]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.2)
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
-    torch.testing.assert_close(model(images), model.forward_head(model.forward_features(images)), rtol=0, atol=1e-12)
+    torch.testing.assert_close(model(images), head_of(model, model(images, "tokens")), rtol=0, atol=1e-12)

@@ -5,17 +5,18 @@ import math
 import pytest
 import torch
 
+from vit_reference import head_of
+from vitreous.accelerate.merging import merge_similar, merge_tokens
+from vitreous.accelerate.model import FastVisionTransformer, build
 from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig
-from vitreous.model.merging import join_alike, merge_tokens
-from vitreous.model.vit import VisionTransformer
 
 SMALL = {"image_size": 24, "patch_size": 4, "num_classes": 5, "width": 24, "depth": 3, "heads": 2, "mlp_dim": 40}
 
 
-def model_of(**changes) -> VisionTransformer:
+def model_of(**changes) -> FastVisionTransformer:
     torch.manual_seed(0)
-    model = VisionTransformer(ViTConfig(**{**SMALL, **changes})).double().eval()
+    model = build(ViTConfig(**{**SMALL, **changes})).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -30,14 +31,14 @@ def attention_by_loops(block, tokens, sizes):
     """Each query against each key, a key of size s counted s times; also the keys' mean over heads."""
     attn = block.attn
     normed = [block.norm1(token) for token in tokens]
-    parts = [attn.qkv(token).view(3, attn.heads, attn.head_dim) for token in normed]
+    parts = [attn.qkv(token).view(3, attn.heads, -1) for token in normed]
     q, k, v = ([part[which] for part in parts] for which in range(3))
     q, k = [attn.q_norm(each) for each in q], [attn.k_norm(each) for each in k]
     out = []
     for query, token in zip(q, tokens, strict=True):
         heads = []
         for h in range(attn.heads):
-            scores = [math.exp(float(query[h] @ key[h]) / math.sqrt(attn.head_dim)) for key in k]
+            scores = [math.exp(float(query[h] @ key[h]) / math.sqrt(len(query[h]))) for key in k]
             total = sum(size * score for size, score in zip(sizes, scores, strict=True))
             heads.append(sum(s * e * value[h] for s, e, value in zip(sizes, scores, v, strict=True)) / total)
         out.append(token + block.ls1(attn.proj(torch.cat(heads))))
@@ -82,9 +83,9 @@ def encoded_by_loops(model, image, count):
     "changes",
     [
         {},
-        {"registers": 3, "position_prefix": "all", "pool": "mean"},
+        {"registers": 3, "position": {"prefix": "all"}, "pool": "mean"},
         {"position": "sincos-2d", "pool": "map", "class_token": False},
-        {"position": "learned-2d", "qk_norm": True, "layer_scale": 0.3, "pool": "seq"},
+        {"position": "learned-2d", "attention": {"qk_norm": True}, "block": {"layer_scale": 0.3}, "pool": "seq"},
         {"image_size": (12, 28), "pool": "cls-mean"},  # 21 patches: an odd number
     ],
     ids=lambda changes: ", ".join(changes) or "plain",
@@ -95,10 +96,10 @@ def test_merging_is_what_loops_make_of_it(changes, count):
     model = model_of(**changes)
     batch = images() if "image_size" not in changes else images()[:, :, :12].repeat(1, 1, 1, 2)[..., :28].roll(1, 3)
     merge_tokens(model, count)
-    found = model.forward_features(batch)
+    found = model(batch, "tokens")
     expected = torch.stack([encoded_by_loops(model, image, count) for image in batch])
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(model(batch), model.forward_head(found), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(model(batch), head_of(model, found), rtol=1e-9, atol=1e-9)
     assert model(batch).shape == (2, 5)
 
 
@@ -127,7 +128,7 @@ def test_joining_loses_no_patch_and_keeps_the_mean(n, count):
     generator = torch.Generator().manual_seed(2)
     x, keys = (torch.randn(3, n, 6, generator=generator, dtype=torch.float64) for _ in range(2))
     sizes = torch.randint(1, 5, (3, n, 1), generator=generator).double()
-    joined, grown, moved = join_alike(x, sizes, keys, count)
+    joined, grown, moved = merge_similar(x, sizes, keys, count)
     assert joined.shape == (3, n - count, 6)
     torch.testing.assert_close((joined * grown).sum(1), (x * sizes).sum(1))
     counted = torch.zeros(3, n - count, 1, dtype=torch.float64).scatter_add(1, moved[..., None], sizes)

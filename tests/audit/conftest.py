@@ -21,8 +21,8 @@ def cache_home(tmp_path_factory, monkeypatch) -> Path:
 
 @pytest.fixture(scope="session")
 def benchmark() -> types.ModuleType:
-    """benchmarks/audit.py as a module."""
-    spec = importlib.util.spec_from_file_location("benchmark_audit", ROOT / "benchmarks" / "audit.py")
+    """benchmarks/accuracy/audit.py as a module."""
+    spec = importlib.util.spec_from_file_location("benchmark_audit", ROOT / "benchmarks" / "accuracy" / "audit.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""Class names that pass for each other, classes of unlike size, and what is no fault at all."""
+"""Checks of class names, class sizes and single files, and what they must not report."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from PIL import Image, ImageDraw
 from sklearn.datasets import load_digits
 
 from vitreous.audit.checks import check_classes, check_files, reason_kind
-from vitreous.audit.findings import Picture
-from vitreous.audit.look import Look, look, spread_of
+from vitreous.audit.findings import AuditImage
+from vitreous.audit.look import Inspection, look, spread_of
 from vitreous.data.sources.listing import Entry, Listing
 
-WHOLE = Look(digest="0", length=50_000, form="JPEG", mode="RGB", size=(300, 400), thumb=b"0")
+WHOLE = Inspection(digest="0", length=50_000, form="JPEG", mode="RGB", size=(300, 400), thumb=b"0")
 
 
-def pictures(sizes: dict[str, int], split: str = "train", look: Look = WHOLE) -> list[Picture]:
+def images(sizes: dict[str, int], split: str = "train", facts: Inspection = WHOLE) -> list[AuditImage]:
     return [
-        Picture(f"{split}/{label}/{n}.jpg", label, split, look, Path(f"/{split}/{label}/{n}.jpg"))
+        AuditImage(f"{split}/{label}/{n}.jpg", label, split, facts, Path(f"/{split}/{label}/{n}.jpg"))
         for label, count in sizes.items()
         for n in range(count)
     ]
 
 
-def found(rows: list[Picture], listing: Listing | None = None) -> dict[str, list[str]]:
+def found(rows: list[AuditImage], listing: Listing | None = None) -> dict[str, list[str]]:
     kinds: dict[str, list[str]] = {}
     for finding in check_classes(rows, listing):
         kinds.setdefault(finding.kind, []).append(finding.text)
@@ -48,7 +48,7 @@ def found(rows: list[Picture], listing: Listing | None = None) -> dict[str, list
     ],
 )
 def test_names_that_pass_for_each_other(names):
-    (text,) = found(pictures({**dict.fromkeys(names, 20), "other": 20}))["class-names"]
+    (text,) = found(images({**dict.fromkeys(names, 20), "other": 20}))["class-names"]
     assert text.count('"') + text.count("'") == 4
     one, other = text.split(" and ")
     assert one != other
@@ -57,7 +57,7 @@ def test_names_that_pass_for_each_other(names):
 
 def test_names_that_only_look_a_little_alike_are_two():
     assert (
-        found(pictures(dict.fromkeys(["cat", "cats", "c++", "c", "1", "01", "e\u0301t\u00e9", "ete", "-", "_"], 20)))
+        found(images(dict.fromkeys(["cat", "cats", "c++", "c", "1", "01", "e\u0301t\u00e9", "ete", "-", "_"], 20)))
         == {}
     )
 
@@ -68,58 +68,56 @@ def test_folders_that_unicode_writes_in_two_ways_are_said():
         Entry(Path("/") / name, name, label, None)
         for name, label in zip(names, ["caf\u00e9"] * 2 + ["tea"], strict=True)
     ]
-    (text,) = found(pictures({"caf\u00e9": 20, "tea": 20}), Listing(Path("/"), entries))["class-spelling"]
+    (text,) = found(images({"caf\u00e9": 20, "tea": 20}), Listing(Path("/"), entries))["class-spelling"]
     assert text == r"'cafe\u0301' and 'caf\xe9'"
 
 
 def test_sizes_of_classes():
-    even = pictures({"a": 60, "b": 40})
+    even = images({"a": 60, "b": 40})
     assert found(even) == {}
-    assert found(pictures({"a": 9, "b": 12})) == {"few": ['"a": 9 pictures in train']}
-    assert found(pictures({"a": 1, "b": 12}, split="all")) == {
-        "few": ['"a": 1 picture'],
-        "unbalanced": ['"a" has 1 picture, "b" 12'],
+    assert found(images({"a": 9, "b": 12})) == {"few": ['"a": 9 images in train']}
+    assert found(images({"a": 1, "b": 12}, split="all")) == {
+        "few": ['"a": 1 image'],
+        "unbalanced": ['"a" has 1 image, "b" 12'],
     }
-    assert found(pictures({"a": 101, "b": 10}))["unbalanced"] == ['"b" has 10 pictures, "a" 101']
-    assert "unbalanced" not in found(pictures({"a": 100, "b": 10}))
-    assert found(pictures({"a": 50}))["few"] == ['only one class, "a": there is nothing to tell apart']
-    with_val = [*even, *pictures({"a": 3}, split="val")]
-    assert found(with_val) == {"few": ["no picture in val: b"]}
-    assert found([*even, *pictures({"b": 2, "c": 2}, split="test")])["class-unknown"] == [
-        '"c": 2 pictures, all in test'
-    ]
-    many = found(pictures(dict.fromkeys("abcdefghijklmnop", 3)))["few"]
+    assert found(images({"a": 101, "b": 10}))["unbalanced"] == ['"b" has 10 images, "a" 101']
+    assert "unbalanced" not in found(images({"a": 100, "b": 10}))
+    assert found(images({"a": 50}))["few"] == ['only one class, "a": a classifier needs at least two']
+    with_val = [*even, *images({"a": 3}, split="val")]
+    assert found(with_val) == {"few": ["no image in val: b"]}
+    assert found([*even, *images({"b": 2, "c": 2}, split="test")])["class-unknown"] == ['"c": 2 images, all in test']
+    many = found(images(dict.fromkeys("abcdefghijklmnop", 3)))["few"]
     assert len(many) == 1
-    assert many[0].startswith("16 classes have under 10 pictures in train: ")
+    assert many[0].startswith("16 classes have under 10 images in train: ")
 
 
 def test_a_file_that_cannot_be_read_does_not_count():
-    rows = [*pictures({"a": 20, "b": 9}), *pictures({"b": 20}, look=Look("truncated"))]
-    assert found(rows)["few"] == ['"b": 9 pictures in train']
+    rows = [*images({"a": 20, "b": 9}), *images({"b": 20}, facts=Inspection("truncated"))]
+    assert found(rows)["few"] == ['"b": 9 images in train']
 
 
 @pytest.mark.parametrize(
-    ("look", "name", "kinds"),
+    ("facts", "name", "kinds"),
     [
         (WHOLE, "a.jpg", []),
         (WHOLE, "a.JPEG", []),
         (WHOLE, "a.jfif", []),
         (WHOLE, "a.png", ["extension"]),
         (WHOLE, "a", ["extension"]),
-        (Look(form="MPO", mode="RGB", size=(3000, 4000), length=4_000_000, thumb=b"0"), "a.jpg", []),
-        (Look(form="PNG", mode="RGB", size=(300, 1200), length=9000, thumb=b"0"), "a.png", ["aspect"]),
-        (Look(form="PNG", mode="RGB", size=(300, 1190), length=9000, thumb=b"0"), "a.png", []),
-        (Look(form="PNG", mode="L", size=(8000, 8000), length=60_000, thumb=b"0"), "a.png", ["inflates"]),
-        (Look(form="PNG", mode="RGB", size=(31, 40), length=900, thumb=b"0"), "a.png", ["tiny"]),
+        (Inspection(form="MPO", mode="RGB", size=(3000, 4000), length=4_000_000, thumb=b"0"), "a.jpg", []),
+        (Inspection(form="PNG", mode="RGB", size=(300, 1200), length=9000, thumb=b"0"), "a.png", ["aspect"]),
+        (Inspection(form="PNG", mode="RGB", size=(300, 1190), length=9000, thumb=b"0"), "a.png", []),
+        (Inspection(form="PNG", mode="L", size=(8000, 8000), length=60_000, thumb=b"0"), "a.png", ["inflates"]),
+        (Inspection(form="PNG", mode="RGB", size=(31, 40), length=900, thumb=b"0"), "a.png", ["tiny"]),
         (
-            Look(form="TIFF", mode="CMYK", size=(300, 400), length=900, frames=3, deep=True),
+            Inspection(form="TIFF", mode="CMYK", size=(300, 400), length=900, frames=3, deep=True),
             "a.tif",
             ["frames", "cmyk", "deep"],
         ),
     ],
 )
-def test_one_file_among_ordinary_ones(look, name, kinds):
-    rows = [*pictures({"a": 10}), Picture(name, "a", "train", look, Path("/") / name)]
+def test_one_file_among_ordinary_ones(facts, name, kinds):
+    rows = [*images({"a": 10}), AuditImage(name, "a", "train", facts, Path("/") / name)]
     assert [finding.kind for finding in check_files(rows)] == kinds
 
 
@@ -159,8 +157,8 @@ def test_a_blank_image_is_one_with_nothing_on_it(tmp_path, kind, blank, form):
     suffix = {"JPEG": "jpg", "GIF": "gif"}.get(form, "png")
     image.save(tmp_path / f"a.{suffix}", {"L": "PNG"}.get(form, form))
     rows = [
-        *pictures({"a": 10}),
-        Picture("a", "a", "train", look(str(tmp_path / f"a.{suffix}")), tmp_path / f"a.{suffix}"),
+        *images({"a": 10}),
+        AuditImage("a", "a", "train", look(str(tmp_path / f"a.{suffix}")), tmp_path / f"a.{suffix}"),
     ]
     assert [finding.kind for finding in check_files(rows)] == ["blank"] * blank
 
@@ -173,9 +171,9 @@ def test_no_handwritten_digit_and_no_photograph_is_blank(flowers):
         assert look(str(path)).spread > 100
 
 
-def test_a_set_of_small_pictures_has_no_tiny_ones():
-    small = Look(form="PNG", mode="L", size=(8, 8), length=200, thumb=b"0")
-    rows = [Picture(f"{n}.png", "a", "train", small, Path(f"/{n}.png")) for n in range(20)]
+def test_a_set_of_small_images_has_no_tiny_ones():
+    small = Inspection(form="PNG", mode="L", size=(8, 8), length=200, thumb=b"0")
+    rows = [AuditImage(f"{n}.png", "a", "train", small, Path(f"/{n}.png")) for n in range(20)]
     assert list(check_files(rows)) == []
 
 
@@ -185,8 +183,8 @@ def test_a_set_of_small_pictures_has_no_tiny_ones():
         ("empty, 0 bytes", "empty"),
         ("truncated", "truncated"),
         ("damaged or truncated", "truncated"),
-        ("not a picture", "undecodable"),
-        ("HEIF pictures cannot be read here, save it as JPEG", "undecodable"),
+        ("not an image", "undecodable"),
+        ("HEIF images cannot be read here, save it as JPEG", "undecodable"),
         ("2,500,000,000 pixels, the limit for PNG is 50,000,000: save it smaller", "bomb"),
         ("no such file", "unopened"),
         ("permission denied", "unopened"),

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from vitreous.audit import duplicates
-from vitreous.audit.duplicates import BITS, Pair, alike, components, near_pairs
-from vitreous.audit.look import seen
+from vitreous.audit.duplicates import BITS, Pair, components, correlation, near_pairs
+from vitreous.audit.look import fingerprint
 
 
 def recompressed(image: Image.Image, quality: int) -> Image.Image:
@@ -51,7 +51,7 @@ def photographs(flowers) -> list[Image.Image]:
 
 
 def pairs_of(images: list[Image.Image]) -> list[Pair]:
-    looks = [seen(image) for image in images]
+    looks = [fingerprint(image) for image in images]
     return near_pairs([hashes for _, hashes in looks], [thumb for thumb, _ in looks])
 
 
@@ -84,14 +84,14 @@ def test_a_mirrored_copy_without_its_margins_is_mirrored(photographs):
     assert found == [Pair(k, n + k, True) for k in range(n)]
 
 
-def test_flat_pictures_have_nothing_to_compare():
+def test_flat_images_have_nothing_to_compare():
     plain = [Image.new("RGB", (200, 150), colour) for colour in ("white", "black", "navy")]
     assert pairs_of(plain) == []
-    assert alike(seen(plain[0])[0], seen(plain[1])[0]) == 0
+    assert correlation(fingerprint(plain[0])[0], fingerprint(plain[1])[0]) == 0
 
 
 def test_the_second_look_refuses_what_the_hashes_let_pass(photographs):
-    thumbs = [seen(image)[0] for image in photographs]
+    thumbs = [fingerprint(image)[0] for image in photographs]
     assert near_pairs([(7, 1 << 63)] * len(thumbs), thumbs) == []  # one hash for all
 
 
@@ -122,7 +122,7 @@ def test_bits_are_counted_alike_by_old_and_new_numpy(monkeypatch):
 
 
 def test_many_of_one_scene_are_one_group_and_not_all_pairs(photographs):
-    look = seen(photographs[0])
+    look = fingerprint(photographs[0])
     found = near_pairs([look[1]] * 50, [look[0]] * 50)
     assert len(found) == 49
     assert components(60, [(pair.one, pair.other) for pair in found]) == [list(range(50))]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitreous.audit.findings import KINDS, Audit, Finding, Picture
+from vitreous.audit.findings import KINDS, Audit, AuditImage, Finding
 from vitreous.audit.look import look
 from vitreous.report import audit_page as module
 from vitreous.report.audit_page import page
@@ -60,8 +60,8 @@ def rocket(photos: Path) -> Path:
 
 def outcome(rocket: Path, names: list[str], kind: str = "rotated") -> Audit:
     seen = look(str(rocket))
-    pictures = [Picture(name, f"class {name}", "train", seen, rocket) for name in names]
-    return Audit("da<ta>", pictures, [Finding(kind, f"text {name}", (n,)) for n, name in enumerate(names)])
+    images = [AuditImage(name, f"class {name}", "train", seen, rocket) for name in names]
+    return Audit("da<ta>", images, [Finding(kind, f"text {name}", (n,)) for n, name in enumerate(names)])
 
 
 def test_names_are_text_and_nothing_is_fetched_or_run(rocket):
@@ -91,7 +91,7 @@ def test_names_are_text_and_nothing_is_fetched_or_run(rocket):
     assert "Audit of da<ta>" in seen.text
 
 
-def test_thumbnails_are_the_pictures_and_the_page_is_for_every_reader(rocket):
+def test_thumbnails_are_the_images_and_the_page_is_for_every_reader(rocket):
     seen = Seen("".join(page(outcome(rocket, ["a.jpg"]))))
     (image,) = [attributes for tag, attributes in seen.tags if tag == "img"]
     thumb = Image.open(io.BytesIO(base64.b64decode((image["src"] or "").partition(",")[2])))
@@ -132,8 +132,8 @@ def test_colours_can_be_read(rocket, scheme):
 
 def test_thousands_of_findings_stay_a_page(rocket, monkeypatch):
     made = []
-    cached = module.shown([rocket])
-    monkeypatch.setattr(module, "shown", lambda paths, progress: made.extend(paths) or cached * len(paths))
+    cached = module.make_thumbnails([rocket])
+    monkeypatch.setattr(module, "make_thumbnails", lambda paths, progress: made.extend(paths) or cached * len(paths))
     result = outcome(rocket, [f"{n}.jpg" for n in range(6000)])
     result.findings.append(Finding("two-labels", "many", tuple(range(100))))
     whole = "".join(page(result))
@@ -145,8 +145,8 @@ def test_thousands_of_findings_stay_a_page(rocket, monkeypatch):
     assert "88 more" in seen.text
 
 
-def test_a_picture_that_is_gone_has_no_thumbnail(rocket, tmp_path):
-    gone = Picture("gone.jpg", "x", "train", look(str(rocket)), tmp_path / "gone.jpg")
+def test_an_image_that_is_gone_has_no_thumbnail(rocket, tmp_path):
+    gone = AuditImage("gone.jpg", "x", "train", look(str(rocket)), tmp_path / "gone.jpg")
     seen = Seen("".join(page(Audit("d", [gone], [Finding("tiny", "", (0,))]))))
     assert "not shown" in seen.text
     assert "img" not in [tag for tag, _ in seen.tags]
@@ -158,9 +158,9 @@ def test_a_file_that_would_end_this_process_is_not_shown(rocket, tmp_path, endle
     slow.write_bytes(endless_jpeg[:2] + b"\xff\xe1\0\2" * 300 + endless_jpeg[2:])
     large.write_bytes(b"GIF89a" + b"\x3a\x34" * 2 + b"\0\0\0," + bytes(4) + b"\x3a\x34" * 2 + b"\0\2\2\x4c\1\0;")
     paths = [slow, large, rocket]
-    pictures = [Picture(path.name, "x", "train", look(str(rocket)), path) for path in paths]
+    images = [AuditImage(path.name, "x", "train", look(str(rocket)), path) for path in paths]
     before = resource.getrusage(resource.RUSAGE_SELF)
-    seen = Seen("".join(page(Audit("d", pictures, [Finding("tiny", "", (n,)) for n in range(3)]))))
+    seen = Seen("".join(page(Audit("d", images, [Finding("tiny", "", (n,)) for n in range(3)]))))
     after = resource.getrusage(resource.RUSAGE_SELF)
     assert seen.text.count("not shown") == 2
     assert [tag for tag, _ in seen.tags].count("img") == 1
@@ -168,8 +168,8 @@ def test_a_file_that_would_end_this_process_is_not_shown(rocket, tmp_path, endle
     assert after.ru_maxrss - before.ru_maxrss < 100_000
 
 
-def test_nothing_found_is_said():
-    assert "Nothing was found." in "".join(page(Audit("d", [], [])))
+def test_an_audit_without_findings_says_so():
+    assert "No problems were found." in "".join(page(Audit("d", [], [])))
 
 
 def test_every_kind_has_its_words():

@@ -1,4 +1,4 @@
-"""The twenty faults of benchmarks/audit.py in some of the flowers: each is found, and nothing else."""
+"""The twenty faults of benchmarks/accuracy/audit.py in some of the flowers: each is found, and nothing else."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ def test_what_was_seen_is_kept_and_a_change_is_seen(flowers, tmp_path, cache_hom
             (root / label / path.name).symlink_to(path)
     first, _ = audit(DataConfig(str(root)))
     again, _ = audit(DataConfig(str(root)))
-    assert (first.from_cache, again.from_cache) == (0, len(first.pictures))
+    assert (first.from_cache, again.from_cache) == (0, len(first.images))
     target = next(root.rglob("*.jpg"))
     content = target.read_bytes()
     target.unlink()
     target.write_bytes(content[: len(content) // 2])
     third, _ = audit(DataConfig(str(root)))
-    assert third.from_cache == len(first.pictures) - 1
+    assert third.from_cache == len(first.images) - 1
     name = target.relative_to(root).as_posix()
-    assert [third.pictures[f.pictures[0]].name for f in third.of_kind()["truncated"]] == [name]
+    assert [third.images[f.images[0]].name for f in third.by_kind()["truncated"]] == [name]
     (file,) = cache_home.rglob("*.npz")
     for damage in (b"", b"PK", file.read_bytes()[:-700], os.urandom(500)):
         file.write_bytes(damage)
@@ -75,15 +75,15 @@ def test_what_was_seen_is_kept_and_a_change_is_seen(flowers, tmp_path, cache_hom
         assert after.from_cache == 0
         assert benchmark.found_in(after) == benchmark.found_in(third)
     assert audit(DataConfig(str(root)), fresh=True)[0].from_cache == 0
-    assert audit(DataConfig(str(root)))[0].from_cache == len(first.pictures)
+    assert audit(DataConfig(str(root)))[0].from_cache == len(first.images)
     file.unlink()
     file.parent.chmod(0o500)
     try:
         unkept, _ = audit(DataConfig(str(root)))
     finally:
         file.parent.chmod(0o700)
-    assert os.geteuid() == 0 or "cannot be kept" in unkept.notes[0]
-    assert len(unkept.pictures) == len(first.pictures)
+    assert os.geteuid() == 0 or "cannot be cached" in unkept.notes[0]
+    assert len(unkept.images) == len(first.images)
 
 
 def test_the_cache_is_never_in_the_data(clean, monkeypatch):
@@ -101,7 +101,7 @@ def test_a_folder_without_splits_is_judged_by_the_split_that_training_makes(flow
         (tmp_path / "p" / "ab"[n % 2] / path.name).symlink_to(path)
     data = open_source(DataConfig(str(tmp_path / "p")))
     held = data.splits["val"].names[0]
-    # The same picture with other bytes, until training would put it on the other side.
+    # The same image with other bytes, until training would put it on the other side.
     for quality in range(60, 96):
         image = benchmark.saved(benchmark.Image.open(tmp_path / "p" / held), "JPEG", quality=quality)
         copy = tmp_path / "p" / Path(held).parent / "copy.jpg"
@@ -110,9 +110,9 @@ def test_a_folder_without_splits_is_judged_by_the_split_that_training_makes(flow
         if any(name.endswith("copy.jpg") for name in data.splits["train"].names):
             break
     result, _ = audit(DataConfig(str(tmp_path / "p")))
-    (leak,) = result.of_kind()["near-leak"]
-    assert {result.pictures[n].name for n in leak.pictures} == {held, copy.relative_to(tmp_path / "p").as_posix()}
-    assert [result.pictures[n].name for n in leak.drop] == [copy.relative_to(tmp_path / "p").as_posix()]
+    (leak,) = result.by_kind()["near-leak"]
+    assert {result.images[n].name for n in leak.images} == {held, copy.relative_to(tmp_path / "p").as_posix()}
+    assert [result.images[n].name for n in leak.drop] == [copy.relative_to(tmp_path / "p").as_posix()]
 
 
 def test_audit_and_training_agree_on_sides_and_on_what_is_left_out(flowers, tmp_path):
@@ -129,12 +129,12 @@ def test_audit_and_training_agree_on_sides_and_on_what_is_left_out(flowers, tmp_
     ):
         data, (result, _) = open_source(config), audit(config)
         trained = {name: side for side, split in data.splits.items() for name in split.names}
-        assert {one.name: one.split for one in result.pictures if not one.look.reason} == trained
-        unusable = {str(one.path) for one in result.pictures if one.look.reason}
+        assert {one.name: one.split for one in result.images if not one.facts.reason} == trained
+        unusable = {str(one.path) for one in result.images if one.facts.reason}
         assert unusable == {str(path) for path, _ in data.unreadable}
         assert len(unusable) == 3
-        assert config.split == "hash" or [one.split for one in result.pictures if one.label == "rare"] == ["train"]
-        assert "class-unknown" not in result.of_kind()
+        assert config.split == "hash" or [one.split for one in result.images if one.label == "rare"] == ["train"]
+        assert "class-unknown" not in result.by_kind()
 
 
 def test_a_list_keeps_what_an_earlier_one_left_out(flowers, tmp_path):
@@ -147,7 +147,7 @@ def test_a_list_keeps_what_an_earlier_one_left_out(flowers, tmp_path):
     earlier.write_text("# mine\na/4.jpg\n\n")
     result, _ = audit(DataConfig(str(tmp_path / "p"), exclude=str(earlier)))
     lines = list(exclusions(result, str(earlier)))
-    assert lines[1:5] == ["", f"# left out already, by {earlier}", "# mine", "a/4.jpg"]
+    assert lines[1:5] == ["", f"# already excluded by {earlier}", "# mine", "a/4.jpg"]
     (tmp_path / "both.txt").write_text("\n".join(lines) + "\n")
     data = open_source(DataConfig(str(tmp_path / "p"), exclude=str(tmp_path / "both.txt")))
     kept = {name for split in data.splits.values() for name in split.names}
@@ -166,8 +166,8 @@ def test_a_manifest_that_lists_files_twice(flowers, tmp_path):
     (tmp_path / "l.csv").write_text("path,label,split\n" + "\n".join(rows) + "\n")
     result, _ = audit(DataConfig(str(tmp_path / "l.csv")))
     found = {
-        kind: [sorted({result.pictures[n].path.name for n in one.pictures}) for one in findings]
-        for kind, findings in result.of_kind().items()
+        kind: [sorted({result.images[n].path.name for n in one.images}) for one in findings]
+        for kind, findings in result.by_kind().items()
         if kind not in ("few", "listing")
     }
     assert found == {
@@ -183,7 +183,7 @@ def test_a_manifest_that_lists_files_twice(flowers, tmp_path):
 
 def test_known_sets_are_audited_in_memory():
     result, copies = audit(DataConfig("digits"))
-    assert len(result.pictures) == 1797
+    assert len(result.images) == 1797
     assert result.counts()["error"] == 0
     assert copies.near == []  # handwritten digits of 8 pixels look alike, and are not compared
     assert result.to_dict()["pictures"] == 1797

@@ -11,7 +11,7 @@ from PIL import Image
 
 from vitreous.audit import watch
 from vitreous.audit.look import look
-from vitreous.audit.watch import look_at, pixels_of
+from vitreous.audit.watch import hash_pixels, look_at
 from vitreous.data.sources.scan import content_hash
 
 
@@ -23,7 +23,7 @@ def unlimited_passes(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGXCPU"), reason="needs a limit on processor time")
-def test_a_picture_that_takes_too_long_is_ended_and_named(photos, tmp_path, endless_jpeg, unlimited_passes):
+def test_an_image_that_takes_too_long_is_ended_and_named(photos, tmp_path, endless_jpeg, unlimited_passes):
     (tmp_path / "slow.jpg").write_bytes(endless_jpeg)
     good = sorted(photos.iterdir())
     looks = look_at([good[0], tmp_path / "slow.jpg", *good[1:]], workers=1)
@@ -44,7 +44,7 @@ def test_a_process_that_dies_costs_one_file(photos, tmp_path, monkeypatch, endle
             os.kill(started[0].process.pid, signal.SIGSEGV)
 
     looks = look_at([good[0], tmp_path / "slow.jpg", *good[1:]], workers=1, progress=kill_at_the_second)
-    assert looks[1].reason == "its decoder ends in a crash (SIGSEGV): save it as PNG or JPEG again"
+    assert looks[1].reason == "its decoder crashes (SIGSEGV): save it as PNG or JPEG again"
     assert [one.reason for one in looks[:1] + looks[2:]] == [""] * len(good)
     assert len(started) == 2
 
@@ -65,7 +65,7 @@ def test_pixels_are_told_apart_by_shape_and_value(photos, tmp_path):
     rocket.save(tmp_path / "b.tiff")
     rocket.rotate(90, expand=True).save(tmp_path / "turned.png")
     (tmp_path / "bad.png").write_bytes(b"no")
-    a, b, turned, bad = pixels_of([tmp_path / name for name in ("a.png", "b.tiff", "turned.png", "bad.png")])
+    a, b, turned, bad = hash_pixels([tmp_path / name for name in ("a.png", "b.tiff", "turned.png", "bad.png")])
     assert a == b == content_hash(b"%d %d " % rocket.size + rocket.tobytes())
     assert turned != a
     assert bad == ""

@@ -1,4 +1,4 @@
-"""A small server on loopback that answers as huggingface.co does, for as much as the hub client asks of a model."""
+"""A local server with the part of the huggingface.co API that the hub client uses for a model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-LARGE = (".safetensors", ".bin", ".npz")  # what the hub keeps as LFS: named by SHA-256
+LARGE = (".safetensors", ".bin", ".npz")  # files that the hub stores in LFS and names by SHA-256
 
 
 class Hub(ThreadingHTTPServer):
     """Serves ``root/<owner>/<name>/<files>``.
 
-    ``asked`` has every request, ``spoil`` flips a byte of large files, ``cut`` ends their body in the middle, and
-    ``failing`` gives ids a status and an error code.
+    ``asked`` records every request, ``spoil`` corrupts large files, ``cut`` truncates them, and ``failing`` maps ids to
+    a status and an error code.
     """
 
     daemon_threads = True
@@ -38,7 +38,7 @@ class Answer(BaseHTTPRequestHandler):
     server: Hub
 
     def log_message(self, *arguments: object) -> None:
-        """Keep quiet."""
+        """Do not log."""
 
     def do_HEAD(self) -> None:
         self._answer(body=False)
@@ -104,7 +104,7 @@ class Answer(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(root: Path) -> Iterator[Hub]:
-    """Serve while inside."""
+    """Serve within the context."""
     with Hub(root) as hub:
         thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()

@@ -1,4 +1,4 @@
-"""Files that ask for more than they have: refused in one line, soon, and before anything is taken."""
+"""Files that claim more than they have are rejected in one line, quickly, and before memory is allocated."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ import numpy as np
 import pytest
 import torch
 
-from vitreous.checkpoint import memory_check as allowance
+from vitreous.accelerate.cost import forward_bytes
+from vitreous.accelerate.model import build
+from vitreous.checkpoint import memory_check
 from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
-from vitreous.checkpoint.opening import OpenOptions, open_checkpoint, open_fully
+from vitreous.checkpoint.opening import OpenOptions, open_checkpoint, open_with_details
 from vitreous.checkpoint.untrusted.tensors import read_tensors
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError, VitreousError
 from vitreous.model.config import ViTConfig
-from vitreous.model.footprint import forward_bytes
 from vitreous.model.vit import VisionTransformer
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import fuzz_cost_files as made
+from fuzzing import costly_files as made
 
 SECONDS = 2.0
 
@@ -47,8 +48,8 @@ def archive(body: bytes, data: bytes = bytes(32)) -> bytes:
     return buffer.getvalue()
 
 
-def refused(path: Path, content: bytes, read=read_tensors) -> str:
-    """The one line that a file is refused with, within two seconds of CPU."""
+def rejection(path: Path, content: bytes, read=read_tensors) -> str:
+    """Return the error for a file, which is one line and takes at most two seconds of CPU time."""
     path.write_bytes(content)
     began = time.process_time()
     with pytest.raises(VitreousError) as caught:
@@ -67,37 +68,37 @@ def twice(levels: int) -> bytes:
     ("body", "said"),
     [
         (b"}(" + twice(40) + b"K\1u", "a dictionary with a tuple as a key"),
-        (b"\x8f(" + twice(40) + b"\x90", "holds set and no state dict"),
-        (b"c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R", "holds bytearray and no state dict"),
-        (b"c__builtin__\nset\n](" + twice(40) + b"e\x85R", "holds set"),
+        (b"\x8f(" + twice(40) + b"\x90", "has set and no state dict"),
+        (b"c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R", "has bytearray and no state dict"),
+        (b"c__builtin__\nset\n](" + twice(40) + b"e\x85R", "has set"),
         (b"\x96" + struct.pack("<Q", 3 << 30), "ends too early"),
-        (b"\x8b" + struct.pack("<i", 2**31 - 1), "a number of 2,147,483,647 bytes"),
+        (b"\x8b" + struct.pack("<i", 2**31 - 1), "an integer of 2,147,483,647 bytes"),
         (b"](" + b"]" * 600_000 + b"e", "more than 500,000 steps"),
         (b"](](" + b"K\1" * 100_000 + b"eq\1" + b"ctorch\nSize\nh\1\x85R" * 5000 + b"e", "more than 500,000 steps"),
-        (LONG_TEXT + b"c_codecs\nencode\nh\1X\4\0\0\0utf8\x86R" * 5000 + b"e", "holds list and no state dict"),
+        (LONG_TEXT + b"c_codecs\nencode\nh\1X\4\0\0\0utf8\x86R" * 5000 + b"e", "has list and no state dict"),
         (b"ccollections\nOrderedDict\n)R}(X\5\0\0\0itemsK\5ub", "holds no tensors"),
-        (b"cposix\nsystem\nX\4\0\0\0true\x85R", r"holds more than tensors \(posix.system\)"),
+        (b"cposix\nsystem\nX\4\0\0\0true\x85R", r"has more than tensors \(posix.system\)"),
     ],
 )  # fmt: skip
-def test_pickles_cost_no_more_than_their_length(tmp_path, body, said):
-    assert re.search(said, refused(tmp_path / "m.pth", archive(body)))
+def test_cost_of_pickles_is_bounded(tmp_path, body, said):
+    assert re.search(said, rejection(tmp_path / "m.pth", archive(body)))
 
 
-def test_keys_of_one_hash_take_no_longer_than_others(tmp_path):
+def test_colliding_keys_take_no_longer(tmp_path):
     keys = b"".join(made.number(n * (2**61 - 1)) + b"N" for n in range(60_000))
-    assert "a dictionary with a int as a key" in refused(tmp_path / "m.pth", archive(b"}(" + keys + b"u"))
+    assert "a dictionary with a int as a key" in rejection(tmp_path / "m.pth", archive(b"}(" + keys + b"u"))
     keys = b"".join(b"G" + struct.pack(">d", 2.0 ** (61 * (n % 16)) * (n // 16)) + b"N" for n in range(60_000))
-    assert "no state dict" in refused(tmp_path / "m.pth", archive(b"}(" + keys + b"u"))
+    assert "no state dict" in rejection(tmp_path / "m.pth", archive(b"}(" + keys + b"u"))
 
 
-def test_tensors_that_share_a_storage_cannot_grow(tmp_path):
+def test_shared_storage_cannot_be_multiplied(tmp_path):
     shared = torch.zeros(1 << 20)
     torch.save({f"t{n}": shared for n in range(200)}, tmp_path / "m.pth")
-    assert "it would grow" in refused(tmp_path / "m.pth", (tmp_path / "m.pth").read_bytes())
+    assert "bytes that share" in rejection(tmp_path / "m.pth", (tmp_path / "m.pth").read_bytes())
 
 
 @pytest.mark.parametrize("name", ["m.pth", "m.npz"])
-def test_one_directory_decides_what_an_archive_has(tmp_path, name):
+def test_ambiguous_archives_are_rejected(tmp_path, name):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
         packed.writestr("m/data.pkl" if name == "m.pth" else "a.npy", bytes(100 << 20))
@@ -111,20 +112,20 @@ def test_one_directory_decides_what_an_archive_has(tmp_path, name):
     crowded = whole[:central] + many + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0, 0, len(many), central, 0)
     twofold = struct.pack("<2H2LH", 2, 2, 2 * len(line), central, 0)
     for content, said in (
-        (whole + b"PK\x05\x06", "no whole"),
-        (whole + bytes(100), "no whole"),
-        (b"x" * 100 + whole, "no whole"),
+        (whole + b"PK\x05\x06", "no complete"),
+        (whole + bytes(100), "no complete"),
+        (b"x" * 100 + whole, "no complete"),
         (whole, "would unpack to"),
         (bytes(encrypted), "encrypted"),
         (crowded, "a directory of"),
         (whole[:end] + line + whole[end : end + 8] + twofold, "two entries"),
     ):
-        assert said in refused(tmp_path / name, content)
+        assert said in rejection(tmp_path / name, content)
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("new", [True, False])
-def test_every_protocol_is_read_to_the_last_bit(tmp_path, protocol, new):
+def test_every_pickle_protocol_is_read_exactly(tmp_path, protocol, new):
     base = torch.randn(6, 8)
     extra = torch.nn.Parameter(torch.randn(3))
     extra.note = "x"
@@ -148,22 +149,22 @@ def test_every_protocol_is_read_to_the_last_bit(tmp_path, protocol, new):
     ("tensor", "said"),
     [
         (torch.ones(2).to(torch.float8_e4m3fn), "float8_e4m3fn in 'a'"),
-        (torch.ones(2, device="meta"), "tensor without numbers"),
+        (torch.ones(2, device="meta"), "tensor without data"),
         (torch.ones(2, dtype=torch.complex64), "complex64 in 'a'"),
         (torch.ones(3).to_sparse(), "sparse tensor"),
         (torch.ones(2).to(torch.uint16), "uint16 in 'a'"),
     ],
 )
 @pytest.mark.parametrize("new", [True, False])
-def test_tensors_that_are_not_read_are_named(tmp_path, tensor, said, new):
+def test_unsupported_tensors_are_named(tmp_path, tensor, said, new):
     torch.save({"a": tensor}, tmp_path / "m.pth", _use_new_zipfile_serialization=new)
-    assert said in refused(tmp_path / "m.pth", (tmp_path / "m.pth").read_bytes())
+    assert said in rejection(tmp_path / "m.pth", (tmp_path / "m.pth").read_bytes())
 
 
 @pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2", "F4", "F6_E2M3", "C64", "U16", "nonsense"])
-def test_numbers_of_safetensors_that_are_not_read_are_named(tmp_path, dtype):
+def test_unsupported_safetensors_dtypes_are_named(tmp_path, dtype):
     header = json.dumps({"a": {"dtype": dtype, "shape": [4], "data_offsets": [0, 4]}}).encode()
-    assert dtype in refused(tmp_path / "m.safetensors", struct.pack("<Q", len(header)) + header + bytes(4))
+    assert dtype in rejection(tmp_path / "m.safetensors", struct.pack("<Q", len(header)) + header + bytes(4))
 
 
 @pytest.mark.parametrize(
@@ -172,18 +173,18 @@ def test_numbers_of_safetensors_that_are_not_read_are_named(tmp_path, dtype):
      "{'descr': '<f4', 'fortran_order': False, 'shape': (0, 1180591620717411303424)}", "~" * 3000 + "1",
      "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "1," * 40 + ")}"],
 )  # fmt: skip
-def test_headers_of_arrays_are_unreadable_or_claim_too_much(tmp_path, header):
+def test_invalid_array_headers(tmp_path, header):
     buffer = io.BytesIO()
     raw = header.encode() + b"\n"
     with zipfile.ZipFile(buffer, "w") as packed:
         packed.writestr("a.npy", b"\x93NUMPY\2\0" + struct.pack("<I", len(raw)) + raw + bytes(4))
-    assert "damaged" in refused(tmp_path / "m.npz", buffer.getvalue())
+    assert "damaged" in rejection(tmp_path / "m.npz", buffer.getvalue())
 
 
 def tiny(path: Path, **fields) -> tuple[VisionTransformer, Path]:
-    """A small model and its file."""
+    """Save a small model; return it and the file."""
     config = {"image_size": 16, "patch_size": 8, "num_classes": 3, "width": 16, "depth": 2, "heads": 2, "mlp_dim": 32}
-    model = VisionTransformer(ViTConfig(**(config | fields))).eval()
+    model = build(ViTConfig(**(config | fields))).eval()
     half = PreprocessConfig(mean=(0.5,) * 3, std=(0.5,) * 3)
     size = model.config.image_size
     save_model(path, model, ModelInfo(("a", "b", "c"), EvalPipeline((size, size), 3, half), provenance={"seed": 0}))
@@ -195,19 +196,19 @@ def tiny(path: Path, **fields) -> tuple[VisionTransformer, Path]:
     [
         ({"position": "sincos-2d", "pool": "mean", "width": 64, "mlp_dim": 256}, 1024),
         ({"position": "relative", "pool": "mean", "image_size": 256}, 256),
-        ({"stem": "conv", "width": 64, "mlp_dim": 256}, 1024),
+        ({"stem": {"kind": "conv", "downsample": "stride"}, "width": 64, "mlp_dim": 256}, 1024),
         ({"pool": "map", "patch_size": 16, "width": 384, "mlp_dim": 1536}, 512),
         ({"merged": 8, "patch_size": 16}, 1024),
     ],
 )
-def test_the_memory_of_an_image_is_counted_rightly(fields, size):
-    """In a process of its own, by the highest mark: within the margin that refusals leave."""
+def test_counted_memory_equals_measured_memory(fields, size):
+    """Peak memory of a separate process, within the margin that the check leaves."""
     code = (
         "import json, sys, torch; from pathlib import Path; from vitreous.model.config import ViTConfig;"
-        "from vitreous.model.vit import VisionTransformer; from vitreous.model.merging import merge_tokens;"
+        "from vitreous.accelerate.model import build; from vitreous.accelerate.merging import merge_tokens;"
         "torch.set_num_threads(1);"
         "fields, size, merged = json.loads(sys.argv[1]);"
-        "model = VisionTransformer(ViTConfig(**fields)).eval(); merge_tokens(model, merged);"
+        "model = build(ViTConfig(**fields)).eval(); merge_tokens(model, merged);"
         "run = torch.inference_mode()(model);"
         "run(torch.zeros(1, 3, 64, 64)); Path('/proc/self/clear_refs').write_text('5');"
         "mark = lambda key: int(next(l for l in open('/proc/self/status') if l.startswith(key)).split()[1]) << 10;"
@@ -217,31 +218,31 @@ def test_the_memory_of_an_image_is_counted_rightly(fields, size):
     config = {"image_size": size, "patch_size": 8, "num_classes": 3, "width": 16, "depth": 2, "heads": 2, "mlp_dim": 32}
     words = [sys.executable, "-c", code, json.dumps([config | fields, size, merged])]
     counted = forward_bytes(ViTConfig(**(config | fields)), (size, size), merged=merged)
-    for _ in range(3):  # what the allocator had left over from before hides some, or comes on top, now and then
+    for _ in range(3):  # memory that the allocator holds from before can distort a measurement
         taken = int(subprocess.run(words, capture_output=True, text=True, check=True, timeout=100).stdout)
         if counted / 1.6 < taken < 1.2 * counted + (8 << 20):
             return
-    pytest.fail(f"{taken:,} bytes were taken, {counted:,} counted")
+    pytest.fail(f"{taken:,} bytes measured, {counted:,} counted")
 
 
-def test_what_a_file_asks_for_is_checked_before_it_is_taken(tmp_path, monkeypatch):
+def test_memory_is_checked_before_it_is_allocated(tmp_path, monkeypatch):
     _, path = tiny(tmp_path / "m.safetensors", image_size=16_384, position="sincos-2d", pool="mean")
     assert path.stat().st_size < 80_000
-    monkeypatch.setattr(allowance, "memory_left", lambda: 2 << 30)
-    said = refused(path, path.read_bytes(), open_checkpoint)
-    assert "16384 x 16384 pixels: one takes about" in said
+    monkeypatch.setattr(memory_check, "memory_left", lambda: 2 << 30)
+    said = rejection(path, path.read_bytes(), open_checkpoint)
+    assert "16384 x 16384 pixels: one needs about" in said
     assert "2.0 GiB are free" in said
     smaller = int(said.rpartition(" ")[2])
     model, info = open_checkpoint(path, OpenOptions(image_size=smaller))
     assert info.pipeline.size == (smaller, smaller)
     tiny(path)
     with pytest.raises(ConfigError, match="Give a smaller size, such as --image-size"):
-        open_fully(path, OpenOptions(image_size=8192))
+        open_with_details(path, OpenOptions(image_size=8192))
     with pytest.raises(ConfigError, match=r"Use --batch-size \d"):
-        allowance.check_batch(model.config, info.pipeline, 1 << 16)
+        memory_check.check_batch(model.config, info.pipeline, 1 << 16)
 
 
-def test_the_limits_of_the_process_are_limits(tmp_path):
+def test_limits_of_the_process_are_respected(tmp_path):
     _, path = tiny(tmp_path / "m.safetensors", image_size=16_384, position="sincos-2d", pool="mean")
     words = f"ulimit -v 6000000; exec {sys.executable} -m vitreous predict {path} {tmp_path / 'x.png'}"
     run = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=100, check=False)
@@ -250,8 +251,8 @@ def test_the_limits_of_the_process_are_limits(tmp_path):
     assert "Give a smaller size" in run.stderr
 
 
-def respelt(path: Path, **changes) -> Path:
-    """The file with other parts of its description, and a digest that fits."""
+def with_changed_metadata(path: Path, **changes) -> Path:
+    """Change entries of a file's metadata, and its digest with them."""
     whole = path.read_bytes()
     length = struct.unpack("<Q", whole[:8])[0]
     tree = json.loads(whole[8 : 8 + length])
@@ -293,28 +294,28 @@ def nested(depth: int):
         {"temperature": float("nan")},
     ],
 )
-def test_descriptions_that_cannot_be_meant_are_refused_whatever_their_digest_says(tmp_path, changes):
+def test_invalid_metadata_is_rejected_even_with_a_valid_digest(tmp_path, changes):
     _, path = tiny(tmp_path / "m.safetensors")
-    refused(path, respelt(path, **changes).read_bytes(), open_checkpoint)
+    rejection(path, with_changed_metadata(path, **changes).read_bytes(), open_checkpoint)
 
 
-def test_bytes_of_folder_names_that_are_no_text_stay_class_names(tmp_path):
+def test_undecodable_bytes_in_class_names_are_kept(tmp_path):
     _, path = tiny(tmp_path / "m.safetensors")
-    assert load_model(respelt(path, classes=["a", "b", "caf\udce9"]))[1].classes[2] == "caf\udce9"
+    assert load_model(with_changed_metadata(path, classes=["a", "b", "caf\udce9"]))[1].classes[2] == "caf\udce9"
 
 
 @pytest.mark.parametrize("depth", [50_000, 1000])
-def test_blocks_and_heads_that_are_claimed_cost_nothing(tmp_path, depth):
+def test_claimed_blocks_and_heads_cost_nothing(tmp_path, depth):
     shapes = {f"blocks.{n}.x": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(depth)}
     _, path = tiny(tmp_path / "m.safetensors")
     text = json.loads((raw := path.read_bytes())[8 : 8 + struct.unpack("<Q", raw[:8])[0]])["__metadata__"]["vitreous"]
     document = json.loads(text)
     document["model"] |= {"depth": depth, "width": 4096, "heads": 4096, "init": "mimetic"}
     header = json.dumps({"__metadata__": {"vitreous": json.dumps(document)}, **shapes}).encode()
-    refused(path, struct.pack("<Q", len(header)) + header, open_checkpoint)
+    rejection(path, struct.pack("<Q", len(header)) + header, open_checkpoint)
 
 
-def test_documents_beside_weights_are_bounded(tmp_path):
+def test_json_beside_weights_is_bounded(tmp_path):
     np.savez(tmp_path / "model.npz", a=np.zeros(3, np.float32))
     for text in ('{"a": ' + "[" * 900 + "]" * 900 + "}", "{", "[]", '{"a": ' + "9" * 5000 + "}"):
         (tmp_path / "config.json").write_text(text)
@@ -322,5 +323,5 @@ def test_documents_beside_weights_are_bounded(tmp_path):
             open_checkpoint(tmp_path)
 
 
-def test_a_pickle_of_python_alone_is_no_file_of_pytorch(tmp_path):
-    assert "does not begin" in refused(tmp_path / "m.pth", pickle.dumps({"a": 1}))
+def test_plain_pickle_is_not_a_pytorch_file(tmp_path):
+    assert "does not begin" in rejection(tmp_path / "m.pth", pickle.dumps({"a": 1}))

@@ -1,4 +1,4 @@
-"""A few hundred of the damaged files of benchmarks/fuzz.py: each is one error of ours, or is read."""
+"""A few hundred of the damaged files of benchmarks/fuzzing/model_files.py: each is one error of ours, or is read."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FORMATS = ("vitreous", "google", "timm", "huggingface", "shards", "torchvision",
 
 @pytest.fixture(scope="module")
 def fuzz():
-    """The benchmark as a module."""
+    """Import the benchmark as a module."""
     sys.path.insert(0, str(BENCHMARKS))
     try:
-        specification = importlib.util.spec_from_file_location("fuzz", BENCHMARKS / "fuzz.py")
+        specification = importlib.util.spec_from_file_location("fuzz", BENCHMARKS / "fuzzing" / "model_files.py")
         module = importlib.util.module_from_spec(specification)
         specification.loader.exec_module(module)
     finally:
@@ -29,10 +29,11 @@ def fuzz():
     return module
 
 
-def test_damaged_files_of_every_format_are_one_error_or_read(tmp_path):
-    """In one process of its own: its audit hook cannot be taken off, and its memory is limited."""
+def test_damaged_files_are_read_or_raise_one_error(tmp_path):
+    """In a separate process, because an audit hook cannot be removed and memory is limited."""
     script = (
-        "import json, sys; sys.path.insert(0, sys.argv[1]); import fuzz; from pathlib import Path\n"
+        "import json, sys; from pathlib import Path\n"
+        "sys.path.insert(0, sys.argv[1]); import fuzzing.model_files as fuzz\n"
         "for kind in sys.argv[3:]:\n"
         "    (place := Path(sys.argv[2]) / kind).mkdir()\n"
         "    print(json.dumps([kind, fuzz.work(kind, place, 60, 1)]))"
@@ -52,13 +53,13 @@ def test_damaged_files_of_every_format_are_one_error_or_read(tmp_path):
 
 
 def test_hostile_files_cost_no_more_than_two_seconds_and_512_megabytes(tmp_path):
-    """A few of benchmarks/fuzz_costs.py; description goes through every verb."""
+    """A few of benchmarks/fuzzing/costs.py; description goes through every verb."""
     counts = {"pickle": 60, "archive": 8, "array": 30, "configuration": 15, "description": 14}
     script = (
-        "import json, sys; sys.path.insert(0, sys.argv[1]); import fuzz_costs; from pathlib import Path\n"
+        "import json, sys; sys.path.insert(0, sys.argv[1]); import fuzzing.costs as costs; from pathlib import Path\n"
         "for kind, count in json.loads(sys.argv[3]).items():\n"
         "    (place := Path(sys.argv[2]) / kind).mkdir()\n"
-        "    print(json.dumps([kind, fuzz_costs.work(kind, place, 0, count, 1)]))"
+        "    print(json.dumps([kind, costs.work(kind, place, 0, count, 1)]))"
     )
     run = subprocess.run(
         [sys.executable, "-c", script, BENCHMARKS, tmp_path, json.dumps(counts)],
@@ -72,7 +73,7 @@ def test_hostile_files_cost_no_more_than_two_seconds_and_512_megabytes(tmp_path)
         assert sum(each["counts"].values()) == counts[kind]
 
 
-def test_the_same_seed_damages_alike(fuzz):
+def test_mutations_are_deterministic(fuzz):
     whole = {"model.npz": os.urandom(1000), "config.json": b'{"a": [1, 2, {"b": null}]}'}
     first, second = ([fuzz.mutated(whole, random.Random(5)) for _ in range(20)] for _ in range(2))
     assert first == second
@@ -80,7 +81,7 @@ def test_the_same_seed_damages_alike(fuzz):
 
 WRONG = """
 import sys; sys.path.insert(0, sys.argv[1])
-import fuzz, os, signal, socket, subprocess
+import fuzzing.model_files as fuzz, os, signal, socket, subprocess
 from pathlib import Path
 from vitreous.errors import CheckpointError, VitreousError
 
@@ -105,7 +106,7 @@ for read in (
 """
 
 
-def test_what_would_be_wrong_is_seen(tmp_path):
+def test_the_fuzzer_detects_wrong_behaviour(tmp_path):
     (tmp_path / "in").mkdir()
     run = subprocess.run(
         [sys.executable, "-c", WRONG, BENCHMARKS, tmp_path / "in"],

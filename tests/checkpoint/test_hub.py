@@ -1,4 +1,4 @@
-"""Hub ids, through the real hub client and a server on loopback: fetched once, then from the cache, then offline."""
+"""Hub ids, with the real hub client and a local server: downloaded once, then from the cache, then offline."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 from hub_server import serving
 
+from vitreous.accelerate.model import create
 from vitreous.checkpoint.conversion.convert import convert
 from vitreous.checkpoint.hub import fetch
 from vitreous.checkpoint.locating import locate
@@ -23,7 +24,6 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import open_source
 from vitreous.errors import CheckpointError
 from vitreous.files.shell import shell_line
-from vitreous.model.sizes import create
 from vitreous.train.advice import PRETRAINED, few_images
 from vitreous.train.config import RunConfig
 
@@ -43,10 +43,10 @@ for name in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def repositories(tmp_path_factory) -> Path:
-    """Models as they lie on the hub: one of ours in each family's format."""
+    """Create hub repositories with one model in each family's format."""
     root = tmp_path_factory.mktemp("hub")
     torch.manual_seed(0)
-    model = create("mu/16", num_classes=3, image_size=32, zero_head=False)
+    model = create("mu/16", num_classes=3, image_size=32, head={"zero": False})
     half = PreprocessConfig(mean=(0.5,) * 3, std=(0.5,) * 3)
     save_model(root / "own.safetensors", model, ModelInfo(("a", "b", "c"), EvalPipeline((32, 32), 3, half)))
     for owner in ("timm", "google", "me", "pickles"):
@@ -62,7 +62,7 @@ def repositories(tmp_path_factory) -> Path:
 
 
 def load(names, home: Path, **environment: str):
-    """Load models in a fresh process, one after the other; return what came out, and what was said meanwhile."""
+    """Load models in a fresh process, one after the other; return the results and stderr."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     run = subprocess.run(
         [sys.executable, "-c", LOAD, *names],
@@ -75,21 +75,21 @@ def load(names, home: Path, **environment: str):
     return [json.loads(line) for line in run.stdout.splitlines()], run.stderr
 
 
-def test_a_bare_name_of_a_model_is_told_its_whole_id():
+def test_model_name_without_owner_suggests_the_full_id():
     for name, whole in (
         ("vit_small_patch16_224", "timm/vit_small_patch16_224.augreg_in21k_ft_in1k"),
         ("vit_tiny_patch16_384.augreg_in21k", "timm/vit_tiny_patch16_384.augreg_in21k"),
         ("vit-base-patch16-224", "google/vit-base-patch16-224"),
     ):
-        with pytest.raises(CheckpointError, match=f"Did you mean the hub's '{whole}'\\?.*else give a local file"):
+        with pytest.raises(CheckpointError, match=f"Did you mean the hub's '{whole}'\\?.*otherwise give a local file"):
             locate(name)
     with pytest.raises(CheckpointError) as caught:
         locate("no_such_model")
     assert "hub" not in str(caught.value)
 
 
-def test_what_a_run_on_few_images_advises_works_as_it_is_pasted(flowers, tmp_path):
-    model = create("mu/16", num_classes=3, image_size=32, zero_head=False)
+def test_suggested_finetuning_command_works(flowers, tmp_path):
+    model = create("mu/16", num_classes=3, image_size=32, head={"zero": False})
     half = PreprocessConfig(mean=(0.5,) * 3, std=(0.5,) * 3)
     save_model(tmp_path / "own.safetensors", model, ModelInfo(("a", "b", "c"), EvalPipeline((32, 32), 3, half)))
     (tmp_path / "hub" / "timm").mkdir(parents=True)
@@ -99,8 +99,8 @@ def test_what_a_run_on_few_images_advises_works_as_it_is_pasted(flowers, tmp_pat
         for path in sorted((flowers / "train" / label).glob("*.jpg"))[:12]:
             shutil.copy(path, tmp_path / "few photos" / label)
     data = open_source(DataConfig(source=str(tmp_path / "few photos")))
-    ready = SimpleNamespace(data=data, start=None, config=RunConfig(data=DataConfig(source="few photos")))
-    command = shell_line(list(few_images(ready))[-1])
+    setup = SimpleNamespace(data=data, pretrained=None, config=RunConfig(data=DataConfig(source="few photos")))
+    command = shell_line(list(few_images(setup))[-1])
     with serving(tmp_path / "hub") as hub:
         environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
         environment["HF_HUB_OFFLINE"] = "0"  # other tests in this process go offline
@@ -114,7 +114,7 @@ def test_what_a_run_on_few_images_advises_works_as_it_is_pasted(flowers, tmp_pat
     assert (tmp_path / "runs/few-photos-1/model.safetensors").exists()
 
 
-def test_fetched_cached_and_offline(repositories, tmp_path):
+def test_download_cache_and_offline(repositories, tmp_path):
     names = ["timm/vit_mu_patch16_32.augreg_in1k", "hf-hub:google/vit-mu-patch16-32@main", "me/own"]
     bad = ["timm/none", "me/own@nowhere", "pickles/only"]
     with serving(repositories) as hub:
@@ -147,8 +147,8 @@ def test_fetched_cached_and_offline(repositories, tmp_path):
 @pytest.mark.parametrize(
     ("status", "code", "message"),
     [
-        (401, "GatedRepo", "needs your consent first: accept its conditions at"),
-        (403, "GatedRepo", "needs your consent first: accept its conditions at"),
+        (401, "GatedRepo", "is gated: accept its conditions at"),
+        (403, "GatedRepo", "is gated: accept its conditions at"),
         (401, "RepoNotFound", "the hub has no model 'me/own' that you may read: check the id, or log in"),
         (401, "", "the hub has no model 'me/own' that you may read: check the id, or log in"),
         (500, "", "the hub answered with an error: HfHubHTTPError"),
@@ -156,7 +156,7 @@ def test_fetched_cached_and_offline(repositories, tmp_path):
         (429, "", "the hub answered with an error: HfHubHTTPError"),
     ],
 )
-def test_a_hub_that_refuses_or_is_out_of_order(repositories, tmp_path, monkeypatch, status, code, message):
+def test_errors_of_the_hub(repositories, tmp_path, monkeypatch, status, code, message):
     from huggingface_hub import constants
 
     with serving(repositories) as hub:
@@ -170,7 +170,7 @@ def test_a_hub_that_refuses_or_is_out_of_order(repositories, tmp_path, monkeypat
     assert "\n" not in str(caught.value)
 
 
-def test_a_download_that_breaks_off_is_said_and_the_next_one_is_whole(repositories, tmp_path):
+def test_interrupted_download_is_an_error_and_can_be_repeated(repositories, tmp_path):
     with serving(repositories) as hub:
         hub.cut = True
         broken, _ = load(["me/own"], tmp_path, HF_ENDPOINT=hub.url)
@@ -180,8 +180,8 @@ def test_a_download_that_breaks_off_is_said_and_the_next_one_is_whole(repositori
     assert whole[0]["width"] == 32
 
 
-def test_a_file_that_is_damaged_on_the_way_is_refused(repositories, tmp_path):
+def test_corrupted_download_is_detected(repositories, tmp_path):
     with serving(repositories) as hub:
         hub.spoil = True
         found, _ = load(["me/own"], tmp_path, HF_ENDPOINT=hub.url)
-    assert "is damaged: its SHA-256 is not the hub's" in found[0]["error"]
+    assert "is damaged: its SHA-256 differs from the hub's" in found[0]["error"]

@@ -1,4 +1,4 @@
-"""The model file: what is saved comes back to the last bit, and what is no model file is refused with a reason."""
+"""The model file: saved models are restored exactly, and anything else is rejected with a reason."""
 
 import json
 import math
@@ -17,11 +17,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from vitreous.accelerate.model import build
 from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError, OutputError
-from vitreous.model.config import ViTConfig
+from vitreous.model.config import PARTS, ViTConfig
 from vitreous.model.vit import VisionTransformer
 
 SMALL = ViTConfig(image_size=16, patch_size=4, num_classes=3, width=16, depth=2, heads=2, mlp_dim=32)
@@ -33,9 +34,9 @@ def info(**changes) -> ModelInfo:
 
 
 def model_of(config: ViTConfig) -> VisionTransformer:
-    """A model none of whose weights is zero or one, so that a lost one shows."""
+    """Return a model without weights of zero or one, so that a lost tensor changes the output."""
     torch.manual_seed(0)
-    model = VisionTransformer(config)
+    model = build(config)
     with torch.no_grad():
         for value in model.parameters():
             value.add_(torch.randn_like(value) * 0.1)
@@ -54,7 +55,7 @@ def saved(tmp_path) -> Path:
 
 
 def rewrite(path: Path, change=None, tensors=None) -> None:
-    """Save a model file again with its document, or its tensors, changed."""
+    """Save a model file again with changed metadata or tensors."""
     with open(path, "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     document = json.loads(header["__metadata__"]["vitreous"])
@@ -63,8 +64,8 @@ def rewrite(path: Path, change=None, tensors=None) -> None:
     save_file(tensors if tensors is not None else load_file(path), path, metadata={"vitreous": json.dumps(document)})
 
 
-def refused(path: Path) -> str:
-    """The message of the refusal, which is one line and names the file."""
+def rejection(path: Path) -> str:
+    """Return the error message, which is one line and names the file."""
     with pytest.raises(CheckpointError) as caught:
         load_model(path)
     message = str(caught.value)
@@ -74,18 +75,29 @@ def refused(path: Path) -> str:
 
 
 OPTIONS = [
-    *({"position": p} for p in ("learned", "learned-2d", "relative", "sincos-2d", "rope-2d", "none")),
+    *({"position": kind.kind} for kind in PARTS["position"]),
     *({"pool": p} for p in ("mean", "map", "seq")),
     *({"stem": s} for s in ("linear", "conv")),
     {"position": "sincos-2d", "pool": "mean", "registers": 3},
-    {"head": "mlp", "head_hidden": 24, "final_norm": "none", "layer_scale": 1e-4, "qk_norm": True},
-    {"image_size": (16, 32), "patch_size": (4, 8), "position": "rope-2d", "qkv_bias": False},
-    {"pool": "cls", "registers": 2, "position_prefix": "all", "patch_activation": "relu", "final_norm": "pooled"},
+    {
+        "head": {"kind": "mlp", "hidden": 24},
+        "final_norm": "none",
+        "block": {"layer_scale": 1e-4},
+        "attention": {"qk_norm": True},
+    },
+    {"image_size": (16, 32), "patch_size": (4, 8), "position": "rope-2d", "attention": {"qkv_bias": False}},
+    {
+        "pool": "cls",
+        "registers": 2,
+        "position": {"prefix": "all"},
+        "stem": {"activation": "relu"},
+        "final_norm": "pooled",
+    },
 ]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_logits_are_the_same_bits_after_save_and_load(tmp_path, options):
+def test_logits_are_identical_after_save_and_load(tmp_path, options):
     config = replace(SMALL, **options)
     model = model_of(config)
     size = config.image_size if isinstance(config.image_size, tuple) else (16, 16)
@@ -109,7 +121,7 @@ def test_a_loaded_model_can_be_trained(saved):
     assert all(p.requires_grad and p.grad is not None for p in model.parameters())
 
 
-def test_what_the_file_says_comes_back(tmp_path):
+def test_metadata_round_trip(tmp_path):
     said = info(
         classes=("Käfer", "犬", "name with, comma"),
         temperature=1.25,
@@ -135,10 +147,10 @@ def test_half_precision_weights_load_as_float32(saved):
     assert torch.equal(weight, load_file(saved)[name].float())
 
 
-def test_a_run_folder_is_taken_for_its_model(saved):
+def test_run_directory_stands_for_its_model(saved):
     assert load_model(saved.parent)[1].classes == ("cat", "dog", "eel")
     with pytest.raises(
-        CheckpointError, match=r"has no model\.safetensors\. The newest below it is '.*model\.safetensors'"
+        CheckpointError, match=r"has no model\.safetensors\. The newest one below is '.*model\.safetensors'"
     ):
         load_model(saved.parent.parent)
     with pytest.raises(
@@ -147,29 +159,29 @@ def test_a_run_folder_is_taken_for_its_model(saved):
         load_model(saved.with_name("modle.safetensors"))
 
 
-def test_pickles_are_refused_and_never_run(tmp_path):
+def test_pickles_are_rejected_and_never_run(tmp_path):
     class Trap:
         def __reduce__(self):
             return os.system, (f"touch {tmp_path / 'ran'}",)
 
     for protocol in (0, 2, 4, 5):
         (tmp_path / "m.safetensors").write_bytes(pickle.dumps([Trap(), "x" * 100], protocol=protocol))
-        refused(tmp_path / "m.safetensors")
+        rejection(tmp_path / "m.safetensors")
     torch.save({"weights": torch.zeros(3), "trap": Trap()}, tmp_path / "m.pt")
-    assert "zip archive" in refused(tmp_path / "m.pt")
-    assert "pickle" in refused(tmp_path / "m.pt")
+    assert "zip archive" in rejection(tmp_path / "m.pt")
+    assert "pickle" in rejection(tmp_path / "m.pt")
     torch.save({"weights": torch.zeros(3)}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
-    assert "Python pickle" in refused(tmp_path / "old.pth")
+    assert "Python pickle" in rejection(tmp_path / "old.pth")
     assert not (tmp_path / "ran").exists()
 
 
-def test_other_files_are_named_for_what_they_are(tmp_path):
+def test_other_formats_are_named(tmp_path):
     path = tmp_path / "m.safetensors"
     for content, reason in (
         (b"", "empty"),
         (b"abc", "only 3 bytes"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
-        (b"\xff\xd8\xff\xe0" + bytes(1000), "is a picture (JPEG), no model"),
+        (b"\xff\xd8\xff\xe0" + bytes(1000), "is an image (JPEG), not a model"),
         (b"\xff\xd9\xff\xe0" + bytes(1000), "header claims"),
         (struct.pack("<Q", 2**63) + b"{}", "header claims"),
         (struct.pack("<Q", 4) + b"nope", "header is unreadable"),
@@ -177,21 +189,21 @@ def test_other_files_are_named_for_what_they_are(tmp_path):
         (struct.pack("<Q", 50_000) + b"[" * 50_000, "header is unreadable"),
     ):
         path.write_bytes(content)
-        assert reason in refused(path), content[:20]
+        assert reason in rejection(path), content[:20]
 
 
-def test_cut_and_lengthened_files_are_refused(saved):
+def test_truncated_and_extended_files_are_rejected(saved):
     whole = saved.read_bytes()
     for length in (9, 200, len(whole) // 2, len(whole) - 1):
         saved.write_bytes(whole[:length])
-        refused(saved)
+        rejection(saved)
     saved.write_bytes(whole[:-1])
-    assert f"{len(whole) - 1:,} bytes found, {len(whole):,} expected" in refused(saved)
+    assert f"{len(whole) - 1:,} bytes found, {len(whole):,} expected" in rejection(saved)
     saved.write_bytes(whole + b"x")
-    refused(saved)
+    rejection(saved)
 
 
-def test_every_flipped_bit_is_refused(saved):
+def test_flipped_bits_are_detected(saved):
     whole = saved.read_bytes()
     weights = 8 + int.from_bytes(whole[:8], "little")
     random = Random(0)
@@ -200,66 +212,67 @@ def test_every_flipped_bit_is_refused(saved):
         spoiled = bytearray(whole)
         spoiled[place] ^= 1 << random.randrange(8)
         saved.write_bytes(spoiled)
-        message = refused(saved)
-        assert place < weights or "its SHA-256 is not the one" in message
+        message = rejection(saved)
+        assert place < weights or "its SHA-256 differs" in message
     saved.write_bytes(whole)
     load_model(saved)
 
 
-def test_a_file_of_another_program_is_recognised(tmp_path):
+def test_file_of_another_program_is_named(tmp_path):
     save_file({"w": torch.zeros(2)}, tmp_path / "m.safetensors", metadata={"format": "pt"})
-    assert "of another program: its metadata has format, and no 'vitreous' entry" in refused(tmp_path / "m.safetensors")
+    error = rejection(tmp_path / "m.safetensors")
+    assert "of another program: its metadata has format, and no 'vitreous' entry" in error
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda d: d.update(format_version=2), "format version 2, expected 1: it needs a newer vitreous"),
+        (lambda d: d.update(format_version=3), "format version 3, expected 1 to 2: it needs a newer vitreous"),
         (lambda d: d.update(format_version="1"), "format version '1', expected 1"),
         (lambda d: d.update(format_version=True), "format version True, expected 1"),
         (lambda d: d.pop("format_version"), "format version None, expected 1"),
         (lambda d: d["model"].update(colour=1, smell=2), "unknown field 'colour'; unknown field 'smell'"),
         (lambda d: d["model"].update(width="16", heads=2.0), "width is '16'; heads is 2.0"),
-        (lambda d: d["model"].update(pool="max"), "pool is 'max'"),
+        (lambda d: d["model"].update(pool={"kind": "max"}), "pool is 'max'"),
         (lambda d: d["model"].update(width=15), "width 15 is not a multiple of heads 2"),
         (lambda d: d["model"].update(width=32), "has shape"),
         (lambda d: d["model"].update(depth=3), "weights of 2 blocks, expected depth 3"),
         (lambda d: d["model"].update(registers=1), "reg_token is missing"),
-        (lambda d: d["model"].update(pool="mean"), "cls_token belongs to no part of the model"),
+        (lambda d: d["model"].update(pool={"kind": "mean"}), "cls_token is unexpected"),
         (lambda d: d.update(classes=["a", "b"]), "names 2 classes, expected 3"),
-        (lambda d: d.update(classes=["a", "b", "a"]), "come twice: a"),
+        (lambda d: d.update(classes=["a", "b", "a"]), "occur twice: a"),
         (lambda d: d.update(classes=["a", "b", 3]), "names"),
         (lambda d: d.update(temperature=0), "temperature is 0"),
-        (lambda d: d.update(temperature="hot"), "temperature missing or of the wrong kind"),
-        (lambda d: d.pop("pipeline"), "pipeline missing or of the wrong kind"),
+        (lambda d: d.update(temperature="hot"), "temperature missing or of the wrong type"),
+        (lambda d: d.pop("pipeline"), "pipeline missing or of the wrong type"),
         (lambda d: d["pipeline"].update(smell=1), "smell"),
         (lambda d: d["pipeline"].update(channels=1, mean=[0.5], std=[0.5]), "1 channels"),
         (lambda d: d["pipeline"].update(size=[10**9, 10**9]), "1e+09 x 1e+09 pixels"),
-        (lambda d: d["pipeline"].update(crop_ratio=1e-9), "at most 16,384 a side"),
+        (lambda d: d["pipeline"].update(crop_ratio=1e-9), "the limit is 16,384 per side"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_found_and_expected(saved, change, reason):
+def test_misfits_state_found_and_expected(saved, change, reason):
     rewrite(saved, change)
-    assert reason in refused(saved)
+    assert reason in rejection(saved)
 
 
-def test_all_problems_with_weights_come_in_one_error(saved):
+def test_all_problems_with_weights_are_one_error(saved):
     tensors = load_file(saved)
     tensors["extra"] = torch.zeros(2)
     del tensors["norm.bias"]
     tensors["head.bias"] = torch.zeros(4)
     tensors["head.weight"] = torch.zeros(3, 16, dtype=torch.int64)
     rewrite(saved, tensors=tensors)
-    message = refused(saved)
+    message = rejection(saved)
     for part in (
         "norm.bias is missing",
-        "extra belongs to no part of the model",
+        "extra is unexpected",
         "head.bias has shape [4], expected [3]",
         "head.weight holds I64, expected float32",
     ):
         assert part in message
     rewrite(saved, tensors={name: tensor for name, tensor in tensors.items() if "blocks" in name})
-    assert "; and " in refused(saved)
+    assert "; and " in rejection(saved)
 
 
 @pytest.mark.parametrize(
@@ -268,12 +281,12 @@ def test_all_problems_with_weights_come_in_one_error(saved):
 def test_claimed_sizes_cost_neither_memory_nor_time(saved, claim):
     rewrite(saved, lambda document: document["model"].update(claim))
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
-    refused(saved)
+    rejection(saved)
     assert time.monotonic() - start < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
-def test_saving_refuses_what_could_not_be_loaded(tmp_path):
+def test_invalid_models_cannot_be_saved(tmp_path):
     with pytest.raises(ConfigError, match="2 classes are named, the model has 3 outputs"):
         save_model(tmp_path / "m.safetensors", model_of(SMALL), info(classes=("a", "b")))
     with pytest.raises(ConfigError, match="no mean and std"):
@@ -285,20 +298,20 @@ def test_saving_refuses_what_could_not_be_loaded(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_unwritable_paths_are_named(tmp_path):
     with pytest.raises(OutputError, match=r"cannot write '.*gone.m\.safetensors': the folder '.*gone' does not exist"):
         save_model(tmp_path / "gone" / "m.safetensors", model_of(SMALL), info())
     with pytest.raises(OutputError, match="it is a folder"):
         save_model(tmp_path, model_of(SMALL), info())
 
 
-def test_a_full_disk_leaves_the_old_file_and_no_other(saved):
+def test_full_disk_keeps_the_old_file(saved):
     old = saved.read_bytes()
     code = f"""
 import resource, signal, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import test_model_file as t
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that a write beyond the limit fails as on a full disk
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that writing beyond the limit fails like a full disk
 model = t.model_of(t.SMALL)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 try:
@@ -314,7 +327,7 @@ except t.OutputError as error:
     assert [file.name for file in saved.parent.iterdir()] == ["model.safetensors"]
 
 
-def test_a_link_keeps_pointing_and_permissions_stay(saved):
+def test_links_and_permissions_are_kept(saved):
     link = saved.with_name("link.safetensors")
     link.symlink_to(saved.name)
     os.chmod(saved, 0o600)
@@ -324,7 +337,7 @@ def test_a_link_keeps_pointing_and_permissions_stay(saved):
     assert saved.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_state_of_a_run_is_named_and_so_is_its_model(tmp_path):
+def test_run_state_points_to_the_model_file(tmp_path):
     from vitreous.predictor import load
     from vitreous.runs.state_file import write_state
 

@@ -1,4 +1,4 @@
-"""What the command-line tests share: the real command as a subprocess, a small model file, real pictures."""
+"""Fixtures of the command-line tests: the command as a subprocess, a small model file, real images."""
 
 import subprocess
 import sys
@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
+from vitreous.accelerate.model import build
 from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.model.config import ViTConfig
-from vitreous.model.vit import VisionTransformer
 
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -24,7 +24,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def command(tmp_path) -> Command:
-    """Run the installed command in the test's own folder, as a process of its own."""
+    """Run the installed command in a subprocess, in the folder of the test."""
 
     def run(*words: object, text_in: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -43,12 +43,12 @@ def command(tmp_path) -> Command:
 
 @pytest.fixture(scope="session")
 def model_file(tmp_path_factory) -> Path:
-    """A model file of ten classes with a temperature; its weights are random, and the same each time."""
+    """A model file with ten classes, a temperature, and seeded random weights."""
     torch.manual_seed(0)
     config = ViTConfig(
         image_size=16, patch_size=4, in_channels=1, num_classes=10, width=32, depth=2, heads=2, mlp_dim=64, init="timm"
     )
-    model = VisionTransformer(config)
+    model = build(config)
     with torch.no_grad():
         model.head.weight.mul_(50)  # far from uniform, so that the order of classes means something
     pipeline = EvalPipeline((16, 16), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
@@ -59,7 +59,7 @@ def model_file(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def photographs() -> list[np.ndarray]:
-    """Two photographs (427, 640, 3) that come with scikit-learn."""
+    """The two photographs (427, 640, 3) of scikit-learn."""
     return load_sample_images().images
 
 

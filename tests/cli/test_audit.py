@@ -1,4 +1,4 @@
-"""`vitreous audit` as people run it: what it prints and writes, its exit code, odd names, and with a model."""
+"""`vitreous audit`: output, exit code, unusual names, and label errors found with a model."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def photos_with_faults(photos: Path, tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def test_a_table_a_page_a_document_and_a_list(command, photos_with_faults, tmp_path):
+def test_table_page_json_and_exclusion_list(command, photos_with_faults, tmp_path):
     before = sorted((path, path.stat().st_mtime_ns) for path in photos_with_faults.rglob("*"))
     run = command("audit", "set", "--html", "a.html", "--json", "a.json", "--write-exclude", "out.txt")
     assert run.returncode == 0, run.stderr
     assert sorted((path, path.stat().st_mtime_ns) for path in photos_with_faults.rglob("*")) == before
-    row = next(line for line in run.stdout.splitlines() if "same picture in two splits" in line)
+    row = next(line for line in run.stdout.splitlines() if "same image in two splits" in line)
     assert "train/even/copy.png = val/even/" in row
     assert "empty file" in run.stdout
     assert "9 errors, " in run.stderr
@@ -82,13 +82,13 @@ def test_a_table_a_page_a_document_and_a_list(command, photos_with_faults, tmp_p
     again = command("audit", "set", "--exclude", "out.txt", "--strict")
     assert again.returncode == 0, again.stdout
     assert "0 errors" in again.stderr
-    assert "seen before" in again.stderr
+    assert "from the cache" in again.stderr
     assert command("audit", "set", "--strict").returncode == 1
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the quotes are those of a POSIX shell")
 @pytest.mark.parametrize("name", ["it's $HOME", "new\nline"])
-def test_what_is_advised_runs_as_it_is_pasted(vitreous, photos_with_faults, tmp_path, name):
+def test_suggested_commands_run_as_pasted(vitreous, photos_with_faults, tmp_path, name):
     photos_with_faults.rename(tmp_path / name)
     (tmp_path / "exclude.txt").write_text("train/odd/empty.png\n")
     run = vitreous("audit", name, "--exclude", "exclude.txt")
@@ -109,7 +109,7 @@ def test_what_is_advised_runs_as_it_is_pasted(vitreous, photos_with_faults, tmp_
     assert told[-1] == then
 
 
-def test_where_nothing_is_to_be_left_out_no_command_is_given(vitreous, digits, tmp_path):
+def test_no_command_is_suggested_if_nothing_is_left_out(vitreous, digits, tmp_path):
     assert vitreous("audit", digits).stderr.splitlines()[-1].startswith("0 errors")
     assert (
         vitreous("audit", digits, "--write-exclude", "x.txt").stderr.splitlines()[-1] == "x.txt: nothing to leave out"
@@ -117,14 +117,14 @@ def test_where_nothing_is_to_be_left_out_no_command_is_given(vitreous, digits, t
     assert "to leave out" not in vitreous("audit", digits, "--write-exclude", "/dev/null").stderr
 
 
-def test_odd_names_are_shown_and_steer_nothing(vitreous, photos_with_faults):
+def test_control_characters_in_names_are_escaped(vitreous, photos_with_faults):
     run = vitreous("audit", "set", "--show", "20")
     for shown in (r"new\nline", r"\u202egnp", r"\xff", "\U0001f33b", r"\x1b[31mred", "<b>bold", 'quo"te'):
         assert f"train/odd/{shown}.png" in run.stdout
     assert "\x1b" not in run.stdout
 
 
-def test_json_alone_on_standard_output(vitreous, photos_with_faults):
+def test_json_is_alone_on_standard_output(vitreous, photos_with_faults):
     run = vitreous("audit", "set", "--json=-")
     assert json.loads(run.stdout)["data"] == "set"
 
@@ -141,14 +141,14 @@ def test_json_alone_on_standard_output(vitreous, photos_with_faults):
         (("set", "--workers", "0"), 2, "--workers is '0', it must be a whole number of at least 1"),
     ],
 )
-def test_wrong_words_are_one_line(vitreous, photos_with_faults, words, code, message):
+def test_usage_errors_are_one_line(vitreous, photos_with_faults, words, code, message):
     run = vitreous("audit", *words)
     assert run.returncode == code
     assert message in run.stderr.splitlines()[-1]
     assert "Traceback" not in run.stderr
 
 
-def test_with_a_model_changed_labels_are_found_by_its_features(vitreous, model_file, tmp_path):
+def test_features_of_a_model_reveal_changed_labels(vitreous, model_file, tmp_path):
     """The features of a ViT with random weights: poor, and not trained on any label."""
     pytest.importorskip("cleanlab")
     data = load_digits()
@@ -160,8 +160,8 @@ def test_with_a_model_changed_labels_are_found_by_its_features(vitreous, model_f
         image.save(tmp_path / "d" / str(label) / f"{n:03}.png")
     run = vitreous("audit", "d", "--model", model_file, "--json=a.json", "--write-exclude=out.txt", "--device=cpu")
     assert run.returncode == 0, run.stderr
-    assert "label errors: 300 are judged by logistic regression on its frozen features, 5-fold" in run.stderr
-    assert "learned by heart" not in run.stderr
+    assert "label errors: 300 are checked by logistic regression on its frozen features, 5-fold" in run.stderr
+    assert "memorised" not in run.stderr
     found = [f for f in json.loads((tmp_path / "a.json").read_text())["findings"] if f["kind"] == "suspect"]
     names = [f["pictures"][0]["name"] for f in found]
     assert len(changed & set(names)) >= 8  # of 15
@@ -176,7 +176,7 @@ def test_with_a_model_changed_labels_are_found_by_its_features(vitreous, model_f
 
 
 @pytest.mark.parametrize("split", ["stratified", "hash"])
-def test_what_the_models_training_held_out_is_judged_by_the_model(vitreous, digits, tmp_path, split):
+def test_held_out_images_are_checked_with_the_models_own_probabilities(vitreous, digits, tmp_path, split):
     pytest.importorskip("cleanlab")
     import torch
 
@@ -199,9 +199,9 @@ def test_what_the_models_training_held_out_is_judged_by_the_model(vitreous, digi
     assert run.returncode == 0, run.stderr
     sizes = list(data.counts().values())
     held = sum(sizes[label] >= 5 for label in data.splits["val"].labels)
-    assert f"was trained on these pictures; the {held} that its training held out are judged by its own" in run.stderr
-    assert "are judged by logistic regression" in run.stderr
-    assert "errors that it learned by heart" in run.stderr
+    assert f"was trained on these images; the {held} held-out images are checked with its own" in run.stderr
+    assert "are checked by logistic regression" in run.stderr
+    assert "hide memorised errors" in run.stderr
 
 
 def _model(folder: Path) -> Path:

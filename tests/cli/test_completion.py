@@ -1,4 +1,4 @@
-"""Completion as real shells do it: verbs, options, values and files, without starting Python."""
+"""Completion in real shells: verbs, options, values and files, without starting Python."""
 
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory):
-    """What the verb prints for each shell."""
+    """The script for each shell."""
     found = {}
     for shell in ("bash", "zsh", "fish"):
         words = [sys.executable, "-m", "vitreous", "completion", shell]
@@ -32,7 +32,7 @@ def scripts(tmp_path_factory):
 
 @pytest.fixture
 def complete(scripts, tmp_path):
-    """What bash offers for words, the last of which is being typed."""
+    """What bash offers for a command line whose last word is being typed."""
     if shutil.which("bash") is None:
         pytest.skip("bash is not here")
     (tmp_path / "script").write_text(scripts["bash"])
@@ -62,6 +62,8 @@ def test_every_verb_is_offered(complete):
         (["train", "--optim.l"], ["--optim.lr"]),
         (["train", "--recipe", "cifar10-"], ["cifar10-cpu", "cifar10-gpu"]),
         (["train", "--model", "Ti"], ["Ti"]),
+        (["train", "--help", "op"], ["optim"]),
+        (["finetune", "-h", ""], ["run", "data", "model", "all"]),
         (["finetune", "--fr"], ["--from"]),
         (["convert", "--to", "tim"], ["timm"]),
         (["replay", "--js"], ["--json"]),
@@ -88,6 +90,6 @@ def test_other_shells_read_their_script(scripts, tmp_path, shell):
     assert (run.returncode, run.stderr) == (0, "")
 
 
-def test_an_unknown_shell_is_told_its_nearest(capsys):
+def test_an_unknown_shell_is_answered_with_the_nearest(capsys):
     assert main(["completion", "bahs"]) == 2
     assert "it must be one of bash, zsh, fish. Did you mean 'bash'?" in capsys.readouterr().err

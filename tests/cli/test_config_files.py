@@ -1,4 +1,4 @@
-"""Files of --config: plain YAML or JSON of a bounded size, read once; everything else is one line, soon."""
+"""Files of --config: plain YAML or JSON of bounded size; every other file is rejected quickly, in one line."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ def refused(words: list[str]) -> str:
         (BOMB, "alias or an anchor in line 1"),
         ("a: &a [*a]\n", "alias or an anchor"),
         ("a: " + "[" * 300 + "]" * 300, "nested more than 16 deep"),
-        ("a: " + "[" * 50_000, "is no YAML"),
+        ("a: " + "[" * 50_000, "is not valid YAML"),
         ("\n".join(f"k{n}: 1" for n in range(20_000)), "more than 10,000 values"),
-        ("epochs: 1" + ":1" * 60_000, "more than 10,000 letters"),
+        ("epochs: 1" + ":1" * 60_000, "more than 10,000 characters"),
         ("a: " + "x" * 300_000, "300,003 bytes, the limit is 262,144"),
         ("epochs: 3\nepochs: 4\n", "has 'epochs' twice, again in line 2"),
         ("optim:\n  lr: 1\n  lr: 2\n", "has 'lr' twice, again in line 3"),
         ("a: !!python/object/apply:os.system [ls]\n", "has the tag"),
-        ("optim:\n  class_path: os.system\n", "'class_path' in line 2, which is no option"),
+        ("optim:\n  class_path: os.system\n", "'class_path' in line 2, which is not an option"),
         ("optim: other.yaml\n", "no settings below 'optim' in line 1"),
         ("- a\n", "has no options"),
         ("", "has no options"),
-        ("a: [1\n", "is no YAML in line 2"),
-        ("1.5: 3\n", "a name that is no text"),
+        ("a: [1\n", "is not valid YAML in line 2"),
+        ("1.5: 3\n", "a name that is not text"),
         ('out: "a\\0b"\n', "a NUL character in line 1"),
-        (b"\xff\xfe\x00", "is no text (byte 0)"),
+        (b"\xff\xfe\x00", "is not a text file (byte 0)"),
     ],
 )
-def test_what_is_no_configuration(tmp_path, text, said):
+def test_invalid_files_are_rejected(tmp_path, text, said):
     (tmp_path / "c.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
     assert said in refused(["--config", str(tmp_path / "c.yaml")])
 
 
-def test_files_that_are_none(tmp_path):
+def test_unreadable_files_are_rejected(tmp_path):
     (tmp_path / "recipe.yaml").write_text("epochs: 3\n")
     os.mkfifo(tmp_path / "pipe")
     for name, said in (
@@ -67,7 +67,7 @@ def test_files_that_are_none(tmp_path):
     assert "it has settings below it" in refused([f"--optim={tmp_path / 'recipe.yaml'}"])
 
 
-def test_yaml_and_json_mean_the_same(tmp_path):
+def test_yaml_and_json_are_equivalent(tmp_path):
     (tmp_path / "c.yaml").write_text("epochs: 3\noptim:\n  lr: 1e-3\n")
     (tmp_path / "c.json").write_text('{"epochs": 3, "optim": {"lr": 1e-3}}')
     yaml, json = (configure(["digits", "--config", str(tmp_path / f"c.{kind}")])[0] for kind in ("yaml", "json"))

@@ -1,4 +1,4 @@
-"""`vitreous convert` as a user runs it: what it says, what it leaves, and how it ends."""
+"""`vitreous convert`: messages, files and exit codes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ import timm
 import torch
 from safetensors.torch import load_file
 
+from vitreous.accelerate.model import create
+from vitreous.checkpoint.conversion.writing import FILES
 from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
 from vitreous.cli.main import main
+from vitreous.cli.verbs.convert import _FORMAT_OF_SUFFIX
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.model.sizes import create
 
+SUFFIXES = {suffix for _, suffixes in FILES.values() for suffix in suffixes}
 CLASSES = ("daisy", "Löwenzahn", "rose")
 
 
 @pytest.fixture
 def model_file(tmp_path):
     torch.manual_seed(0)
-    model = create("mu/8", image_size=48, num_classes=3, zero_head=False)
+    model = create("mu/8", image_size=48, num_classes=3, head={"zero": False})
     pipeline = EvalPipeline((48, 48), 3, PreprocessConfig(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), crop_ratio=0.9))
     save_model(tmp_path / "model.safetensors", model, ModelInfo(CLASSES, pipeline))
     return tmp_path / "model.safetensors"
@@ -33,7 +36,7 @@ def convert(*words: object) -> int:
     return main(["convert", *map(str, words)])
 
 
-def test_around_all_families_and_back(model_file, tmp_path, capfd, monkeypatch):
+def test_round_trip_through_all_families(model_file, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     steps = [("timm", "t"), ("huggingface", "h"), ("torchvision", "v.pth"), ("vitreous", "own.safetensors")]
     source = model_file
@@ -41,9 +44,9 @@ def test_around_all_families_and_back(model_file, tmp_path, capfd, monkeypatch):
         assert convert(source, tmp_path / name, "--to", family) == 0
         said = capfd.readouterr().err
         assert f"wrote {tmp_path / name}" in said
-        assert "read again by vitreous: largest difference 0.0e+00 on a picture" in said
+        assert "read back by vitreous: largest difference 0.0e+00 on an image" in said
         if family != "vitreous":
-            assert f"read again by {'transformers' if family == 'huggingface' else family}" in said
+            assert f"read back by {'transformers' if family == 'huggingface' else family}" in said
         source = tmp_path / name
     before, after = load_file(model_file), load_file(source)
     assert before.keys() == after.keys()
@@ -56,7 +59,17 @@ def test_around_all_families_and_back(model_file, tmp_path, capfd, monkeypatch):
     assert json.loads((tmp_path / "v.json").read_text())["classes"] == list(CLASSES)
 
 
-def test_what_cannot_be_expressed_leaves_nothing(model_file, tmp_path, capfd):
+def test_the_suffix_of_the_target_implies_the_format(model_file, tmp_path, capfd):
+    implied = {suffix: [name for name, (_, suffixes) in FILES.items() if suffix in suffixes] for suffix in SUFFIXES}
+    unique = {suffix: names[0] for suffix, names in implied.items() if len(names) == 1}
+    assert unique == _FORMAT_OF_SUFFIX
+    assert convert(model_file, tmp_path / "v.pth") == 0
+    assert "read back by torchvision" in capfd.readouterr().err
+    assert convert(model_file, tmp_path / "v.safetensors") == 2
+    assert "--to is missing, and the name of DST does not imply a format" in capfd.readouterr().err
+
+
+def test_an_unsupported_model_leaves_no_files(model_file, tmp_path, capfd):
     before = sorted(os.listdir(tmp_path))
     assert convert(model_file, tmp_path / "g.npz", "--to", "google") == 1
     assert "activation gelu (--activation gelu-tanh takes it)" in capfd.readouterr().err
@@ -66,7 +79,7 @@ def test_what_cannot_be_expressed_leaves_nothing(model_file, tmp_path, capfd):
         assert "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel" in arrays
 
 
-def test_a_file_that_comes_back_other_leaves_nothing(model_file, tmp_path, capfd, monkeypatch):
+def test_a_failed_round_trip_leaves_no_files(model_file, tmp_path, capfd, monkeypatch):
     from vitreous.checkpoint.conversion import writing
 
     export = writing.export
@@ -79,11 +92,11 @@ def test_a_file_that_comes_back_other_leaves_nothing(model_file, tmp_path, capfd
     monkeypatch.setattr("vitreous.checkpoint.conversion.convert.export", spoiled)
     before = sorted(os.listdir(tmp_path))
     assert convert(model_file, tmp_path / "t", "--to", "timm") == 1
-    assert "does not come back the same: norm.bias; nothing was kept" in capfd.readouterr().err
+    assert "do not read back the same: norm.bias; nothing was kept" in capfd.readouterr().err
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_a_library_that_computes_otherwise_leaves_nothing(model_file, tmp_path, capfd, monkeypatch):
+def test_different_logits_leave_no_files(model_file, tmp_path, capfd, monkeypatch):
     from timm.models.vision_transformer import VisionTransformer
 
     forward = VisionTransformer.forward
@@ -93,7 +106,7 @@ def test_a_library_that_computes_otherwise_leaves_nothing(model_file, tmp_path, 
     assert sorted(os.listdir(tmp_path)) == ["model.safetensors"]
 
 
-def test_an_existing_destination_is_kept_unless_told(model_file, tmp_path, capfd):
+def test_an_existing_destination_is_kept_without_overwrite(model_file, tmp_path, capfd):
     (tmp_path / "t").mkdir()
     (tmp_path / "t/mine").write_text("mine")
     assert convert(model_file, tmp_path / "t", "--to", "timm") == 2
@@ -107,7 +120,7 @@ def test_an_existing_destination_is_kept_unless_told(model_file, tmp_path, capfd
     assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "t"]
 
 
-def test_sizes_on_the_way(model_file, tmp_path, capfd):
+def test_image_and_patch_size_are_resampled(model_file, tmp_path, capfd):
     words = ("--image-size", "64x80", "--resample", "google", "--patch-size", "16")
     assert convert(model_file, tmp_path / "t", "--to", "timm", *words) == 0
     assert "'method': 'google'" in capfd.readouterr().err
@@ -130,7 +143,7 @@ def test_sizes_on_the_way(model_file, tmp_path, capfd):
         (("SRC", "out", "--to", "timm", "--add", "cls_position"), 1, "--add cls_position"),
     ],
 )
-def test_wrong_use_is_one_line(model_file, tmp_path, capfd, monkeypatch, words, code, said):
+def test_usage_errors_are_one_line(model_file, tmp_path, capfd, monkeypatch, words, code, said):
     monkeypatch.chdir(tmp_path)
     assert convert(*(model_file if word == "SRC" else word for word in words)) == code
     error = capfd.readouterr().err

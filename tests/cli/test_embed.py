@@ -1,4 +1,4 @@
-"""`vitreous embed` as people run it: every format has the library's vectors."""
+"""`vitreous embed`: every format has the library's vectors."""
 
 import csv
 import re
@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 import vitreous as package
 from vitreous.cli.output.features import WRITERS
-from vitreous.files.writing import replacing
+from vitreous.files.writing import atomic_write
 from vitreous.predictor import Embedding
 
 
@@ -21,16 +21,16 @@ def asked(tmp_path, photographs) -> list[str]:
     return ["2.png", "0.png", "1.png"]
 
 
-def test_parquet_has_the_librarys_vectors_and_leaves_out_what_cannot_be_read(command, model_file, asked, tmp_path):
+def test_parquet_has_the_librarys_vectors_without_unreadable_images(command, model_file, asked, tmp_path):
     (tmp_path / "bad.png").write_bytes(b"bad")
     run = command("embed", model_file, *asked[:1], "bad.png", *asked[1:], "-o", "f.parquet", "--precision=float32")
     assert run.returncode == 1
     said = run.stderr.splitlines()
-    assert re.fullmatch(r"3 pictures in [\d.]+ s, [\d,.]+ img/s: \w+, \w+, cpu", said.pop(1))
+    assert re.fullmatch(r"3 images in [\d.]+ s, [\d,.]+ img/s: \w+, \w+, cpu", said.pop(1))
     assert said == [
-        "vitreous: bad.png: not a picture",
+        "vitreous: bad.png: not an image",
         "3 vectors of 32 numbers in f.parquet",
-        "vitreous: 1 of 4 pictures could not be read",
+        "vitreous: 1 of 4 images could not be read",
     ]
     table = parquet.read_table(tmp_path / "f.parquet")
     assert table["path"].to_pylist() == asked
@@ -40,10 +40,10 @@ def test_parquet_has_the_librarys_vectors_and_leaves_out_what_cannot_be_read(com
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".npz", ".npy"])
 @pytest.mark.parametrize("count", [0, 3, 4097])
-def test_every_format_gives_back_the_same_bits(tmp_path, suffix, count):
+def test_every_format_restores_the_same_bits(tmp_path, suffix, count):
     vectors = np.random.default_rng(0).standard_normal((count, 5)).astype(np.float32)
     names = [f'p {n}, "x" 犬' for n in range(count)]
-    with replacing(tmp_path / f"f{suffix}") as path, WRITERS[suffix](path, 5) as write:
+    with atomic_write(tmp_path / f"f{suffix}") as path, WRITERS[suffix](path, 5) as write:
         for name, vector in zip(names, vectors, strict=True):
             write(Embedding(vector, name))
     file = tmp_path / f"f{suffix}"
@@ -65,7 +65,7 @@ def test_every_format_gives_back_the_same_bits(tmp_path, suffix, count):
 
 def test_an_error_leaves_no_file(tmp_path):
     def interrupted() -> None:
-        with replacing(tmp_path / "f.parquet") as path, WRITERS[".parquet"](path, 2) as write:
+        with atomic_write(tmp_path / "f.parquet") as path, WRITERS[".parquet"](path, 2) as write:
             write(Embedding(np.zeros(2, np.float32), "a"))
             raise KeyboardInterrupt
 

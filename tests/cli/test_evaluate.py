@@ -1,4 +1,4 @@
-"""`vitreous evaluate` as people run it: the scores are scikit-learn's, on the right pictures."""
+"""`vitreous evaluate`: scores equal scikit-learn's, on the right images."""
 
 import json
 import re
@@ -31,11 +31,11 @@ def by_hand(model_file: Path, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     return np.array([classifier.classes.index(file.parent.name) for file in files]), odds / odds.sum(1, keepdims=True)
 
 
-def test_scores_of_a_folder_are_those_of_scikit_learn(command, model_file, digits, tmp_path):
+def test_scores_of_a_folder_equal_scikit_learns(command, model_file, digits, tmp_path):
     run = command("evaluate", model_file, "digits-folder", "--json", "s.json", "--device=cpu", "--engine=torch")
     assert run.returncode == 0
-    assert re.fullmatch(r"60 pictures in [\d.]+ s, [\d,.]+ img/s: torch, float32, cpu\n", run.stderr)
-    assert "digits-folder, all pictures: 60 pictures" in run.stdout
+    assert re.fullmatch(r"60 images in [\d.]+ s, [\d,.]+ img/s: torch, float32, cpu\n", run.stderr)
+    assert "digits-folder, all images: 60 images" in run.stdout
     document = json.loads((tmp_path / "s.json").read_text())
     labels, probabilities = by_hand(model_file, digits)
     scores, called = document["scores"], probabilities.argmax(1)
@@ -48,7 +48,7 @@ def test_scores_of_a_folder_are_those_of_scikit_learn(command, model_file, digit
     assert document["data"]["pictures"] == sum(row["support"] for row in scores["per_class"]) == 60
 
 
-def test_classes_are_matched_by_name_and_may_be_few(vitreous, model_file, digits):
+def test_classes_are_matched_by_name(vitreous, model_file, digits):
     for name in ("zero", "two", "four", "six", "eight"):
         shutil.rmtree(digits / name)
     run = vitreous("evaluate", model_file, "digits-folder", "--json", "-", "--device=cpu")
@@ -58,7 +58,7 @@ def test_classes_are_matched_by_name_and_may_be_few(vitreous, model_file, digits
     assert json.loads(run.stdout)["scores"]["top1"] == pytest.approx(accuracy_score(labels, probabilities.argmax(1)))
 
 
-def test_a_handful_of_pictures_of_one_class_is_enough(vitreous, model_file, digits, tmp_path):
+def test_a_few_images_of_one_class_are_enough(vitreous, model_file, digits, tmp_path):
     for folder in digits.iterdir():
         if folder.name != "three":
             shutil.rmtree(folder)
@@ -66,7 +66,7 @@ def test_a_handful_of_pictures_of_one_class_is_enough(vitreous, model_file, digi
         file.unlink()
     run = vitreous("evaluate", model_file, "digits-folder")
     assert run.returncode == 0, run.stderr
-    assert "all pictures: 2 pictures" in run.stdout
+    assert "all images: 2 images" in run.stdout
 
 
 def test_classes_that_the_model_lacks_are_listed(vitreous, model_file, digits):
@@ -78,7 +78,7 @@ def test_classes_that_the_model_lacks_are_listed(vitreous, model_file, digits):
 
 
 @pytest.mark.parametrize("split", ["stratified", "hash"])
-def test_the_folder_of_the_training_is_judged_by_what_was_held_out(vitreous, model_file, digits, tmp_path, split):
+def test_the_training_folder_is_scored_on_its_validation_set(vitreous, model_file, digits, tmp_path, split):
     config = DataConfig(source=str(digits), val_fraction=0.3, split=split)
     data = open_source(config)
     model, info = load_model(model_file)
@@ -96,18 +96,18 @@ def test_the_folder_of_the_training_is_judged_by_what_was_held_out(vitreous, mod
     for place in ("moved", "digits-folder"):
         run = vitreous("evaluate", "trained.safetensors", place)
         assert run.returncode == 0, run.stderr
-        assert f"val split: {held} pictures" in run.stdout
+        assert f"val split: {held} images" in run.stdout
         assert "held out" in run.stderr
         run = vitreous("evaluate", "trained.safetensors", place, "--split", "val", "--json=-")
         found = json.loads(run.stdout)["scores"]["confusion"]
         right = np.bincount([info.classes.index(data.classes[n]) for n in data.splits["val"].labels], minlength=10)
         assert [sum(row) for row in found] == right.tolist()
     run = vitreous("evaluate", "trained.safetensors", "moved", "--split", "all")
-    assert "all pictures: 60 pictures" in run.stdout
-    assert "the model was trained on pictures among these" in run.stderr
+    assert "all images: 60 images" in run.stdout
+    assert "the model was trained on some of these images" in run.stderr
 
 
-def test_no_image_that_was_trained_on_is_held_out_after_the_folder_has_changed(vitreous, digits, tmp_path):
+def test_no_training_image_is_scored_after_the_folder_changed(vitreous, digits, tmp_path):
     small = ("--model.width=16", "--model.depth=1", "--model.heads=2", "--model.mlp_dim=32", "--model.stem=linear")
     small = (*small, "--model.image_size=8", "--model.patch_size=4")
     run = vitreous("train", digits, "--out", "run", "--epochs", "1", "--device", "cpu", *small)
@@ -130,30 +130,28 @@ def test_no_image_that_was_trained_on_is_held_out_after_the_folder_has_changed(v
     assert json.loads(run.stdout)["scores"]["n"] == len(held)
 
 
-def test_splits_of_the_data_and_files_that_cannot_be_read(vitreous, model_file, digits, tmp_path):
+def test_splits_and_unreadable_files(vitreous, model_file, digits, tmp_path):
     for split in ("train", "val", "test"):
         shutil.copytree(digits, tmp_path / "whole" / split)
     shutil.rmtree(tmp_path / "whole" / "val" / "nine")
     (tmp_path / "whole" / "test" / "one" / "bad.png").write_bytes(b"bad")
     run = vitreous("evaluate", model_file, "whole")
-    assert "whole, test split: 60 pictures" in run.stdout
-    assert run.stderr.startswith(
-        "1 files cannot be read and are left out (first: whole/test/one/bad.png: not a picture)"
-    )
+    assert "whole, test split: 60 images" in run.stdout
+    assert run.stderr.startswith("1 files cannot be read and are skipped (first: whole/test/one/bad.png: not an image)")
     shutil.rmtree(tmp_path / "whole" / "test")
     assert "whole, val split:" in vitreous("evaluate", model_file, "whole").stdout
     run = vitreous("evaluate", model_file, "whole", "--split", "test")
     assert (run.returncode, run.stderr) == (1, "vitreous: whole has no test split: it has train, val\n")
 
 
-def test_colour_pictures_meet_a_grey_model(vitreous, model_file, photographs, tmp_path):
+def test_colour_images_are_converted_for_a_grey_model(vitreous, model_file, photographs, tmp_path):
     for n, name in enumerate(("zero", "one")):
         (tmp_path / "photos" / name).mkdir(parents=True)
         Image.fromarray(photographs[n]).save(tmp_path / "photos" / name / "x.jpg")
     assert vitreous("evaluate", model_file, "photos").returncode == 0
 
 
-def test_merging_is_scored_against_the_model_as_it_is(vitreous, model_file, digits, tmp_path):
+def test_token_merging_is_compared_with_the_unmerged_model(vitreous, model_file, digits, tmp_path):
     plain = vitreous("evaluate", model_file, "digits-folder", "--json", "-")
     assert json.loads(plain.stdout)["computed_by"] == {
         "engine": "torch",
@@ -199,4 +197,4 @@ def test_the_gain_of_test_time_augmentation_is_measured_on_the_users_images(vitr
     assert "augmentation" not in before["computed_by"]
     points = 100 * (gain["top1"] - gain["top1_without"])
     assert re.search(rf"gain\s+{re.escape(f'{points:+.2f}')} points\s+[+-]0\.\d{{4}}", run.stdout)
-    assert re.search(rf"images put right, put wrong\s+{gain['put_right']}, {gain['put_wrong']}\s", run.stdout)
+    assert re.search(rf"images corrected, made wrong\s+{gain['put_right']}, {gain['put_wrong']}\s", run.stdout)

@@ -1,4 +1,4 @@
-"""`vitreous finetune` as people type it: from any family's model to one that predicts, and errors in one line."""
+"""`vitreous finetune`: from a model of any family to one that predicts, and errors in one line."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_a_fine_tuned_model_predicts_the_datas_classes(vitreous, model_file, dig
     assert set(report["finetune"]["probe"]["linear"]["accuracy"]) == {"val"}  # the test split is not touched
     if report["finetune"]["verdict"]["worse"]:
         assert "\nperhaps   too few steps: 3 in all" in done.stdout
-    picture = next(digits.rglob("*.png"))
-    said = vitreous("predict", "tuned", picture, "--device", "cpu")
+    image = next(digits.rglob("*.png"))
+    said = vitreous("predict", "tuned", image, "--device", "cpu")
     assert said.returncode == 0, said.stderr
 
 
@@ -42,7 +42,7 @@ def test_another_familys_model_can_be_the_source(vitreous, model_file, digits, t
     assert again.returncode == 0, again.stderr
 
 
-def test_a_batch_can_be_looked_at_first(vitreous, model_file, digits, tmp_path):
+def test_show_batch_draws_a_batch(vitreous, model_file, digits, tmp_path):
     done = vitreous("finetune", digits, "--from", model_file, "--show-batch", "look.png", *FAST)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "look.png").stat().st_size > 1000
@@ -65,7 +65,7 @@ def test_a_batch_can_be_looked_at_first(vitreous, model_file, digits, tmp_path):
         (("photos", "--from", "x", "--optim.layer_decay", "2"), 2, "layer_decay is 2.0, it must be in (0, 1]"),
     ],
 )
-def test_wrong_words_are_one_line(vitreous, words, code, message):
+def test_usage_errors_are_one_line(vitreous, words, code, message):
     done = vitreous("finetune", *words)
     assert done.returncode == code
     assert message in done.stderr

@@ -1,4 +1,4 @@
-"""Which images a command means: here, lists on standard input."""
+"""Expansion of IMAGES: lists on standard input."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from vitreous.errors import DataError
         (b"a b.jpg\r\n\ncaf\xe9.jpg", [b"a b.jpg", b"caf\xe9.jpg"]),
     ],
 )
-def test_lists_end_their_paths_by_lines_or_by_nul(monkeypatch, listed, paths):
+def test_lists_are_separated_by_line_feeds_or_nul(monkeypatch, listed, paths):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(listed)))
     assert expand(["-"]) == [os.fsdecode(path) for path in paths]
 
 
-def test_a_list_of_nothing(monkeypatch):
+def test_an_empty_list_is_an_error(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\0\n\0")))
     with pytest.raises(DataError, match="is empty"):
         expand(["-"])

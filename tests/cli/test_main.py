@@ -1,4 +1,4 @@
-"""The command itself: help, verbs, and every kind of error as one line and an exit code."""
+"""The `vitreous` command: help, verbs, and every error as one line and an exit code."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ import pytest
 import vitreous
 from vitreous.cli import main as main_module
 from vitreous.cli.main import HELP, VERBS, main
-from vitreous.cli.output.wrapping import wrapped
+from vitreous.cli.output.wrapping import wrap
 from vitreous.errors import CheckpointError, ConfigError, DataError
 
 COMMAND = str(Path(sys.executable).with_name("vitreous"))
@@ -25,7 +25,7 @@ COMMAND = str(Path(sys.executable).with_name("vitreous"))
 
 @pytest.fixture
 def verb(monkeypatch):
-    """Let the verb `try` run a function of the test."""
+    """Install a verb `try` that runs a function of the test."""
 
     def install(run) -> None:
         module = types.ModuleType("vitreous_try")
@@ -45,7 +45,7 @@ def raising(error: BaseException):
 
 def test_help_names_every_verb_and_every_verb_exists(command):
     run = command("--help")
-    assert (run.returncode, run.stdout, run.stderr) == (0, wrapped(HELP, 80), "")
+    assert (run.returncode, run.stdout, run.stderr) == (0, wrap(HELP, 80), "")
     assert command().stdout == run.stdout
     for name, module in VERBS.items():
         assert re.search(rf"^  {name} ", HELP, re.MULTILINE)
@@ -55,7 +55,7 @@ def test_help_names_every_verb_and_every_verb_exists(command):
 
 @pytest.mark.parametrize("width", [60, 80])
 def test_help_breaks_between_words_and_hangs_in_its_column(width):
-    lines = wrapped(HELP, width).splitlines()
+    lines = wrap(HELP, width).splitlines()
     assert all(len(line) <= width for line in lines if not line.startswith("  vitreous "))
     assert " ".join(" ".join(lines).split()) == " ".join(HELP.split())
     after = lines[next(n for n, line in enumerate(lines) if line.startswith("  audit ")) + 1]
@@ -120,11 +120,11 @@ def test_wrong_usage_is_one_line_and_exit_code_2(command, words, said):
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (DataError("no pictures\nin x"), 1, "no pictures in x"),
+        (DataError("no images\nin x"), 1, "no images in x"),
         (CheckpointError("damaged"), 1, "damaged"),
         (ConfigError("width is 0"), 2, "width is 0"),
         (OSError(errno.ENOSPC, "No space left on device", "out.csv"), 1, "No space left on device: out.csv. Free some"),
-        (PermissionError(errno.EACCES, "Permission denied", "x"), 1, "Permission denied: x. Choose a place"),
+        (PermissionError(errno.EACCES, "Permission denied", "x"), 1, "Permission denied: x. Choose another folder"),
         (MemoryError(), 1, "out of memory. Use a smaller batch size"),
         (
             ZeroDivisionError("oh"),

@@ -1,13 +1,13 @@
-"""`vitreous models`: the published counts, and the shortcut by depth against the full computation."""
+"""`vitreous models`: published parameter counts, and cost by depth against the full computation."""
 
 import pytest
 
+from vitreous.accelerate.cost import cost
 from vitreous.cli.verbs.models import _cost
-from vitreous.model.cost import cost
 from vitreous.model.sizes import SIZES, config_of
 
 
-def test_one_row_has_the_published_count(command, vitreous):
+def test_parameter_counts_are_the_published_ones(command, vitreous):
     run = command("models", "B/16", "Ti")
     assert run.returncode == 0
     rows = {line.split()[0]: line.split() for line in run.stdout.splitlines() if line.strip()}
@@ -16,7 +16,7 @@ def test_one_row_has_the_published_count(command, vitreous):
     assert "384" in vitreous("models", "B/16", "--image-size", "384").stdout
 
 
-def test_all_sizes_are_listed_and_those_that_do_not_fit_are_named(vitreous):
+def test_sizes_that_do_not_fit_are_reported(vitreous):
     run = vitreous("models", "--image-size", "64x96", "--num-classes", "10")
     assert run.returncode == 0
     listed = [line.split()[0] for line in run.stdout.splitlines() if "64x96" in line]
@@ -39,7 +39,7 @@ def test_cost_by_depth_is_exact(name):
         (["H/14", "--image-size", "225"], "image size 225 is not a multiple of patch size 14"),
     ],
 )
-def test_wrong_sizes_are_exit_code_2(vitreous, words, said):
+def test_invalid_sizes_are_exit_code_2(vitreous, words, said):
     run = vitreous("models", *words)
     assert run.returncode == 2
     assert run.stderr.startswith(f"vitreous: {said}")

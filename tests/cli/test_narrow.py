@@ -1,4 +1,4 @@
-"""Tables on narrow terminals: headings whole, names shortened in their middle, nothing beyond the last column."""
+"""Tables on narrow terminals: complete headings, names shortened in the middle, nothing beyond the last column."""
 
 import io
 import os
@@ -19,7 +19,7 @@ WIDTHS = (60, 80, 120)
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -80,15 +80,15 @@ def test_predictions_keep_both_ends_of_names(terminal, columns, label):
     lines = plain(stream.getvalue())
     assert max(map(cell_len, lines)) <= columns
     assert len(lines) == len(results) + 4, "a row is one line"
-    heading = next(line for line in lines if "picture" in line)
-    assert {"picture", "label", "probability"} <= set(heading.split())
+    heading = next(line for line in lines if "image" in line)
+    assert {"image", "label", "probability"} <= set(heading.split())
     for end in ("-0007.jpg" if columns > 60 else "7.jpg", "a.jpg", "9.png", "b.jpg"):
         assert any(end in line for line in lines), (end, lines)
     assert sum("90.0%" in line for line in lines) == 3
     assert any("not " in line for line in lines)
 
 
-def test_columns_go_in_the_order_asked_and_only_where_they_must(terminal):
+def test_columns_are_dropped_in_order_and_only_if_needed(terminal):
     def made() -> Table:
         table = Table("name", "a", "b", "c")
         table.add_row(Text("n" * 30), *("x" * 20 for _ in range(3)))
@@ -133,7 +133,7 @@ def test_a_real_terminal_of_sixty_columns():
     assert "parameters" in said.decode()
 
 
-def test_sentences_break_between_words_and_commands_stay_whole(terminal, monkeypatch):
+def test_sentences_are_wrapped_and_commands_stay_whole(terminal, monkeypatch):
     stream = terminal(60)
     monkeypatch.setattr(sys, "stderr", stream)
     from vitreous.cli.main import main
@@ -142,7 +142,7 @@ def test_sentences_break_between_words_and_commands_stay_whole(terminal, monkeyp
     said = "Memory is what training keeps of each image in float32; `vitreous models B/16` prints that of one size."
     narrate(said)
     narrate("  vitreous train photos/ --exclude 'a list with a long name.txt' --model S/16 --epochs 30")
-    assert main(["train", "photos/", "--budget", "5m", "--epochs", "3"]) == 2
+    assert main(["train", "digits", "--budget", "5m", "--epochs", "3"]) == 2
     lines = stream.getvalue().splitlines()
     command = lines.index("  vitreous train photos/ --exclude 'a list with a long name.txt' --model S/16 --epochs 30")
     assert " ".join(lines[:command]) == said

@@ -1,4 +1,4 @@
-"""What every verb writes where its user said: refused before the work where something would be lost; and JSON."""
+"""Output files of every verb: rejected before any work if a file would be lost; and JSON documents."""
 
 import json
 import os
@@ -35,7 +35,7 @@ SUFFIX = {"embed -o": ".npy", "train --show-batch": ".png", "convert": ".npz"}
 
 @pytest.fixture
 def words(model_file, digits, tmp_path):
-    """Put a command together, with the test's own model and images in it."""
+    """Build a command with the model and the images of the test."""
     shutil.copy(model_file, tmp_path / "m.safetensors")
     (tmp_path / "file.replay").write_bytes(b"x")
     own = {"MODEL": "m.safetensors", "DATA": digits.name, "FILE": "file.replay", "--from=MODEL": "--from=m.safetensors"}
@@ -43,7 +43,7 @@ def words(model_file, digits, tmp_path):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_exists_is_kept_before_any_work(vitreous, words, tmp_path, name, monkeypatch):
+def test_existing_files_are_rejected_before_any_work(vitreous, words, tmp_path, name, monkeypatch):
     monkeypatch.setattr("PIL.Image.open", None)  # any work on images would end as a bug
     out = tmp_path / f"out{SUFFIX.get(name, '.json')}"
     out.write_text("precious")
@@ -55,7 +55,7 @@ def test_what_exists_is_kept_before_any_work(vitreous, words, tmp_path, name, mo
 
 
 def own_inputs(tmp_path: Path, name: str) -> list[Path]:
-    """The files that a command reads."""
+    """The input files of a command."""
     image = next((tmp_path / "digits-folder").rglob("*.png"))
     return [
         *([tmp_path / "m.safetensors"] if "MODEL" in " ".join(COMMANDS[name]) else []),
@@ -66,7 +66,7 @@ def own_inputs(tmp_path: Path, name: str) -> list[Path]:
 
 @pytest.mark.skipif(os.name == "nt", reason="links as POSIX has them")
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "models --json"])
-def test_no_command_writes_what_it_reads(vitreous, words, tmp_path, name):
+def test_no_command_overwrites_its_input(vitreous, words, tmp_path, name):
     for n, file in enumerate(own_inputs(tmp_path, words(name) and name)):
         before = file.read_bytes()
         for kind in ("symbolic_to", "hardlink_to"):
@@ -74,11 +74,11 @@ def test_no_command_writes_what_it_reads(vitreous, words, tmp_path, name):
             (out.symlink_to if kind == "symbolic_to" else out.hardlink_to)(file)
             run = vitreous(*words(name, out.name, "--overwrite"))
             assert run.returncode == 2, run.stderr
-            assert f"'{out.name}' is what this command reads" in run.stderr
+            assert f"'{out.name}' is an input of this command" in run.stderr
             assert file.read_bytes() == before
 
 
-def test_lists_and_manifests_are_read_too(vitreous, words, digits, tmp_path):
+def test_lists_and_manifests_are_inputs_too(vitreous, words, digits, tmp_path):
     image = next(digits.rglob("*.png"))
     (tmp_path / "labels.csv").write_text(
         "path,label\n" + "".join(f"{file},{file.parent.name}\n" for file in sorted(digits.rglob("*.png")))
@@ -95,10 +95,10 @@ def test_lists_and_manifests_are_read_too(vitreous, words, digits, tmp_path):
         ["train", digits, "--exclude", "out.txt", "--json", "out.txt"],
     ):
         run = vitreous(*command, "--overwrite")
-        assert (run.returncode, "is what this command reads" in run.stderr) == (2, True), (command, run.stderr)
+        assert (run.returncode, "is an input of this command" in run.stderr) == (2, True), (command, run.stderr)
 
 
-def test_the_list_on_standard_input_is_read(tmp_path, model_file):
+def test_the_list_on_standard_input_is_an_input(tmp_path, model_file):
     import subprocess
     import sys
 
@@ -107,12 +107,12 @@ def test_the_list_on_standard_input_is_read(tmp_path, model_file):
     with (tmp_path / "list.csv").open() as listed:
         run = subprocess.run(command, stdin=listed, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 2
-    assert "is what this command reads (standard input)" in run.stderr
+    assert "is an input of this command (standard input)" in run.stderr
     assert (tmp_path / "list.csv").read_text() == "x.png\n"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="modes as POSIX has them")
-def test_overwriting_keeps_the_mode_and_spares_what_is_read_only(vitreous, words, tmp_path):
+def test_overwriting_keeps_the_mode_and_rejects_read_only_files(vitreous, words, tmp_path):
     out = tmp_path / "out.csv"
     for bits in (0o600, 0o664):
         out.write_text("old")
@@ -129,12 +129,12 @@ def test_overwriting_keeps_the_mode_and_spares_what_is_read_only(vitreous, words
     )
 
 
-def test_two_outputs_cannot_be_one_file(vitreous, words):
+def test_two_outputs_cannot_be_the_same_file(vitreous, words):
     run = vitreous(*words("predict -o", "out.csv", "--json", "out.csv"))
     assert (run.returncode, "-o and --json both write 'out.csv'" in run.stderr) == (2, True)
 
 
-def test_converting_spares_the_source_and_what_lies_beside(vitreous, words, tmp_path):
+def test_convert_never_overwrites_its_source(vitreous, words, tmp_path):
     (tmp_path / "out.json").write_text("mine")
     run = vitreous(*words("convert", "out.npz"))
     assert (run.returncode, "'out.json' exists already" in run.stderr) == (2, True)
@@ -142,7 +142,7 @@ def test_converting_spares_the_source_and_what_lies_beside(vitreous, words, tmp_
     shutil.copy(tmp_path / "m.safetensors", tmp_path / "folder" / "model.safetensors")
     for target in ("folder", "folder/.."):
         run = vitreous("convert", "folder", target, "--to=timm", "--activation=gelu", "--overwrite")
-        assert (run.returncode, "holds what this command reads" in run.stderr) == (2, True), run.stderr
+        assert (run.returncode, "contains the source" in run.stderr) == (2, True), run.stderr
     assert (tmp_path / "folder" / "model.safetensors").exists()
 
 
@@ -159,7 +159,7 @@ JSON = {
 
 
 @pytest.mark.parametrize("name", JSON)
-def test_json_on_standard_output_is_all_that_is_there(vitreous, words, name):
+def test_json_on_standard_output_is_alone(vitreous, words, name):
     more = {"convert --json": ["--activation=gelu-tanh"], "models --json": ["mu/2"]}.get(name, [])
     run = vitreous(*words(name, "-", *more))
     assert run.returncode == 0, run.stderr

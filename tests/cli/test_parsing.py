@@ -1,4 +1,4 @@
-"""How words are read: options anywhere, in any spelling; and what people are told when they cannot be meant."""
+"""Parsing of arguments: options anywhere, in any spelling, and the messages for invalid ones."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +69,7 @@ def parse(*words: str):
         ["--part.width", "3", "--batch-size", "2", "--", "x"],
     ],
 )
-def test_one_meaning_in_every_spelling_and_order(words):
+def test_every_spelling_and_order_is_equivalent(words):
     found = parse(*words)
     assert (found.data, found.batch_size, found.part) == (["x"], 2, Inner(width=3))
 
@@ -90,13 +90,13 @@ def test_positional_words_may_stand_anywhere():
         (["--part.names", "1, null", "--part.shares", "[]"], ("1", "null"), ()),
     ],
 )
-def test_a_list_may_be_one_word_words_with_commas_or_in_brackets(words, names, shares):
+def test_lists_may_have_commas_or_brackets(words, names, shares):
     found = parse("x", *words).part
     assert (tuple(found.names), tuple(found.shares)) == (names, shares)
     assert tuple(parse("x", "--part.sizes", "3,4").part.sizes) == (3, 4)
 
 
-def test_a_bare_switch_means_true_and_takes_no_word():
+def test_a_boolean_option_without_a_value_is_true():
     assert parse("--part.strict_mode", "x").part.strict_mode is True
     assert parse("--part.strict_mode", "x").data == ["x"]
     assert parse("--part.strict_mode", "false", "x").part.strict_mode is False
@@ -133,7 +133,7 @@ def test_dashes_and_equal_signs_in_file_names(tmp_path, monkeypatch):
         (["--batch-size", "3"], "DATA is missing. Usage: vitreous try DATA [options]"),
     ],
 )
-def test_what_cannot_be_meant_is_told_in_one_line(words, said):
+def test_usage_errors_are_one_line(words, said):
     with pytest.raises(UsageError) as caught:
         parse(*words)
     assert str(caught.value).startswith(said)
@@ -151,10 +151,10 @@ def test_errors_of_the_configuration_pass_through():
         ("part:\n  widht: 3\n", "unknown setting 'part.widht'. Did you mean 'part.width'?"),
         ("batchsize: 3\n", "unknown setting 'batchsize'. Did you mean 'batch_size'?"),
         ("part:\n  width: wide\n", "--part.width is 'wide', it must be a whole number."),
-        ("part: [3\n", "--config '{file}' is no YAML in line 2"),
+        ("part: [3\n", "--config '{file}' is not valid YAML in line 2"),
     ],
 )
-def test_errors_in_a_file_are_told_like_those_in_options(tmp_path, text, said):
+def test_errors_in_files_read_like_those_in_options(tmp_path, text, said):
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(UsageError) as caught:
         parse("x", "--config", str(tmp_path / "c.yaml"))
@@ -162,7 +162,7 @@ def test_errors_in_a_file_are_told_like_those_in_options(tmp_path, text, said):
     assert "\n" not in str(caught.value)
 
 
-def test_types_in_words():
+def test_types_are_described():
     assert describe_type(int | tuple[int, int]) == "a whole number or 2 whole numbers, written a,b or [a, b]"
     assert describe_type(tuple[float, ...]) == "a list of numbers, written a,b or [a, b]"
     assert describe_type(Literal["a", "b"] | None) == "one of a, b or null"

@@ -1,4 +1,4 @@
-"""`vitreous plan` as people run it."""
+"""`vitreous plan`: table, JSON and errors."""
 
 import json
 from pathlib import Path
@@ -13,25 +13,25 @@ TINY = (*SMALL, "--epochs=2")
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
-    """As many steps as a test needs."""
+    """Measure only a few steps."""
     monkeypatch.setattr(trials, "_SECONDS", 0.1)
 
 
-def test_the_table_and_the_file_say_the_same_and_nothing_else_is_written(vitreous, tmp_path):
+def test_table_and_json_agree_and_no_other_file_is_written(vitreous, tmp_path):
     run = vitreous("plan", "digits", *TINY, "--batch-size", "32", "--resume", "--json", "plan.json")
     assert (run.returncode, run.stderr) == (0, "")
     rows = {line[:24].strip(): line[24:].strip() for line in run.stdout.splitlines()}
     said = json.loads((tmp_path / "plan.json").read_text())
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
-    assert rows["batch"] == f"32 pictures, {said['steps_per_epoch']} steps per epoch"
-    assert rows["pictures"].startswith(f"{said['pictures']['train']:,} train, ")
+    assert rows["batch"] == f"32 images, {said['steps_per_epoch']} steps per epoch"
+    assert rows["images"].startswith(f"{said['pictures']['train']:,} train, ")
     assert rows["epochs"] == "2"
     assert rows["time per step"].startswith(f"{said['step_seconds']:.3g} s (")
-    assert rows["largest batch"].startswith(f"{said['largest_batch']:,} pictures")
+    assert rows["largest batch"].startswith(f"{said['largest_batch']:,} images")
     assert {"model", "memory", "weights and optimiser", "activations of a step", "operations"} <= set(rows)
 
 
-def test_a_folder_of_pictures_and_json_alone_on_stdout(vitreous, digits):
+def test_a_folder_of_images_and_json_alone_on_stdout(vitreous, digits):
     before = sorted(digits.rglob("*"))
     run = vitreous("plan", digits, *SMALL, "--model.image_size=16", "--model.patch_size=4", "--budget=1h", "--json=-")
     assert run.returncode == 0, run.stderr
@@ -46,11 +46,11 @@ def test_a_folder_of_pictures_and_json_alone_on_stdout(vitreous, digits):
     [
         ((), 2, "DATA is missing"),
         (("digits", "--epoch=2"), 2, "unknown option '--epoch'. Did you mean '--epochs'?"),
-        (("digits", "--print-config"), 2, "leave them away"),
+        (("digits", "--print-config"), 2, "remove them"),
         (("nowhere/",), 1, "nowhere"),
     ],
 )
-def test_wrong_words_are_one_line(vitreous, words, code, said):
+def test_usage_errors_are_one_line(vitreous, words, code, said):
     run = vitreous("plan", *words)
     assert (run.returncode, run.stdout) == (code, "")
     assert said in run.stderr

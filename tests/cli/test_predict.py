@@ -1,4 +1,4 @@
-"""`vitreous predict` as people run it."""
+"""`vitreous predict`: formats, engines, lists of images, and errors."""
 
 import csv
 import json
@@ -15,22 +15,22 @@ from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 
-PACE = r"{} pictures in [\d.]+ s, [\d,.]+ img/s: torch, float32, cpu\n"
+PACE = r"{} images in [\d.]+ s, [\d,.]+ img/s: torch, float32, cpu\n"
 NAMES = ["b.png", 'a "quoted", [x] 犬.JPG', "deep/er/c.webp"]
 
 
 @pytest.fixture
 def folder(tmp_path, photographs) -> Path:
-    """Three pictures with names as people give them, in a folder; a text file beside them."""
+    """A folder of three images with unusual names and a text file."""
     for n, name in enumerate(NAMES):
         path = tmp_path / "in" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(photographs[n % 2]).resize((80, 60)).save(path)
-    (tmp_path / "in" / "notes.txt").write_text("not a picture")
+    (tmp_path / "in" / "notes.txt").write_text("not an image")
     return tmp_path / "in"
 
 
-def test_csv_has_what_the_library_says_in_the_order_asked(command, model_file, folder):
+def test_csv_equals_the_library_in_the_requested_order(command, model_file, folder):
     asked = [f"in/{name}" for name in NAMES]
     run = command("predict", model_file, *asked, "--format", "csv", "--top-k", "2", "--device", "cpu")
     assert run.returncode == 0
@@ -45,7 +45,7 @@ def test_csv_has_what_the_library_says_in_the_order_asked(command, model_file, f
         assert row["error"] == ""
 
 
-def test_a_folder_is_searched_at_any_depth(vitreous, model_file, folder):
+def test_folders_are_searched_recursively(vitreous, model_file, folder):
     run = vitreous("predict", model_file, "in", "--format=jsonl")
     records = [json.loads(line) for line in run.stdout.splitlines()]
     assert [record["path"] for record in records] == sorted(f"in/{name}" for name in NAMES)
@@ -54,7 +54,7 @@ def test_a_folder_is_searched_at_any_depth(vitreous, model_file, folder):
 
 
 @pytest.mark.parametrize("verb", [("predict",), ("evaluate",), ("predict", "--format", "csv")], ids=" ".join)
-def test_a_model_without_classes_is_refused_before_any_work(vitreous, tmp_path, digits, verb):
+def test_a_model_without_classes_is_rejected_before_any_work(vitreous, tmp_path, digits, verb):
     model = package.VisionTransformer(
         package.ViTConfig(image_size=16, patch_size=4, num_classes=0, width=32, depth=1, heads=2, mlp_dim=64)
     )
@@ -62,10 +62,10 @@ def test_a_model_without_classes_is_refused_before_any_work(vitreous, tmp_path, 
     save_model(tmp_path / "bare.safetensors", model, ModelInfo((), pipeline))
     run = vitreous(verb[0], "bare.safetensors", digits, *verb[1:])
     assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr == "vitreous: this model has no head, and so no classes to predict: embed gives its features\n"
+    assert run.stderr == "vitreous: this model has no classification head: use embed to get its features\n"
 
 
-def test_one_bad_file_costs_only_itself(vitreous, model_file, folder):
+def test_an_unreadable_file_does_not_affect_others(vitreous, model_file, folder):
     (folder / "bad.jpg").write_bytes((folder / NAMES[1]).read_bytes()[:300])
     (folder / "empty.png").touch()
     run = vitreous("predict", model_file, "in/bad.jpg", "in/b.png", "in/empty.png", "gone.jpg", "--format", "jsonl")
@@ -74,9 +74,9 @@ def test_one_bad_file_costs_only_itself(vitreous, model_file, folder):
     assert [record["path"] for record in records] == ["in/bad.jpg", "in/b.png", "in/empty.png", "gone.jpg"]
     assert [sorted(record) for record in records].count(["error", "path"]) == 3
     assert records[2]["error"] == "empty, 0 bytes"
-    assert run.stderr.splitlines()[-1] == "vitreous: 3 of 4 pictures could not be read"
+    assert run.stderr.splitlines()[-1] == "vitreous: 3 of 4 images could not be read"
     assert "vitreous: gone.jpg: no such file" in run.stderr.splitlines()
-    assert re.search(r"^1 picture in .* img/s", run.stderr, re.MULTILINE)  # the one that was read
+    assert re.search(r"^1 image in .* img/s", run.stderr, re.MULTILINE)  # the one that was read
     alone = vitreous("predict", model_file, "gone.jpg")
     assert (alone.returncode, "img/s" in alone.stderr) == (1, False)
     table = vitreous("predict", model_file, "in")
@@ -85,7 +85,7 @@ def test_one_bad_file_costs_only_itself(vitreous, model_file, folder):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="file names are text on Windows")
-def test_lists_globs_and_names_that_are_no_text(command, model_file, folder):
+def test_lists_globs_and_names_that_are_not_unicode(command, model_file, folder):
     odd = os.fsdecode(b"in/\xff\xfe.png")
     os.rename(os.fsencode(folder / "b.png"), os.fsencode(folder.parent / odd))
     run = command("predict", model_file, "-", "in/**/*.webp", "--format=jsonl", text_in=f"{odd}\nin/{NAMES[1]}\n\n")
@@ -96,7 +96,7 @@ def test_lists_globs_and_names_that_are_no_text(command, model_file, folder):
     assert next(iter(csv.DictReader(run.stdout.splitlines())))["path"] == r"in/\xff\xfe.png"
 
 
-def test_a_single_picture_is_shown_with_a_bar_for_each_class(vitreous, model_file, folder):
+def test_a_single_image_is_shown_with_a_bar_for_each_class(vitreous, model_file, folder):
     run = vitreous("predict", model_file.parent, "in/b.png", "--top_k=3")
     lines = run.stdout.rstrip().splitlines()
     assert lines[0] == "in/b.png"
@@ -104,7 +104,7 @@ def test_a_single_picture_is_shown_with_a_bar_for_each_class(vitreous, model_fil
     assert all("%" in line for line in lines[1:])
 
 
-def test_output_goes_to_a_file_whole_or_not_at_all(vitreous, model_file, folder, tmp_path):
+def test_output_files_are_complete_or_absent(vitreous, model_file, folder, tmp_path):
     run = vitreous("predict", model_file, "in", "-o", "labels.csv")
     assert (run.returncode, run.stdout) == (0, "")
     assert run.stderr.endswith("\n3 predictions in labels.csv\n")
@@ -123,21 +123,21 @@ def test_output_goes_to_a_file_whole_or_not_at_all(vitreous, model_file, folder,
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["MODEL", "nothing"], "no pictures in the folder 'nothing': it is empty"),
+        (["MODEL", "nothing"], "no images in the folder 'nothing': it is empty"),
         (["MODEL", "*.bmp"], "no files match '*.bmp'"),
         (["MODEL", "-"], "the list of paths on standard input is empty"),
         (["gone.safetensors", "x.png"], "no model file 'gone.safetensors'."),
         (["x.png", "x.png"], "no model file 'x.png'."),
     ],
 )
-def test_nothing_to_do_is_an_error(vitreous, model_file, tmp_path, words, said):
+def test_no_images_is_an_error(vitreous, model_file, tmp_path, words, said):
     (tmp_path / "nothing").mkdir()
     run = vitreous("predict", *(model_file if word == "MODEL" else word for word in words))
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr == f"vitreous: {said}\n"
 
 
-def test_the_engine_is_what_was_asked_for_and_is_recorded(vitreous, model_file, folder, tmp_path):
+def test_the_requested_engine_is_used_and_recorded(vitreous, model_file, folder, tmp_path):
     pytest.importorskip("openvino", reason="openvino is not installed: pip install -e '.[dev]'")
     (tmp_path / "m").mkdir()
     file = shutil.copy(model_file, tmp_path / "m")
@@ -145,7 +145,7 @@ def test_the_engine_is_what_was_asked_for_and_is_recorded(vitreous, model_file, 
     for engine in ("torch", "openvino"):
         run = vitreous("predict", file, "in", "--format=jsonl", "--engine", engine, "--precision=float32")
         assert run.returncode == 0, run.stderr
-        assert re.search(rf"\n?3 pictures in .* img/s: {engine}, float32, cpu\n$", run.stderr)
+        assert re.search(rf"\n?3 images in .* img/s: {engine}, float32, cpu\n$", run.stderr)
         said[engine] = [json.loads(line) for line in run.stdout.splitlines()]
         assert all((r["engine"], r["precision"], r["device"]) == (engine, "float32", "cpu") for r in said[engine])
     for one, other in zip(*said.values(), strict=True):
@@ -155,7 +155,7 @@ def test_the_engine_is_what_was_asked_for_and_is_recorded(vitreous, model_file, 
     assert run.returncode == 2
 
 
-def test_merged_tokens_change_what_is_computed(vitreous, model_file, folder):
+def test_token_merging_changes_the_result(vitreous, model_file, folder):
     whole, merged, refused = (
         vitreous("predict", model_file, "in/b.png", "--format=csv", f"--merge-tokens={count}") for count in (0, 3, -1)
     )
@@ -164,7 +164,7 @@ def test_merged_tokens_change_what_is_computed(vitreous, model_file, folder):
     assert refused.returncode == 2
 
 
-def test_a_url_is_refused_with_the_remedy_and_in_a_list_beside_the_others(vitreous, model_file, folder):
+def test_urls_are_rejected_with_the_remedy(vitreous, model_file, folder):
     url = "https://example.org/cat.jpg"
     why = "a URL, and nothing is fetched from the web: download it first and give the file"
     run = vitreous("predict", model_file, url)
@@ -176,7 +176,7 @@ def test_a_url_is_refused_with_the_remedy_and_in_a_list_beside_the_others(vitreo
     assert f"vitreous: {url}: {why}" in run.stderr
 
 
-def test_test_time_augmentation_is_the_librarys_and_is_recorded(vitreous, model_file, folder, tmp_path):
+def test_test_time_augmentation_equals_the_library_and_is_recorded(vitreous, model_file, folder, tmp_path):
     run = vitreous("predict", model_file, "in/b.png", "--format=jsonl", "--tta", "--device=cpu", "--top-k=10")
     assert run.returncode == 0, run.stderr
     record = json.loads(run.stdout)

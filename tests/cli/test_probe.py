@@ -1,4 +1,4 @@
-"""`vitreous probe` as people run it: new classes, the right splits, and the library's scores."""
+"""`vitreous probe`: new classes, the right splits, and the library's scores."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from vitreous.evaluate.probes import probe_report
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Small matrices: threads would cost more than they give."""
+    """Use one thread: the matrices are small."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -26,7 +26,7 @@ def one_thread():
 
 @pytest.fixture
 def parity(tmp_path) -> Path:
-    """Real digits as PNG files, split, of two classes that the model does not know: even and odd."""
+    """Real digits as PNG files in two new classes, even and odd, with splits."""
     data = load_digits()
     for n in range(160):
         folder = tmp_path / "parity" / ("train" if n % 4 else "val") / ("even", "odd")[data.target[n] % 2]
@@ -42,7 +42,7 @@ def split_of(model_file: Path, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     return package.load(model_file, device="cpu", engine="torch", precision="float32").embed(files), np.asarray(labels)
 
 
-def test_new_classes_are_scored_as_the_library_and_scikit_learn_do(vitreous, model_file, parity, tmp_path):
+def test_scores_of_new_classes_equal_the_library_and_scikit_learn(vitreous, model_file, parity, tmp_path):
     run = vitreous(
         "probe", model_file, "parity", "--k=5,1", "--shots", "1,10", "--seeds=3", "--json=p.json", "--device=cpu"
     )
@@ -64,7 +64,7 @@ def test_new_classes_are_scored_as_the_library_and_scikit_learn_do(vitreous, mod
     assert f"{each.mean('val'):.2%} ± {100 * each.spread('val'):.2f}" in rows["10 shots a class"]
 
 
-def test_a_known_set_with_a_test_split_is_judged_on_it(vitreous, model_file):
+def test_a_known_dataset_is_scored_on_its_test_split(vitreous, model_file):
     run = vitreous("probe", model_file, "digits", "--shots=none", "--json=-", "--device=cpu")
     assert run.returncode == 0, run.stderr
     probes = json.loads(run.stdout)["probes"]
@@ -73,10 +73,10 @@ def test_a_known_set_with_a_test_split_is_judged_on_it(vitreous, model_file):
     assert sum(probes["pictures"].values()) == 1797
     assert probes["few_shot"]["scores"] == []
     assert probes["linear"]["accuracy"]["test"] > 0.5  # a random ViT's features; chance is 0.1
-    assert "val chose the linear probe's C, so its score there is a little high; test is untouched" in run.stderr
+    assert "val chose the linear probe's C, so its score there is slightly optimistic; test is untouched" in run.stderr
 
 
-def test_whitening_and_a_fixed_l2_are_those_of_the_library(vitreous, model_file, parity, tmp_path):
+def test_whitening_and_fixed_l2_equal_the_library(vitreous, model_file, parity, tmp_path):
     words = ("--whiten", "--l2", "1024", "--shots=5", "--seeds=1", "--json=p.json", "--device=cpu")
     assert vitreous("probe", model_file, "parity", *words).returncode == 0
     found = json.loads((tmp_path / "p.json").read_text())["probes"]["few_shot"]
@@ -88,13 +88,13 @@ def test_whitening_and_a_fixed_l2_are_those_of_the_library(vitreous, model_file,
     assert found["scores"][0]["sd"]["val"] is None
 
 
-def test_pictures_that_cannot_be_read_are_left_out_and_said(vitreous, model_file, parity):
+def test_unreadable_images_are_skipped_and_reported(vitreous, model_file, parity):
     (parity / "train/even/bad.png").write_bytes(b"bad")
     run = vitreous("probe", model_file, "parity", "--shots=500", "--seeds=1", "--device=cpu")
     assert run.returncode == 0
     assert "1 file cannot be read and is left out" in run.stderr
-    assert "500 shots: classes with fewer train pictures give all they have: 2 of 2" in run.stderr
-    assert "train has 120 pictures: a larger k counts as that" in run.stderr
+    assert "500 shots: classes with fewer train images use all they have: 2 of 2" in run.stderr
+    assert "train has 120 images: a larger k is reduced to that" in run.stderr
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,10 @@ def test_pictures_that_cannot_be_read_are_left_out_and_said(vitreous, model_file
         (("--seeds", "0"), 2, "--seeds is '0', it must be a whole number of at least 1"),
         (("--l2", "-3", "--shots", "1"), 2, "l2 is -3.0, it must be a number above 0"),
         (("--temperature=0",), 2, "temperature is 0.0, it must be a number above 0"),
-        (("--device", "quantum"), 2, "device 'quantum' is not there"),
+        (("--device", "quantum"), 2, "device 'quantum' is not available"),
     ],
 )
-def test_wrong_words_are_one_line(vitreous, model_file, parity, words, code, message):
+def test_usage_errors_are_one_line(vitreous, model_file, parity, words, code, message):
     run = vitreous("probe", model_file, parity, *words)
     assert (run.returncode, run.stdout) == (code, "")
     assert message in run.stderr.splitlines()[-1]
@@ -120,10 +120,10 @@ def test_help_says_which_split_does_what(vitreous, capsys):
         vitreous("probe", "--help")
     assert stop.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "train split fits; its val split, and its test split where there is one, are scored" in text
+    assert "fitted on the train split of the data and scored on val, and on test if there is one" in text
 
 
-def test_a_photographic_set_with_a_colour_model(vitreous, flowers, tmp_path):
+def test_photographs_with_a_colour_model(vitreous, flowers, tmp_path):
     torch.manual_seed(0)
     from vitreous.checkpoint.model_file import ModelInfo, save_model
     from vitreous.data.config import PreprocessConfig
@@ -146,7 +146,7 @@ def test_a_photographic_set_with_a_colour_model(vitreous, flowers, tmp_path):
 
 
 @pytest.mark.parametrize("with_test", [False, True])
-def test_fine_tuning_probes_first_by_the_same_protocol(vitreous, model_file, parity, tmp_path, with_test):
+def test_finetune_probes_by_the_same_protocol(vitreous, model_file, parity, tmp_path, with_test):
     if with_test:
         for label in ("even", "odd"):
             (parity / "test" / label).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Names as nobody should give them, of folders and files, come through every verb: whole in files, tame in view."""
+"""Unusual file and folder names pass through every verb: exact in files, escaped on the terminal."""
 
 import csv
 import io
@@ -32,7 +32,7 @@ NAMES = (
     *("# no comment", "\x85\u2028\x9b31m"),
 )
 CLASSES = tuple(sorted(plain_name(name) for name in NAMES))
-EACH = 4  # pictures
+EACH = 4  # images
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def strange(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(strange) -> str:
-    """What training printed; the run is in `run`."""
+    """The output of a training run in the folder `run`."""
     small = [f"--model.{field}" for field in ("width=16", "depth=1", "heads=1", "mlp_dim=16", "image_size=16")]
     words = ["train", str(strange / "set"), "--out", str(strange / "run"), "--epochs=1", "--batch-size=32"]
     words += [*small, "--model.patch_size=8", "--device=cpu", "--precision=float32"]
@@ -65,13 +65,13 @@ def trained(strange) -> str:
 
 
 def tame(text: str) -> str:
-    """Assert that a terminal has nothing to obey in a text: printable lines, joiners aside."""
+    """Assert that a text has no control characters: printable lines, except joiners."""
     raw = {char for char in text if not char.isprintable()} - set("\n\u200c\u200d")
     assert raw == set(), sorted(map(ascii, raw))
     return text
 
 
-def test_training_says_and_keeps_every_name(strange, trained):
+def test_training_prints_and_keeps_every_name(strange, trained):
     lines = tame(trained).splitlines()
     assert all(re.match(r"(\S+ {1,}|epoch|val |test |\S*/run/| {5,10}\S)", line) for line in lines), lines
     report = json.loads((strange / "run" / "report.json").read_text(encoding="utf-8"))
@@ -89,8 +89,8 @@ def paths_of(strange: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_predictions_come_back(vitreous, strange, trained, form):
-    """JSON gives every name exactly; CSV, which spreadsheets open, gives each as it is shown."""
+def test_predictions_restore_every_name(vitreous, strange, trained, form):
+    """JSON has every name exactly; CSV, for spreadsheets, has it escaped."""
     out = strange / f"out.{form}"
     top_k = f"--top-k={len(CLASSES)}"
     run = vitreous("predict", strange / "run", strange / "set", "--device=cpu", top_k, "-o", out)
@@ -110,11 +110,11 @@ def test_predictions_come_back(vitreous, strange, trained, form):
         assert tame(run.stdout) == out.read_text(encoding="utf-8")
 
 
-def test_tables_and_errors_are_tame(vitreous, strange, trained):
+def test_tables_and_errors_are_escaped(vitreous, strange, trained):
     broken = strange / "broken" / NAMES[7]
     broken.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
-        (broken / f"{name}.png").write_bytes(b"no picture")
+        (broken / f"{name}.png").write_bytes(b"no image")
     run = vitreous("predict", strange / "run", strange / "set", broken, "--device=cpu", "--engine=torch")
     assert run.returncode == 1
     tame(run.stdout + run.stderr)
@@ -159,7 +159,7 @@ def test_embeddings_keep_paths(vitreous, strange, trained, tmp_path):
     assert sorted(np.load(tmp_path / "e.npz")["path"].tolist()) == sorted(names)
 
 
-def test_probing_and_auditing_say_no_raw_name(vitreous, strange, trained, tmp_path):
+def test_probe_and_audit_escape_names(vitreous, strange, trained, tmp_path):
     run = vitreous("probe", strange / "run", strange / "set", "--device=cpu", "--json", tmp_path / "p.json")
     assert run.returncode == 0, run.stderr
     tame(run.stdout + run.stderr)
@@ -171,7 +171,7 @@ def test_probing_and_auditing_say_no_raw_name(vitreous, strange, trained, tmp_pa
     assert run.returncode == 0, run.stderr
     tame(run.stdout + run.stderr)
     found = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["findings"]
-    empty = {picture["name"] for finding in found if finding["kind"] == "empty" for picture in finding["pictures"]}
+    empty = {image["name"] for finding in found if finding["kind"] == "empty" for image in finding["pictures"]}
     assert empty == {f"{name}/{name}.png" for name in NAMES}
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert not any(raw in page for raw in ("<script>alert", "\x1b", "\u202e", "\udcff"))
@@ -196,7 +196,7 @@ CLASSES_OF_A_FILE = (
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory) -> Path:
-    """A model file whose classes no file system could hold, one of them of 10 MB; and a set of two of its classes."""
+    """A model file with classes no file system allows, one of 10 MB, and a dataset with two of its classes."""
     place = tmp_path_factory.mktemp("hostile")
     model = VisionTransformer(
         ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, width=8, depth=1, heads=1, mlp_dim=8)
@@ -210,7 +210,7 @@ def hostile(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("words", [(), ("--format=csv",), ("--format=jsonl",), ("--json=-",)], ids=" ".join)
-def test_predictions_of_a_hostile_model_are_tame(vitreous, hostile, words):
+def test_predictions_of_an_untrusted_model_are_escaped(vitreous, hostile, words):
     run = vitreous("predict", hostile / "m.safetensors", hostile / "set", "--top-k=10", "--device=cpu", *words)
     assert run.returncode == 0, run.stderr
     tame(run.stderr)
@@ -227,7 +227,7 @@ def test_predictions_of_a_hostile_model_are_tame(vitreous, hostile, words):
         assert {each["label"] for row in rows for each in row["top"]} == set(CLASSES_OF_A_FILE)
 
 
-def test_a_huge_class_name_makes_no_huge_error(vitreous, hostile):
+def test_a_huge_class_name_is_shortened_in_errors(vitreous, hostile):
     run = vitreous("evaluate", hostile / "m.safetensors", hostile / "set", "--device=cpu", "--split=all")
     assert run.returncode == 1
     assert tame(run.stderr).count("\n") == 1

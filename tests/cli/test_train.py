@@ -1,11 +1,10 @@
-"""What `vitreous train` resolves before it trains."""
+"""The configuration that `vitreous train` resolves, and its help."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,13 +12,14 @@ from vitreous.cli.main import main
 from vitreous.cli.verbs.finetune import configure as configure_finetune
 from vitreous.cli.verbs.train import configure
 from vitreous.errors import ConfigError, UsageError
+from vitreous.model.stems import ResNetStem
 from vitreous.recipes import recipe
 from vitreous.recipes.finetune import finetune
 from vitreous.train.config import RunConfig
 
 
 @pytest.mark.parametrize("name", ["digits", "cifar10", "simple-vit"])
-def test_printed_configuration_is_the_run_itself(name, tmp_path, capsys):
+def test_printed_configuration_reproduces_the_run(name, tmp_path, capsys):
     words = ["digits", "--recipe", name, "--optim.lr", "0.000123", "--model", "Ti/8", "--model.image_size=[16,32]"]
     assert main(["train", *words, "--print-config"]) == 0
     printed = tmp_path / "printed.yaml"
@@ -35,17 +35,6 @@ def test_options_without_dashes_and_with_either_dash():
     assert (config.optim.lr, config.batch_size, config.label_smoothing) == (0.5, 32, 0.2)
 
 
-def help_of(*words: str) -> str:
-    """What a verb's help prints, by a process of its own that must not load torch for it."""
-    code = (
-        "import sys\nfrom vitreous.cli.main import main\n"
-        "try: main(sys.argv[1:])\nfinally: assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
 def shown_defaults(text: str) -> dict[str, str]:
     """The defaults of the options of a help text, by name."""
     options = text[text.index("positional arguments:") :]
@@ -54,15 +43,20 @@ def shown_defaults(text: str) -> dict[str, str]:
     return {name: "".join(match[1].split()) for name, match in found.items() if match}
 
 
+def flattened(values: dict[str, object], group: str = "") -> Iterator[tuple[str, object]]:
+    """Nested values by dotted name."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from flattened(value, f"{group}{name}.")
+        else:
+            yield f"{group}{name}", value
+
+
 def fields_of(config: RunConfig) -> dict[str, str]:
-    """All fields of a configuration as the help writes them; those that it leaves silent are left out."""
+    """All fields of a configuration as the help formats them, without those it omits."""
     values = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        parts = {f"{field.name}.{f.name}": getattr(value, f.name) for f in dataclasses.fields(value)} if (
-            dataclasses.is_dataclass(value)
-        ) else {field.name: value}  # fmt: skip
-        values |= parts
+    for name, value in flattened(config.to_dict()):
+        values[name.removesuffix(".kind")] = value
     said = {n: ",".join(map(str, v)) if isinstance(v, tuple) else str(v) for n, v in values.items()}
     return {n: "true" if v == "True" else v for n, v in said.items() if v not in ("None", "False", "")}
 
@@ -70,13 +64,13 @@ def fields_of(config: RunConfig) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        (("train", "photos/", "--help"), "folder"),
-        (("plan", "-h", "cifar10"), "cifar10"),
-        (("train", "--recipe", "simple-vit", "digits", "--help"), "simple-vit"),
+        (("train", "photos/", "--help", "all"), "folder"),
+        (("plan", "-h", "all", "cifar10"), "cifar10"),
+        (("train", "--recipe", "simple-vit", "digits", "--help=all"), "simple-vit"),
     ],
 )
-def test_the_help_shows_the_defaults_of_the_recipe_that_the_words_select(words, name):
-    text = help_of(*words)
+def test_help_shows_the_defaults_of_the_recipe_that_the_arguments_select(vitreous, words, name):
+    text = vitreous(*words).stdout
     source = next(word for word in words[1:] if word in ("photos/", "cifar10", "digits"))
     config = recipe(name)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, source=source))
@@ -87,27 +81,28 @@ def test_the_help_shows_the_defaults_of_the_recipe_that_the_words_select(words, 
     assert f"those of the recipe {name}" in " ".join(text.split())
 
 
-def test_the_help_shows_no_defaults_where_no_data_selects_a_recipe():
-    text = help_of("train", "--help")
+def test_help_shows_no_defaults_if_no_data_selects_a_recipe(vitreous):
+    text = vitreous("train", "--help", "all").stdout
     assert shown_defaults(text) == {}
     assert "name DATA before --help" in " ".join(text.split())
 
 
-def test_the_help_of_fine_tuning_shows_its_own_defaults_and_none_that_the_source_decides():
-    shown = shown_defaults(help_of("finetune", "photos/", "--from", "x", "--tune", "linear", "--help"))
+def test_help_of_finetune_shows_its_own_defaults_and_none_that_the_source_decides(vitreous):
+    words = ("finetune", "photos/", "--from", "x", "--tune", "linear", "--help", "all")
+    shown = shown_defaults(vitreous(*words).stdout)
     expected = fields_of(finetune("linear"))
     assert {n: v for n, v in shown.items() if n.startswith("optim.")} == {
         n: v for n, v in expected.items() if n.startswith("optim.")
     }
     assert (shown["epochs"], shown["batch_size"], shown["augment.resized_crop"]) == ("20", "64", "0.5")
     assert {n for n in shown if n.startswith(("model.", "preprocess."))} == {
-        *("model.zero_head", "model.drop_path", "model.dropout", "model.attention_dropout", "model.patch_dropout")
+        *("model.head.zero", "model.block.drop_path", "model.dropout", "model.attention.dropout", "model.patch_dropout")
     }
-    assert "augment.flip" not in shown_defaults(help_of("finetune", "--help"))
+    assert "augment.flip" not in shown_defaults(vitreous("finetune", "--help", "all").stdout)
 
 
 @pytest.mark.parametrize("text", ["tensorboard", "[tensorboard]", "tensorboard,mlflow", "[tensorboard, mlflow]"])
-def test_loggers_may_be_named_in_any_way_that_a_list_is_written(text):
+def test_loggers_may_be_given_as_any_list(text):
     config, _, _ = configure(["digits", "--loggers", text])
     assert config.loggers == ("tensorboard", "mlflow")[: 1 + ("mlflow" in text)]
     with pytest.raises(ConfigError, match="Did you mean 'tensorboard'"):
@@ -116,7 +111,7 @@ def test_loggers_may_be_named_in_any_way_that_a_list_is_written(text):
 
 @pytest.mark.parametrize("option", ["budget", "checkpoint-every"])
 @pytest.mark.parametrize("text", ["3", "2.5", ".5", "0"])
-def test_a_bare_number_is_no_duration(option, text):
+def test_a_duration_needs_a_unit(option, text):
     with pytest.raises(ConfigError) as caught:
         configure(["digits", f"--{option}", text])
     assert all(f"{text}{unit}" in str(caught.value) for unit in "smh")
@@ -146,11 +141,11 @@ def test_a_bare_number_is_no_duration(option, text):
         ("--optim.name adamw --optim.muon_lr 1", ("optim.muon_lr has no effect", "optim.name is adamw")),
         ("--optim.name sgd --optim.betas 0.5,0.9", ("optim.betas has no effect", "sgd")),
         ("--optim.schedule constant --optim.final_lr 0.5", ("optim.final_lr has no effect", "constant")),
-        ("--model.stem patch --model.conv_width 8", ("model.conv_width has no effect", "model.stem is patch")),
+        ("--model.stem patch --model.stem.width 8", ("stem patch has no option 'width'", "stem resnet has it")),
         ("--tune.lora_rank 4", ("tune.lora_rank has no effect",)),
     ],
 )
-def test_options_that_contradict_each_other_or_do_nothing_are_refused(words, parts):
+def test_contradictory_and_idle_options_are_rejected(words, parts):
     with pytest.raises(UsageError) as caught:
         configure(["digits", *words.split()])
     assert all(part in str(caught.value) for part in parts), str(caught.value)
@@ -160,7 +155,7 @@ def test_options_that_contradict_each_other_or_do_nothing_are_refused(words, par
     ("words", "parts"),
     [
         ("--tune linear --optim.layer_decay 0.5", ("optim.layer_decay has no effect", "linear")),
-        ("--tune linear --model.drop_path 0.3", ("model.drop_path has no effect", "linear")),
+        ("--tune linear --model.block.drop_path 0.3", ("model.block.drop_path has no effect", "linear")),
         ("--tune last-1 --tune.lora_rank 4", ("tune.lora_rank has no effect", "last-1")),
         ("--tune.source y", ("--from", "--tune.source")),
         ("--image-size 32 --model.image_size 64", ("--image-size", "--model.image_size")),
@@ -168,20 +163,20 @@ def test_options_that_contradict_each_other_or_do_nothing_are_refused(words, par
         ("--epochs 3 --steps 9", ("--epochs 3", "--steps 9")),
     ],
 )
-def test_contradictions_in_a_fine_tuning_are_refused(words, parts):
+def test_contradictory_options_of_finetune_are_rejected(words, parts):
     with pytest.raises(UsageError) as caught:
         configure_finetune(["photos", "--from", "x", *words.split()])
     assert all(part in str(caught.value) for part in parts), str(caught.value)
 
 
 @pytest.mark.parametrize("looks", [("--resume", "--show-batch"), ("--print-config", "--show-batch", "--resume")])
-def test_what_trains_nothing_cannot_be_resumed(looks, capsys):
+def test_previews_cannot_be_resumed(looks, capsys):
     assert main(["train", "digits", *looks]) == 2
     said = capsys.readouterr().err
     assert all(look in said for look in looks)
 
 
-def test_what_is_no_contradiction_is_taken(tmp_path):
+def test_compatible_options_are_accepted(tmp_path):
     configure(["digits", "--model", "S/4", "--model.width", "384", "--model.image_size", "32"])
     configure(["digits", "--augment.mix_chance", "1", "--optim.name", "adamw", "--optim.muon_lr", "0.02"])
     recorded = tmp_path / "recipe.yaml"
@@ -194,6 +189,6 @@ def test_what_is_no_contradiction_is_taken(tmp_path):
     assert (config.epochs, config.steps) == (3, None)
 
 
-def test_a_hybrid_by_name_has_its_stem():
+def test_a_named_hybrid_has_its_stem():
     config, _, _ = configure(["digits", "--model", "R50+B/16", "--model.image_size", "32"])
-    assert (config.model.stem, config.model.resnet_layers, config.model.patch_size) == ("resnet", (3, 4, 9), 16)
+    assert (config.model.stem, config.model.patch_size) == (ResNetStem(layers=(3, 4, 9)), 16)

@@ -1,4 +1,4 @@
-"""Real photographs that scikit-learn bundles, cut into batches: no download, no drawn patterns."""
+"""Batches of tiles cut from the photographs that come with scikit-learn, so that tests need no download."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEAN, STD = (0.45, 0.5, 0.4), (0.25, 0.2, 0.3)
 
 @lru_cache
 def tiles(count: int, height: int, width: int) -> Tensor:
-    """uint8 (count, 3, height, width) tiles of the two photographs, spread evenly."""
+    """Return uint8 tiles (count, 3, height, width), spread evenly over two photographs."""
     photos = [load_sample_image(name) for name in ("china.jpg", "flower.jpg")]
     pieces = []
     for number in range(count):
@@ -30,11 +30,11 @@ def tiles(count: int, height: int, width: int) -> Tensor:
 
 @lru_cache
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """scikit-learn's digits as uint8 (1797, 8, 8, 1) and their labels."""
+    """Return scikit-learn's digits as uint8 (1797, 8, 8, 1), and their labels."""
     bunch = load_digits()
     return np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None], bunch.target.astype(np.int64)
 
 
 def pipeline(height: int, width: int, **fields: object) -> EvalPipeline:
-    """A colour pipeline of a size."""
+    """Return an RGB pipeline for an image size."""
     return EvalPipeline((height, width), 3, PreprocessConfig(mean=MEAN, std=STD, **fields))

@@ -276,7 +276,7 @@ def test_off_last_leaves_crop_flip_and_jitter_only():
     assert torch.equal(always[1], early[1])
 
 
-def test_smaller_pictures_come_first():
+def test_smaller_images_come_first():
     images, labels = batch()
     growing, whole = (
         augment(flip=0.5, small_first=sides, small_until=0.6, **EVERYTHING) for sides in ((0.25, 0.75), ())

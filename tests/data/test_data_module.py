@@ -19,7 +19,7 @@ from PIL import Image
 
 from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.batches.data_module import ImageDataModule
-from vitreous.data.batches.sampler import OrderedPlans, TrainPlans
+from vitreous.data.batches.sampler import OrderedSampler, TrainSampler
 from vitreous.data.config import AugmentConfig, PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import ImageData, Split
@@ -62,7 +62,7 @@ def same(a: dict, b: dict) -> bool:
 
 
 def test_every_epoch_has_its_own_order_of_the_same_images():
-    plans = TrainPlans(100, batch_size=24, seed=1)
+    plans = TrainSampler(100, batch_size=24, seed=1)
     epochs = []
     for epoch in range(3):
         plans.set_epoch(epoch)
@@ -75,15 +75,15 @@ def test_every_epoch_has_its_own_order_of_the_same_images():
     plans.set_epoch(1)
     assert np.array_equal(np.concatenate([p.indices for p in plans]), epochs[1])
     assert all((a != b).mean() > 0.9 for a, b in pairwise(epochs))
-    other = np.concatenate([p.indices for p in TrainPlans(100, batch_size=24, seed=2)])
+    other = np.concatenate([p.indices for p in TrainSampler(100, batch_size=24, seed=2)])
     assert (other != epochs[0]).mean() > 0.9
 
 
 @pytest.mark.parametrize(("images", "batch_size", "accumulate"), [(100, 24, 4), (100, 24, 3), (10, 24, 4), (2, 24, 4)])
 def test_accumulation_cuts_the_same_steps_into_parts(images, batch_size, accumulate):
-    whole = list(TrainPlans(images, batch_size))
-    cut = list(TrainPlans(images, batch_size, accumulate))
-    assert len(cut) == len(TrainPlans(images, batch_size, accumulate)) == len(whole) * min(accumulate, images)
+    whole = list(TrainSampler(images, batch_size))
+    cut = list(TrainSampler(images, batch_size, accumulate))
+    assert len(cut) == len(TrainSampler(images, batch_size, accumulate)) == len(whole) * min(accumulate, images)
     for plan in whole:
         parts = [p for p in cut if p.step == plan.step]
         assert np.array_equal(np.concatenate([p.indices for p in parts]), plan.indices)
@@ -91,12 +91,12 @@ def test_accumulation_cuts_the_same_steps_into_parts(images, batch_size, accumul
 
 
 def test_a_set_smaller_than_a_batch_is_one_batch():
-    assert [len(p.indices) for p in TrainPlans(10, batch_size=24)] == [10]
+    assert [len(p.indices) for p in TrainSampler(10, batch_size=24)] == [10]
 
 
 @pytest.mark.parametrize(("images", "expected"), [(10, [4, 4, 2]), (8, [4, 4]), (0, [])])
 def test_evaluation_goes_through_all_images_in_order(images, expected):
-    plans = list(OrderedPlans(images, 4))
+    plans = list(OrderedSampler(images, 4))
     assert [len(p.indices) for p in plans] == expected
     assert [int(i) for p in plans for i in p.indices] == list(range(images))
 
@@ -123,7 +123,7 @@ def test_arrays_of_another_size_or_kind_go_through_the_pipeline(digit_data):
     batch = next(iter(module.val_dataloader()))
     assert batch["images"].shape == (64, 3, 12, 16)
     for i in range(0, 64, 9):
-        expected = larger.pixels(digit_data.splits["val"].picture(i))
+        expected = larger.pixels(digit_data.splits["val"].image(i))
         assert np.array_equal(batch["images"][i].permute(1, 2, 0).numpy(), expected)
 
 
@@ -139,9 +139,7 @@ def test_memory_and_streams_hold_what_the_pipeline_makes(photographs):
     for held, read in ((memory.train_dataloader(), stream.train_dataloader()), (memory.val_dataloader(),) * 2):
         assert all(same(a, b) for a, b in zip(held, read, strict=True))
     first = next(iter(stream.val_dataloader()))
-    assert np.array_equal(
-        first["images"][3].permute(1, 2, 0).numpy(), where.pixels(photographs.splits["val"].picture(3))
-    )
+    assert np.array_equal(first["images"][3].permute(1, 2, 0).numpy(), where.pixels(photographs.splits["val"].image(3)))
 
 
 @pytest.mark.parametrize("augment", [AugmentConfig(), CROPPED])
@@ -171,8 +169,8 @@ def test_crops_from_memory_and_from_files_are_the_same_crops(photographs):
         assert held["images"].shape == (10, 3, 60, 60)
         assert held["boxes"].shape == (10, 4)
         assert "boxes" not in read
-        ours, theirs = augment.of_batch(held)[0], augment.of_batch(read)[0]
-        # The canvas has lost detail that the files have, but each pair shows the same part of the same picture.
+        ours, theirs = augment.augment_batch(held)[0], augment.augment_batch(read)[0]
+        # The stored images have less detail than the files, but each pair shows the same part of the same image.
         together = torch.stack([ours.flatten(1), theirs.flatten(1)], 1)
         closeness = torch.stack([torch.corrcoef(pair)[0, 1] for pair in together])
         assert closeness.min() > 0.9
@@ -180,7 +178,7 @@ def test_crops_from_memory_and_from_files_are_the_same_crops(photographs):
         assert closeness.min() > strangers
 
 
-def test_crops_from_files_are_pillows_of_the_full_picture(photographs):
+def test_crops_from_files_are_pillows_of_the_full_image(photographs):
     fine = AugmentConfig(resized_crop=0.01)  # so small a least share that no JPEG is decoded at reduced size
     module = ImageDataModule(photographs, pipeline(32, 40), fine, batch_size=5, memory_gb=0, workers=0)
     memory = ImageDataModule(photographs, pipeline(32, 40), fine, batch_size=5)
@@ -188,21 +186,21 @@ def test_crops_from_files_are_pillows_of_the_full_picture(photographs):
     for index, image, (top, left, height, width) in zip(
         read["index"].tolist(), read["images"], held["boxes"].tolist(), strict=True
     ):
-        picture = photographs.splits["train"].picture(index)
-        W, H = picture.size
+        original = photographs.splits["train"].image(index)
+        W, H = original.size
         box = (left * W, top * H, min(left + width, 1) * W, min(top + height, 1) * H)
-        expected = np.asarray(picture.resize((40, 32), Image.Resampling.BILINEAR, box=box))
+        expected = np.asarray(original.resize((40, 32), Image.Resampling.BILINEAR, box=box))
         assert np.abs(image.permute(1, 2, 0).numpy().astype(int) - expected).max() <= 1
 
 
-def test_boxes_are_drawn_in_the_true_shape_of_the_picture(photographs):
+def test_boxes_are_drawn_in_the_true_shape_of_the_image(photographs):
     module = ImageDataModule(photographs, pipeline(48, 48), CROPPED, batch_size=10)
     loader, shapes = module.train_dataloader(), []
     for epoch in range(4):
         module.set_epoch(epoch)
         for batch in loader:
             for index, (_, _, height, width) in zip(batch["index"].tolist(), batch["boxes"].tolist(), strict=True):
-                W, H = photographs.splits["train"].picture(index).size
+                W, H = photographs.splits["train"].image(index).size
                 shapes.append(width * W / (height * H))
     assert 0.74 < min(shapes) < 0.8
     assert 1.25 < max(shapes) < 1.35
@@ -244,7 +242,7 @@ def test_other_batches_are_no_continuation(digit_data):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("augment", [AugmentConfig(), CROPPED])
-def test_a_picture_that_goes_bad_is_named_in_one_line(photographs, tmp_path, workers, augment):
+def test_an_image_that_goes_bad_is_named_in_one_line(photographs, tmp_path, workers, augment):
     split = photographs.splits["train"]
     paths = [Path(shutil.copy(path, tmp_path)) for path in split.paths[:8]]
     paths[5].write_bytes(paths[5].read_bytes()[:2000])

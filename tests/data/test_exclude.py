@@ -1,4 +1,4 @@
-"""The list of pictures to leave out: any name there can be, written by audit or by hand, for every kind of source."""
+"""The list of images to leave out: any name there can be, written by audit or by hand, for every kind of source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from vitreous.cli.verbs.finetune import configure as configure_finetune
 from vitreous.cli.verbs.train import configure as configure_train
 from vitreous.data.config import DataConfig
-from vitreous.data.sources.listing import as_line, excluded
+from vitreous.data.sources.listing import exclusion_line, match_exclusions
 from vitreous.data.sources.opening import open_source
 from vitreous.files.text import visible
 
@@ -61,29 +61,29 @@ def test_every_odd_name_comes_back_from_its_line(odd, tmp_path):
     everything, _ = names_in(odd)
     wanted = {name for name in everything if not name.rpartition("/")[2].removesuffix(".png").isdecimal()}
     assert len(wanted) == len(ODD)
-    (tmp_path / "out.txt").write_text("".join(as_line(name) + "\n" for name in wanted), encoding="utf-8")
+    (tmp_path / "out.txt").write_text("".join(exclusion_line(name) + "\n" for name in wanted), encoding="utf-8")
     kept, notes = names_in(odd, exclude=str(tmp_path / "out.txt"))
     assert kept == everything - wanted
-    assert f"{len(ODD)} pictures left out by {tmp_path / 'out.txt'}" in notes
+    assert f"{len(ODD)} images excluded by {tmp_path / 'out.txt'}" in notes
 
 
 def test_a_plain_name_is_a_plain_line():
     for name in ("train/daisy/1.jpg", "a b.jpg", "\u05e9\u05dc\u05d5\u05dd/\u732b.jpg"):
-        assert as_line(name) == name
-    assert as_line("a\nb") == '"a\\nb"'
+        assert exclusion_line(name) == name
+    assert exclusion_line("a\nb") == '"a\\nb"'
 
 
 def test_a_name_wins_over_the_same_file_name_elsewhere(tmp_path):
     (tmp_path / "out.txt").write_text("1.jpg\n")
-    found, _ = excluded(str(tmp_path / "out.txt"), ["1.jpg", "more/1.jpg", "2.jpg"])
+    found, _ = match_exclusions(str(tmp_path / "out.txt"), ["1.jpg", "more/1.jpg", "2.jpg"])
     assert found == {0}
 
 
 def test_a_file_that_is_gone_is_noted_and_its_name_cannot_steer_the_terminal(tmp_path):
     (tmp_path / "out.txt").write_text('"gone\\u001b[31m.jpg"\nreally gone.jpg\n')
-    found, notes = excluded(str(tmp_path / "out.txt"), ["1.jpg"])
+    found, notes = match_exclusions(str(tmp_path / "out.txt"), ["1.jpg"])
     assert found == set()
-    assert "2 lines without a picture" in notes[1]
+    assert "2 lines without an image" in notes[1]
     assert "really gone.jpg" in notes[1]
     assert "\x1b" not in "".join(notes)
 
@@ -94,7 +94,7 @@ def test_manifests_honour_the_list(odd, tmp_path):
     (tmp_path / "out.txt").write_text("odd/a/3.png\n7.png\nnever/there.png\n")
     kept, notes = names_in(tmp_path / "labels.csv", exclude=str(tmp_path / "out.txt"))
     assert kept == {f"odd/a/{n}.png" for n in range(10)} - {"odd/a/3.png", "odd/a/7.png"}
-    assert any("1 line without a picture: never/there.png" in note for note in notes)
+    assert any("1 line without an image: never/there.png" in note for note in notes)
 
 
 def test_the_option_has_its_short_name_in_both_verbs():

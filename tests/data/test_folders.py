@@ -58,10 +58,10 @@ def test_an_empty_val_folder_counts_as_none(put):
     (root / "val" / "daisy").mkdir(parents=True)
     data = open_source(DataConfig(source=str(root)))
     assert len(data.splits["val"]) > 0
-    assert "folder val has no pictures in class folders, it is ignored" in data.notes
+    assert "folder val has no images in class folders, it is ignored" in data.notes
 
 
-def test_pictures_of_nested_folders_belong_to_the_class_folder(put):
+def test_images_of_nested_folders_belong_to_the_class_folder(put):
     root = put("daisy/2023/spring", "daisy", "rose/red", "rose/white/tall")
     assert listed(root) == {(None, "daisy"): 6, (None, "rose"): 6}
     split = put("train/daisy/near", "train/rose/far")
@@ -89,16 +89,16 @@ def test_what_is_ignored_is_noted(put):
     (root / "tulip").mkdir()
     listing = list_folder(root)
     assert listing.notes == [
-        "1 file ignored, not pictures (first: rose/readme.txt)",
-        "1 picture ignored, outside class folders (first: loose.jpg)",
-        "1 class folder without pictures: tulip",
+        "1 file ignored, not images (first: rose/readme.txt)",
+        "1 image ignored, outside class folders (first: loose.jpg)",
+        "1 class folder without images: tulip",
     ]
     assert len(listing.entries) == 6
 
 
 def test_folders_beside_the_splits_are_noted(put):
     listing = list_folder(put("train/daisy", "train/rose", "unlabelled", "val/daisy"))
-    assert "beside the splits, ignored: unlabelled" in listing.notes
+    assert "folders beside the splits ignored: unlabelled" in listing.notes
 
 
 def test_class_folders_may_be_links(put, tmp_path_factory):
@@ -111,18 +111,18 @@ def test_class_folders_may_be_links(put, tmp_path_factory):
 
 def test_a_class_folder_that_is_a_link_to_another_class_is_told(put):
     root = put("daisy", "rose")
-    (root / "aster").symlink_to(root / "rose")  # first by name, and still the real folder keeps its pictures
+    (root / "aster").symlink_to(root / "rose")  # first by name, and still the real folder keeps its images
     found = list_folder(root)
     assert {entry.label for entry in found.entries} == {"daisy", "rose"}
-    told = "1 link leads to folders that are listed already, their pictures count once: aster is rose"
+    told = "1 link leads to folders already listed, whose images count once: aster is rose"
     assert told in found.notes
 
 
 @pytest.mark.parametrize(
     ("folders", "message"),
     [
-        ((), r"holds no pictures: expected is one folder per class, such as photos/daisy/1.jpg"),
-        ((".",), "holds 3 pictures, but not in class folders: expected is one folder per class"),
+        ((), r"holds no images: expected is one folder per class, such as photos/daisy/1.jpg"),
+        ((".",), "holds 3 images, but not in class folders: expected is one folder per class"),
         (("train", "val"), "has train, val and no class folders in train"),
         (("test/daisy", "val/daisy"), "has test, val and no folder train"),
         (("daisy",), "only one class, 'daisy', at least two are needed: expected is one folder per class"),
@@ -141,15 +141,15 @@ def test_what_cannot_be_understood_says_what_is_expected(put, folders, message):
     assert "\n" not in str(error.value)
 
 
-def test_no_pictures_counts_the_other_files(put):
+def test_no_images_counts_the_other_files(put):
     root = put()
     (root / "a.txt").write_text("a")
-    with pytest.raises(DataError, match=r"holds no pictures \(it has 1 other file\)"):
+    with pytest.raises(DataError, match=r"holds no images \(it has 1 other file\)"):
         list_folder(root)
 
 
-def test_pictures_of_val_that_are_also_in_train_are_noted(put):
+def test_images_of_val_that_are_also_in_train_are_noted(put):
     root = put("train/daisy", "train/rose", "val/daisy", "val/rose")
     shutil.copy(root / "train" / "rose" / "1.jpg", root / "val" / "rose" / "again.jpg")
     data = open_source(DataConfig(source=str(root)))
-    assert "1 val picture also in train: val/rose/again.jpg" in data.notes
+    assert "1 val image also in train: val/rose/again.jpg" in data.notes

@@ -124,7 +124,7 @@ def test_a_box_between_pixels_is_cut_at_the_nearest(target):
 
 
 def _apart_from_pillow(ours: torch.Tensor, image: torch.Tensor) -> int:
-    """Most levels between a resized picture and what Pillow makes of each channel in float32."""
+    """Most levels between a resized image and what Pillow makes of each channel in float32."""
     apart = 0
     for mine, channel in zip(ours.numpy(), image.numpy(), strict=True):
         source = Image.fromarray(channel.astype(np.float32))

@@ -1,4 +1,4 @@
-"""HEIC as phones write it: real photographs come back, upright once, and what is damaged or large is named."""
+"""HEIC files: real photographs decode, rotated once; damaged and large files are refused with a reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from vitreous.audit.look import look
-from vitreous.data.images.reading import inspect_picture, read_picture
+from vitreous.data.images.reading import inspect_image, read_image
 from vitreous.data.sources.scan import scan
 from vitreous.errors import DataError
 
@@ -34,15 +34,15 @@ def test_real_photographs_come_back(photos: Path, name, tmp_path):
     photo = Image.open(photos / name).convert("RGB")
     path = tmp_path / "IMG_0001.HEIC"
     path.write_bytes(heic(photo))
-    assert apart(read_picture(path), photo) < 4
+    assert apart(read_image(path), photo) < 4
     assert scan([path])[0].facts.size == (photo.height, photo.width)
     seen = look(str(path))
     assert (seen.reason, seen.form, seen.frames) == ("", "HEIF", 1)
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6])
-def test_a_turned_photograph_is_turned_once(photos, orientation):
-    """Encoders write the turn as a box that decoders obey, and as EXIF, which is for others."""
+def test_a_rotated_photograph_is_rotated_once(photos, orientation):
+    """Encoders store the rotation twice: in a box that decoders apply, and in EXIF."""
     cat = Image.open(photos / "chelsea.png").convert("RGB")
     turn = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270}
     stored = cat.transpose(turn[orientation]) if orientation in turn else cat
@@ -53,21 +53,21 @@ def test_a_turned_photograph_is_turned_once(photos, orientation):
     content = buffer.getvalue()
     assert (b"irot" in content) == (orientation != 1)
     assert b"Exif" in content
-    assert apart(read_picture(content), cat) < 4
-    assert inspect_picture(content).size == (300, 451)
+    assert apart(read_image(content), cat) < 4
+    assert inspect_image(content).size == (300, 451)
 
 
 def test_alpha_is_composited_on_white(photos):
     clear = Image.open(photos / "chelsea.png").convert("RGBA")
     clear.putalpha(0)
-    assert np.asarray(read_picture(heic(clear))).min() == 255
+    assert np.asarray(read_image(heic(clear))).min() == 255
 
 
 def test_damage_is_named_and_pillow_is_left_as_it_is(photos):
     content = heic(Image.open(photos / "coffee.png").convert("RGB"))
     for damaged in (content[: len(content) // 2], content[:40], b"\0\0\0\x18ftypheic" + bytes(40)):
-        with pytest.raises(DataError, match=r"^picture: \S"):
-            read_picture(damaged)
+        with pytest.raises(DataError, match=r"^image: \S"):
+            read_image(damaged)
     wide = content.replace(b"ispe\0\0\0\0" + (600).to_bytes(4, "big"), b"ispe\0\0\0\0" + (600_000).to_bytes(4, "big"))
-    assert inspect_picture(wide).reason == "240,000,000 pixels, the limit for HEIF is 26,000,000: save it smaller"
+    assert inspect_image(wide).reason == "240,000,000 pixels, the limit for HEIF is 26,000,000: save it smaller"
     assert "HEIF" not in Image.OPEN

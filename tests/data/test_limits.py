@@ -1,4 +1,4 @@
-"""Files that ask for much time or memory, and files that are none: one line each, soon, whoever reads them."""
+"""Files that ask for much time or memory, and special files: every reader refuses them soon, with the same reason."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from PIL import Image
 
 from vitreous.audit.watch import look_at
 from vitreous.data.config import DataConfig
-from vitreous.data.images.formats import FORMATS, REFUSED_EXTENSIONS
+from vitreous.data.images.formats import FORMATS, UNSUPPORTED_EXTENSIONS
 from vitreous.data.images.memory_budget import Budget
-from vitreous.data.images.reading import examine, inspect_picture, read_picture
+from vitreous.data.images.reading import decode_with_limits, inspect_image, read_image
 from vitreous.data.images.watched.child import Child
 from vitreous.data.images.watched.pool import _COMMAND, _pool
 from vitreous.data.sources.opening import open_source
@@ -32,26 +32,26 @@ MB = 1 << 20
 
 
 def seconds() -> float:
-    """Processor time of this process and of all that it has waited for."""
+    """Return the processor time of this process and of the children that have ended."""
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 @contextlib.contextmanager
 def at_once(limit: float = 3.0):
-    """Two seconds for a file, and the start of a process."""
+    """Check the processor time: by default 2 s for a file, and the start of a process."""
     began = seconds()
     yield
     assert seconds() - began < limit
 
 
 def reason_of(content: bytes) -> str:
-    """What reading says; scanning must say the same."""
+    """Return the reason of a refusal, which reading and scanning must agree on."""
     with pytest.raises(DataError) as error:
-        read_picture(content)
-    said = str(error.value).removeprefix("picture: ")
-    assert "\n" not in said
-    assert inspect_picture(content).reason == said
-    return said
+        read_image(content)
+    reason = str(error.value).removeprefix("image: ")
+    assert "\n" not in reason
+    assert inspect_image(content).reason == reason
+    return reason
 
 
 def rle4(width: int, height: int) -> bytes:
@@ -89,18 +89,21 @@ def chunk(name: bytes, body: bytes) -> bytes:
 )
 def test_other_formats_are_refused_by_name_and_with_a_remedy(content, name):
     with at_once(0.5):
-        assert reason_of(content) == f"{name} images are not read: save it as PNG or JPEG"
+        assert reason_of(content) == f"{name} images are not supported: save it as PNG or JPEG"
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (rle4(3000, 3000), "9,000,000 pixels, the limit for run lengths in BMP is 2,000,000: save it as PNG or JPEG"),
+        (
+            rle4(3000, 3000),
+            "9,000,000 pixels, the limit for run-length encoded BMP is 2,000,000: save it as PNG or JPEG",
+        ),
         (gif(13_370, 13_370), "178,756,900 pixels, the limit for GIF is 50,000,000: save it smaller"),
-        (png(1, 50_000_000), "1 x 50,000,000 pixels, the limit for a side is 65,535: cut it"),
+        (png(1, 50_000_000), "1 x 50,000,000 pixels, the limit for a side is 65,535: crop it"),
     ],
 )
-def test_what_claims_too_much_is_refused_before_it_is_decoded(content, reason):
+def test_a_header_that_claims_too_much_is_refused_before_decoding(content, reason):
     with at_once(0.5):
         assert reason_of(content) == reason
 
@@ -115,8 +118,8 @@ def photo(photos: Path) -> bytes:
     return (photos / "rocket.jpg").read_bytes()
 
 
-def test_metadata_that_costs_more_than_the_image_is_watched(photo, tmp_path):
-    """Segments, junk, EXIF entries and chunks without end: read or named, in 2 s each, and alike by train and audit."""
+def test_expensive_metadata_is_read_in_a_watched_process(photo, tmp_path):
+    """Endless segments, junk, EXIF entries and chunks: read or refused within 2 s each, alike by scan and audit."""
     exif = (b"Exif\0\0" + exif_bomb(4500)).ljust(65_000, b"\0")
     block = chunk(b"eXIf", exif_bomb(60_000) + bytes(MB))
     row = chunk(b"IDAT", zlib.compress(b"\0" * 5))
@@ -142,15 +145,15 @@ def test_metadata_that_costs_more_than_the_image_is_watched(photo, tmp_path):
     assert all(len(reason) < 200 for reason in scanned)
 
 
-def test_a_file_that_ends_its_process_costs_no_other(photo, endless_jpeg):
-    slow = endless_jpeg[:2] + b"\xff\xe1\0\2" * 300 + endless_jpeg[2:]  # its passes are not counted: it is odd before
-    assert inspect_picture(slow).reason == "its decoder takes more than 2 s: save it as PNG or JPEG again"
-    assert examine(photo)[1] is not None
-    assert read_picture(Image.open(io.BytesIO(photo))).size == (640, 427)
+def test_a_file_that_ends_its_process_does_not_affect_others(photo, endless_jpeg):
+    slow = endless_jpeg[:2] + b"\xff\xe1\0\2" * 300 + endless_jpeg[2:]  # so unusual that its scans are not counted
+    assert inspect_image(slow).reason == "its decoder takes more than 2 s: save it as PNG or JPEG again"
+    assert decode_with_limits(photo)[1] is not None
+    assert read_image(Image.open(io.BytesIO(photo))).size == (640, 427)
 
 
 def special(folder: Path) -> dict[str, str]:
-    """Files that are no images, by name, and what is said of each."""
+    """Create special files; return the reason for each by name."""
     os.mkfifo(folder / "pipe.jpg")
     (folder / "zero.jpg").symlink_to("/dev/zero")
     (folder / "folder.jpg").mkdir()
@@ -163,23 +166,23 @@ def special(folder: Path) -> dict[str, str]:
         "folder.jpg": "a folder, not a regular file",
         "sparse.jpg": "1,099,511,627,776 bytes, the limit is 159,383,552: save it smaller",
         "loop.jpg": "too many levels of symbolic links",
-        "nul\0.jpg": "its name holds a NUL, which no file's does",
+        "nul\0.jpg": "the path contains a NUL character",
     }
 
 
 def test_only_regular_files_of_a_bounded_size_are_opened(tmp_path):
-    said = special(tmp_path)
-    paths = [tmp_path / name for name in said]
+    reasons = special(tmp_path)
+    paths = [tmp_path / name for name in reasons]
     with at_once(0.5):
-        assert [one.facts.reason for one in scan(paths)] == list(said.values())
-        for path, reason in zip(paths, said.values(), strict=True):
+        assert [one.facts.reason for one in scan(paths)] == list(reasons.values())
+        for path, reason in zip(paths, reasons.values(), strict=True):
             with pytest.raises(DataError) as error:
-                read_picture(path)
+                read_image(path)
             assert str(error.value) == f"{printable(str(path))}: {reason}"
-    assert [one.reason for one in look_at(paths)] == list(said.values())
+    assert [one.reason for one in look_at(paths)] == list(reasons.values())
 
 
-def test_tables_and_lists_are_opened_only_where_they_are_files(tmp_path, photo):
+def test_manifests_and_lists_must_be_regular_files(tmp_path, photo):
     (tmp_path / "good.jpg").write_bytes(photo)
     special(tmp_path)
     os.mkfifo(tmp_path / "pipe.csv")
@@ -194,10 +197,10 @@ def test_tables_and_lists_are_opened_only_where_they_are_files(tmp_path, photo):
     assert {path.name for path, _ in data.unreadable} == {"pipe.jpg", "zero.jpg", "sparse.jpg"}
 
 
-def test_every_refused_extension_says_what_it_is():
+def test_unsupported_extensions_are_not_those_of_supported_formats():
     read = {extension for row in FORMATS.values() for extension in row.extensions}
-    assert not read & set(REFUSED_EXTENSIONS)
-    assert {".ppm", ".pbm", ".qoi", ".ico", ".jp2", ".dib"} <= set(REFUSED_EXTENSIONS)
+    assert not read & set(UNSUPPORTED_EXTENSIONS)
+    assert {".ppm", ".pbm", ".qoi", ".ico", ".jp2", ".dib"} <= set(UNSUPPORTED_EXTENSIONS)
 
 
 def test_a_photograph_of_48_megapixels_is_read_upright(photo):
@@ -206,24 +209,24 @@ def test_a_photograph_of_48_megapixels_is_read_upright(photo):
     exif[0x0112] = 6
     target = io.BytesIO()
     stored.save(target, "JPEG", exif=exif)
-    read = read_picture(target.getvalue())
+    read = read_image(target.getvalue())
     assert read.size == (3024, 4032)  # decoded at a half
-    assert inspect_picture(target.getvalue()).size == (8064, 6048)
+    assert inspect_image(target.getvalue()).size == (8064, 6048)
     upright = stored.transpose(Image.Transpose.ROTATE_270).resize((300, 400))
     apart = np.asarray(read.resize((300, 400)), np.int16) - np.asarray(upright, np.int16)
     assert np.abs(apart).mean() < 3
 
 
 def peak_of(process: int) -> int:
-    """Most bytes of memory of a process since its peak was last forgotten; forgets it."""
+    """Return the peak memory of a process in bytes since the last call, and reset it."""
     status = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
     Path(f"/proc/{process}/clear_refs").write_text("5", encoding="ascii")
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks of memory are Linux's")
-def test_a_file_as_large_as_its_image_is_not_held_beside_it(tmp_path):
-    """An uncompressed TIFF of 48 megapixels: what both processes take at most, together, stays within 512 MB."""
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux reports and resets peak memory")
+def test_a_large_file_is_not_held_beside_its_image(tmp_path):
+    """For an uncompressed TIFF of 48 megapixels, both processes together stay within 512 MB."""
     path = tmp_path / "large.tif"
     Image.new("RGB", (8064, 6048), (200, 100, 50)).save(path)
     _pool.close()
@@ -232,14 +235,14 @@ def test_a_file_as_large_as_its_image_is_not_held_beside_it(tmp_path):
     for process in processes:
         peak_of(process)
     idle = sum(map(peak_of, processes))
-    image = read_picture(path)
+    image = read_image(path)
     assert sum(map(peak_of, processes)) - idle < 512 * MB
     assert image.size == (4032, 3024)  # a half
     assert image.getpixel((4031, 3023)) == (200, 100, 50)
     path.unlink()
 
 
-def test_conversions_in_bands_give_what_one_piece_gives(photos):
+def test_conversion_in_bands_equals_conversion_at_once(photos):
     from vitreous.data.images import decoding
 
     cat = Image.open(photos / "chelsea.png").convert("RGB")
@@ -248,13 +251,13 @@ def test_conversions_in_bands_give_what_one_piece_gives(photos):
     deep = Image.fromarray(np.asarray(cat.convert("L")).astype(np.uint16) * 200 + 3)
     stretched = Image.fromarray(np.asarray(cat.convert("L")).astype(np.float32) * 9 - 50)
     for image in (clear, deep, stretched, cat.quantize(16)):
-        whole = np.asarray(decoding.rgb_of(image))
+        whole = np.asarray(decoding.to_rgb(image))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(decoding, "BAND", 451 * 7)
-            assert (np.asarray(decoding.rgb_of(image)) == whole).all()
+            patch.setattr(decoding, "BAND_PIXELS", 451 * 7)
+            assert (np.asarray(decoding.to_rgb(image)) == whole).all()
 
 
-def test_threads_share_a_budget_and_none_waits_for_ever():
+def test_threads_share_a_budget_without_deadlock():
     budget = Budget(contents=10, total=30)
     most, lock = [0], threading.Lock()
 

@@ -99,7 +99,7 @@ def test_missing_files_are_reported_as_unreadable(rows, tmp_path):
 
 def test_a_file_with_two_labels_is_noted(tmp_path):
     listing = list_manifest(write(tmp_path / "m.csv", "path,label\na.jpg,x\na.jpg,y\nb.jpg,x\nb.jpg,x\n"))
-    assert listing.notes == ["1 picture listed with more than one label: a.jpg"]
+    assert listing.notes == ["1 image listed with more than one label: a.jpg"]
 
 
 @pytest.mark.parametrize(

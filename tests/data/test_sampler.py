@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitreous.data.batches.sampler import TrainPlans, balanced_order
+from vitreous.data.batches.sampler import TrainSampler, balanced_order
 from vitreous.errors import CheckpointError
 
 LABELS = np.repeat([0, 1, 2, 4], [70, 20, 7, 3])  # 100 images; no class 3
@@ -36,9 +36,9 @@ def test_the_order_is_a_function_of_seed_and_epoch():
 
 
 def test_plans_show_that_order_and_do_not_go_on_with_another():
-    balanced = TrainPlans(100, 10, seed=1, balance=LABELS)
+    balanced = TrainSampler(100, 10, seed=1, balance=LABELS)
     balanced.set_epoch(4)
     shown = np.concatenate([plan.indices for plan in balanced])
     assert shown.tolist() == balanced_order(LABELS, 1, 4).tolist()
     with pytest.raises(CheckpointError, match="balanced was True, now False"):
-        TrainPlans(100, 10, seed=1).check(balanced.identity())
+        TrainSampler(100, 10, seed=1).check(balanced.identity())

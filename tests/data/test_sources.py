@@ -42,15 +42,15 @@ def opened(root: Path | str, **options: object) -> ImageData:
 
 
 def sides(data: ImageData) -> dict[str, str]:
-    """The split of each picture, by content."""
+    """The split of each image, by content."""
     return {
-        content_hash(np.asarray(split.picture(n)).tobytes()): name
+        content_hash(np.asarray(split.image(n)).tobytes()): name
         for name, split in data.splits.items()
         for n in range(len(split))
     }
 
 
-def test_digits_are_scikit_learns_on_the_scale_of_pictures():
+def test_digits_are_scikit_learns_on_the_scale_of_images():
     data = open_source(DataConfig(source="digits", val_fraction=0.125))
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 1249, "val": 178, "test": 370}
     assert (data.channels, data.native_size, data.median_size) == (1, (8, 8), (8, 8))
@@ -64,11 +64,11 @@ def test_digits_are_scikit_learns_on_the_scale_of_pictures():
             position = int(split.name_of(n).removeprefix("digits/"))
             expected = np.rint(reference.images[position] * 255 / 16)
             assert (split.arrays[n, :, :, 0] == expected).all()
-            assert (np.asarray(split.picture(n))[..., 2] == expected).all()
+            assert (np.asarray(split.image(n))[..., 2] == expected).all()
             assert split.labels[n] == reference.target[position]
 
 
-def test_digits_do_not_share_a_picture_between_splits_and_repeat():
+def test_digits_do_not_share_an_image_between_splits_and_repeat():
     first, again = open_source(DataConfig()), open_source(DataConfig())
     assert first.fingerprint == again.fingerprint
     assert first.splits["val"].names == again.splits["val"].names
@@ -98,17 +98,17 @@ def test_cifar10_through_torchvisions_own_loader(cifar10_dir):
     pixels, labels = batch("data_batch_1")
     for n in (0, 7, 400):
         position = int(data.splits["val"].name_of(n).removeprefix("train/"))
-        assert (np.asarray(data.splits["val"].picture(n)) == pixels[position]).all()
+        assert (np.asarray(data.splits["val"].image(n)) == pixels[position]).all()
         assert data.splits["val"].labels[n] == labels[position]
 
 
 def test_names_of_nothing(tmp_path, flowers):
-    with pytest.raises(UsageError, match=r"'cifar-10' is neither a folder nor a known set .* Did you mean 'cifar10'\?"):
+    with pytest.raises(UsageError, match=r"'cifar-10' is neither a folder nor a known dataset .* mean 'cifar10'\?"):
         opened("cifar-10")
     with pytest.raises(DataError, match=rf"folder not found: {flowers}s\. Did you mean '{flowers}'\?"):
         opened(f"{flowers}s")
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(UsageError, match="is a file: give a folder of pictures, unpacked if it is an archive, or a"):
+    with pytest.raises(UsageError, match="is a file: give a folder of images, unpacked if it is an archive, or a"):
         opened(tmp_path / "notes.txt")
     with pytest.raises(DataError, match=r"'https://a\.org/b\.zip' is a URL, and nothing is fetched .* give the folder"):
         opened("https://a.org/b.zip")
@@ -188,7 +188,7 @@ def test_unreadable_files_are_left_out_named_and_never_replaced(jpegs, tmp_path)
     data = open_source(DataConfig(source=str(root)), progress=lambda done, total: told.append((done, total)))
     assert data.unreadable == [
         (root / "x" / "IMG 3.jpg", "truncated"),
-        (root / "y" / "words.jpg", "not a picture"),
+        (root / "y" / "words.jpg", "not an image"),
         (root / "y" / "пусто.PNG", "empty, 0 bytes"),
     ]
     kept = [path for split in data.splits.values() for path in split.paths]
@@ -211,17 +211,17 @@ def test_strict_names_the_first_ten(jpegs, tmp_path):
 def test_nothing_readable(tmp_path):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "1.jpg").touch()
-    with pytest.raises(DataError, match=r"none of 1 picture can be read \(x/1.jpg: empty, 0 bytes\)"):
+    with pytest.raises(DataError, match=r"none of 1 image can be read \(x/1.jpg: empty, 0 bytes\)"):
         opened(tmp_path)
 
 
-def test_a_class_without_a_readable_picture_is_left_out_with_a_note(jpegs, tmp_path):
+def test_a_class_without_a_readable_image_is_left_out_with_a_note(jpegs, tmp_path):
     root = tree(tmp_path, jpegs, {"x": 20, "y": 20})
     (root / "z").mkdir()
     (root / "z" / "1.jpg").touch()
     data = opened(root)
     assert data.classes == ("x", "y")
-    assert "classes without a readable picture, left out: z" in data.notes
+    assert "classes without a readable image, left out: z" in data.notes
 
 
 def test_exclude_in_all_its_spellings(jpegs, tmp_path, monkeypatch):
@@ -246,9 +246,9 @@ def test_exclude_in_all_its_spellings(jpegs, tmp_path, monkeypatch):
     assert len(kept) == 35
     assert not kept & {f"{folder}/IMG {n}.jpg" for folder, n in (("x", 0), ("x", 1), ("y", 2), ("y", 3), ("y", 4))}
     notes = "\n".join(data.notes)
-    assert "6 pictures left out" in notes
-    assert "1 line without a picture: y/IMG 99.jpg" in notes
-    assert "write the folder too: IMG 5.jpg" in notes
+    assert "6 images excluded" in notes
+    assert "1 line without an image: y/IMG 99.jpg" in notes
+    assert "add the folder: IMG 5.jpg" in notes
     with pytest.raises(DataError, match=r"missing.txt, cannot be read"):
         opened(root, exclude=str(tmp_path / "missing.txt"))
 
@@ -266,14 +266,14 @@ def test_a_class_without_val_is_noted_and_an_empty_val_is_an_error(jpegs, tmp_pa
     for path in jpegs:
         by_side[bool(held_out([content_hash(path.read_bytes())], 0.2)[0])].append(path)
     root = tree(tmp_path / "a", by_side[True][:3] + by_side[False], {"x": 8, "y": 8})
-    assert "of 2 classes, 1 without a val picture: y" in opened(root, split="hash").notes
+    assert "1 of 2 classes without a val image: y" in opened(root, split="hash").notes
     never = tree(tmp_path / "b", by_side[False], {"x": 8, "y": 8})
-    with pytest.raises(DataError, match=r"val has no image: 0.2 \(val_fraction\) .* 16 images .* change data.val_fr"):
+    with pytest.raises(DataError, match=r"val has no image: val_fraction is 0.2, .* 8 of 16 images; .* data.val_fr"):
         opened(never, split="hash")
     assert len(opened(never).splits["val"]) == 4
 
 
-def test_grey_pictures_of_one_size_are_known_as_such(jpegs, tmp_path):
+def test_grey_images_of_one_size_are_known_as_such(jpegs, tmp_path):
     from PIL import Image
 
     for n, path in enumerate(jpegs):
@@ -301,4 +301,4 @@ def test_without_hold_out_the_data_stays_as_it_is(jpegs, tmp_path):
     halves = tree(tmp_path / "b", jpegs, {"train/x": 5, "train/y": 5, "test/x": 5})
     data = open_source(DataConfig(source=str(halves)), hold_out=False)
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 10, "test": 5}
-    assert data.notes == ["of 2 classes, 1 without a test picture: y"]
+    assert data.notes == ["1 of 2 classes without a test image: y"]

@@ -120,11 +120,11 @@ def test_a_large_group_of_copies_does_not_push_the_others_out():
 
 def test_where_no_class_is_large_enough_the_error_says_so():
     sides = np.full(6, "train")
-    with pytest.raises(DataError, match=r"val has no image: 0.05 \(val_fraction\) of each class .* 6 images .* has 2;"):
+    with pytest.raises(DataError, match=r"val has no image: val_fraction is 0.05, .* class has 2 of 6 images;"):
         hold_out_val(DataConfig(val_fraction=0.05), contents(6), list("aabbcc"), sides)
     split, how, _ = hold_out_val(DataConfig(val_fraction=0.25), contents(6), list("aabbcc"), sides)
     assert sorted(split.tolist()) == ["train"] * 3 + ["val"] * 3
-    assert how == "split: train 3, val 3, by class and content; the same next time"
+    assert how == "split: train 3, val 3, by class and content; the same on every run"
 
 
 def test_the_rule_of_earlier_versions_has_a_name():
@@ -146,7 +146,7 @@ def test_a_record_brings_back_what_was_held_out_and_a_strangers_is_harmless():
     more = [*contents(5, start=900), *digests]
     sides, how, _ = hold_out_val(DataConfig(), more, ["a"] * 305, np.full(305, "train"), record)
     assert {more[n] for n in np.flatnonzero(sides == "val")} == {digests[n] for n in np.flatnonzero(held)}
-    assert how.endswith("as the model's training held out")
+    assert how.endswith("as in the model's training")
     for odd in (None, 7, "", "xyz", record[:-1], record.upper(), ["a"], {"a": 1}, "g" * 12, "0" * 24):
         assert not as_recorded(odd, digests).any()
         sides, _, _ = hold_out_val(DataConfig(), digests, ["a"] * 300, np.full(300, "train"), odd)
@@ -168,7 +168,7 @@ def test_photographs_in_folders(photographs, tmp_path):
     data = open_source(DataConfig(str(tmp_path / "p")))
     counts = {name: Counter(split.labels.tolist()) for name, split in data.splits.items()}
     assert counts == {"train": {0: 33, 1: 33, 2: 1}, "val": {0: 8, 1: 8}}
-    assert "of 3 classes, 1 without a val picture: rare" in data.notes
+    assert "1 of 3 classes without a val image: rare" in data.notes
     held = next(name for name in data.splits["val"].names if name.startswith("0/"))
     shutil.copy(tmp_path / "p" / held, tmp_path / "p" / "1" / "copy.jpg")
     for n, path in enumerate(photographs[83:]):

@@ -1,4 +1,4 @@
-"""What the tests of engines share: a small model in a file, and photographs."""
+"""Fixtures for the tests of engines: a small model in a file, and photographs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitreous.checkpoint.model_file import save_model
 
 @pytest.fixture
 def home(tmp_path, monkeypatch) -> Path:
-    """A home folder of the test's own, whose cache folder engines may use."""
+    """A home folder for one test, in which engines have their cache folder."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
@@ -23,7 +23,7 @@ def home(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def model_file(tmp_path, home) -> Path:
-    """A model file in a folder of its own."""
+    """A model file, alone in its folder."""
     (tmp_path / "run").mkdir()
     model = model_of()
     save_model(tmp_path / "run" / "model.safetensors", model, info_of(model))

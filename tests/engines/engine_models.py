@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from vitreous.accelerate.model import build
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
@@ -14,10 +15,10 @@ PIPELINE = EvalPipeline((32, 32), 3, PreprocessConfig(mean=(0.5, 0.4, 0.3), std=
 
 
 def model_of(seed: int = 0, **changes: object) -> VisionTransformer:
-    """A small model with every weight away from zero."""
+    """Make a small model in which no weight is zero."""
     small = {"image_size": 32, "patch_size": 8, "num_classes": 5, "width": 32, "depth": 1, "heads": 2, "mlp_dim": 64}
     torch.manual_seed(seed)
-    model = VisionTransformer(ViTConfig(**{**small, "init": "timm", **changes})).eval()
+    model = build(ViTConfig(**{**small, "init": "timm", **changes})).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))

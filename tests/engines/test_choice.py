@@ -1,4 +1,4 @@
-"""Which engine is chosen, and in which precision. Where graphs are kept is test_cache.py."""
+"""Which engine is chosen, and in which precision. test_cache.py has the storage of graphs."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ pytest.importorskip("openvino", reason="openvino is not installed: pip install -
 
 
 class Opened:
-    """A model file opened with OpenVINO: its classifier, and what was told."""
+    """A model file opened with OpenVINO: its classifier, and the messages."""
 
     def __init__(self, file: Path, engine: str = "openvino", precision: str = "float32", **options: object) -> None:
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self.classifier = vitreous.load(
-            file, device="cpu", engine=engine, precision=precision, tell=self.told.append, **options
+            file, device="cpu", engine=engine, precision=precision, tell=self.messages.append, **options
         )
 
     @property
     def converted(self) -> bool:
-        return any("converting" in line for line in self.told)
+        return any("converting" in line for line in self.messages)
 
 
-def test_auto_converts_only_where_it_pays(model_file, photos, monkeypatch):
+def test_auto_converts_only_if_it_pays_off(model_file, photos, monkeypatch):
     opened = Opened(model_file, "auto")
     opened.classifier.predict(photos)
     assert opened.classifier.prepare(len(photos)).name == "torch"
     assert not opened.converted
-    monkeypatch.setattr(choose.EngineChoice, "_race", lambda *_: 2.0)  # which is faster is the machine's affair
-    saved = opened.classifier._choice._seconds / 2  # a picture
+    monkeypatch.setattr(choose.EngineChoice, "_race", lambda *_: 2.0)  # independent of this machine
+    saved = opened.classifier._choice._seconds / 2  # per image
     monkeypatch.setattr(choose, "_CONVERTING", 100 * saved)
     monkeypatch.setattr(choose, "_OPENING", 50 * saved)
-    assert opened.classifier.prepare(94).name == "torch"  # and five were seen
+    assert opened.classifier.prepare(94).name == "torch"  # plus five before
     assert opened.classifier.prepare(96).name == "openvino"
     assert opened.converted
     cached = Opened(model_file, "auto")
@@ -54,20 +54,20 @@ def test_auto_converts_only_where_it_pays(model_file, photos, monkeypatch):
     assert not cached.converted
 
 
-def test_auto_keeps_what_was_slower_and_remembers_it(model_file, monkeypatch):
+def test_auto_remembers_that_an_engine_was_slower(model_file, monkeypatch):
     monkeypatch.setattr(choose, "_CONVERTING", 0.0)
     monkeypatch.setattr(choose, "_OPENING", 0.0)
     monkeypatch.setattr(choose, "installed", lambda name: name == "openvino")
-    raced = []
-    monkeypatch.setattr(choose.EngineChoice, "_race", lambda *_: raced.append(1) or 0.5)
+    races = []
+    monkeypatch.setattr(choose.EngineChoice, "_race", lambda *_: races.append(1) or 0.5)
     for _ in range(2):
         assert Opened(model_file, "auto").classifier.prepare(10).name == "torch"
-    assert len(raced) == 1
+    assert len(races) == 1
 
 
 def test_the_race_is_won_by_the_faster(model_file):
     choice = Opened(model_file, "auto").classifier._choice
-    plain = choice._open.plain
+    plain = choice._opener.plain
 
     class Slow:
         name, precision = "slow", "float32"
@@ -80,13 +80,13 @@ def test_the_race_is_won_by_the_faster(model_file):
     assert choice._race(plain, Slow(), 2) > 1 > choice._race(Slow(), plain, 2)
 
 
-@pytest.mark.parametrize("held_up", [0, 1])
-def test_one_pass_that_was_held_up_does_not_count(model_file, held_up):
-    opener = Opened(model_file, "auto").classifier._choice._open
+@pytest.mark.parametrize("slow", [0, 1])
+def test_one_slow_pass_does_not_count(model_file, slow):
+    opener = Opened(model_file, "auto").classifier._choice._opener
     passes = []
 
     def engine(images):
-        time.sleep(2.0 * (len(passes) == held_up))
+        time.sleep(2.0 * (len(passes) == slow))
         passes.append(images)
 
     assert opener.seconds(engine) < 1.0
@@ -100,16 +100,16 @@ def test_float32_is_the_default_for_any_number_of_images(model_file, monkeypatch
     assert [classifier.prepare(count).precision for count in (1, 4, 1_000)] == ["float32"] * 3
 
 
-def test_bf16_is_used_from_the_first_image_on_and_told_with_its_tolerance(model_file, photos, monkeypatch):
+def test_bf16_is_used_from_the_first_image_on_and_its_tolerance_is_reported(model_file, photos, monkeypatch):
     monkeypatch.setattr(choose, "computes_bf16", lambda device: True)
     for precision in ("auto", "bf16"):
         opened = Opened(model_file, "torch", precision)
         assert [opened.classifier.prepare(count).precision for count in (1, 100)] == ["bf16", "bf16"]
-        (line,) = opened.told
+        (line,) = opened.messages
         assert line.startswith("computing in bf16, as asked: probabilities may differ from those in float32 by 0.05")
 
 
-def test_an_iterator_gets_the_faster_engine_as_its_images_come(model_file, photos, monkeypatch):
+def test_an_iterator_switches_to_the_faster_engine(model_file, photos, monkeypatch):
     monkeypatch.setattr(choose.EngineChoice, "_race", lambda *_: 2.0)
     monkeypatch.setattr(choose, "_CONVERTING", 1e-9)
     monkeypatch.setattr(choose, "_OPENING", 1e-9)
@@ -123,13 +123,13 @@ def test_an_iterator_gets_the_faster_engine_as_its_images_come(model_file, photo
 
 @pytest.fixture
 def wrong(monkeypatch):
-    """Have the converter give graphs of other weights."""
-    right = openvino_engine.convert
-    monkeypatch.setattr(openvino_engine, "convert", lambda model, size, folder: right(model_of(seed=3), size, folder))
+    """Make the converter use other weights."""
+    convert = openvino_engine.convert
+    monkeypatch.setattr(openvino_engine, "convert", lambda model, size, folder: convert(model_of(seed=3), size, folder))
 
 
 @pytest.mark.usefixtures("wrong")
-def test_an_engine_that_disagrees_is_an_error_when_named_and_passed_over_by_auto(model_file, photos, monkeypatch):
+def test_an_engine_that_disagrees_is_an_error_when_named_and_skipped_by_auto(model_file, photos, monkeypatch):
     with pytest.raises(ConfigError, match=r"openvino in float32 disagrees with torch .*: use --engine torch"):
         Opened(model_file).classifier.predict(photos[0])
     monkeypatch.setattr(choose, "_CONVERTING", 0.0)
@@ -137,16 +137,16 @@ def test_an_engine_that_disagrees_is_an_error_when_named_and_passed_over_by_auto
     monkeypatch.setattr(choose, "installed", lambda name: name == "openvino")
     auto = Opened(model_file, "auto")
     assert auto.classifier.prepare(10).name == "torch"
-    assert any(line.startswith("openvino disagrees with torch") and "torch is used" in line for line in auto.told)
-    told = len(auto.told)
+    assert any(line.startswith("openvino disagrees with torch") and "torch is used" in line for line in auto.messages)
+    before = len(auto.messages)
     auto.classifier.prepare(20)
-    assert len(auto.told) == told  # once
+    assert len(auto.messages) == before
 
 
-def test_a_precision_that_disagrees_is_not_the_graphs_fault(model_file, monkeypatch):
-    """Weights whose activations bf16 cannot hold: auto falls back to float32, and the graph stays."""
+def test_auto_falls_back_to_float32_if_bf16_disagrees(model_file, monkeypatch):
+    """With weights whose activations bf16 cannot represent."""
     model = model_of()
-    with torch.no_grad():  # two large parts that cancel: bf16 loses what is left
+    with torch.no_grad():  # two large values that cancel: bf16 loses the difference
         model.head.weight.mul_(0.01)
         model.blocks[0].mlp.fc2.bias.add_(3000)
         model.norm.weight.mul_(100)
@@ -154,12 +154,12 @@ def test_a_precision_that_disagrees_is_not_the_graphs_fault(model_file, monkeypa
     monkeypatch.setattr(choose, "computes_bf16", lambda device: True)
     opened = Opened(model_file, "torch", "auto")
     assert opened.classifier.prepare(10).precision == "float32"
-    assert any("torch in bf16 disagrees" in line for line in opened.told)
+    assert any("torch in bf16 disagrees" in line for line in opened.messages)
     with pytest.raises(ConfigError, match=r"torch in bf16 disagrees .*: use --precision float32"):
         Opened(model_file, "torch", "bf16").classifier.prepare(10)
 
 
-def test_wrong_names_and_places_are_refused(model_file, monkeypatch):
+def test_unknown_names_and_missing_packages_are_refused(model_file, monkeypatch):
     with pytest.raises(ConfigError, match=r"engine is 'openvin', it can be auto, torch.*Did you mean 'openvino'"):
         Opened(model_file, "openvin")
     with pytest.raises(ConfigError, match="precision is 'int3'"):

@@ -19,9 +19,9 @@ from vitreous.errors import DataError
 from vitreous.evaluate.calibration import (
     brier_score,
     calibrate,
+    choose_temperature,
     expected_calibration_error,
     fit_temperature,
-    proven_temperature,
     reliability,
 )
 
@@ -147,10 +147,10 @@ def test_a_temperature_is_saved_only_where_it_helps_images_that_it_was_not_fitte
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(400, 5, generator=generator)
     labels = torch.multinomial(torch.softmax(logits / 2.5, 1), 1, generator=generator)[:, 0]
-    assert proven_temperature(logits, labels) == fit_temperature(logits, labels) == pytest.approx(2.5, rel=0.25)
+    assert choose_temperature(logits, labels) == fit_temperature(logits, labels) == pytest.approx(2.5, rel=0.25)
     for seed in (10, 19):  # calibrated already: what a few images ask for is chance
         generator = torch.Generator().manual_seed(seed)
         logits = 2 * torch.randn(12, 5, generator=generator)
         labels = torch.multinomial(torch.softmax(logits, 1), 1, generator=generator)[:, 0]
         assert abs(fit_temperature(logits, labels) - 1) > 0.3
-        assert proven_temperature(logits, labels) == 1
+        assert choose_temperature(logits, labels) == 1

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from vitreous.errors import DataError
-from vitreous.evaluate.confident import FOLDS, _parts, cross_validated, suspects
+from vitreous.evaluate.confident import FOLDS, _assign_folds, cross_validated, suspects
 
 pytest.importorskip("cleanlab")
 
@@ -50,11 +50,11 @@ def test_changed_labels_are_found_and_ranked_first(digits):
     assert 0 < strength <= 1
 
 
-def test_no_picture_is_judged_by_what_was_fitted_on_it(digits):
+def test_no_image_is_judged_by_a_classifier_fitted_on_it(digits):
     """The same folds fitted by scikit-learn give the same probabilities."""
     pixels, labels, _, _ = digits
     probabilities, strength = cross_validated(pixels, labels, range(600))
-    parts = _parts(labels, range(600), 0)
+    parts = _assign_folds(labels, range(600), 0)
     for part in range(FOLDS):
         held = parts == part
         scale = StandardScaler().fit(pixels[~held])
@@ -66,13 +66,13 @@ def test_no_picture_is_judged_by_what_was_fitted_on_it(digits):
 def test_classes_are_spread_over_the_parts_and_copies_stay_together(digits):
     _, labels, _, _ = digits
     groups = [n - n % 3 if n < 300 else n for n in range(600)]
-    parts = _parts(labels, groups, 0)
+    parts = _assign_folds(labels, groups, 0)
     assert all(parts[n] == parts[group] for n, group in enumerate(groups))
-    whole = _parts(labels, range(600), 0)
+    whole = _assign_folds(labels, range(600), 0)
     for label in range(10):
         counts = np.bincount(whole[labels == label], minlength=FOLDS)
         assert counts.max() - counts.min() <= 1
-    assert (_parts(labels, range(600), 0) == whole).all()
+    assert (_assign_folds(labels, range(600), 0) == whole).all()
 
 
 def test_a_copy_with_another_label_does_not_hide_the_error(digits):

@@ -115,7 +115,7 @@ def test_most_confused_orders_by_count_then_share_then_class() -> None:
     ]
     assert len(most_confused(confusion, ["a", "b", "c"], n=1)) == 1
     assert most_confused(np.diag([3, 4]), ["a", "b"]) == []
-    with pytest.raises(DataError, match=r"\(3, 3\) does not fit 2 class names"):
+    with pytest.raises(DataError, match=r"\(3, 3\) does not match 2 class names"):
         most_confused(confusion, ["a", "b"])
 
 
@@ -131,11 +131,11 @@ def test_worst_mistakes_are_wrong_and_ordered_by_loss(digits: tuple[torch.Tensor
 
 
 def test_says_what_is_wrong_with_the_input() -> None:
-    with pytest.raises(DataError, match=r"logits \(2, 3\) and labels \(3,\) do not fit"):
+    with pytest.raises(DataError, match=r"logits \(2, 3\) and labels \(3,\) do not match"):
         evaluate(torch.zeros(2, 3), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(DataError, match="nothing to score"):
         evaluate(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
-    with pytest.raises(DataError, match="labels go from 0 to 3, but a model of 3 classes knows 0 to 2"):
+    with pytest.raises(DataError, match="labels range from 0 to 3, but a model of 3 classes has 0 to 2"):
         evaluate(torch.zeros(2, 3), torch.tensor([0, 3]))
     with pytest.raises(NonFiniteError, match="NaN or infinite for 1 of 2 images"):
         evaluate(torch.tensor([[0.0, float("nan")], [0.0, 1.0]]), torch.tensor([0, 1]))

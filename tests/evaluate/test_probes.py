@@ -42,7 +42,7 @@ def arrays(data: dict[str, Labelled], *names: str) -> list[np.ndarray]:
 
 
 def vote(train: Labelled, query: np.ndarray, k: int, temperature: float) -> int:
-    """One picture's class, by DINO's rule written out."""
+    """Classify one image by DINO's rule, written out."""
     similarities = [
         float(np.dot(row, query) / np.linalg.norm(row) / np.linalg.norm(query)) for row in train.features.astype(float)
     ]
@@ -54,7 +54,7 @@ def vote(train: Labelled, query: np.ndarray, k: int, temperature: float) -> int:
 
 @pytest.mark.parametrize("temperature", [0.07, 1.0])
 def test_neighbours_vote_as_a_loop_does(digits, temperature):
-    queries = digits["val"].chosen(np.arange(60))
+    queries = digits["val"].subset(np.arange(60))
     for k in (1, 20, 200):
         called = [vote(digits["train"], query.astype(float), k, temperature) for query in queries.features]
         (score,) = probe_knn(digits["train"], {"val": queries}, 10, neighbours=[k], temperature=temperature)
@@ -71,7 +71,7 @@ def test_equal_votes_are_scikit_learns(digits, k):
 def test_neighbours_in_chunks_are_the_same(digits, monkeypatch):
     scored = {"val": digits["val"], "test": digits["test"]}
     whole = probe_knn(digits["train"], scored, 10)
-    monkeypatch.setattr("vitreous.evaluate.probes._SIMILARITIES", 7 * len(digits["train"].labels))
+    monkeypatch.setattr("vitreous.evaluate.probes._MAX_SIMILARITIES", 7 * len(digits["train"].labels))
     assert probe_knn(digits["train"], scored, 10) == whole
     assert [score.k for score in whole] == [10, 20, 100, 200]
 
@@ -167,10 +167,10 @@ def ridge(data: Labelled, l2: float, whiten: bool) -> tuple[np.ndarray, np.ndarr
 
 
 @pytest.mark.parametrize("whiten", [False, True])
-@pytest.mark.parametrize("n", [10, 40, 300])  # fewer and more pictures than features
+@pytest.mark.parametrize("n", [10, 40, 300])  # fewer and more images than features
 @pytest.mark.parametrize("l2", [1.0, 2.0**10])
 def test_least_squares_are_numpys(digits, n, whiten, l2):
-    shots = digits["train"].chosen(np.arange(n))
+    shots = digits["train"].subset(np.arange(n))
     solver = LeastSquares(shots, 10, whiten)
     weight, bias, mean, std = ridge(shots, l2, whiten)
     found = solver.weights(l2)
@@ -198,7 +198,7 @@ def test_few_shots_draw_solve_and_spread_as_by_hand(digits):
         for seed in range(3):
             order = np.random.default_rng(seed).permutation(1000)
             taken = np.concatenate([order[digits["train"].labels[order] == label][: each.shots] for label in range(10)])
-            weight, bias, *_ = ridge(digits["train"].chosen(taken), 16.0, whiten=False)
+            weight, bias, *_ = ridge(digits["train"].subset(taken), 16.0, whiten=False)
             expected.append(np.mean((digits["val"].features @ weight + bias).argmax(1) == digits["val"].labels))
         assert each.accuracy["val"] == pytest.approx(tuple(expected))
         assert each.mean("val") == pytest.approx(np.mean(expected))
@@ -207,7 +207,7 @@ def test_few_shots_draw_solve_and_spread_as_by_hand(digits):
     assert probe_few_shot(digits["train"], {"val": digits["val"]}, 10, shots=[1], seeds=1)[0].spread("val") is None
 
 
-def test_l2_is_chosen_by_train_pictures_that_are_no_shots(digits):
+def test_l2_is_chosen_by_train_images_that_are_no_shots(digits):
     shuffled = Labelled(digits["val"].features, digits["val"].labels[::-1])
     honest, blind = (
         probe_few_shot(digits["train"], {"val": val}, 10, shots=[5], seeds=2)[0] for val in (digits["val"], shuffled)
@@ -221,22 +221,22 @@ def test_l2_is_chosen_by_train_pictures_that_are_no_shots(digits):
     assert honest.mean("val") >= max(fixed) - 0.03
 
 
-def test_a_class_with_fewer_pictures_than_shots_gives_all_it_has(digits):
+def test_a_class_with_fewer_images_than_shots_uses_all_it_has(digits):
     few = digits["train"].labels == 3
     rows = np.r_[np.flatnonzero(~few), np.flatnonzero(few)[:2]]
-    train = digits["train"].chosen(rows)
+    train = digits["train"].subset(rows)
     report = probe_report(*train, *digits["val"], shots=[1, 5], seeds=2)
     assert [each.short for each in report.few_shot] == [0, 1]
-    assert "5 shots: classes with fewer train pictures give all they have: 1 of 10" in report.notes
-    tiny = digits["train"].chosen(np.concatenate([np.flatnonzero(digits["train"].labels == n)[:1] for n in range(10)]))
+    assert "5 shots: classes with fewer train images use all they have: 1 of 10" in report.notes
+    tiny = digits["train"].subset(np.concatenate([np.flatnonzero(digits["train"].labels == n)[:1] for n in range(10)]))
     report = probe_report(*tiny, *digits["val"], shots=[5], seeds=2)
     assert report.few_shot[0].chosen_on == report.linear.chosen_on == "nothing"
     assert [score.k for score in report.knn] == [10]
     assert report.notes == (
-        "train has 10 pictures: a larger k counts as that",
-        "no class has a second train picture to choose C by: C is 0.01, unchosen",
-        "5 shots: classes with fewer train pictures give all they have: 10 of 10",
-        "5 shots: all of train, which leaves none to choose l2: it is 1024",
+        "train has 10 images: a larger k is reduced to that",
+        "no class has a second train image to choose C: the default C of 0.01 is used",
+        "5 shots: classes with fewer train images use all they have: 10 of 10",
+        "5 shots are all of train, which leaves none to choose l2: it is 1024",
     )
 
 
@@ -264,10 +264,10 @@ def test_the_report_is_complete_repeatable_and_json(digits):
 
 
 def test_a_scored_class_that_train_lacks_counts_as_wrong(digits):
-    train = digits["train"].chosen(np.flatnonzero(digits["train"].labels != 9))
+    train = digits["train"].subset(np.flatnonzero(digits["train"].labels != 9))
     report = probe_report(*train, *digits["val"], shots=[5], seeds=1)
     nines = int((digits["val"].labels == 9).sum())
-    assert f"{nines:,} val pictures are of classes without a train picture: they count as wrong" in report.notes
+    assert f"{nines:,} val images are of classes without a train image: they count as wrong" in report.notes
     assert report.linear.accuracy["val"] <= 1 - nines / 400
     assert report.best_knn.accuracy["val"] <= 1 - nines / 400
 
@@ -275,18 +275,18 @@ def test_a_scored_class_that_train_lacks_counts_as_wrong(digits):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"train_features": np.full((3, 2), np.nan)}, NonFiniteError, "train features of 3 of 3 pictures are NaN"),
-        ({"val_features": [[1.0, 1e300]]}, NonFiniteError, "val features of 1 of 1 pictures are NaN or infinite"),
+        ({"train_features": np.full((3, 2), np.nan)}, NonFiniteError, "train features of 3 of 3 images are NaN"),
+        ({"val_features": [[1.0, 1e300]]}, NonFiniteError, "val features of 1 of 1 images are NaN or infinite"),
         ({"val_features": [[1.0]]}, DataError, "different numbers of features, {'train': 2, 'val': 1}"),
-        ({"val_labels": [0, 1]}, DataError, r"val features \(1, 2\) and labels \(2,\) do not fit"),
+        ({"val_labels": [0, 1]}, DataError, r"val features \(1, 2\) and labels \(2,\) do not match"),
         ({"train_labels": [0, 0, 0]}, DataError, "at least two classes"),
-        ({"train_labels": [0, -1, 0]}, DataError, "train labels must be whole numbers of at least 0"),
-        ({"train_labels": [0.0, 1.0, 0.0]}, DataError, "train labels must be whole numbers of at least 0"),
+        ({"train_labels": [0, -1, 0]}, DataError, "train labels must be class indices: integers of at least 0"),
+        ({"train_labels": [0.0, 1.0, 0.0]}, DataError, "train labels must be class indices: integers of at least 0"),
         ({"val_features": np.zeros((0, 2)), "val_labels": []}, DataError, "val features are empty"),
-        ({"test": ([[1.0, 2.0]], [])}, DataError, r"test features \(1, 2\) and labels \(0,\) do not fit"),
-        ({"neighbours": [0]}, ConfigError, "k is 0: give whole numbers of at least 1"),
+        ({"test": ([[1.0, 2.0]], [])}, DataError, r"test features \(1, 2\) and labels \(0,\) do not match"),
+        ({"neighbours": [0]}, ConfigError, "k is 0: it must be an integer of at least 1"),
         ({"temperature": 0.0}, ConfigError, "temperature is 0.0, it must be a number above 0"),
-        ({"strengths": [0.0, 1.0]}, ConfigError, "C is 0.0, 1.0: give values above 0"),
+        ({"strengths": [0.0, 1.0]}, ConfigError, "C is 0.0, 1.0: all values must be above 0"),
         ({"shots": [0]}, ConfigError, "shots are 0 and seeds 5: each must be at least 1"),
         ({"seeds": 0}, ConfigError, "seeds 0: each must be at least 1"),
         ({"l2": -1.0}, ConfigError, "l2 is -1.0, it must be a number above 0"),

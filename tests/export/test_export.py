@@ -1,4 +1,4 @@
-"""`vitreous convert --to onnx` and `--to torch`: any model leaves as a file that gives its numbers without vitreous."""
+"""`vitreous convert --to onnx` and `--to torch`: exported files reproduce the model without vitreous."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
+from vitreous.accelerate.model import build
 from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.cli.main import main
 from vitreous.data.config import PreprocessConfig
@@ -21,34 +22,32 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.export import onnx_file, torch_file
 from vitreous.export.whole import WholeModel
 from vitreous.model.config import ViTConfig
-from vitreous.model.vit import VisionTransformer
 from vitreous.predictor import load
 
 pytest.importorskip("onnxscript", reason="onnx is not installed: pip install -e '.[dev]'")
 
 CLASSES = ("daisy", "Löwenzahn", "a\udcff\x1b[31m")
-VARIANTS = {  # every stem, pooling, position, head and extra token once
+VARIANTS = {  # each stem, pooling, position, head and extra token once
     "folder recipe": {"stem": "conv", "pool": "mean"},
-    "hybrid": {"stem": "resnet", "resnet_layers": (1,), "resnet_width": 32, "pool": "map", "position": "relative"},
+    "hybrid": {"stem": {"kind": "resnet", "layers": (1,), "width": 32}, "pool": "map", "position": "relative"},
     "tokens": {
         "position": "rope-2d",
         "registers": 2,
-        "qk_norm": True,
-        "layer_scale": 0.3,
+        "attention": {"qk_norm": True},
+        "block": {"layer_scale": 0.3},
         "pool": "cls-mean",
-        "head": "mlp",
-        "head_hidden": 20,
+        "head": {"kind": "mlp", "hidden": 20},
     },
     "grey, no head": {"num_classes": 0, "in_channels": 1, "stem": "linear", "pool": "seq", "position": "sincos-2d"},
 }
 
 
 def saved(folder: Path, **changes: object) -> Path:
-    """A model file with every weight away from zero."""
+    """Save a model whose weights are all non-zero."""
     small = {"image_size": (32, 48), "patch_size": 8, "num_classes": 3, "width": 32, "depth": 1, "heads": 2}
     torch.manual_seed(0)
     config = ViTConfig(**{**small, "mlp_dim": 64, "init": "timm", **changes})
-    model = VisionTransformer(config).eval()
+    model = build(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -67,7 +66,7 @@ def convert(*words: object) -> int:
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize(("form", "module", "name"), [("onnx", onnx_file, "m.onnx"), ("torch", torch_file, "m.pt2")])
-def test_every_kind_of_model_gives_its_numbers(tmp_path, capfd, form, module, name, changes):
+def test_exported_outputs_equal_the_model(tmp_path, capfd, form, module, name, changes):
     source = saved(tmp_path, **changes)
     assert convert(source, tmp_path / name, "--to", form) == 0
     told = capfd.readouterr().err
@@ -94,7 +93,7 @@ def test_every_kind_of_model_gives_its_numbers(tmp_path, capfd, form, module, na
     channels = classifier.pipeline.channels
     assert words["input"].startswith(f"images: uint8, B x {channels} x 32 x 48, {'RGB' if channels == 3 else 'grey'}")
     assert sorted(os.listdir(tmp_path)) == sorted([name, "model.safetensors"])
-    assert str(Path(__file__).parents[2]).encode() not in (tmp_path / name).read_bytes()  # whose machine made it
+    assert str(Path(__file__).parents[2]).encode() not in (tmp_path / name).read_bytes()  # no paths of this machine
 
 
 ALONE = """
@@ -108,9 +107,9 @@ print(found.shape, abs(found - other).max() < 1e-5, abs(found.sum(1) - 1).max() 
 """
 
 
-def test_files_run_where_vitreous_is_not(tmp_path, monkeypatch):
+def test_exported_files_run_without_vitreous(tmp_path, monkeypatch):
     source = saved(tmp_path, stem="conv", pool="mean")
-    monkeypatch.setattr(onnx_file, "_LARGEST", 1)  # as for a model whose weights one file cannot hold
+    monkeypatch.setattr(onnx_file, "_MAX_BYTES", 1)  # forces a second file
     assert convert(source, tmp_path / "onnx", "--to", "onnx") == 0
     assert sorted(os.listdir(tmp_path / "onnx")) == ["model.onnx", "model.onnx.data"]
     assert convert(source, tmp_path / "m.pt2", "--to", "torch") == 0
@@ -120,7 +119,7 @@ def test_files_run_where_vitreous_is_not(tmp_path, monkeypatch):
     assert run.stdout == "(5, 3) True True\n", run.stderr
 
 
-def test_another_size_is_exported_for_that_size(tmp_path):
+def test_export_at_another_size(tmp_path):
     source = saved(tmp_path, stem="conv", pool="mean")
     assert convert(source, tmp_path / "m.pt2", "--to", "torch", "--image-size", "48x32") == 0
     _, words, outputs = torch_file.read(tmp_path / "m.pt2", [torch.zeros(1, 3, 48, 32, dtype=torch.uint8)])
@@ -128,18 +127,18 @@ def test_another_size_is_exported_for_that_size(tmp_path):
     assert outputs[0][0].shape == (1, 3)
 
 
-def test_a_file_that_computes_otherwise_is_not_kept(tmp_path, capfd, monkeypatch):
+def test_wrong_outputs_are_not_kept(tmp_path, capfd, monkeypatch):
     source = saved(tmp_path)
     forward = WholeModel.forward
     monkeypatch.setattr(WholeModel, "forward", lambda self, images: forward(self, images.flip(0)))
     assert convert(source, tmp_path / "m.pt2", "--to", "torch") == 1
     error = capfd.readouterr().err.splitlines()[-1]
-    assert error.startswith("vitreous: what was written gives other numbers, run by torch")
+    assert error.startswith("vitreous: the written file gives other numbers, run by torch")
     assert error.endswith("above 3e-05; nothing was kept")
     assert os.listdir(tmp_path) == ["model.safetensors"]
 
 
-def test_a_missing_package_is_named_before_any_work(tmp_path, capfd, monkeypatch):
+def test_missing_package_is_named_first(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(onnx_file, "PACKAGES", ("onnxruntime", "no_such_package"))
     assert convert(tmp_path / "gone", tmp_path / "m.onnx", "--to", "onnx") == 1
     assert capfd.readouterr().err == "vitreous: --to onnx needs no_such_package: pip install 'vitreous[onnx]'\n"
@@ -148,17 +147,17 @@ def test_a_missing_package_is_named_before_any_work(tmp_path, capfd, monkeypatch
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("m.pt2", "--to", "onnx"), 2, "does not fit --to onnx: give a folder, or a file that ends in .onnx"),
-        (("m.onnx", "--to", "torch"), 2, "does not fit --to torch: give a folder, or a file that ends in .pt2"),
+        (("m.pt2", "--to", "onnx"), 2, "does not fit --to onnx: give a folder or a file ending in .onnx"),
+        (("m.onnx", "--to", "torch"), 2, "does not fit --to torch: give a folder or a file ending in .pt2"),
         (("m.onnx", "--to", "onx"), 2, "Did you mean 'onnx'"),
-        (("m.pth", "--to", "torchvision"), 1, "no square. `--to onnx` and `--to torch` take any model"),
+        (("m.pth", "--to", "torchvision"), 1, "not square. `--to onnx` and `--to torch` take any model"),
         (("t", "--to", "timm"), 1, "stem conv. `--to onnx` and `--to torch` take any model"),
         (("there.onnx", "--to", "onnx"), 2, "'there.onnx' exists already: --overwrite replaces it"),
-        ((".", "--to", "onnx", "--overwrite"), 2, "'.' holds what this command reads: name another destination"),
+        ((".", "--to", "onnx", "--overwrite"), 2, "'.' contains the source: name another destination"),
         (("there.onnx", "--to", "onnx", "--drop", "head", "--json", "there.onnx"), 2, "exists already"),
     ],
 )
-def test_wrong_use_is_one_line_that_names_what_fits(tmp_path, capfd, monkeypatch, words, code, said):
+def test_usage_errors_are_one_line(tmp_path, capfd, monkeypatch, words, code, said):
     source = saved(tmp_path, stem="conv", pool="mean")
     (tmp_path / "there.onnx").write_text("mine")
     monkeypatch.chdir(tmp_path)
@@ -171,12 +170,12 @@ def test_wrong_use_is_one_line_that_names_what_fits(tmp_path, capfd, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["m.onnx", "m.pt2"])
-def test_an_exported_file_is_not_called_damaged_where_a_model_is_asked_for(tmp_path, capfd, name):
+def test_exported_file_as_a_model_is_explained(tmp_path, capfd, name):
     (tmp_path / name).write_bytes(bytes(100))
     assert main(["predict", str(tmp_path / name), "x.png"]) == 1
     assert "is an exported model, which" in capfd.readouterr().err
 
 
-def test_a_url_in_the_place_of_a_model_is_refused_with_the_remedy(capfd):
+def test_url_as_a_model_states_the_remedy(capfd):
     assert main(["predict", "https://example.org/model.safetensors", "x.png"]) == 1
-    assert "is a URL, and no file is fetched from one: download it first" in capfd.readouterr().err
+    assert "is a URL, and URLs are not fetched: download the file first" in capfd.readouterr().err

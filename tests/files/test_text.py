@@ -1,4 +1,4 @@
-"""Text from files on its way out: no terminal, spreadsheet, parser or page obeys it, and JSON gives it back exactly."""
+"""Untrusted text is harmless for terminals, spreadsheets, parsers and pages, and JSON and YAML return it exactly."""
 
 import csv
 import html
@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from vitreous.errors import CheckpointError, ConfigError, DataError, VitreousError, did_you_mean
-from vitreous.files.text import LONGEST, csv_cell, csv_line, html_text, json_text, printable, visible, yaml_text
+from vitreous.files.text import MAX_NAME_LENGTH, csv_cell, csv_line, html_text, json_text, printable, visible, yaml_text
 
 ODD = (
     *("", " ", "plain", "犬 \U0001f33b", "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "\x00", "a\x1b[31mb"),
@@ -23,7 +23,7 @@ ODD = (
 
 
 def random_texts(count: int) -> list[str]:
-    """Texts of code points of every kind, half of them of the troublesome ones."""
+    """Return random texts; half of their characters are troublesome ones."""
     draw = random.Random(0)
     special = "".join(ODD)
     return [
@@ -38,24 +38,24 @@ def random_texts(count: int) -> list[str]:
 TEXTS = [*ODD, *random_texts(3000)]
 
 
-def obeyed(text: str) -> list[str]:
-    """The characters of a text that a terminal would obey, or a reader would not see."""
+def unsafe(text: str) -> list[str]:
+    """Return the characters that a terminal would interpret, or a reader would not see."""
     return [ascii(char) for char in text if unicodedata.category(char)[0] in "CZ" and char not in " \u200c\u200d"]
 
 
-def test_names_and_lines_have_nothing_to_obey():
+def test_names_and_lines_have_no_unsafe_characters():
     for text in TEXTS:
-        assert obeyed(visible(text)) == []
-        assert obeyed(printable(text)) == []
+        assert unsafe(visible(text)) == []
+        assert unsafe(printable(text)) == []
         assert visible(text) == visible(text).strip(" ")
         if text.isprintable() and text == text.strip(" "):
             assert visible(text) == printable(text) == text
 
 
-def test_a_spreadsheet_takes_no_text_for_a_formula_and_every_row_stays_one():
+def test_csv_has_no_formulas_and_one_line_per_row():
     for text in TEXTS:
         line = csv_line([text, -0.5, 7, text])
-        assert obeyed(line[:-1]) == []
+        assert unsafe(line[:-1]) == []
         assert line.count("\n") == 1
         for delimiter in ",;|":
             for cell in next(csv.reader(io.StringIO(line), delimiter=delimiter)):
@@ -64,10 +64,10 @@ def test_a_spreadsheet_takes_no_text_for_a_formula_and_every_row_stays_one():
         assert next(csv.reader([line])) == [csv_cell(text), "-0.5", "7", csv_cell(text)]
 
 
-def test_json_is_tame_and_gives_back_the_very_text():
+def test_json_is_printable_and_returns_the_exact_text():
     for text in TEXTS:
         written = json_text({text: [text, 1.5, None]}, indent=1)
-        assert obeyed(written.replace("\n", "")) == []
+        assert unsafe(written.replace("\n", "")) == []
         plain = json_text({text: text}, ascii_only=True)
         assert plain.isascii()
         assert plain.isprintable()
@@ -78,14 +78,14 @@ def test_json_is_tame_and_gives_back_the_very_text():
     assert json.loads(json_text({"a": (float("nan"), float("inf"), 1e308)})) == {"a": [None, None, 1e308]}
 
 
-def test_yaml_is_tame_and_gives_back_the_very_text():
+def test_yaml_is_printable_and_returns_the_exact_text():
     for text in TEXTS:
         written = yaml_text(text)
-        assert obeyed(written) == []
+        assert unsafe(written) == []
         assert yaml.safe_load(f"name: {written}") == {"name": text}
 
 
-def test_html_is_text():
+def test_html_is_escaped():
     for text in TEXTS:
         shown = html_text(text)
         assert set("<>\"'") & set(shown) == set()
@@ -93,29 +93,29 @@ def test_html_is_text():
 
 
 @pytest.mark.parametrize("text", ["a" * 10_000_000, "\x1b" * 1_000_000, " " * 1_000_000, "ab\u202e " * 300_000])
-def test_a_long_name_loses_its_middle_and_says_how_much(text):
+def test_a_long_name_loses_its_middle_and_counts_it(text):
     shown = visible(text)
-    assert len(shown) < LONGEST + 30
+    assert len(shown) < MAX_NAME_LENGTH + 30
     ends = shown.split("...(")
-    left_out = int(ends[1].split(" more)...")[0].replace(",", ""))
+    omitted = int(ends[1].split(" more)...")[0].replace(",", ""))
     kept = ends[0] + ends[1].split(" more)...")[1]
-    assert len(kept) <= LONGEST
-    assert len(text) - LONGEST <= left_out < len(text)
+    assert len(kept) <= MAX_NAME_LENGTH
+    assert len(text) - MAX_NAME_LENGTH <= omitted < len(text)
     assert json.loads(json_text(text)) == text
     assert csv_cell(text[:1000]) == printable(text[:1000])
 
 
 @pytest.mark.parametrize("kind", [VitreousError, DataError, ConfigError, CheckpointError])
-def test_errors_of_every_class_are_bounded_and_tame(kind):
+def test_errors_of_every_class_are_bounded_and_printable(kind):
     name = "\x1b]0;x\x07\u202e" * 1_000_000
-    said = str(kind(f"'{name}' is unknown: name another"))
-    assert len(said) < 1700
-    assert obeyed(said) == []
-    assert said.startswith("'\\x1b]0;x\\x07\\u202e")
-    assert said.endswith("' is unknown: name another")
-    assert "more)" in said
+    message = str(kind(f"'{name}' is unknown: name another"))
+    assert len(message) < 1700
+    assert unsafe(message) == []
+    assert message.startswith("'\\x1b]0;x\\x07\\u202e")
+    assert message.endswith("' is unknown: name another")
+    assert "more)" in message
 
 
-def test_a_suggestion_is_bounded_too():
+def test_suggestions_are_bounded_and_printable():
     assert did_you_mean("b" * 1_000_000, ["b" * 999_999]) == ""
     assert did_you_mean("ca\x1bt", ["ca\x1bts"]) == " Did you mean 'ca\\x1bts'?"

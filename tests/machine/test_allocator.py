@@ -1,4 +1,4 @@
-"""Freed memory is kept: counted by the kernel, in a process of its own, since the setting is for good."""
+"""Freed memory is kept: counts page faults in a subprocess, because the setting is permanent."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if sys.argv[1] == "kept":
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(20):
-        torch.zeros(2**25)  # 128 MiB: 32,768 pages, more than the arena of a thread can keep
+        torch.zeros(2**25)  # 128 MiB, or 32,768 pages: more than the arena of a thread can keep
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-here = (lambda work: work()) if sys.argv[2] == "main" else lambda work: pool.submit(work).result()
+call = (lambda work: work()) if sys.argv[2] == "main" else lambda work: pool.submit(work).result()
 with ThreadPoolExecutor(1) as pool:
-    here(faults)
-    print(here(faults))
+    call(faults)
+    print(call(faults))
 """
 
 
@@ -34,4 +34,4 @@ def test_a_step_faults_in_its_memory_only_once(thread) -> None:
         run = subprocess.run([sys.executable, "-c", COUNT, how, thread], capture_output=True, text=True, check=True)
         return int(run.stdout)
 
-    assert count("kept") < 1_000 < count("as it comes")
+    assert count("kept") < 1_000 < count("default")

@@ -1,4 +1,4 @@
-"""What this machine is said to be, against what the system and PyTorch say."""
+"""The device, precision and description of this machine agree with what the system and PyTorch report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from vitreous.errors import ConfigError
 from vitreous.machine.device import choose_device, choose_precision, computes_bf16, describe_machine, versions
-from vitreous.train.setup import describe_place
+from vitreous.train.setup import describe_hardware
 
 
 def test_describes_this_machine() -> None:
@@ -23,14 +23,14 @@ def test_describes_this_machine() -> None:
     assert json.loads(json.dumps(machine.to_dict()))["bf16"] is computes_bf16(torch.device("cpu"))
 
 
-def test_auto_takes_the_fastest_device_that_is_there() -> None:
+def test_auto_chooses_the_fastest_available_device() -> None:
     kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     assert choose_device("auto") == torch.device(kind)
     assert choose_device("cpu") == torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", ["cuda", "mps"])
-def test_a_device_that_is_not_there_is_an_error_with_a_remedy(name: str) -> None:
+def test_an_unavailable_device_is_an_error_with_a_remedy(name: str) -> None:
     if {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}[name]:
         pytest.skip(f"{name} is on this machine")
     with pytest.raises(ConfigError, match=rf"device {name} is not available: .* Use device auto or cpu$"):
@@ -38,13 +38,13 @@ def test_a_device_that_is_not_there_is_an_error_with_a_remedy(name: str) -> None
 
 
 def test_unknown_names_are_errors() -> None:
-    with pytest.raises(ConfigError, match="device 'gpu' is unknown: auto, cpu, cuda and mps are known"):
+    with pytest.raises(ConfigError, match="device 'gpu' is unknown: use auto, cpu, cuda or mps"):
         choose_device("gpu")
-    with pytest.raises(ConfigError, match="precision 'fp8' is unknown: auto, bf16 and float32 are known"):
+    with pytest.raises(ConfigError, match="precision 'fp8' is unknown: use auto, bf16 or float32"):
         choose_precision("fp8", torch.device("cpu"))
 
 
-def test_precision_is_taken_as_asked_and_auto_follows_the_hardware() -> None:
+def test_precision_is_as_requested_and_auto_follows_the_hardware() -> None:
     cpu = torch.device("cpu")
     assert choose_precision("bf16", cpu) == "bf16"
     assert choose_precision("float32", cpu) == "float32"
@@ -54,25 +54,25 @@ def test_precision_is_taken_as_asked_and_auto_follows_the_hardware() -> None:
 
 def test_bf16_agrees_with_torch_on_x86() -> None:
     if platform.machine() not in ("x86_64", "AMD64") or not hasattr(torch.cpu, "_is_avx512_bf16_supported"):
-        pytest.skip("PyTorch does not tell for this processor")
+        pytest.skip("PyTorch does not report bf16 support of this processor")
     if torch.cpu._is_avx512_bf16_supported():
         assert computes_bf16(torch.device("cpu"))
 
 
-def test_versions_are_those_of_the_modules() -> None:
+def test_versions_match_the_modules() -> None:
     import lightning
     import numpy as np
 
     import vitreous
 
-    found = versions()
-    assert found["vitreous"] == vitreous.__version__
-    assert found["python"] == platform.python_version()
-    assert (found["torch"], found["numpy"]) == (torch.__version__, np.__version__)
-    assert found["lightning"] == lightning.__version__
+    installed = versions()
+    assert installed["vitreous"] == vitreous.__version__
+    assert installed["python"] == platform.python_version()
+    assert (installed["torch"], installed["numpy"]) == (torch.__version__, np.__version__)
+    assert installed["lightning"] == lightning.__version__
 
 
-def test_bf16_without_hardware_for_it_is_said_to_be_slow() -> None:
+def test_bf16_without_hardware_support_is_reported_as_slow() -> None:
     cpu = torch.device("cpu")
-    assert ("float32 is faster" in describe_place(cpu, "bf16")) is not computes_bf16(cpu)
-    assert "faster" not in describe_place(cpu, "float32")
+    assert ("float32 is faster" in describe_hardware(cpu, "bf16")) is not computes_bf16(cpu)
+    assert "faster" not in describe_hardware(cpu, "float32")

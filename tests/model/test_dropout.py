@@ -7,12 +7,20 @@ import math
 import pytest
 import torch
 from torch import Tensor
+
 from vit_reference import embed, reference, small_config, stir
+from vitreous.accelerate.model import build
+from vitreous.model.config import PARTS
+from vitreous.model.vit import VisionTransformer
 
-from vitreous.model.vit import Block, VisionTransformer
-
-POSITIONS = ["learned", "learned-2d", "relative", "sincos-2d", "rope-2d", "none"]
-PLAIN = {"dropout": 0.0, "attention_dropout": 0.0, "proj_dropout": 0.0, "drop_path": 0.0, "patch_dropout": 0.0}
+POSITIONS = [kind.kind for kind in PARTS["position"]]
+RATES: list[dict[str, object]] = [
+    {"dropout": 0.5},
+    {"attention": {"dropout": 0.5}},
+    {"attention": {"proj_dropout": 0.5}},
+    {"block": {"drop_path": 0.5}},
+    {"patch_dropout": 0.5},
+]
 
 
 def built(**overrides: object) -> VisionTransformer:
@@ -27,17 +35,17 @@ def outputs(model: torch.nn.Module, *names: str) -> dict[str, list[Tensor]]:
     return seen
 
 
-@pytest.mark.parametrize("option", PLAIN)
-def test_evaluation_drops_nothing(option: str) -> None:
-    plain, dropping = built(), built(**{option: 0.5})
+@pytest.mark.parametrize("rate", RATES, ids=str)
+def test_evaluation_drops_nothing(rate: dict[str, object]) -> None:
+    plain, dropping = built(), built(**rate)
     images = torch.randn(2, 3, 12, 16)
     assert torch.equal(plain.eval()(images), dropping.eval()(images))
     assert not torch.equal(plain(images), dropping.train()(images))
 
 
-@pytest.mark.parametrize("option", PLAIN)
-def test_a_seed_repeats_every_draw(option: str) -> None:
-    model, images = built(**{option: 0.5}), torch.randn(2, 3, 12, 16)
+@pytest.mark.parametrize("rate", RATES, ids=str)
+def test_a_seed_repeats_every_draw(rate: dict[str, object]) -> None:
+    model, images = built(**rate), torch.randn(2, 3, 12, 16)
     answers = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -76,14 +84,14 @@ def test_dropout_scales_what_stays() -> None:
 
 
 def test_the_dropout_of_the_output_projection_can_be_another() -> None:
-    model = built(dropout=0.5, proj_dropout=0.0)
+    model = built(dropout=0.5, attention={"proj_dropout": 0.0})
     kept = {n: m.p for n, m in model.named_modules() if isinstance(m, torch.nn.Dropout)}
     assert {n for n, p in kept.items() if p == 0} == {"blocks.0.attn.proj_drop", "blocks.1.attn.proj_drop"}
     assert set(kept.values()) == {0.0, 0.5}
 
 
 def test_attention_dropout_acts_on_weights_only() -> None:
-    model = built(attention_dropout=0.9)
+    model = built(attention={"dropout": 0.9})
     images = torch.randn(2, 3, 12, 16)
     model.blocks[0].attn.qkv.weight.data[48:] = 0  # equal values: then only the sum of the weights matters
     model.blocks[0].attn.qkv.bias.data[48:] = 1
@@ -100,11 +108,13 @@ def test_attention_dropout_acts_on_weights_only() -> None:
 
 
 def test_drop_path_grows_linearly_and_keeps_the_expectation() -> None:
-    model = built(depth=5, drop_path=0.4)
-    rates = [block.drop_path for block in model.blocks]
+    model = built(depth=5, block={"drop_path": 0.4})
+    rates = [block.drop_path.rate for block in model.blocks]
     assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
-    assert [b.drop_path for b in VisionTransformer(small_config(depth=1, drop_path=0.4)).blocks] == [0.0]  # as timm's
-    block = Block(small_config(), drop_path=0.4).train()
+    assert [b.drop_path.rate for b in VisionTransformer(small_config(depth=1, block={"drop_path": 0.4})).blocks] == [
+        0.0
+    ]  # as timm's
+    block = build(small_config(depth=2, block={"drop_path": 0.4})).blocks[1].train()
     stir(block)
     z = torch.randn(1, 6, 24).expand(20_000, -1, -1)
     torch.manual_seed(0)
@@ -121,7 +131,7 @@ def test_drop_path_grows_linearly_and_keeps_the_expectation() -> None:
     assert abs(float(both) - 0.36) < 0.009  # the branches are drawn apart: 0.6 squared; sigma is 0.0021
     given = torch.tensor([[0.0, 0.5, 2.5], [1.0, 0.0, 2.5]])[:, :, None, None]
     between = z[:3] + given[0] * block.attn(block.norm1(z[:3]))
-    torch.testing.assert_close(block(z[:3], factors=given), between + given[1] * block.mlp(block.norm2(between)))
+    torch.testing.assert_close(block(z[:3], keep=given), between + given[1] * block.mlp(block.norm2(between)))
 
 
 def kept_of(model: VisionTransformer, images: Tensor, tokens: Tensor) -> list[list[int]]:
@@ -160,14 +170,14 @@ def test_patch_dropout_is_attention_over_a_subset(position: str, registers: int)
 @pytest.mark.parametrize(("share", "count"), [(0.25, 9), (0.5, 6), (0.9, 1), (0.99, 1)])
 def test_patch_dropout_counts(share: float, count: int) -> None:
     model = built(patch_dropout=share, registers=3)
-    assert model.forward_features(torch.randn(2, 3, 12, 16)).shape[1] == 4 + count
-    assert model.eval().forward_features(torch.randn(2, 3, 12, 16)).shape[1] == 4 + 12
+    assert model(torch.randn(2, 3, 12, 16), "tokens").shape[1] == 4 + count
+    assert model.eval()(torch.randn(2, 3, 12, 16), "tokens").shape[1] == 4 + 12
 
 
 def test_patch_dropout_is_uniform() -> None:
     model = built(patch_dropout=0.5)
     torch.manual_seed(0)
-    kept = model._kept_patches(torch.empty(8000, 12, 24))
+    kept = model.draw_kept_patches(torch.empty(8000, 12, 24))
     assert kept is not None
     share = kept.flatten().bincount(minlength=12) / 8000
     assert (share - 0.5).abs().max() < 0.025  # sigma is 0.0056
@@ -175,11 +185,17 @@ def test_patch_dropout_is_uniform() -> None:
 
 @pytest.mark.parametrize("position", POSITIONS)
 def test_checkpointing_repeats_the_draws_to_the_bit(position: str) -> None:
-    options = {"position": position, "dropout": 0.1, "attention_dropout": 0.1, "drop_path": 0.5, "patch_dropout": 0.4}
+    options = {
+        "position": position,
+        "dropout": 0.1,
+        "attention": {"dropout": 0.1},
+        "patch_dropout": 0.4,
+    }
     gradients = []
     images = torch.randn(3, 3, 12, 16)
     for on in (False, True):
-        model = built(**options, checkpoint_blocks=on, depth=3)
+        config = small_config(**options, block={"drop_path": 0.5, "checkpoint": on}, depth=3)
+        model = stir(build(config)).train()
         torch.manual_seed(3)
         model(images).square().sum().backward()
         gradients.append({n: p.grad for n, p in model.named_parameters()})
@@ -190,7 +206,13 @@ def test_checkpointing_repeats_the_draws_to_the_bit(position: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_kinds_of_dropout_together_train_in_each_precision(dtype: torch.dtype) -> None:
-    model = built(**dict.fromkeys(PLAIN, 0.3), position="relative").to(dtype)
+    model = built(
+        dropout=0.3,
+        attention={"dropout": 0.3, "proj_dropout": 0.3},
+        block={"drop_path": 0.3},
+        patch_dropout=0.3,
+        position="relative",
+    ).to(dtype)
     loss = model(torch.randn(4, 3, 12, 16, dtype=dtype)).float().square().mean()
     loss.backward()
     assert math.isfinite(float(loss.detach()))

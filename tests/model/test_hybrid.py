@@ -7,9 +7,10 @@ import timm
 import torch
 import torch.nn.functional as F
 
+from vitreous.accelerate.model import create
 from vitreous.errors import ConfigError, UsageError
-from vitreous.model.resnet import StdConv2d
-from vitreous.model.sizes import config_of, create
+from vitreous.model.sizes import config_of
+from vitreous.model.stems.resnet import StdConv2d
 from vitreous.model.vit import VisionTransformer
 
 
@@ -63,9 +64,9 @@ def test_it_learns_at_any_resolution_and_in_checkpointed_blocks():
 
 
 def test_what_does_not_fit():
-    with pytest.raises(UsageError, match="16 or 32 pixels a token"):
+    with pytest.raises(UsageError, match="the patch is 16 or 32"):
         config_of("R50+B/8")
     with pytest.raises(ConfigError, match="multiples of 16"):
         config_of("B/8", stem="resnet")
     with pytest.raises(ConfigError, match="multiple of 32"):
-        config_of("B/16", stem="resnet", resnet_width=48)
+        config_of("B/16", stem={"kind": "resnet", "width": 48})

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.model.config import ViTConfig
-from vitreous.model.embeddings import sincos_table
+from vitreous.model.positions.sincos_2d import sincos_table
 from vitreous.model.vit import VisionTransformer
 
 INITS = ["jax", "timm", "torchvision", "torch", "mimetic"]
@@ -78,9 +78,9 @@ def test_jax_is_the_closed_forms_of_flax() -> None:
     ("options", "theirs"),
     [
         ({}, {}),
-        ({"registers": 4, "position_prefix": "all"}, {"reg_tokens": 4}),
+        ({"registers": 4, "position": {"prefix": "all"}}, {"reg_tokens": 4}),
         ({"pool": "map"}, {"global_pool": "map", "class_token": False}),
-        ({"layer_scale": 0.1, "qk_norm": True}, {"init_values": 0.1, "qk_norm": True}),
+        ({"block": {"layer_scale": 0.1}, "attention": {"qk_norm": True}}, {"init_values": 0.1, "qk_norm": True}),
     ],
 )
 def test_timm(options: dict[str, object], theirs: dict[str, object]) -> None:
@@ -108,7 +108,7 @@ def test_torchvision(head: str) -> None:
     torch.manual_seed(1)
     representation = {"representation_size": 100} if head == "mlp" else {}
     expected = Theirs(64, 16, 2, 3, 192, 768, num_classes=10, **representation).state_dict()
-    found = built("torchvision", **({"head": "mlp", "head_hidden": 100} if head == "mlp" else {}))
+    found = built("torchvision", **({"head": {"kind": "mlp", "hidden": 100}} if head == "mlp" else {}))
     names = {
         "patch_embed.proj": "conv_proj",
         "cls_token": "class_token",
@@ -188,7 +188,7 @@ def test_mimetic_positions_are_sines_and_the_rest_is_as_in_jax() -> None:
 
 def test_with_zero_residual_every_block_is_the_identity_at_first() -> None:
     torch.manual_seed(0)
-    model = VisionTransformer(ViTConfig(**(SHAPE | {"zero_residual": True}))).eval()  # type: ignore[arg-type]
+    model = VisionTransformer(ViTConfig(**(SHAPE | {"block": {"zero_residual": True}}))).eval()  # type: ignore[arg-type]
     z = torch.randn(2, 5, model.config.width)
     for block in model.blocks:
         torch.testing.assert_close(block(z), z, rtol=0, atol=1e-5)  # the second bias is drawn with 1e-6
@@ -198,7 +198,7 @@ def test_with_zero_residual_every_block_is_the_identity_at_first() -> None:
 def test_zero_head(init: str) -> None:
     for zero, expected in ((None, init in ("jax", "torchvision", "mimetic")), (True, True), (False, False)):
         for head in ("linear", "mlp"):
-            found = built(init, zero_head=zero, head=head, depth=1)
+            found = built(init, head={"kind": head, "zero": zero}, depth=1)
             assert (not found["head.weight"].any()) == expected
             assert head == "linear" or found["pre_logits.fc.weight"].any()
 
@@ -209,7 +209,13 @@ def test_zero_head(init: str) -> None:
     [
         {},
         {"position": "learned-2d", "stem": "conv", "pool": "seq"},
-        {"position": "relative", "registers": 3, "pool": "map", "head": "mlp", "qkv_bias": False, "qk_norm": True},
+        {
+            "position": "relative",
+            "registers": 3,
+            "pool": "map",
+            "head": "mlp",
+            "attention": {"qkv_bias": False, "qk_norm": True},
+        },
     ],
 )
 def test_a_seed_repeats_every_weight_and_none_is_left_out(init: str, options: dict[str, object]) -> None:

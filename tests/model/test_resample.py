@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig
-from vitreous.model.embeddings import resample
+from vitreous.model.positions.resample import resample
 from vitreous.model.vit import VisionTransformer
 
 Grid = tuple[int, int]
@@ -118,7 +118,17 @@ def test_unknown_methods() -> None:
 @pytest.mark.parametrize("method", REFERENCES)
 def test_forward_uses_the_method_and_leaves_prefix_positions(method: str, prefix: str) -> None:
     config = ViTConfig(
-        (12, 16), 4, 3, 5, 24, 1, 3, 40, registers=2, resample=method, position_prefix=prefix, zero_head=False
+        (12, 16),
+        4,
+        3,
+        5,
+        24,
+        1,
+        3,
+        40,
+        registers=2,
+        position={"resample": method, "prefix": prefix},
+        head={"zero": False},
     )
     model = VisionTransformer(config).eval()
     larger = VisionTransformer(ViTConfig(**(vars(config) | {"image_size": (20, 24)}))).eval()
@@ -136,7 +146,9 @@ def test_forward_uses_the_method_and_leaves_prefix_positions(method: str, prefix
 
 
 def test_learned_2d_is_resized_by_row_and_by_column() -> None:
-    config = ViTConfig((12, 16), 4, 3, 5, 24, 1, 3, 40, position="learned-2d", resample="google", zero_head=False)
+    config = ViTConfig(
+        (12, 16), 4, 3, 5, 24, 1, 3, 40, position={"kind": "learned-2d", "resample": "google"}, head={"zero": False}
+    )
     model = VisionTransformer(config).eval()
     larger = VisionTransformer(ViTConfig(**(vars(config) | {"image_size": (28, 8)}))).eval()
     state = model.state_dict()

@@ -11,16 +11,17 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from vit_reference import small_config
 
+from vit_reference import small_config
+from vitreous.accelerate.cost import cost
+from vitreous.accelerate.model import build, create
 from vitreous.errors import ConfigError, UsageError
 from vitreous.model.config import ViTConfig
-from vitreous.model.cost import cost
-from vitreous.model.sizes import SIZES, config_of, create
+from vitreous.model.sizes import SIZES, config_of
 from vitreous.model.vit import VisionTransformer
 
 count = functools.cache(cost)
-TUTORIAL = {"final_norm": "none", "head": "mlp", "head_hidden": 512, "num_classes": 100}
+TUTORIAL = {"final_norm": "none", "head": {"kind": "mlp", "hidden": 512}, "num_classes": 100}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_flops_are_the_closed_form(overrides: dict[str, object]) -> None:
     config = small_config(patch_size=(4, 2), **overrides)
     assert cost(config).flops == closed_form(config)
     # What training leaves out or computes twice does not change what a forward pass costs.
-    again = small_config(patch_size=(4, 2), patch_dropout=0.5, checkpoint_blocks=True, dropout=0.1, **overrides)
+    again = small_config(patch_size=(4, 2), patch_dropout=0.5, block={"checkpoint": True}, dropout=0.1, **overrides)
     assert cost(again).flops == closed_form(config)
 
 
@@ -144,11 +145,16 @@ def kept_bytes(run: Callable[[], object], own: set[int]) -> int:
 
 @pytest.mark.parametrize(
     "overrides",
-    [{}, {"position": "relative", "qk_norm": True}, {"dropout": 0.1, "layer_scale": 0.1}, {"pool": "map"}],
+    [
+        {},
+        {"position": "relative", "attention": {"qk_norm": True}},
+        {"dropout": 0.1, "block": {"layer_scale": 0.1}},
+        {"pool": "map"},
+    ],
 )
 def test_activation_memory_is_what_a_real_step_keeps(overrides: dict[str, object]) -> None:
     config = small_config(**overrides)
-    model = VisionTransformer(config).train()
+    model = build(config).train()
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     with sdpa_kernel(SDPBackend.MATH):
         image = torch.randn(1, 3, 12, 16)
@@ -159,7 +165,7 @@ def test_activation_memory_is_what_a_real_step_keeps(overrides: dict[str, object
 
 def test_checkpointing_keeps_fewer_bytes_and_the_same_gradients() -> None:
     plain, frugal = (
-        VisionTransformer(small_config(depth=4, dropout=0.2, drop_path=0.3, checkpoint_blocks=on)).train()
+        build(small_config(depth=4, dropout=0.2, block={"drop_path": 0.3, "checkpoint": on})).train()
         for on in (False, True)
     )
     frugal.load_state_dict(plain.state_dict())
@@ -203,7 +209,7 @@ def test_names_and_overrides() -> None:
         ("B/", {}, ["'B/'", "patch size in pixels"]),
         ("B/-16", {}, ["'B/-16'"]),
         ("B/16", {"pach_size": 8}, ["'pach_size'", "Did you mean 'patch_size'?"]),
-        ("B/16", {"pach_size": 8, "drop_pth": 0.1}, ["'pach_size'", "'patch_size'", "'drop_pth'", "'drop_path'"]),
+        ("B/16", {"pach_size": 8, "drop_pth": 0.1}, ["'pach_size'", "'patch_size'", "'drop_pth'", "'block.drop_path'"]),
     ],
 )
 def test_misspelt_sizes_and_options(name: str, overrides: dict[str, object], parts: list[str]) -> None:
@@ -228,21 +234,21 @@ def test_misspelt_sizes_and_options(name: str, overrides: dict[str, object], par
         ({"position": "sincos-2d", "width": 30, "heads": 5}, ["sincos-2d", "multiple of 4", "30"]),
         ({"class_token": False}, ["pool cls", "class_token", "mean, map or seq"]),
         ({"stem": "conv", "patch_size": 14}, ["stem conv", "2, 4, 8, 16 or 32", "14"]),
-        ({"stem": "conv", "patch_size": 4, "conv_width": 0}, ["conv_width is 0", "at least 1"]),
+        ({"stem": {"kind": "conv", "width": 0}, "patch_size": 4}, ["stem.width is 0", "at least 1"]),
         ({"stem": "resnet", "patch_size": 8}, ["resnet", "multiples of 16", "8"]),
         ({"dropout": 1.0}, ["dropout is 1.0", "[0, 1)"]),
-        ({"attention_dropout": -0.1}, ["attention_dropout is -0.1"]),
-        ({"proj_dropout": 1.0}, ["proj_dropout is 1.0", "[0, 1)"]),
-        ({"drop_path": float("nan")}, ["drop_path is nan"]),
+        ({"attention": {"dropout": -0.1}}, ["attention.dropout is -0.1"]),
+        ({"attention": {"proj_dropout": 1.0}}, ["attention.proj_dropout is 1.0", "[0, 1)"]),
+        ({"block": {"drop_path": float("nan")}}, ["drop_path is nan"]),
         ({"registers": -1}, ["registers (-1)", "negative"]),
         ({"num_classes": -2}, ["num_classes (-2)", "negative"]),
-        ({"head": "mlp", "head_hidden": 0}, ["head_hidden is 0", "at least 1"]),
+        ({"head": {"kind": "mlp", "hidden": 0}}, ["head.hidden is 0", "at least 1"]),
         ({"norm_eps": 0.0}, ["norm_eps is 0.0", "above 0"]),
         ({"pool": "avg"}, ["pool is 'avg'", "cls, mean, cls-mean, map, seq"]),
         ({"pool": "cls-mean", "class_token": False}, ["pool cls-mean reads the class token"]),
         ({"pool": "cls-mean", "final_norm": "pooled"}, ["no norm after it", "final_norm tokens"]),
         ({"position": "sincos"}, ["position is 'sincos'", "Did you mean 'sincos-2d'?"]),
-        ({"init": "flax"}, ["init is 'flax'", "jax, timm, torchvision, torch, mimetic"]),
+        ({"init": "flax"}, ["init is 'flax'", "jax, timm, torchvision, torch or mimetic"]),
     ],
 )
 def test_configurations_that_contradict_themselves(fields: dict[str, object], parts: list[str]) -> None:
@@ -272,7 +278,7 @@ def test_all_problems_come_in_one_error() -> None:
 )
 @pytest.mark.parametrize("stem", ["patch", "linear", "conv"])
 def test_images_that_do_not_fit(images: torch.Tensor, parts: list[str], stem: str) -> None:
-    model = VisionTransformer(small_config(stem=stem))
+    model = build(small_config(stem=stem))
     with pytest.raises(ConfigError) as caught:
         model(images)
     assert all(part in str(caught.value) for part in parts), str(caught.value)
@@ -287,4 +293,4 @@ def test_lists_from_yaml_are_tuples_and_configurations_hash() -> None:
 def test_building_is_silent() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        cost(config_of("Ti/16", drop_path=0.1, patch_dropout=0.3, registers=2))
+        cost(config_of("Ti/16", block={"drop_path": 0.1}, patch_dropout=0.3, registers=2))

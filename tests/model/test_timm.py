@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from vit_reference import stir
 
-from vitreous.model.sizes import create
+from vit_reference import head_of, stir
+from vitreous.accelerate.model import create
 
 timm = pytest.importorskip("timm")
 
@@ -28,27 +28,27 @@ CASES = {
         "Ti/16",
         {"pool": "mean"},
     ),
-    "registers": ("vit_tiny_patch16_224", {"reg_tokens": 4}, "Ti/16", {"registers": 4, "position_prefix": "all"}),
+    "registers": ("vit_tiny_patch16_224", {"reg_tokens": 4}, "Ti/16", {"registers": 4, "position": {"prefix": "all"}}),
     "no_embed_class": (
         "vit_tiny_patch16_224",
         {"reg_tokens": 2, "no_embed_class": True},
         "Ti/16",
-        {"registers": 2, "position_prefix": "none"},
+        {"registers": 2, "position": {"prefix": "none"}},
     ),
-    "layer scale": ("vit_tiny_patch16_224", {"init_values": 0.1}, "Ti/16", {"layer_scale": 0.1}),
-    "qk-norm": ("vit_tiny_patch16_224", {"qk_norm": True}, "Ti/16", {"qk_norm": True}),
-    "no qkv bias": ("vit_tiny_patch16_224", {"qkv_bias": False}, "Ti/16", {"qkv_bias": False}),
+    "layer scale": ("vit_tiny_patch16_224", {"init_values": 0.1}, "Ti/16", {"block": {"layer_scale": 0.1}}),
+    "qk-norm": ("vit_tiny_patch16_224", {"qk_norm": True}, "Ti/16", {"attention": {"qk_norm": True}}),
+    "no qkv bias": ("vit_tiny_patch16_224", {"qkv_bias": False}, "Ti/16", {"attention": {"qkv_bias": False}}),
     "map": (
         "vit_base_patch16_siglip_224",
         {"depth": 2, "act_layer": "gelu_tanh"},
         "B/16",
-        {"depth": 2, "pool": "map", "activation": "gelu-tanh"},
+        {"depth": 2, "pool": "map", "mlp": {"activation": "gelu-tanh"}},
     ),
     "hybrid": (
         "vit_small_r26_s32_224",
         {"depth": 1},
         "S/32",
-        {"depth": 1, "stem": "resnet", "resnet_layers": (2, 2, 2, 2), "resnet_norm": "timm"},
+        {"depth": 1, "stem": {"kind": "resnet", "layers": (2, 2, 2, 2), "norm": "timm"}},
     ),
 }
 
@@ -67,9 +67,9 @@ def test_keys_shapes_and_logits_are_timms(case: str) -> None:
         expected = theirs(images)
         assert (ours(images) - expected).abs().max() < 1e-5 * expected.abs().max()
         tokens = theirs.forward_features(images)
-        assert (ours.forward_features(images) - tokens).abs().max() < 1e-5 * tokens.abs().max()
+        assert (ours(images, "tokens") - tokens).abs().max() < 1e-5 * tokens.abs().max()
         features = theirs.forward_head(tokens, pre_logits=True)
-        assert (ours.forward_head(tokens, pre_logits=True) - features).abs().max() < 1e-5 * features.abs().max()
+        assert (head_of(ours, tokens, "features") - features).abs().max() < 1e-5 * features.abs().max()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_whole_published_models_have_the_same_keys_in_the_same_order(theirs: str
 
 def test_another_resolution_gives_timms_logits() -> None:
     theirs = stir(timm.create_model("vit_tiny_patch16_224", dynamic_img_size=True, **SAME_IMAGES)).eval()
-    ours = create("Ti/16", image_size=64, num_classes=10, resample="timm").eval()
+    ours = create("Ti/16", image_size=64, num_classes=10, position={"resample": "timm"}).eval()
     ours.load_state_dict(theirs.state_dict())
     for size in ((96, 96), (48, 112)):
         images = torch.randn(1, 3, *size)

@@ -8,53 +8,53 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from vit_reference import reference, small_config, stir
 
-from vitreous.model.config import ViTConfig
-from vitreous.model.kernels import attend
+from vit_reference import head_of, reference, small_config, stir
+from vitreous.accelerate.kernels import attend
+from vitreous.model.config import PARTS, ViTConfig
 from vitreous.model.vit import VisionTransformer
 
-POSITIONS = ["learned", "learned-2d", "relative", "sincos-2d", "rope-2d", "none"]
+POSITIONS = [kind.kind for kind in PARTS["position"]]
 POOLS = ["cls", "mean", "map", "seq"]
 ONE_BY_ONE = [
     {},
     {"patch_size": (4, 2), "image_size": (8, 6)},
     {"in_channels": 1, "stem": "linear", "patch_size": (2, 4)},
     {"stem": "conv"},
-    {"stem": "conv", "conv_stem": "max-pool", "conv_width": 6},
-    {"stem": "resnet", "resnet_layers": (), "resnet_width": 32},
-    {"stem": "resnet", "resnet_layers": (1, 2), "resnet_width": 32, "patch_size": (16, 8), "image_size": (32, 24)},
-    {"stem": "resnet", "resnet_layers": (2,), "resnet_width": 32, "resnet_norm": "timm", "image_size": (12, 8)},
-    {"patch_activation": "relu"},
+    {"stem": {"kind": "conv", "downsample": "max-pool", "width": 6}},
+    {"stem": {"kind": "resnet", "layers": (), "width": 32}},
+    {"stem": {"kind": "resnet", "layers": (1, 2), "width": 32}, "patch_size": (16, 8), "image_size": (32, 24)},
+    {"stem": {"kind": "resnet", "layers": (2,), "width": 32, "norm": "timm"}, "image_size": (12, 8)},
+    {"stem": {"activation": "relu"}},
     {"head": "mlp"},
-    {"head": "mlp", "head_hidden": 7, "head_activation": "relu"},
-    {"head": "mlp", "head_hidden": 33, "head_activation": "gelu"},
+    {"head": {"kind": "mlp", "hidden": 7, "activation": "relu"}},
+    {"head": {"kind": "mlp", "hidden": 33, "activation": "gelu"}},
     {"num_classes": 0},
     {"pool": "cls-mean"},
     {"pool": "cls-mean", "registers": 2, "head": "mlp"},
-    {"pool": "cls-mean", "pool_prefix": True, "num_classes": 0},
+    {"pool": {"kind": "cls-mean", "prefix": True}, "num_classes": 0},
     {"final_norm": "pooled"},
     {"final_norm": "none"},
-    {"activation": "gelu-tanh"},
-    {"activation": "relu"},
-    {"qkv_bias": False},
-    {"qk_norm": True},
-    {"qk_norm": True, "position": "relative", "registers": 1},
-    {"qk_norm": True, "position": "rope-2d", "registers": 2, "norm_eps": 1e-3},
-    {"layer_scale": 0.1},
+    {"mlp": {"activation": "gelu-tanh"}},
+    {"mlp": {"activation": "relu"}},
+    {"attention": {"qkv_bias": False}},
+    {"attention": {"qk_norm": True}},
+    {"attention": {"qk_norm": True}, "position": "relative", "registers": 1},
+    {"attention": {"qk_norm": True}, "position": "rope-2d", "registers": 2, "norm_eps": 1e-3},
+    {"block": {"layer_scale": 0.1}},
     {"pool": "mean", "final_norm": "pooled", "class_token": True},
-    {"pool": "map", "final_norm": "pooled", "activation": "gelu-tanh"},
+    {"pool": "map", "final_norm": "pooled", "mlp": {"activation": "gelu-tanh"}},
     {"heads": 1, "depth": 1},
     {"heads": 6},
-    {"checkpoint_blocks": True, "position": "relative"},
+    {"block": {"checkpoint": True}, "position": "relative"},
 ]
 GRID = [dict(zip(("position", "pool"), both, strict=True)) for both in itertools.product(POSITIONS, POOLS)]
 PREFIX = [
-    {"position_prefix": which, "registers": registers, "pool": pool}
+    {"position": {"prefix": which}, "registers": registers, "pool": pool}
     for which, registers, pool in itertools.product(("cls", "all", "none"), (0, 3), ("cls", "mean"))
 ]
 POOL_PREFIX = [
-    {"pool": pool, "pool_prefix": prefix, "class_token": True, "registers": 1}
+    {"pool": {"kind": pool, "prefix": prefix}, "class_token": True, "registers": 1}
     for pool, prefix in itertools.product(("mean", "map", "seq"), (False, True))
 ]
 CASES = ONE_BY_ONE + GRID + PREFIX + POOL_PREFIX
@@ -114,7 +114,7 @@ def test_float64_agrees_to_1e_9(case: dict[str, object]) -> None:
     assert worst(model, model(images), expected, gradients) < 1e-9
 
 
-@pytest.mark.parametrize("case", [{}, *GRID[::5], {"qk_norm": True}, {"stem": "conv"}], ids=name_of)
+@pytest.mark.parametrize("case", [{}, *GRID[::5], {"attention": {"qk_norm": True}}, {"stem": "conv"}], ids=name_of)
 def test_float32_agrees_to_1e_5(case: dict[str, object]) -> None:
     model, images, expected, gradients = with_gradients(small_config(**case))
     model = model.float()
@@ -122,7 +122,7 @@ def test_float32_agrees_to_1e_5(case: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("how", ["autocast", "pure"])
-@pytest.mark.parametrize("case", [{}, *GRID[::5], {"qk_norm": True}, {"pool": "map"}], ids=name_of)
+@pytest.mark.parametrize("case", [{}, *GRID[::5], {"attention": {"qk_norm": True}}, {"pool": "map"}], ids=name_of)
 def test_bfloat16_agrees_to_a_few_of_its_256_steps(case: dict[str, object], how: str) -> None:
     # bfloat16 has 8 bits: one rounding is up to 1/256, and dozens lie between a pixel and a gradient.
     model, images, expected, gradients = with_gradients(small_config(**case))
@@ -186,12 +186,12 @@ def test_linear_stem_is_the_strided_convolution(position: str) -> None:
 
 
 def test_features_and_head_are_the_two_halves_of_forward() -> None:
-    config = small_config(head="mlp", head_hidden=11, registers=2)
+    config = small_config(head={"kind": "mlp", "hidden": 11}, registers=2)
     model = stir(VisionTransformer(config)).eval()
     images = pictures(config).float()
-    tokens = model.forward_features(images)
+    tokens = model(images, "tokens")
     assert tokens.shape == (2, 1 + 2 + 12, 24)
-    torch.testing.assert_close(model.forward_head(tokens), model(images), rtol=0, atol=1e-5)  # forward reads one token
-    features = model.forward_head(tokens, pre_logits=True)
+    torch.testing.assert_close(head_of(model, tokens), model(images), rtol=0, atol=1e-5)  # forward reads one token
+    features = head_of(model, tokens, "features")
     assert features.shape == (2, 11)
     torch.testing.assert_close(model.head(features), model(images), rtol=0, atol=1e-5)

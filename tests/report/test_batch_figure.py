@@ -1,4 +1,4 @@
-"""The picture of an augmented batch shows the images, and names what each is a mix of."""
+"""The sheet of an augmented batch shows its images and names the classes that each is a mix of."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.config import AugmentConfig, PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import OutputError
-from vitreous.report import batch_figure as batch_picture
-from vitreous.report.batch_figure import save_batch_picture
+from vitreous.report import batch_figure
+from vitreous.report.batch_figure import save_batch_figure
+from vitreous.report.fonts import FontSet
 
 CLASSES = ("daisy", "dandelion", "roses", "sunflowers", "tulips")
+
+
+def lines(target: torch.Tensor, classes: tuple[str, ...] = CLASSES) -> list[str]:
+    return batch_figure._target_lines(target, classes, FontSet(classes))
 
 
 def tiles(count: int, height: int, width: int) -> torch.Tensor:
@@ -29,7 +34,7 @@ def test_a_batch_of_any_size_becomes_a_sheet(tmp_path, channels, size, count):
     pipeline = EvalPipeline(size, channels, PreprocessConfig(mean=(0.4,) * channels, std=(0.3,) * channels))
     augment = BatchAugment(AugmentConfig(pad_crop=2, cutmix=1.0, erasing=0.2), pipeline, 5, 0, 0.1)
     images, targets = augment(tiles(count, *size)[:, :channels], torch.arange(count) % 5, epoch=0, step=0)
-    save_batch_picture(tmp_path / "batch.png", images, targets, CLASSES, pipeline)
+    save_batch_figure(tmp_path / "batch.png", images, targets, CLASSES, pipeline)
     with Image.open(tmp_path / "batch.png") as sheet:
         assert sheet.format == "PNG"
         assert min(sheet.size) > 150
@@ -39,7 +44,7 @@ def test_a_batch_of_any_size_becomes_a_sheet(tmp_path, channels, size, count):
 def test_normalisation_is_undone():
     pipeline = EvalPipeline((40, 50), 3, PreprocessConfig(mean=(0.1, 0.5, 0.9), std=(0.2, 0.3, 0.4)))
     images = tiles(4, 40, 50)
-    shown = batch_picture._visible(pipeline.normalise(images), pipeline)
+    shown = batch_figure._denormalise(pipeline.normalise(images), pipeline)
     assert np.abs(shown * 255 - images.permute(0, 2, 3, 1).numpy()).max() < 1e-3
 
 
@@ -54,15 +59,15 @@ def test_normalisation_is_undone():
     ],
 )
 def test_mixed_labels_are_written_as_their_shares_without_smoothing(target, expected):
-    assert batch_picture._named(torch.tensor(target), CLASSES) == expected
+    assert lines(torch.tensor(target)) == expected
 
 
-def test_plain_labels_are_written_as_their_class(tmp_path):
-    assert batch_picture._named(torch.tensor(3), CLASSES) == ["sunflowers"]
-    assert batch_picture._named(torch.tensor([0.4, 0.6]), ("no", "yes")) == ["yes 0.6", "+ no 0.4"]
+def test_plain_labels_are_written_as_their_class():
+    assert lines(torch.tensor(3)) == ["sunflowers"]
+    assert lines(torch.tensor([0.4, 0.6]), ("no", "yes")) == ["yes 0.6", "+ no 0.4"]
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     pipeline = EvalPipeline((8, 8), 3, PreprocessConfig(mean=(0.4,) * 3, std=(0.3,) * 3))
     with pytest.raises(OutputError, match="does not exist"):
-        save_batch_picture(tmp_path / "no" / "batch.png", torch.zeros(1, 3, 8, 8), torch.tensor([0]), CLASSES, pipeline)
+        save_batch_figure(tmp_path / "no" / "batch.png", torch.zeros(1, 3, 8, 8), torch.tensor([0]), CLASSES, pipeline)

@@ -1,4 +1,4 @@
-"""What is in a run's folder already: links that lead elsewhere, leftovers, a recipe that is gone; and what is left."""
+"""What a run directory may hold before a run starts or resumes: links, leftovers, files of the user, damaged states."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from vitreous.report.run_report import PICTURES
 from vitreous.runs.folder_content import FILES
 from vitreous.runs.lock import NAME, locked
 from vitreous.runs.state_file import read_state, write_state
-from vitreous.train.resume.saving import newest
+from vitreous.train.resume.saving import load_newest
 
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
-    """Copies the folder of a run that was killed to a place."""
+    """Copy the directory of a killed run to a given path."""
     made = []
 
     def copy_to(folder, runs):
@@ -34,14 +34,14 @@ def interrupted(tmp_path_factory):
 
 
 def dangling(source, link):
-    """A link to where nothing is yet."""
+    """Make a link whose target does not exist."""
     os.symlink(f"{source}-new", link)
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link, dangling])
-def test_a_training_writes_through_no_link_of_its_folder(tmp_path, runs, interrupted, selected, link):
+def test_training_writes_through_no_link_in_the_run_directory(tmp_path, runs, interrupted, selected, link):
     folder, outside = interrupted(tmp_path / "run", runs), Outside(tmp_path / "outside")
-    outside.link(folder / "recipe.yaml", os.link if link is os.link else os.symlink)  # it is read first
+    outside.link(folder / "recipe.yaml", os.link if link is os.link else os.symlink)  # read before it is written
     for name in ("metrics.csv", "previous.ckpt", "model.safetensors"):
         outside.link(folder / name, link)
     with pytest.raises(runs.Killed):
@@ -51,7 +51,7 @@ def test_a_training_writes_through_no_link_of_its_folder(tmp_path, runs, interru
     assert (folder / "metrics.csv").read_text().count("\n") == 3
 
 
-def test_what_follows_the_training_writes_through_no_link_of_its_folder(tmp_path, runs, interrupted):
+def test_the_report_writes_through_no_link_in_the_run_directory(tmp_path, runs, interrupted):
     folder, outside = interrupted(tmp_path / "run", runs), Outside(tmp_path / "outside")
     names = ("model.safetensors", "example.png", "report.json", *PICTURES)
     for name, link in zip(names, itertools.cycle((os.symlink, os.link, dangling)), strict=False):
@@ -62,14 +62,14 @@ def test_what_follows_the_training_writes_through_no_link_of_its_folder(tmp_path
 
 
 class Outside:
-    """A folder of a user's files, to which names in a run's folder are made to lead."""
+    """A directory of the user's files, to which links in a run directory lead."""
 
     def __init__(self, folder):
         folder.mkdir()
         self.folder, self.before = folder, {}
 
     def link(self, path, link):
-        """Let a name of a run's folder lead here, to what it held."""
+        """Replace a file of a run directory by a link to its content here."""
         content = path.read_bytes() if path.exists() else b"precious"
         (self.folder / path.name).write_bytes(content)
         path.unlink(missing_ok=True)
@@ -81,7 +81,7 @@ class Outside:
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "folder"])
-def test_a_lock_that_is_no_file_is_refused_in_one_line(tmp_path, kind):
+def test_a_lock_that_is_not_a_regular_file_is_refused(tmp_path, kind):
     precious, folder = tmp_path / "precious.txt", tmp_path / "run"
     precious.write_text("precious")
     folder.mkdir()
@@ -92,13 +92,13 @@ def test_a_lock_that_is_no_file_is_refused_in_one_line(tmp_path, kind):
         "folder": (folder / NAME).mkdir,
     }
     make[kind]()
-    with pytest.raises(OutputError, match=r"run.lock' is .*: remove it, or give another --out"), locked(folder):
-        pytest.fail("held")
+    with pytest.raises(OutputError, match=r"run.lock' is .*: remove it, or use another --out"), locked(folder):
+        pytest.fail("locked")
     assert precious.read_text() == "precious"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["precious.txt", "run"]
 
 
-def test_a_lock_with_a_second_name_is_replaced_but_still_counts_while_it_is_held(tmp_path):
+def test_a_hard_linked_lock_is_replaced_unless_it_is_held(tmp_path):
     precious, folder = tmp_path / "precious.txt", tmp_path / "run"
     precious.write_text("precious" * 99)
     folder.mkdir()
@@ -107,25 +107,25 @@ def test_a_lock_with_a_second_name_is_replaced_but_still_counts_while_it_is_held
         assert (folder / NAME).stat().st_nlink == 1
         os.link(folder / NAME, tmp_path / "backup")
         with pytest.raises(TrainingError, match="in use"), locked(folder):
-            pytest.fail("two hold it")
+            pytest.fail("locked twice")
     assert precious.read_text() == "precious" * 99
 
 
-@pytest.mark.parametrize("place", ["tensorboard", "tensorboard/hparams.yaml", "wandb/latest", "mlflow.db"])
-def test_links_of_loggers_that_lead_out_of_the_folder_are_refused(tmp_path, runs, place):
-    link = tmp_path / "run" / place
+@pytest.mark.parametrize("name", ["tensorboard", "tensorboard/hparams.yaml", "wandb/latest", "mlflow.db"])
+def test_links_of_loggers_that_lead_outside_are_refused(tmp_path, runs, name):
+    link = tmp_path / "run" / name
     link.parent.mkdir(parents=True)
     link.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OutputError, match=rf"{place}' is a link to what lies outside"):
+    with pytest.raises(OutputError, match=rf"{name}' is a link that leads out of"):
         runs.train(runs.config(tmp_path / "run"))
     assert not (tmp_path / "elsewhere").exists()
     link.unlink()
     (link.parent / "inside").mkdir(exist_ok=True)
-    link.symlink_to("inside")  # as wandb makes them
+    link.symlink_to("inside")  # as wandb does
     runs.broken_off(runs.config(tmp_path / "run"), 1)
 
 
-def test_only_files_that_a_run_did_not_finish_are_removed(tmp_path, runs):
+def test_only_unfinished_files_of_a_run_are_removed(tmp_path, runs):
     folder = tmp_path / "run"
     (folder / ".x.0a1b2c3d.tmp").mkdir(parents=True)
     (folder / ".last.ckpt.0a1b2c3d.tmp").mkdir()
@@ -138,11 +138,11 @@ def test_only_files_that_a_run_did_not_finish_are_removed(tmp_path, runs):
     ]
 
 
-def test_without_its_recipe_a_run_goes_on_from_its_checkpoint(tmp_path, runs, interrupted, selected):
+def test_a_run_without_its_recipe_resumes_from_its_checkpoint(tmp_path, runs, interrupted, selected):
     folder = interrupted(tmp_path / "run", runs)
     recipe = (folder / "recipe.yaml").read_text()
     (folder / "recipe.yaml").unlink()
-    with pytest.raises(CheckpointError, match="other settings: epochs was 2, now 3"):
+    with pytest.raises(CheckpointError, match="different settings: epochs was 2, now 3"):
         runs.train(runs.config(folder, epochs=3), resume=True)
     with pytest.raises(runs.Killed):
         runs.train(runs.config(folder), resume=True)
@@ -150,7 +150,7 @@ def test_without_its_recipe_a_run_goes_on_from_its_checkpoint(tmp_path, runs, in
     assert read_state(folder / "last.ckpt")["trained"]
 
 
-def test_a_folder_that_nothing_can_be_resumed_from_does_not_advise_resume(tmp_path, runs):
+def test_resume_is_not_advised_where_nothing_can_be_resumed(tmp_path, runs):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "model.safetensors").write_bytes(b"a model")
     with pytest.raises(UsageError, match=r"neither its recipe.yaml nor a checkpoint, so there is nothing to resume"):
@@ -160,27 +160,29 @@ def test_a_folder_that_nothing_can_be_resumed_from_does_not_advise_resume(tmp_pa
         runs.train(runs.config(tmp_path / "run"), resume=True)
 
 
-def test_files_of_a_user_in_the_folder_stay(tmp_path, runs):
+def test_files_of_the_user_stay(tmp_path, runs):
     for name in (*PICTURES, "example.png", "unreadable.txt"):
         folder = tmp_path / name.partition(".")[0]
         folder.mkdir()
         (folder / name).write_text("a user's")
         for resume in (False, True):
-            with pytest.raises(UsageError, match=rf"files that a run would replace \({name}\): give another --out"):
+            with pytest.raises(UsageError, match=rf"files that a run would overwrite \({name}\): use another --out"):
                 runs.train(runs.config(folder), resume=resume)
         assert {path.name: path.read_text() for path in folder.iterdir()} == {name: "a user's"}
 
 
-def test_a_folder_under_the_name_of_a_file_is_refused_before_the_training(tmp_path, runs, interrupted):
+def test_a_directory_in_the_place_of_a_file_is_refused_before_training(tmp_path, runs, interrupted):
     folder = interrupted(tmp_path / "run", runs)
     assert {path.name for path in folder.iterdir()} - {NAME} <= set(FILES)
     assert set(PICTURES) <= set(FILES)
     (folder / "confusion.png").mkdir()
-    with pytest.raises(OutputError, match=r"confusion.png' is a folder, where a run keeps a file: remove it"):
+    with pytest.raises(
+        OutputError, match=r"confusion.png' is a directory, but a run writes a file of that name: remove it"
+    ):
         runs.train(runs.config(folder), resume=True)
 
 
-def test_a_run_that_fails_before_it_trains_leaves_no_folder(tmp_path, runs, monkeypatch):
+def test_a_run_that_fails_before_training_leaves_no_directory(tmp_path, runs, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for out in ("a/b/run", None):
         with pytest.raises(TrainingError, match=r"used up before the first step: .*Give a larger --budget$"):
@@ -203,15 +205,13 @@ def _nameless(runs):
         {"identity": []}, {"identity": {}}, {"epoch": "1"}, {"epoch": -1}, {"step": True}, {"parts": 0},
         {"threads": 0}, {"model": {}}, {"model": {"head.bias": 3}}, {"optimizer": {"state": {"0": {}}, "rates": []}},
         {"optimizer": {"state": 3}}, {"best": {}}, {"clock": []}, {"loss_sum": 0.5}, {"history": {}}, {"risen": None},
-        {"loss_sum": torch.zeros(3, 4)}, {"trained": "yes"},
+        {"history": 3}, {"loss_sum": torch.zeros(3, 4)}, {"trained": "yes"},
         {"step": 10**9}, {"epoch": 10**12}, {"parts": 10**9}, {"history": [1]},
         {"history": [{"x": 1.0}]}, {"seconds": {"train": "x"}}, {"extended": ["1\nepochs: 9"]},
     ],
     ids=str,
 )  # fmt: skip
-def test_a_state_with_a_right_checksum_that_no_run_wrote_is_refused_in_one_line(
-    tmp_path, runs, interrupted, selected, change
-):
+def test_a_forged_state_is_refused_in_one_line(tmp_path, runs, interrupted, selected, change):
     folder = interrupted(tmp_path / "run", runs)
     (folder / "previous.ckpt").unlink(missing_ok=True)
     write_state(folder / "last.ckpt", {**read_state(folder / "last.ckpt"), **change})
@@ -221,7 +221,7 @@ def test_a_state_with_a_right_checksum_that_no_run_wrote_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "sparse"])
-def test_a_state_that_is_no_file_or_too_large_is_passed_over_at_once(tmp_path, runs, interrupted, kind):
+def test_a_state_that_is_not_a_file_or_too_large_is_skipped_at_once(tmp_path, runs, interrupted, kind):
     folder = interrupted(tmp_path / "run", runs)
     (folder / "last.ckpt").rename(folder / "previous.ckpt")
     if kind == "sparse":
@@ -230,8 +230,8 @@ def test_a_state_that_is_no_file_or_too_large_is_passed_over_at_once(tmp_path, r
             file.truncate(1 << 40)
     else:
         {"pipe": os.mkfifo, "folder": os.mkdir}[kind](folder / "last.ckpt")
-    told = []
-    found = newest(folder, told.append)
-    assert found[0].name == "previous.ckpt"
-    assert len(told) == 1
-    assert "last.ckpt" in told[0]
+    warnings = []
+    path, _ = load_newest(folder, warnings.append)
+    assert path.name == "previous.ckpt"
+    assert len(warnings) == 1
+    assert "last.ckpt" in warnings[0]

@@ -1,4 +1,4 @@
-"""What a run advises at its start and end: only where it helps, and in commands that can be pasted."""
+"""The advice at the start and end of a run: only if it helps, with commands that can be pasted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from vitreous.cli.verbs.train import configure
 from vitreous.data.sources.opening import open_source
-from vitreous.train.advice import PRETRAINED, few_images, unlike_classes
+from vitreous.train.advice import PRETRAINED, few_images, imbalance_note
 
 TINY = (
     *("--model.width=16", "--model.depth=1", "--model.heads=2", "--model.mlp_dim=16", "--model.image_size=32"),
@@ -24,7 +24,7 @@ NAME = "my 'best' photos"
 
 @pytest.fixture
 def photographs(flowers: Path, tmp_path: Path):
-    """Gives a folder of so many photographs of each of some classes."""
+    """Return a function that creates a folder with the given numbers of photographs of some classes."""
 
     def chosen(**counts: int) -> Path:
         for label, count in counts.items():
@@ -37,17 +37,17 @@ def photographs(flowers: Path, tmp_path: Path):
 
 
 def advised(text: str) -> list[str]:
-    """The commands among the advice."""
+    """Return the commands among the advice."""
     lines = text.splitlines()
     return [line.strip() for line in lines if line.startswith("          ") and line.split()[0] in ("vitreous", "pip")]
 
 
-def test_few_images_are_told_of_fine_tuning_and_even_classes_of_no_weights(vitreous, photographs):
+def test_fine_tuning_is_advised_for_few_images_and_no_weights_for_balanced_classes(vitreous, photographs):
     photographs(daisy=14, tulips=12)
     done = vitreous("train", NAME, *TINY, "--data.val_fraction=0.3")
     assert done.returncode == 0, done.stderr
     assert "of 2 classes are few for a Vision Transformer from random weights" in done.stdout
-    assert "unlike in size" not in done.stdout
+    assert "imbalanced" not in done.stdout
     (command,) = advised(done.stdout)
     words = shlex.split(command)
     assert words[:5] == ["vitreous", "finetune", NAME, "--from", PRETRAINED]
@@ -55,23 +55,21 @@ def test_few_images_are_told_of_fine_tuning_and_even_classes_of_no_weights(vitre
     assert "--data.val_fraction=0.3" in words
 
 
-def test_classes_unlike_in_size_are_told_at_the_start_and_with_a_command_at_the_end(vitreous, photographs, tmp_path):
+def test_imbalance_is_noted_at_the_start_and_with_a_command_at_the_end(vitreous, photographs, tmp_path):
     photographs(daisy=40, tulips=6)
     done = vitreous("train", NAME, *TINY, "--select=last", "--optim.lr=1e-5", "--optim.muon_lr=1e-5")
     assert done.returncode == 0, done.stderr
     start, _, end = done.stdout.partition("\nepoch ")
     counts = json.loads((tmp_path / "runs/my-best-photos-1/report.json").read_text())["data"]["images"]
-    assert (
-        f"\nclasses   unlike in size (daisy {counts['train'] - _of('tulips')}, tulips {_of('tulips')} training" in start
-    )
+    assert f"\nclasses   imbalanced (daisy {counts['train'] - _of('tulips')}, tulips {_of('tulips')} training" in start
     assert "--class-weights effective or --balanced-sampling" in start
     scores = json.loads((tmp_path / "runs/my-best-photos-1/report.json").read_text())["scores"]["val"]
-    assert scores["macro_f1"] < scores["top1"] - 0.05  # untrained: it says one class
+    assert scores["macro_f1"] < scores["top1"] - 0.05  # untrained: it predicts one class
     command = next(line for line in advised(end) if "--class-weights" in line)
     words = shlex.split(command)
     again = vitreous(*words[1:])
     assert again.returncode == 0, again.stderr
-    assert "unlike in size" not in again.stdout
+    assert "imbalanced" not in again.stdout
     assert not any("--class-weights" in line for line in advised(again.stdout))
     assert 'class_weights: "effective"' in (tmp_path / "runs/my-best-photos-2/recipe.yaml").read_text()
 
@@ -82,18 +80,18 @@ def test_classes_unlike_in_size_are_told_at_the_start_and_with_a_command_at_the_
         (300, 5, 300, 0.6, False, True),
         (4999, 2, 300, None, False, True),
         (5000, 2, 300, 0.6, False, False),
-        (19_900, 100, 300, 0.6, False, True),  # 199 a class
+        (19_900, 100, 300, 0.6, False, True),  # 199 per class
         (50_000, 100, 300, 0.6, False, False),
         (300, 5, 300, 0.97, False, False),  # good already
-        (300, 5, 28, 0.6, False, False),  # tiny images, of which pretrained models know little
-        (300, 5, 300, 0.6, True, False),  # this is one
+        (300, 5, 28, 0.6, False, False),  # tiny images, to which pretrained models transfer badly
+        (300, 5, 300, 0.6, True, False),  # this run is a fine-tuning
     ],
 )
 def test_fine_tuning_is_advised_for_few_images_only(images, classes, side, top1, tuned, said):
     data = SimpleNamespace(splits={"train": range(images)}, classes=range(classes), median_size=(side, side))
-    ready = SimpleNamespace(data=data, start=object() if tuned else None, config=configure(["photos"])[0])
+    setup = SimpleNamespace(data=data, pretrained=object() if tuned else None, config=configure(["photos"])[0])
     scores = None if top1 is None else SimpleNamespace(top1=top1)
-    assert bool(list(few_images(ready, scores))) == said
+    assert bool(list(few_images(setup, scores))) == said
 
 
 @pytest.mark.parametrize(
@@ -107,23 +105,23 @@ def test_fine_tuning_is_advised_for_few_images_only(images, classes, side, top1,
         ((40, 4), ("--balanced-sampling",), False),
     ],
 )
-def test_unlike_classes_are_told_where_nothing_makes_up_for_them(counts, words, said):
+def test_imbalance_is_noted_if_the_run_does_not_correct_for_it(counts, words, said):
     split = SimpleNamespace(labels=np.repeat(np.arange(len(counts)), counts))
     data = SimpleNamespace(splits={"train": split}, classes=[f"c{n}" for n in range(len(counts))])
-    ready = SimpleNamespace(data=data, config=configure(["photos", *words])[0])
-    assert (unlike_classes(ready) is not None) == said
+    setup = SimpleNamespace(data=data, config=configure(["photos", *words])[0])
+    assert (imbalance_note(setup) is not None) == said
 
 
 def _of(label: str) -> int:
-    """Training images of a class in the test's folder."""
+    """Return the number of training images of a class in the test's folder."""
     data = open_source(configure([NAME])[0].data)
     return int((data.splits["train"].labels == data.classes.index(label)).sum())
 
 
-def test_a_plan_says_the_same_before_anything_is_trained(vitreous, photographs, monkeypatch):
+def test_a_plan_gives_the_same_advice(vitreous, photographs, monkeypatch):
     monkeypatch.setattr("vitreous.train.planning.trials._SECONDS", 0.1)
     photographs(daisy=40, tulips=6)
     done = vitreous("plan", NAME, *TINY)
     assert done.returncode == 0, done.stderr
-    assert "unlike in size" in done.stdout
+    assert "imbalanced" in done.stdout
     assert shlex.split(advised(done.stdout)[0])[:3] == ["vitreous", "finetune", NAME]

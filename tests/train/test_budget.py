@@ -1,4 +1,4 @@
-"""What a budget keeps for the end of a run, and what counts as progress."""
+"""The time that a budget reserves for the end of a run, and what counts as progress."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rich.console import Console
 
 from vitreous.errors import TrainingError
 from vitreous.recipes import recipe
-from vitreous.train.callbacks import Stop
-from vitreous.train.console import View
+from vitreous.train.callbacks import StopWhenOver
+from vitreous.train.console import Display
 from vitreous.train.progress import Budget
 from vitreous.train.run import run
 
 
 class Steps:
-    """A run of steps that take as long as is said: the callback sees what a Trainer shows it."""
+    """Steps of given durations, reported to the callback as a Trainer does."""
 
     def __init__(self, monkeypatch, *, images_seen: int = 0) -> None:
         self.now = 1000.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         self.budget = Budget(started=700.0, seconds=600.0, reserve=20.0)
-        self.stop = Stop(self.budget, test_share=4.0, precision="bf16")
+        self.stop = StopWhenOver(self.budget, test_share=4.0, precision="bf16")
         splits = {"val": range(2475)}
         data = SimpleNamespace(data=SimpleNamespace(splits=splits))
         self.trainer = SimpleNamespace(global_step=100, should_stop=False, datamodule=data)
@@ -45,7 +45,7 @@ class Steps:
         self.stop.on_validation_end(self.trainer, self.module)
 
 
-def test_the_batch_that_a_resumed_run_passes_over_tells_nothing_of_its_speed(monkeypatch):
+def test_the_batch_that_a_resumed_run_skips_does_not_count_for_its_speed(monkeypatch):
     steps = Steps(monkeypatch, images_seen=5000)
     steps.step(0.1, images=0)
     steps.step(10.0)  # compiles
@@ -56,7 +56,7 @@ def test_the_batch_that_a_resumed_run_passes_over_tells_nothing_of_its_speed(mon
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["a step", "a part of a step"])
-def test_what_compiles_at_first_is_no_progress_however_long_it_takes(monkeypatch, whole):
+def test_a_first_step_that_compiles_is_not_progress(monkeypatch, whole):
     steps = Steps(monkeypatch)
     steps.step(60.0, whole=whole)
     assert steps.budget.progress(101) == 0.0
@@ -76,10 +76,10 @@ def test_one_slow_validation_does_not_end_the_run(monkeypatch):
     assert reserves == pytest.approx([one, one, one, one, three, three])
 
 
-def test_a_rebuilt_run_keeps_time_for_one_ending_only(monkeypatch):
+def test_a_rebuilt_run_reserves_time_once(monkeypatch):
     steps = Steps(monkeypatch)
     steps.validate(2.0)
-    again = Stop(steps.budget, test_share=4.0, precision="bf16")
+    again = StopWhenOver(steps.budget, test_share=4.0, precision="bf16")
     again.on_validation_start(steps.trainer, steps.module)
     steps.now += 2.0
     again.on_validation_end(steps.trainer, steps.module)
@@ -89,5 +89,5 @@ def test_a_rebuilt_run_keeps_time_for_one_ending_only(monkeypatch):
 def test_a_budget_that_is_used_up_before_the_first_step_is_an_error(tmp_path):
     asked = dataclasses.replace(recipe("digits"), out=str(tmp_path / "run"), budget="30s", device="cpu")
     with pytest.raises(TrainingError, match=r"budget of 30 s is used up before the first step: \d+ s went into"):
-        run(asked, view=View(Console(file=io.StringIO())), started=time.monotonic() - 60)
+        run(asked, view=Display(Console(file=io.StringIO())), started=time.monotonic() - 60)
     assert not (tmp_path / "run" / "model.safetensors").exists()

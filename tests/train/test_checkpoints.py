@@ -1,4 +1,4 @@
-"""Which of two checkpoints is kept: a damaged one never takes the place of a good one."""
+"""Which of the two checkpoints is kept: a damaged one never replaces a good one."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import pytest
 from vitreous.errors import CheckpointError
 from vitreous.runs.lock import locked
 from vitreous.runs.state_file import read_state, write_state
-from vitreous.train.resume.saving import LAST, PREVIOUS, Saver, newest
+from vitreous.train.resume.saving import LAST, PREVIOUS, Saver, load_newest
 
 
 @pytest.fixture(scope="module")
-def some_state(tmp_path_factory):
-    """The state of a run, with another step each time."""
+def saved_state(tmp_path_factory):
+    """Give the state of one run at any step."""
     made = []
 
-    def of(runs, step):
+    def state_at(runs, step):
         if not made:
-            folder = tmp_path_factory.mktemp("some") / "run"
+            folder = tmp_path_factory.mktemp("interrupted") / "run"
             runs.broken_off(runs.config(folder), 1)
-            made.append(newest(folder, pytest.fail)[1])
+            made.append(load_newest(folder, pytest.fail)[1])
         return dataclasses.replace(made[0], step=step)
 
-    return of
+    return state_at
 
 
 def flip(path):
@@ -33,8 +33,8 @@ def flip(path):
     path.write_bytes(data[:-99] + bytes([data[-99] ^ 1]) + data[-98:])
 
 
-def flip_in_silence(path):
-    """As a disk does it: neither the size nor the time of the file changes."""
+def flip_silently(path):
+    """Change a byte as a failing disk does: neither the size nor the time of the file changes."""
     times = path.stat()
     flip(path)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -54,7 +54,7 @@ def of_another_run(path):
     write_state(path, {**state, "identity": {**state["identity"], "fingerprint": "other"}})
 
 
-SPOILED = [flip, flip_in_silence, cut, lambda path: os.truncate(path, 0), link, of_another_run]
+SPOILED = [flip, flip_silently, cut, lambda path: os.truncate(path, 0), link, of_another_run]
 
 
 def step_of(path):
@@ -66,32 +66,30 @@ def step_of(path):
 
 @pytest.mark.parametrize("same_process", [True, False])
 @pytest.mark.parametrize("spoil", SPOILED)
-def test_a_damaged_newest_state_never_takes_the_place_of_the_good_one_before(
-    tmp_path, runs, some_state, spoil, same_process
-):
+def test_a_damaged_newest_state_never_replaces_the_good_previous_one(tmp_path, runs, saved_state, spoil, same_process):
     with locked(tmp_path) as lock:
         saver = Saver(tmp_path, lock)
         for step in (1, 2):
-            saver.save(some_state(runs, step))
+            saver.save(saved_state(runs, step))
         saver.wait()
         assert (step_of(tmp_path / PREVIOUS), step_of(tmp_path / LAST)) == (1, 2)
         spoil(tmp_path / LAST)
         saver = saver if same_process else Saver(tmp_path, lock)
-        saver.save(some_state(runs, 3))
+        saver.save(saved_state(runs, 3))
         saver.wait()
         assert (step_of(tmp_path / PREVIOUS), step_of(tmp_path / LAST)) == (1, 3)
-        saver.save(some_state(runs, 4))
+        saver.save(saved_state(runs, 4))
         saver.wait()
         assert (step_of(tmp_path / PREVIOUS), step_of(tmp_path / LAST)) == (3, 4)
-        flip(tmp_path / LAST)  # the other one is good, so nothing is lost
-        assert newest(tmp_path, lambda line: None)[1].step == 3
+        flip(tmp_path / LAST)  # the other one is good
+        assert load_newest(tmp_path, lambda line: None)[1].step == 3
 
 
-def test_a_good_newest_state_of_an_earlier_process_is_kept(tmp_path, runs, some_state):
+def test_a_good_newest_state_of_an_earlier_process_is_kept(tmp_path, runs, saved_state):
     with locked(tmp_path) as lock:
         for step in (1, 2, 3):
             saver = Saver(tmp_path, lock)
-            saver.save(some_state(runs, step))
+            saver.save(saved_state(runs, step))
             saver.wait()
             assert saver.saved == f"epoch 1, step {step}"
         assert (step_of(tmp_path / PREVIOUS), step_of(tmp_path / LAST)) == (2, 3)

@@ -1,4 +1,4 @@
-"""What a run shows on terminals of any width: a line of each epoch stays, and the live line keeps what matters."""
+"""The output of a run on terminals of any width: a line per epoch, and a live line that keeps what matters."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from vitreous.train.console import View
+from vitreous.train.console import Display
 
 ROW = {"train_loss": 1.2345, "val_top1": 0.6789, "val_macro_f1": 0.61, "images_per_second": 1234.0}
 STEERING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def terminal(width: int) -> tuple[View, io.StringIO]:
+def terminal(width: int) -> tuple[Display, io.StringIO]:
     text = io.StringIO()
     console = Console(
         file=text, force_terminal=True, width=width, soft_wrap=True, highlight=False, markup=False, emoji=False,
         legacy_windows=False, color_system=None,
     )  # fmt: skip
-    return View(console), text
+    return Display(console), text
 
 
 def lines(text: io.StringIO) -> list[str]:
@@ -61,14 +61,14 @@ def test_the_live_line_keeps_the_epoch_and_the_time_left(width):
 def test_lines_are_wrapped_between_words_on_a_terminal_and_commands_are_not():
     view, text = terminal(40)
     view.line("model", "vit 128x6, convolutional patch 16 on 128 px: 64 tokens, 0.918 M parameters")
-    view.next(["vitreous", "predict", "a/very/long/folder/model.safetensors", "picture one.jpg"])
+    view.next(["vitreous", "predict", "a/very/long/folder/model.safetensors", "image one.jpg"])
     said = lines(text)
     assert said[:2] == ["model     vit 128x6, convolutional patch", "          16 on 128 px: 64 tokens, 0.918"]
-    assert "next      vitreous predict a/very/long/folder/model.safetensors 'picture one.jpg'" in said
+    assert "next      vitreous predict a/very/long/folder/model.safetensors 'image one.jpg'" in said
 
 
-def test_elsewhere_than_on_a_terminal_an_epoch_is_one_whole_line():
+def test_without_a_terminal_an_epoch_is_one_unwrapped_line():
     text = io.StringIO()
-    view = View(Console(file=text, width=40, soft_wrap=True))
+    view = Display(Console(file=text, width=40, soft_wrap=True))
     view.epoch("1/2", ROW, 5.0)
     assert text.getvalue() == "epoch 1/2  loss 1.234  val top-1 67.9 %  macro F1 0.61  1,234 img/s  0:05 left\n"

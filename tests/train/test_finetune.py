@@ -1,4 +1,4 @@
-"""Fine-tuning real models on real pictures: what is kept, what is trained, what is said."""
+"""Fine-tuning of small models on digits: what is kept, what is trained, what is printed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from torch.nn import functional as F
 
+from vitreous.accelerate.model import build
 from vitreous.checkpoint.model_file import load_model, save_model
 from vitreous.cli.verbs.finetune import configure
 from vitreous.data.augment.mixing import smooth_targets
@@ -26,16 +27,15 @@ from vitreous.data.sources.opening import open_source
 from vitreous.errors import CheckpointError, ConfigError, UsageError
 from vitreous.evaluate.probes import probe_report
 from vitreous.model.config import ViTConfig
-from vitreous.model.embeddings import resample
-from vitreous.model.vit import VisionTransformer
+from vitreous.model.positions.resample import resample
 from vitreous.predictor import load
 from vitreous.train.config import OptimConfig, RunConfig, TuneConfig
-from vitreous.train.console import View
-from vitreous.train.finetune.first_probe import judge
-from vitreous.train.finetune.trainable import choose_trained, class_weights, plain, still
+from vitreous.train.console import Display
+from vitreous.train.finetune.first_probe import compare_with_probe
+from vitreous.train.finetune.trainable import choose_trained, class_weights, freeze_modules, merge_adapters
 from vitreous.train.module import VitModule
 from vitreous.train.optim import build_optimizer, layer_factors, set_learning_rate
-from vitreous.train.results import Selected
+from vitreous.train.results import SelectedWeights
 from vitreous.train.resume.saving import Checkpoint
 from vitreous.train.run import run
 from vitreous.train.setup import prepare
@@ -47,14 +47,14 @@ SOURCE = ViTConfig(
 )
 
 
-def view() -> tuple[View, io.StringIO]:
+def view() -> tuple[Display, io.StringIO]:
     text = io.StringIO()
-    return View(Console(file=text, soft_wrap=True, width=250)), text
+    return Display(Console(file=text, soft_wrap=True, width=250)), text
 
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """Folders `old` and `new`: the digits 0 to 6, and 7 to 9, 60 of each, as PNG files in folders by class."""
+    """Folders `old` (digits 0 to 6) and `new` (7 to 9) with 60 PNG files in each class folder."""
     root, data = tmp_path_factory.mktemp("digits"), load_digits()
     for digit, name in enumerate(NAMES):
         folder = root / ("old" if digit < 7 else "new") / name
@@ -66,7 +66,7 @@ def digits(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def source(digits, tmp_path_factory):
-    """The run folder of a model that knows seven digits."""
+    """The run directory of a model trained on seven digits."""
     folder = tmp_path_factory.mktemp("runs") / "source"
     config = RunConfig(
         data=DataConfig(source=str(digits / "old")), model=SOURCE, augment=AugmentConfig(flip=0.0),
@@ -76,7 +76,7 @@ def source(digits, tmp_path_factory):
 
 
 def asked(digits, source, *words, out=None):
-    """What the command resolves for the digits 7 to 9."""
+    """Resolve the command that fine-tunes on the digits 7 to 9."""
     common = ["--device", "cpu", "--precision", "float32", "--augment.flip", "0", "--batch-size", "16"]
     where = ["--out", str(out)] if out else []
     return configure([str(digits / "new"), "--from", str(source), *common, *where, *map(str, words)])[:2]
@@ -95,27 +95,27 @@ def tune(digits, source, out, *words):
 
 @pytest.fixture(scope="module")
 def finished(digits, source, tmp_path_factory):
-    """A whole fine-tuning with a probe: its result and what it printed."""
+    """A complete fine-tuning with a probe: its result and its output."""
     return tune(digits, source, tmp_path_factory.mktemp("runs") / "tuned", "--epochs", 12, "--optim.lr", 5e-3)
 
 
 def test_the_head_is_new_and_zero_and_all_else_is_the_sources(digits, source):
-    ready, old = ready_for(digits, source), load_file(source / "model.safetensors")
-    assert ready.data.classes == ("eight", "nine", "seven")
-    new = ready.model.state_dict()
+    setup, old = ready_for(digits, source), load_file(source / "model.safetensors")
+    assert setup.data.classes == ("eight", "nine", "seven")
+    new = setup.model.state_dict()
     assert new["head.weight"].shape == (3, 16)
     assert not new["head.weight"].any()
     assert not new["head.bias"].any()
     for name in old.keys() - {"head.weight", "head.bias"}:
         assert torch.equal(new[name], old[name]), name
     _, info = load_model(source)
-    assert ready.pipeline == info.pipeline
+    assert setup.pipeline == info.pipeline
 
 
 def test_dropout_is_the_protocols_not_the_sources(digits, source):
     modern, paper = (ready_for(digits, source, "--protocol", name).config for name in ("modern", "paper"))
-    assert (modern.model.dropout, modern.model.drop_path) == (0.0, 0.1)
-    assert (paper.model.dropout, paper.model.drop_path) == (0.0, 0.0)
+    assert (modern.model.dropout, modern.model.block.drop_path) == (0.0, 0.1)
+    assert (paper.model.dropout, paper.model.block.drop_path) == (0.0, 0.0)
 
 
 def test_the_protocols_have_the_published_settings(digits, source):
@@ -125,7 +125,7 @@ def test_the_protocols_have_the_published_settings(digits, source):
     assert (optim.schedule, optim.layer_decay) == ("cosine", None)
     assert paper.steps == 10_000
     assert paper.augment.resized_crop < 1
-    assert (modern.optim.name, modern.optim.layer_decay, modern.model.drop_path) == ("adamw", 0.75, 0.1)
+    assert (modern.optim.name, modern.optim.layer_decay, modern.model.block.drop_path) == ("adamw", 0.75, 0.1)
     assert modern.augment.mixup == modern.augment.cutmix == paper.augment.mixup == 0
     assert configure(["photos/", "--from", "x"])[0].augment.flip == 0.5
     assert configure(["digits", "--from", "x"])[0].augment.flip == 0
@@ -136,7 +136,7 @@ def test_each_mode_trains_what_it_should_and_nothing_else(digits, source, tmp_pa
     before = ready_for(digits, source).model.state_dict()
     result, text = tune(digits, source, tmp_path / "run", "--tune", mode, "--steps", 6, "--no-probe")
     after = load_file(result.model)
-    assert after.keys() == before.keys()  # also with additions: an ordinary file
+    assert after.keys() == before.keys()  # also with adapters: an ordinary model file
     matrices = ("attn.qkv.weight", "attn.proj.weight", "mlp.fc1.weight", "mlp.fc2.weight")
     trained = {
         "linear": lambda name: name.startswith("head."),
@@ -152,58 +152,58 @@ def test_each_mode_trains_what_it_should_and_nothing_else(digits, source, tmp_pa
 
 
 def test_frozen_parts_have_no_dropout_and_fixed_statistics():
-    model = VisionTransformer(dataclasses.replace(SOURCE, stem="conv", drop_path=0.5))
+    model = build(dataclasses.replace(SOURCE, stem="conv", block={"drop_path": 0.5}))
     images = torch.randn(4, 1, 16, 16)
     choose_trained(model, TuneConfig("x", "linear"))
     model.train()
-    still(model)
+    freeze_modules(model)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    first, second = (model.forward_features(images) for _ in range(2))
+    first, second = (model(images, "tokens") for _ in range(2))
     assert torch.equal(first, second)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     model.train().requires_grad_(True)
-    still(model)
-    assert not torch.equal(model.forward_features(images), model.forward_features(images))
+    freeze_modules(model)
+    assert not torch.equal(model(images, "tokens"), model(images, "tokens"))
 
 
-def test_additions_are_merged_to_their_closed_form():
+def test_adapters_are_merged_to_their_closed_form():
     torch.manual_seed(0)
-    model = VisionTransformer(dataclasses.replace(SOURCE, dropout=0.0)).eval()
+    model = build(dataclasses.replace(SOURCE, dropout=0.0)).eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     choose_trained(model, TuneConfig("x", "lora", lora_rank=3, lora_alpha=12))
     images = torch.randn(2, 1, 16, 16)
-    assert torch.allclose(model.forward_features(images), plain(model).forward_features(images), atol=1e-6)
+    assert torch.allclose(model(images, "tokens"), merge_adapters(model)(images, "tokens"), atol=1e-6)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)
-    with_additions, state = model.state_dict(), plain(model).state_dict()
+    with_adapters, state = model.state_dict(), merge_adapters(model).state_dict()
     assert state.keys() == before.keys()
     for name in (f"blocks.{n}.{part}" for n in range(DEPTH) for part in ("attn.qkv", "mlp.fc2")):
-        down, up = (with_additions[f"{name}.lora_{side}.default.weight"] for side in "AB")
+        down, up = (with_adapters[f"{name}.lora_{side}.default.weight"] for side in "AB")
         torch.testing.assert_close(state[f"{name}.weight"], before[f"{name}.weight"] + 12 / 3 * up @ down)
-    assert torch.allclose(model(images), plain(model)(images), rtol=1e-4, atol=1e-4)
-    whole = VisionTransformer(SOURCE)
-    assert plain(whole) is whole
+    assert torch.allclose(model(images), merge_adapters(model)(images), rtol=1e-4, atol=1e-4)
+    whole = build(SOURCE)
+    assert merge_adapters(whole) is whole
 
 
 @pytest.mark.parametrize(("words", "method"), [((), "timm"), (("--resample", "google"), "google")])
 def test_another_resolution_resamples_positions_as_the_source_does(digits, source, words, method):
-    ready, old = ready_for(digits, source, "--image-size", "24x32", *words), load_file(source / "model.safetensors")
+    setup, old = ready_for(digits, source, "--image-size", "24x32", *words), load_file(source / "model.safetensors")
     table = old["pos_embed"]
     expected = torch.cat((table[:, :1], resample(table[:, 1:], (4, 4), (6, 8), method)), 1)
-    assert torch.equal(ready.model.pos_embed, expected)
-    assert ready.config.model.image_size == (24, 32)
-    assert ready.pipeline.size == (24, 32)
-    assert ready.start.resampled["positions"] == {"from": [4, 4], "to": [6, 8], "method": method}
+    assert torch.equal(setup.model.pos_embed, expected)
+    assert setup.config.model.image_size == (24, 32)
+    assert setup.pipeline.size == (24, 32)
+    assert setup.pretrained.resampled["positions"] == {"from": [4, 4], "to": [6, 8], "method": method}
 
 
-def test_the_hidden_layer_of_a_head_is_left_away(digits, source, tmp_path):
+def test_the_hidden_layer_of_a_head_is_removed(digits, source, tmp_path):
     model, info = load_model(source)
-    hidden = VisionTransformer(dataclasses.replace(model.config, head="mlp", head_hidden=24))
+    hidden = build(dataclasses.replace(model.config, head={"kind": "mlp", "hidden": 24}))
     save_model(tmp_path / "model.safetensors", hidden, info)
-    ready = ready_for(digits, tmp_path)
-    assert ready.config.model.head == "linear"
-    assert ready.model.head.in_features == 16
+    setup = ready_for(digits, tmp_path)
+    assert setup.config.model.head.kind == "linear"
+    assert setup.model.head.in_features == 16
     kept = ready_for(digits, tmp_path, "--model.head", "mlp")
     assert torch.equal(kept.model.pre_logits.fc.weight, hidden.pre_logits.fc.weight)
     assert kept.model.head.in_features == 24
@@ -215,11 +215,11 @@ def test_the_probe_comes_first_and_equals_the_features_own(digits, source, finis
     data = open_source(DataConfig(source=str(digits / "new")))
     classifier = load(source, device="cpu", precision="float32")
     features = {
-        name: classifier.embed([split.picture(n) for n in range(len(split))]) for name, split in data.splits.items()
+        name: classifier.embed([split.image(n) for n in range(len(split))]) for name, split in data.splits.items()
     }
     labels = {name: split.labels for name, split in data.splits.items()}
-    fit, judge = ((features[name], labels[name]) for name in ("train", "val"))
-    own = probe_report(*fit, *judge, shots=()).to_dict()  # as `vitreous probe`
+    fit, val = ((features[name], labels[name]) for name in ("train", "val"))
+    own = probe_report(*fit, *val, shots=()).to_dict()  # as `vitreous probe`
     assert report["probe"]["knn"] == own["knn"]
     for name in ("C", "chosen_on", "accuracy"):
         assert report["probe"]["linear"][name] == own["linear"][name]
@@ -230,7 +230,7 @@ def test_the_probe_comes_first_and_equals_the_features_own(digits, source, finis
     assert "k-NN" in lines[place["probe"]]
 
 
-def test_what_was_done_is_said_and_recorded(digits, source, finished):
+def test_a_fine_tuning_is_printed_and_recorded(digits, source, finished):
     result, text = finished
     report = json.loads((result.folder / "report.json").read_text())["finetune"]
     model, info = load_model(result.model)
@@ -238,7 +238,7 @@ def test_what_was_done_is_said_and_recorded(digits, source, finished):
     assert report["source"]["family"] == "vitreous"
     assert report["trained_parameters"] == sum(p.numel() for p in model.parameters())
     assert info.classes == ("eight", "nine", "seven")
-    probes = result.probed.report
+    probes = result.probe.report
     best = max([score["accuracy"]["val"] for score in probes["knn"]["scores"]] + [probes["linear"]["accuracy"]["val"]])
     assert report["verdict"]["worse"] == (result.val.top1 < best)
     assert f"verdict   {report['verdict']['text']}" in text
@@ -262,21 +262,26 @@ HEALTHY = [{"train_loss": 1.0 / n, "step": 300 * n} for n in range(1, 9)]
     ("words", "history", "epoch", "reason"),
     [
         ((), [{"train_loss": 1.0, "step": 5}, {"train_loss": 2.0, "step": 900}], 1, "learning rate: .* rose to 2.00"),
-        ((), [{"train_loss": 1.0, "step": 5}, {"train_loss": 0.99, "step": 900}], 1, "learning rate: .* hardly moved"),
+        (
+            (),
+            [{"train_loss": 1.0, "step": 5}, {"train_loss": 0.99, "step": 900}],
+            1,
+            "learning rate: the .* hardly",
+        ),
         ((), HEALTHY, 2, "learning rate: epoch 2 of 8 was the best"),
         ((), [{"train_loss": 1.0, "step": 30}], 1, "too few steps: 30 in all"),
         ((), HEALTHY, 8, "too few steps: the last epoch was the best"),
         (("--image-size", 32), HEALTHY, 5, "resolution: the source was trained at 16 pixels, this run at 32"),
-        (("--image-size", 32), HEALTHY, 5, "resolution: pictures of 8 pixels, enlarged to 32"),
+        (("--image-size", 32), HEALTHY, 5, "resolution: images of 8 pixels, enlarged to 32"),
         (("--preprocess.mean", "[0.9]"), HEALTHY, 5, "normalisation does not match the source: mean .0.9,. where"),
-        (("--preprocess.fit", "squash"), HEALTHY, 5, "resolution: pictures of 8"),
+        (("--preprocess.fit", "squash"), HEALTHY, 5, "resolution: images of 8"),
     ],
 )
 def test_worse_than_the_probe_is_said_with_its_reason(digits, source, finished, words, history, epoch, reason):
-    ready = ready_for(digits, source, *words)
+    setup = ready_for(digits, source, *words)
     scores = dataclasses.replace(finished[0].val, top1=0.2)
-    selected = Selected(scores, torch.empty(0), torch.empty(0), epoch, {})
-    verdict = judge(ready, ready.start, finished[0].probed, selected, history)
+    selected = SelectedWeights(scores, torch.empty(0), torch.empty(0), epoch, {})
+    verdict = compare_with_probe(setup, finished[0].probe, selected, history)
     assert verdict.worse
     assert "fine-tuning did worse than" in verdict.text
     assert "20.0 % against" in verdict.text
@@ -285,9 +290,9 @@ def test_worse_than_the_probe_is_said_with_its_reason(digits, source, finished, 
 
 
 def test_better_than_the_probe_needs_no_reason(digits, source, finished):
-    ready = ready_for(digits, source)
-    selected = Selected(dataclasses.replace(finished[0].val, top1=1.5), torch.empty(0), torch.empty(0), 1, {})
-    verdict = judge(ready, ready.start, finished[0].probed, selected, HEALTHY)
+    setup = ready_for(digits, source)
+    selected = SelectedWeights(dataclasses.replace(finished[0].val, top1=1.5), torch.empty(0), torch.empty(0), 1, {})
+    verdict = compare_with_probe(setup, finished[0].probe, selected, HEALTHY)
     assert not verdict.worse
     assert verdict.reasons == ()
     assert "points better than" in verdict.text
@@ -303,7 +308,7 @@ def test_better_than_the_probe_needs_no_reason(digits, source, finished):
         (("--tune", "last-4"), ConfigError, r"tune is last-4, but the model has 3 blocks"),
         (("--tune", "half"), ConfigError, r"tune is 'half', it must be full, linear, lora, or last-K"),
         (("--from", "no-such-file.npz"), CheckpointError, r"no-such-file.npz"),
-        (("--class-weights", "inverse", "--balanced-sampling"), ConfigError, "would make up for unlike classes twice"),
+        (("--class-weights", "inverse", "--balanced-sampling"), ConfigError, "would correct for class imbalance twice"),
     ],
 )
 def test_wrong_uses_are_one_line(digits, source, words, error, message):
@@ -313,7 +318,7 @@ def test_wrong_uses_are_one_line(digits, source, words, error, message):
 
 
 def test_layers_have_the_rates_of_the_closed_form():
-    model = VisionTransformer(dataclasses.replace(SOURCE, stem="conv", registers=2, pool="map", class_token=True))
+    model = build(dataclasses.replace(SOURCE, stem="conv", registers=2, pool="map", class_token=True))
     factors = layer_factors((name for name, _ in model.named_parameters()), 0.5)
     for name, factor in factors.items():
         if name.startswith("blocks."):
@@ -330,7 +335,7 @@ def test_layers_have_the_rates_of_the_closed_form():
 
 @pytest.mark.parametrize(("name", "peak"), [("adamw", {"lr": 0.1}), ("sgd", {"lr": 0.1}), ("muon", {"muon_lr": 0.3})])
 def test_the_optimiser_has_these_rates_at_every_point_of_the_schedule(name, peak):
-    model = VisionTransformer(SOURCE)
+    model = build(SOURCE)
     optimizer = build_optimizer(model, OptimConfig(name=name, layer_decay=0.5, **peak))
     set_learning_rate(optimizer, 0.25)
     rates = {n: group["lr"] for group in optimizer.param_groups for n in group["names"]}
@@ -359,8 +364,10 @@ def test_class_weights_have_their_closed_forms():
 def test_a_weighted_loss_of_soft_targets_equals_torchs_of_labels(digits):
     torch.manual_seed(0)
     weights = torch.tensor([0.5, 2.0, 1.0])
-    ready = prepare(RunConfig(data=DataConfig(source=str(digits / "new")), model=SOURCE, device="cpu"), (), view()[0])
-    module = VitModule(ready.model, OptimConfig(), ready.loading.batch_augment, ready.pipeline, class_weights=weights)
+    setup = prepare(RunConfig(data=DataConfig(source=str(digits / "new")), model=SOURCE, device="cpu"), (), view()[0])
+    module = VitModule(
+        setup.model, OptimConfig(), setup.data_module.batch_augment, setup.pipeline, class_weights=weights
+    )
     logits, labels = torch.randn(8, 3), torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
     targets = smooth_targets(labels, 3, 0.1)
     ours = F.cross_entropy(logits, targets, weight=module.class_weights)
@@ -375,17 +382,17 @@ def test_a_weighted_loss_of_soft_targets_equals_torchs_of_labels(digits):
 @pytest.mark.parametrize(
     "words", [("--class-weights", "effective"), ("--class-weights", "inverse"), ("--balanced-sampling",)]
 )
-def test_unlike_classes_can_be_made_up_for_in_a_run(digits, source, tmp_path, words):
+def test_a_run_can_correct_for_imbalance(digits, source, tmp_path, words):
     shutil.copytree(digits / "new", tmp_path / "new")
     for path in sorted((tmp_path / "new" / NAMES[9]).iterdir())[::2]:
         path.unlink()
     digits = tmp_path
-    ready = ready_for(digits, source, *words)
+    setup = ready_for(digits, source, *words)
     if words[0] == "--balanced-sampling":
-        labels = ready.data.splits["train"].labels
-        shown = np.concatenate([plan.indices for plan in ready.loading.plans])
+        labels = setup.data.splits["train"].labels
+        shown = np.concatenate([plan.indices for plan in setup.data_module.train_sampler])
         counts = np.bincount(labels[shown], minlength=3)
-        assert counts.max() - counts.min() <= 1 + ready.config.batch_size
+        assert counts.max() - counts.min() <= 1 + setup.config.batch_size
     plainly, given = asked(digits, source, "--steps", 3, "--no-probe", out=tmp_path / "a")
     changed, _ = asked(digits, source, "--steps", 3, "--no-probe", *words, out=tmp_path / "b")
     a, b = (load_file(run(c, keep=given, view=view()[0]).model) for c in (plainly, changed))
@@ -413,8 +420,8 @@ def test_a_killed_fine_tuning_goes_on_with_its_probe(digits, source, tmp_path, m
     monkeypatch.setattr("vitreous.train.run.probe_first", lambda *_: pytest.fail("probed twice"))
     shown, text = view()
     resumed = run(config, keep=given, view=shown, resume=True)
-    told = [re.search(r"^verdict .*$", each, re.MULTILINE)[0] for each in (said, text.getvalue())]
-    assert told[0] == told[1]
+    verdicts = [re.search(r"^verdict .*$", each, re.MULTILINE)[0] for each in (said, text.getvalue())]
+    assert verdicts[0] == verdicts[1]
     first, second = (load_file(result.model) for result in (whole, resumed))
     assert all(torch.equal(first[name], second[name]) for name in first)
     reports = [json.loads((result.folder / "report.json").read_text())["finetune"] for result in (whole, resumed)]

@@ -1,4 +1,4 @@
-"""A finished run that gets more epochs, and one that is interrupted: what they say, and what they leave."""
+"""Finished runs that get more epochs, and interrupted runs: their output and their files."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from vitreous.checkpoint.model_file import load_model
 from vitreous.errors import CheckpointError, UsageError
 from vitreous.evaluate.calibration import fit_temperature
 from vitreous.runs.state_file import read_state
-from vitreous.train.callbacks import Selection
+from vitreous.train.callbacks import WeightSelection
 from vitreous.train.resume.signals import Signals, Stopped
 
 
-def test_a_finished_run_goes_on_to_more_epochs_and_says_what_that_is(tmp_path, runs):
+def test_a_finished_run_goes_on_to_more_epochs_and_says_how_it_differs(tmp_path, runs):
     finished = runs.config(tmp_path / "run", epochs=2)
     runs.train(finished)
     report = (tmp_path / "run" / "report.json").read_bytes()
     asked = dataclasses.replace(finished, epochs=4)
     result, said = runs.train(asked, resume=True)
-    assert re.search(r"last.ckpt: goes on from the end of training, epoch 2\n", said)
+    assert re.search(r"last.ckpt: continues from the end of training, epoch 2\n", said)
     assert re.search(
-        r"longer +from 2 to 4 epochs: the learning rate, which had come to \S+, goes on from \S+, so the end is not "
-        r"that of a run of 4 epochs from the start\n",
+        r"longer +from 2 to 4 epochs: the learning rate, which had come down to \S+, continues from \S+, so the result "
+        r"is not that of a run of 4 epochs from the start\n",
         said,
     )
     assert result.epochs == 4
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows[1:]] == ["1", "2", "3", "4"]
     assert (tmp_path / "run" / "report-2-epochs.json").read_bytes() == report
-    told = json.loads((tmp_path / "run" / "report.json").read_text())["training"]
-    assert (told["epochs"], told["extended_from"]) == (4, [2])
+    training = json.loads((tmp_path / "run" / "report.json").read_text())["training"]
+    assert (training["epochs"], training["extended_from"]) == (4, [2])
     assert load_model(result.model)[1].provenance["extended_from"] == [2]
     recipe = (tmp_path / "run" / "recipe.yaml").read_text()
     assert "\nepochs: 4\n" in recipe
@@ -49,7 +49,7 @@ def test_a_finished_run_goes_on_to_more_epochs_and_says_what_that_is(tmp_path, r
         runs.train(dataclasses.replace(finished, epochs=3), resume=True)
     for name in ("last.ckpt", "previous.ckpt"):
         (tmp_path / "run" / name).unlink()
-    with pytest.raises(UsageError, match=r"no checkpoint to go on from.* `vitreous finetune DATA --from \S+run`"):
+    with pytest.raises(UsageError, match=r"no checkpoint to resume from.* `vitreous finetune DATA --from \S+run`"):
         runs.train(dataclasses.replace(finished, epochs=6), resume=True)
     assert (tmp_path / "run" / "report.json").exists()
 
@@ -78,18 +78,18 @@ def test_only_a_finished_run_of_fewer_epochs_gets_more(tmp_path, runs, selected)
     asked = runs.config(tmp_path / "run", epochs=2)
     runs.broken_off(asked, 3)
     for change in ({"epochs": 4}, {"epochs": 1}, {"epochs": 4, "seed": 1}, {"steps": 30}):
-        with pytest.raises((CheckpointError, UsageError), match="other settings"):
+        with pytest.raises((CheckpointError, UsageError), match="different settings"):
             runs.train(dataclasses.replace(asked, **change), resume=True)
 
 
 def test_an_interrupted_run_is_calibrated(tmp_path, runs, monkeypatch):
-    original = Selection.on_train_epoch_end
+    original = WeightSelection.on_train_epoch_end
 
     def end(self, trainer, pl_module):
         original(self, trainer, pl_module)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Selection, "on_train_epoch_end", end)
+    monkeypatch.setattr(WeightSelection, "on_train_epoch_end", end)
     result, said = runs.train(runs.config(tmp_path / "run"))
     assert result.exit_code == 143
     assert "terminated: the best weights" in said
@@ -125,19 +125,19 @@ def test_ctrl_c_twice_says_what_is_kept_and_how_to_go_on(tmp_path):
     for line in process.stdout:
         if line.startswith("epoch") and (tmp_path / "run" / "previous.ckpt").exists():
             break
-    (tmp_path / "slow").touch()  # so that the first Ctrl-C is still being obeyed when the second comes
+    (tmp_path / "slow").touch()  # the first Ctrl-C is still being handled when the second comes
     process.send_signal(signal.SIGINT)
     time.sleep(0.15)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "vitreous: interrupted\n")
-    assert re.search(r"interrupted twice, so nothing more is saved: run has what a resume needs of epoch \d+", output)
+    assert re.search(r"interrupted twice, so nothing more is saved: run has a checkpoint of epoch \d+", output)
     assert "\ngo on     vitreous train --config run/recipe.yaml --out run --resume\n" in output
     assert not (tmp_path / "run" / "run.lock").exists()
 
 
 class Dying:
-    """Is interrupted while it is taken apart, where Python would print what is raised and go on."""
+    """Sends a signal from its destructor, where Python prints an exception and ignores it."""
 
     def __del__(self):
         signal.raise_signal(signal.SIGINT)

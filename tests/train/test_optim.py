@@ -1,4 +1,4 @@
-"""The optimiser and its schedule against torch's own classes and closed forms."""
+"""The optimisers and schedules against torch's own classes and closed forms."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from vitreous.accelerate.model import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
 from vitreous.train import optim
@@ -17,7 +18,7 @@ from vitreous.train.optim import MuonWithAdamW, build_optimizer, parameter_group
 
 def tiny(**options) -> VisionTransformer:
     torch.manual_seed(0)
-    return VisionTransformer(
+    return build(
         ViTConfig(**{"image_size": 8, "patch_size": 4, "num_classes": 5, "width": 16, "depth": 2, "heads": 2,
                      "mlp_dim": 24, **options})
     )  # fmt: skip
@@ -27,7 +28,7 @@ def test_one_cycle_equals_torchs_scheduler_at_every_step():
     steps, warmup = 500, 0.3
     config = OptimConfig(schedule="one-cycle", warmup=warmup)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    # torch puts the peak at step pct_start * total - 1; ours is at a share of the whole way from the first to the last.
+    # torch puts the peak at step pct_start * total - 1; ours is at a fraction of the way from first to last.
     same_peak = (warmup * (steps - 1) + 1) / steps
     reference = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=1.0, total_steps=steps, pct_start=same_peak, cycle_momentum=False
@@ -53,7 +54,7 @@ def test_one_cycle_in_a_run_follows_torchs_within_a_step():
 
 
 @pytest.mark.parametrize("progress", [0.0, 0.05, 0.1, 0.3, 0.55, 0.9, 1.0])
-def test_the_other_courses_have_closed_forms(progress):
+def test_the_other_schedules_have_closed_forms(progress):
     rest = (progress - 0.1) / 0.9
     warm = progress / 0.1 if progress < 0.1 else None
     expected = {
@@ -75,7 +76,8 @@ def test_no_warm_up_starts_at_the_peak_and_progress_is_clipped(name):
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"pool": "map", "registers": 3, "layer_scale": 0.1}, {"stem": "conv", "pool": "seq", "qk_norm": True},
+    {}, {"pool": "map", "registers": 3, "block": {"layer_scale": 0.1}},
+    {"stem": "conv", "pool": "seq", "attention": {"qk_norm": True}},
     {"position": "relative"}, {"position": "learned-2d", "head": "mlp"},
 ])  # fmt: skip
 def test_only_the_matrices_of_linear_and_convolution_layers_decay(options):
@@ -92,7 +94,7 @@ def test_only_the_matrices_of_linear_and_convolution_layers_decay(options):
     assert all(dict(model.named_parameters())[n].ndim >= 2 for n in decaying)
 
 
-def test_muon_takes_the_blocks_matrices_and_equals_both_of_torchs_optimisers(monkeypatch):
+def test_muon_trains_the_blocks_matrices_and_equals_both_of_torchs_optimisers(monkeypatch):
     monkeypatch.setattr(optim, "computes_bf16", lambda device: True)  # as torch's always does
     ours, theirs = tiny(), tiny()
     config = OptimConfig(name="muon", lr=1e-3, muon_lr=0.02, weight_decay=0.1)
@@ -119,7 +121,7 @@ def test_muon_takes_the_blocks_matrices_and_equals_both_of_torchs_optimisers(mon
 
 
 @pytest.mark.parametrize("options", [{}, {"stem": "conv", "patch_size": 4}])
-def test_muon_takes_the_stem_if_wanted_a_row_for_each_filter(options, monkeypatch):
+def test_muon_can_train_the_stem_with_a_row_for_each_filter(options, monkeypatch):
     monkeypatch.setattr(optim, "computes_bf16", lambda device: True)  # as torch's always does
     model = tiny(**options)
     stem = {n: p for n, p in model.patch_embed.named_parameters() if p.ndim == 4}
@@ -139,8 +141,8 @@ def test_muon_takes_the_stem_if_wanted_a_row_for_each_filter(options, monkeypatc
 
 
 @pytest.mark.parametrize("shape", [(24, 8), (8, 24), (16, 16)])
-def test_muon_turns_in_float32_where_bf16_is_no_hardwares(shape, monkeypatch):
-    """Newton-Schulz leaves the singular vectors, and maps each singular value by its polynomial."""
+def test_muon_orthogonalises_in_float32_without_bf16_in_hardware(shape, monkeypatch):
+    """Newton-Schulz keeps the singular vectors, and applies its polynomial to each singular value."""
     monkeypatch.setattr(optim, "computes_bf16", lambda device: False)
     stack = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
     left, values, right = torch.linalg.svd(stack.double(), full_matrices=False)
@@ -153,7 +155,7 @@ def test_muon_turns_in_float32_where_bf16_is_no_hardwares(shape, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "muon"])
-def test_a_saved_state_continues_as_if_nothing_happened(name, tmp_path):
+def test_a_restored_state_continues_identically(name, tmp_path):
     def run(model, optimizer, steps):
         for step in steps:
             images = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(step))
@@ -179,7 +181,7 @@ def test_a_saved_state_continues_as_if_nothing_happened(name, tmp_path):
         assert torch.equal(value, second.state_dict()[key]), key
 
 
-def test_each_part_of_muon_has_its_own_peak_and_one_factor():
+def test_muon_and_adamw_have_their_own_peaks_and_one_factor():
     model = tiny()
     optimizer = build_optimizer(model, OptimConfig(name="muon", lr=1e-3, muon_lr=0.02))
     assert isinstance(optimizer, MuonWithAdamW)

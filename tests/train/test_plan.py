@@ -1,14 +1,14 @@
-"""A plan says what the run then takes."""
+"""A plan predicts what a run needs."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from vitreous.accelerate.cost import cost
 from vitreous.data.config import AugmentConfig
 from vitreous.errors import ConfigError
-from vitreous.machine.peak_memory import Meter
-from vitreous.model.cost import cost
+from vitreous.machine.peak_memory import MemoryMeter
 from vitreous.recipes import recipe
 from vitreous.train.config import RunConfig
 from vitreous.train.planning import trials
@@ -17,7 +17,7 @@ from vitreous.train.planning.plan import plan
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch, tmp_path):
-    """As many steps as a test needs; whatever is written into the working folder shows."""
+    """Few steps, in an empty working directory, where any file that is written shows."""
     monkeypatch.setattr(trials, "_SECONDS", 0.2)
     monkeypatch.chdir(tmp_path)
 
@@ -55,50 +55,50 @@ def test_a_budget_says_how_many_epochs_fit():
     assert planned.epochs * planned.epoch_seconds == pytest.approx(36000, rel=0.05)
 
 
-def test_phases_of_unlike_cost_count_by_their_lengths(monkeypatch):
-    """Half of a run's steps on a quarter of the tokens: in a budget it is half of the time, so more of the steps."""
+def test_phases_of_different_cost_count_by_their_lengths(monkeypatch):
+    """Half of the steps, with a budget half of the time, use a quarter of the tokens."""
     model = replace(small().model, patch_size=2, num_classes=10)
     growing = AugmentConfig(small_first=(0.5,), small_until=0.5)
     counted, whole = (plan(replace(small(), model=model, augment=a)) for a in (growing, AugmentConfig()))
     tokens = whole.total_flops - counted.total_flops
     assert tokens == pytest.approx(0.5 * 0.75 * whole.total_flops, rel=0.15)
     assert counted.memory.weights == whole.memory.weights
-    # As a machine without other load would take for them: at equal time, four of five steps are of the first phase.
-    monkeypatch.setattr(trials.Trials, "timed", lambda self: [[0.1, 0.1, 0.1], [0.4, 0.4, 0.4]])
+    # Times of an idle machine: in equal times, four of five steps are of the first phase.
+    monkeypatch.setattr(trials.Trials, "time_phases", lambda self: [[0.1, 0.1, 0.1], [0.4, 0.4, 0.4]])
     timed = plan(replace(small(), model=model, augment=growing, budget="10h"))
     each, half_each, all_each = (of.total_flops / (of.epochs * of.steps_per_epoch) for of in (timed, counted, whole))
     assert (all_each - each) / (all_each - half_each) == pytest.approx(0.8 / 0.5, rel=0.001)
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells what a process holds")
-def test_a_step_that_does_not_fit_is_cut_as_a_run_would_cut_it(monkeypatch):
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux reports the memory of a process")
+def test_a_step_that_does_not_fit_is_split_as_in_a_run(monkeypatch):
     roomy = plan(small(batch_size=512))
     assert roomy.parts == 1
     assert 512 <= roomy.largest_batch <= roomy.pictures["train"]
     assert 0 < roomy.memory.activations < roomy.memory.total
-    monkeypatch.setattr(Meter, "left", lambda self: roomy.memory.activations // 2)
+    monkeypatch.setattr(MemoryMeter, "left", lambda self: roomy.memory.activations // 2)
     tight = plan(small(batch_size=512))
     assert tight.parts > 1
     assert tight.largest_batch < 512
 
 
 def test_the_largest_batch_is_what_growth_leaves_room_for(monkeypatch):
-    gone = []
+    tried = []
 
     class Grows(trials.Trials):
-        def probe(self, part: int) -> None:
-            gone.append(part)
-            self.add(part, 1_000_000 * part + 5_000_000)
+        def probe(self, size: int) -> None:
+            tried.append(size)
+            self.record_growth(size, 1_000_000 * size + 5_000_000)
 
-    monkeypatch.setattr(Meter, "left", lambda self: 500_000_000)
+    monkeypatch.setattr(MemoryMeter, "left", lambda self: 500_000_000)
     monkeypatch.setattr("vitreous.train.planning.plan.Trials", Grows)
-    monkeypatch.setattr(Grows, "timed", lambda self: [[0.1, 0.2, 0.3]])
+    monkeypatch.setattr(Grows, "time_phases", lambda self: [[0.1, 0.2, 0.3]])
     planned = plan(small())
     assert planned.largest_batch == pytest.approx((0.9 * 500 - 5), abs=1)
-    assert max(gone) < planned.largest_batch
+    assert max(tried) < planned.largest_batch
     assert not planned.checked
 
 
-def test_what_a_run_refuses_a_plan_refuses():
+def test_a_plan_refuses_what_a_run_refuses():
     with pytest.raises(ConfigError, match="num_classes is 3"):
         plan(replace(small(), model=replace(small().model, num_classes=3)), keep={"num_classes"})

@@ -1,4 +1,4 @@
-"""The replay of a step that was not finite names the module it comes from."""
+"""The replay of a step that was not finite names the module where that begins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.recipes import recipe
 from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import OptimConfig
-from vitreous.train.console import View
+from vitreous.train.console import Display
 from vitreous.train.module import VitModule
 from vitreous.train.resume.replay import REPLAY, replay
 from vitreous.train.run import run
@@ -26,11 +26,11 @@ TINY = ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, widt
 
 
 def broken_run(out, **options) -> str:
-    """Run until a step is not finite; the error's message."""
+    """Run until a step is not finite; return the error message."""
     plain = {"out": str(out), "epochs": 2, "device": "cpu", "ema": None, "batch_size": 128, "model": TINY}
-    asked = dataclasses.replace(recipe("digits"), **(plain | options))
+    run_config = dataclasses.replace(recipe("digits"), **(plain | options))
     with pytest.raises(NonFiniteError) as caught:
-        run(asked, view=View(Console(file=io.StringIO())))
+        run(run_config, view=Display(Console(file=io.StringIO())))
     return str(caught.value)
 
 
@@ -59,16 +59,16 @@ def test_the_first_module_is_named(tmp_path, monkeypatch, capsys, tensor, value,
     document = json.loads(capsys.readouterr().out)
     assert set(document) == {"file", "step", "module", "found", "notes"}
     assert main(["replay", file]) == 0
-    said = capsys.readouterr().out
-    named = re.search(r"^module +(.*)$", said, re.MULTILINE)[1]
+    output = capsys.readouterr().out
+    named = re.search(r"^module +(.*)$", output, re.MULTILINE)[1]
     if module is not None:
-        assert named.startswith(module), said
+        assert named.startswith(module), output
     else:
-        assert named != "none", said
-    assert (found or "") in said
+        assert named != "none", output
+    assert (found or "") in output
 
 
-def test_a_step_that_diverged_is_repeated_as_it_was(tmp_path):
+def test_a_diverged_step_is_repeated_from_its_own_weights(tmp_path):
     optim = OptimConfig(name="sgd", lr=1e30, schedule="constant", warmup=0.0)
     message = broken_run(tmp_path / "run", optim=optim, model=dataclasses.replace(TINY, dropout=0.1))
     finding = replay(tmp_path / "run" / REPLAY)
@@ -77,11 +77,11 @@ def test_a_step_that_diverged_is_repeated_as_it_was(tmp_path):
     assert finding.notes == ()
     stored = read_state(tmp_path / "run" / REPLAY)
     weights = stored["weights"]
-    assert all(value.isfinite().all() for value in weights.values())  # it is this step that breaks, not its weights
+    assert all(value.isfinite().all() for value in weights.values())  # the step fails, not its weights
 
 
 @pytest.mark.parametrize(("patches_last", "dropped"), [(1.0, 0.0), (0.0, 0.5)])
-def test_a_step_is_repeated_with_as_many_patches_as_it_saw(tmp_path, patches_last, dropped):
+def test_a_step_is_repeated_with_its_patch_dropout(tmp_path, patches_last, dropped):
     optim = OptimConfig(name="sgd", lr=1e30, schedule="constant", warmup=0.0)
     model = dataclasses.replace(TINY, patch_dropout=0.5)
     broken_run(tmp_path / "run", optim=optim, model=model, patches_last=patches_last)
@@ -89,7 +89,7 @@ def test_a_step_is_repeated_with_as_many_patches_as_it_saw(tmp_path, patches_las
     assert replay(tmp_path / "run" / REPLAY).module is not None
 
 
-def test_a_finite_step_is_called_finite(tmp_path):
+def test_a_finite_step_is_reported_as_finite(tmp_path):
     broken_run(tmp_path / "run", optim=OptimConfig(name="sgd", lr=1e30, schedule="constant", warmup=0.0))
     stored = read_state(tmp_path / "run" / REPLAY)
     mild = {name: value.clamp(-1, 1) for name, value in stored["weights"].items()}
@@ -100,12 +100,15 @@ def test_a_finite_step_is_called_finite(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"replay": 2}, {"model": {}}, {"weights": {}}, {"batches": [{}]}, {"pipeline": 1}, {"seed": None}]
+    "change", [{"replay": 0}, {"model": {}}, {"weights": {}}, {"batches": [{}]}, {"pipeline": 1}, {"seed": None}]
 )
-def test_another_file_is_refused_in_a_line(tmp_path, capsys, change):
+def test_an_invalid_file_is_refused_in_one_line(tmp_path, capsys, change):
     broken_run(tmp_path / "run", optim=OptimConfig(name="sgd", lr=1e30, schedule="constant", warmup=0.0))
     path = tmp_path / "run" / REPLAY
     write_state(path, read_state(path) | change)
+    with pytest.raises(CheckpointError):
+        replay(path)
+    write_state(path, {name: value for name, value in read_state(path).items() if name != "step"})
     with pytest.raises(CheckpointError):
         replay(path)
     (tmp_path / "text").write_text("hello")

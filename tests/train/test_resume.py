@@ -1,4 +1,4 @@
-"""Going on after a kill, a signal or a failure: to the last bit what an undisturbed run gives; and what is refused."""
+"""Resuming after a kill, a signal or a failure ends in the bits of an undisturbed run; and what is refused."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from vitreous.data.config import AugmentConfig
 from vitreous.errors import CheckpointError, OutputError, TrainingError, UsageError
 from vitreous.model.config import ViTConfig
 from vitreous.recipes import recipe
-from vitreous.runs.folder import differing
+from vitreous.runs.folder import changed_settings
 from vitreous.runs.lock import NAME, locked
 from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import OptimConfig, RunConfig
-from vitreous.train.console import View
+from vitreous.train.console import Display
 from vitreous.train.module import VitModule
 from vitreous.train.out_of_memory import is_out_of_memory, more_parts
 from vitreous.train.progress import Budget
 from vitreous.train.recipe_file import recipe_text
 from vitreous.train.resume import saving
-from vitreous.train.resume.saving import Checkpoint, newest
+from vitreous.train.resume.saving import Checkpoint, load_newest
 from vitreous.train.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,8 +40,8 @@ TINY = ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, widt
 
 
 def load_benchmark(name: str):
-    """A file of benchmarks/ as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    """A file of benchmarks/resume/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / "resume" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -65,20 +65,20 @@ def config(out, **options) -> RunConfig:
     return dataclasses.replace(recipe("digits"), **(plain | model | options))
 
 
-def train(asked: RunConfig, resume: bool = False):
-    """A run in this process; its result and what it said."""
+def train(run_config: RunConfig, resume: bool = False):
+    """Run in this process; return the result and the printed lines."""
     text = io.StringIO()
-    result = run(asked, view=View(Console(file=text, soft_wrap=True, width=200)), resume=resume)
+    result = run(run_config, view=Display(Console(file=text, soft_wrap=True, width=200)), resume=resume)
     return result, text.getvalue()
 
 
 class Killed(BaseException):
-    """Stands for the end of the process: nothing of the run hears of it."""
+    """Stands for a kill: nothing in the run handles it."""
 
 
 @pytest.fixture
 def killed_after(monkeypatch):
-    """Lets runs save after so many steps, wait for the disk, and end there."""
+    """Make runs save after a number of steps, wait for the disk, and end there as if killed."""
     original = Checkpoint.on_train_batch_end
 
     def arrange(steps: int) -> None:
@@ -98,7 +98,7 @@ MIXED = {"augment": AugmentConfig(flip=0.0, mixup=0.3, cutmix=0.5, resized_crop=
 CASES = {
     "muon": {  # the stem has batch norm
         "optim": OptimConfig(name="muon", lr=3e-3),
-        "model": {"stem": "conv", "dropout": 0.1, "drop_path": 0.2},
+        "model": {"stem": "conv", "dropout": 0.1, "block": {"drop_path": 0.2}},
     },
     "parts": {**MIXED, "select": "log_loss", "class_weights": "inverse"},
     "patience": {"epochs": 40, "patience": 2, "select": "top1", "optim": OptimConfig(name="sgd", lr=1e-9)},
@@ -108,49 +108,51 @@ CASES = {
 
 @pytest.fixture
 def only_training(monkeypatch):
-    """Lets runs end with their training: what follows is in other tests."""
+    """Make runs end after training; other tests cover what follows."""
 
     def end(this):
         raise Killed
 
-    monkeypatch.setattr("vitreous.train.run._select", end)
+    monkeypatch.setattr("vitreous.train.run._select_weights", end)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The last state of a case that was never killed, by its name."""
-    found = {}
+def undisturbed_state(tmp_path_factory):
+    """Give the last state of a case that was never killed, by its name."""
+    states = {}
 
-    def of(case):
-        if case not in found:
-            folder = tmp_path_factory.mktemp("whole") / case
+    def state_of(case):
+        if case not in states:
+            run_dir = tmp_path_factory.mktemp("undisturbed") / case
             with pytest.raises(Killed):
-                train(config(folder, **CASES[case]))
-            found[case] = read_state(folder / "last.ckpt")
-        return found[case]
+                train(config(run_dir, **CASES[case]))
+            states[case] = read_state(run_dir / "last.ckpt")
+        return states[case]
 
-    return of
+    return state_of
 
 
 @pytest.mark.parametrize(
     ("case", "steps"),
     [
-        *(("muon", 1), ("muon", 10), ("muon", 20)),  # the first step of all, the last of an epoch
-        *(("parts", 5), ("parts", 22), ("parts", 30), ("patience", 13), ("steps", 14)),  # the last of all
+        *(("muon", 1), ("muon", 10), ("muon", 20)),  # the very first step, the last of an epoch
+        *(("parts", 5), ("parts", 22), ("parts", 30), ("patience", 13), ("steps", 14)),  # the very last step
     ],
 )
-def test_a_resumed_training_ends_in_the_same_bits(tmp_path, killed_after, only_training, whole, case, steps):
-    undisturbed = whole(case)
-    asked = config(tmp_path / "broken", **CASES[case])
+def test_a_resumed_training_ends_in_the_same_bits(
+    tmp_path, killed_after, only_training, undisturbed_state, case, steps
+):
+    undisturbed = undisturbed_state(case)
+    run_config = config(tmp_path / "broken", **CASES[case])
     killed_after(steps)
     with pytest.raises(Killed):
-        train(asked)
-    state = newest(tmp_path / "broken", pytest.fail)[1]
+        train(run_config)
+    state = load_newest(tmp_path / "broken", pytest.fail)[1]
     assert not state.trained
     assert state.epoch * 10 + state.step == steps
     killed_after(-1)
     with pytest.raises(Killed):
-        train(asked, resume=True)
+        train(run_config, resume=True)
     resumed = read_state(tmp_path / "broken" / "last.ckpt")
     assert resumed["trained"]
     assert unlike(timeless(undisturbed), timeless(resumed), "state") == []
@@ -158,9 +160,9 @@ def test_a_resumed_training_ends_in_the_same_bits(tmp_path, killed_after, only_t
         assert [row["epoch"] for row in csv.DictReader(file)] == [str(row["epoch"]) for row in undisturbed["history"]]
 
 
-def test_a_step_that_broke_off_leaves_no_trace(tmp_path, monkeypatch, only_training, whole):
-    undisturbed = whole("muon")  # with batch norm, which counts in the forward pass
-    asked = config(tmp_path / "broken", **CASES["muon"])
+def test_a_step_that_fails_leaves_no_trace(tmp_path, monkeypatch, only_training, undisturbed_state):
+    undisturbed = undisturbed_state("muon")  # with batch norm, which the forward pass updates
+    run_config = config(tmp_path / "broken", **CASES["muon"])
     original, calls = VitModule.manual_backward, []
 
     def fail(self, loss):
@@ -171,25 +173,25 @@ def test_a_step_that_broke_off_leaves_no_trace(tmp_path, monkeypatch, only_train
 
     with monkeypatch.context() as patched:
         patched.setattr(VitModule, "manual_backward", fail)
-        with pytest.raises(TrainingError, match="a process that reads pictures ended"):
-            train(asked)
+        with pytest.raises(TrainingError, match="a data loader worker exited unexpectedly"):
+            train(run_config)
     assert read_state(tmp_path / "broken" / "last.ckpt")["step"] == 5
     with pytest.raises(Killed):
-        train(asked, resume=True)
+        train(run_config, resume=True)
     assert unlike(timeless(undisturbed), timeless(read_state(tmp_path / "broken" / "last.ckpt")), "state") == []
 
 
-def test_a_run_ended_within_each_phase_that_follows_training_goes_on(tmp_path, monkeypatch):
-    asked = config(tmp_path / "whole", epochs=2)
-    train(asked)
-    broken = dataclasses.replace(asked, out=str(tmp_path / "broken"))
+def test_a_run_killed_in_each_phase_after_training_resumes(tmp_path, monkeypatch):
+    run_config = config(tmp_path / "whole", epochs=2)
+    train(run_config)
+    broken = dataclasses.replace(run_config, out=str(tmp_path / "broken"))
 
     def end(*_, **__):
         raise Killed
 
-    for place in ("proven_temperature", "_test_once"):
+    for function in ("choose_temperature", "_test_once"):
         with monkeypatch.context() as patched:
-            patched.setattr(f"vitreous.train.run.{place}", end)
+            patched.setattr(f"vitreous.train.run.{function}", end)
             with pytest.raises(Killed):
                 train(broken, resume=True)
     with monkeypatch.context() as patched:
@@ -197,7 +199,7 @@ def test_a_run_ended_within_each_phase_that_follows_training_goes_on(tmp_path, m
         with pytest.raises(Killed):
             train(broken, resume=True)
     _, said = train(broken, resume=True)
-    assert "goes on from the end of training" in said
+    assert "continues from the end of training" in said
     assert differences(tmp_path / "whole", tmp_path / "broken") == []
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "broken").iterdir()}
     result, said = train(broken, resume=True)
@@ -207,51 +209,55 @@ def test_a_run_ended_within_each_phase_that_follows_training_goes_on(tmp_path, m
 
 
 def test_killed_processes_end_in_the_same_bits():
-    command = [sys.executable, ROOT / "benchmarks" / "kill_test.py", "--kills", "3", "--only", "steps"]
+    command = [sys.executable, ROOT / "benchmarks" / "resume" / "kill_test.py", "--kills", "3", "--only", "steps"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| steps | 3 |" in done.stdout
 
 
-def test_other_settings_are_refused_and_free_ones_are_not(tmp_path, killed_after, monkeypatch):
-    asked = config(tmp_path / "run")
+def test_settings_that_affect_the_result_must_not_change(tmp_path, killed_after, monkeypatch):
+    run_config = config(tmp_path / "run")
     killed_after(3)
     with pytest.raises(Killed):
-        train(asked)
+        train(run_config)
     monkeypatch.undo()
-    other = dataclasses.replace(asked, optim=OptimConfig(lr=1e-3), epochs=5)
+    other = dataclasses.replace(run_config, optim=OptimConfig(lr=1e-3), epochs=5)
     with pytest.raises(UsageError, match=r"optim.lr was 0.003, now 0.001; epochs was 3, now 5"):
         train(other, resume=True)
     with pytest.raises(UsageError, match=r"holds a run already .*--resume"):
-        train(asked)
+        train(run_config)
     state = read_state(tmp_path / "run" / "last.ckpt")
     write_state(tmp_path / "run" / "last.ckpt", {**state, "identity": {**state["identity"], "fingerprint": "other"}})
-    with pytest.raises(CheckpointError, match=r"last.ckpt' is of a run with other settings: the pictures"):
-        train(asked, resume=True)
-    free = dataclasses.replace(asked, checkpoint_every="1m", checkpoint_epochs=1, loggers=("tensorboard",), out="x")
-    assert differing(recipe_text(asked), recipe_text(free)) == []
-    assert differing(recipe_text(asked), recipe_text(dataclasses.replace(asked, compile=True))) == []
+    with pytest.raises(
+        CheckpointError, match=r"last.ckpt' belongs to a run with different settings: the images or their"
+    ):
+        train(run_config, resume=True)
+    allowed = dataclasses.replace(
+        run_config, checkpoint_every="1m", checkpoint_epochs=1, loggers=("tensorboard",), out="x"
+    )
+    assert changed_settings(recipe_text(run_config), recipe_text(allowed)) == []
+    assert changed_settings(recipe_text(run_config), recipe_text(dataclasses.replace(run_config, compile=True))) == []
 
 
-def test_without_a_folder_the_newest_run_of_the_same_settings_goes_on(tmp_path, monkeypatch, killed_after):
+def test_without_out_the_newest_run_with_the_same_settings_resumes(tmp_path, monkeypatch, killed_after):
     monkeypatch.chdir(tmp_path)
-    asked = dataclasses.replace(config("x"), out=None, epochs=1)
-    other = dataclasses.replace(asked, seed=1)
-    assert train(asked, resume=True)[0].folder == Path("runs/digits-1")  # nothing there: from the beginning
+    run_config = dataclasses.replace(config("x"), out=None, epochs=1)
+    other = dataclasses.replace(run_config, seed=1)
+    assert train(run_config, resume=True)[0].folder == Path("runs/digits-1")  # none exists: starts a new one
     killed_after(2)
-    for each in (asked, other):
+    for each in (run_config, other):
         with pytest.raises(Killed):
             train(each)
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    result, said = train(asked, resume=True)
+    result, said = train(run_config, resume=True)
     assert result.folder == Path("runs/digits-2")
-    assert "goes on from epoch 1, step 2" in said
+    assert "continues from epoch 1, step 2" in said
     assert sorted(path.name for path in Path("runs").iterdir()) == ["digits-1", "digits-2", "digits-3"]
-    assert "is finished" in train(asked, resume=True)[1]
+    assert "is finished" in train(run_config, resume=True)[1]
 
 
-def test_a_state_comes_back_as_it_went(tmp_path):
+def test_a_state_round_trips(tmp_path):
     content = {
         "tensors": [
             torch.randn(3, 2),
@@ -270,15 +276,15 @@ def test_a_state_comes_back_as_it_went(tmp_path):
         assert torch.equal(one, other)
 
 
-def test_every_change_of_a_state_is_noticed(tmp_path):
+def test_every_changed_byte_of_a_state_is_detected(tmp_path):
     path = tmp_path / "state"
     write_state(path, {"weights": torch.arange(20.0), "step": 3})
     good = path.read_bytes()
-    for place in range(len(good)):
-        path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+    for position in range(len(good)):
+        path.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
         with pytest.raises(CheckpointError):
             read_state(path)
-        path.write_bytes(good[:place])
+        path.write_bytes(good[:position])
         with pytest.raises(CheckpointError):
             read_state(path)
     path.write_bytes(good + b"\0")
@@ -287,10 +293,10 @@ def test_every_change_of_a_state_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("spoil", [lambda data: data[: len(data) // 2], lambda data: data[:-40] + b"?" + data[-39:]])
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(tmp_path, monkeypatch, killed_after, spoil):
-    asked = config(tmp_path / "whole", epochs=2, checkpoint_epochs=1)
-    train(asked)
-    broken = dataclasses.replace(asked, out=str(tmp_path / "broken"))
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(tmp_path, monkeypatch, killed_after, spoil):
+    run_config = config(tmp_path / "whole", epochs=2, checkpoint_epochs=1)
+    train(run_config)
+    broken = dataclasses.replace(run_config, out=str(tmp_path / "broken"))
     killed_after(12)
     with pytest.raises(Killed):
         train(broken)
@@ -298,17 +304,17 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(tmp_path, monke
     last = tmp_path / "broken" / "last.ckpt"
     last.write_bytes(spoil(last.read_bytes()))
     _, said = train(broken, resume=True)
-    assert "last.ckpt' is damaged or cut off" in said
-    assert "goes on from the start of epoch 2" in said
+    assert "last.ckpt' is damaged or truncated" in said
+    assert "continues from the start of epoch 2" in said
     assert differences(tmp_path / "whole", tmp_path / "broken") == []
     for name in (saving.LAST, saving.PREVIOUS):
         (tmp_path / "broken" / name).write_bytes(b"")
     (tmp_path / "broken" / "report.json").unlink()
-    with pytest.raises(CheckpointError, match="nothing to go on from"):
+    with pytest.raises(CheckpointError, match="no usable checkpoint"):
         train(broken, resume=True)
 
 
-def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
+def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path):
     path = tmp_path / "last.ckpt"
     write_state(path, {"step": 1})
     code = """
@@ -330,10 +336,10 @@ except OutputError as error:
 
 
 def test_a_checkpoint_that_cannot_be_written_stops_the_run(tmp_path, monkeypatch):
-    asked = config(tmp_path / "run", checkpoint_every="0.001s")
+    run_config = config(tmp_path / "run", checkpoint_every="0.001s")
     monkeypatch.setattr(saving, "write_state", lambda *_, **__: (_ for _ in ()).throw(OutputError("disk full")))
     with pytest.raises(OutputError, match="disk full"):
-        train(asked)
+        train(run_config)
 
 
 HOLDER = """
@@ -346,19 +352,19 @@ with locked(Path(sys.argv[1])):
 """
 
 
-def test_a_folder_is_one_runs_until_that_ends(tmp_path):
+def test_a_run_directory_is_locked_until_its_run_ends(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(TrainingError, match=rf"in use by a run on .*, process {holder.pid}, since"), locked(tmp_path):
-        pytest.fail("two hold it")
+        pytest.fail("locked twice")
     holder.kill()
     holder.communicate()
     assert (tmp_path / NAME).exists()
     with locked(tmp_path) as lock:
-        assert f"process {holder.pid}" in lock.taken_over
+        assert f"process {holder.pid}" in lock.previous_holder
         assert json.loads((tmp_path / NAME).read_text())["pid"] == os.getpid()
         with pytest.raises(TrainingError, match="of this process"), locked(tmp_path):
-            pytest.fail("two hold it")
+            pytest.fail("locked twice")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -370,24 +376,24 @@ for beats in range(99):
 """
 
 
-def test_a_lock_of_another_machine_counts_while_it_gives_signs_of_life(tmp_path, monkeypatch):
+def test_a_lock_of_another_machine_counts_while_it_is_updated(tmp_path, monkeypatch):
     monkeypatch.setattr("vitreous.runs.lock._PATIENCE", 2.5)
     file = tmp_path / NAME
     file.write_text(json.dumps({"host": "elsewhere", "pid": 1, "since": "then", "beats": 1}))
     with locked(tmp_path) as lock:
-        assert "elsewhere" in lock.taken_over
+        assert "elsewhere" in lock.previous_holder
     living = subprocess.Popen([sys.executable, "-c", LIVING, file])
     try:
         while not file.exists():
             time.sleep(0.05)
         with pytest.raises(TrainingError, match="elsewhere"), locked(tmp_path):
-            pytest.fail("two hold it")
+            pytest.fail("locked twice")
     finally:
         living.kill()
         living.wait()
 
 
-def test_sigterm_saves_and_says_how_to_go_on(tmp_path):  # Ctrl-C: test_wrong_uses.py
+def test_sigterm_saves_and_says_how_to_resume(tmp_path):  # Ctrl-C: test_wrong_uses.py
     words = ["digits", "--epochs", "60", "--device", "cpu", "--out", "run", "--model.depth", "1", "--batch_size", "256"]
     command = [sys.executable, "-m", "vitreous", "train", *words]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -399,12 +405,12 @@ def test_sigterm_saves_and_says_how_to_go_on(tmp_path):  # Ctrl-C: test_wrong_us
     assert (process.returncode, errors) == (143, "")
     assert "terminated: the best weights so far" in output
     assert "go on     vitreous train --config run/recipe.yaml --out run --resume" in output
-    state = newest(tmp_path / "run", pytest.fail)[1]
+    state = load_newest(tmp_path / "run", pytest.fail)[1]
     assert state.epoch >= 1
     assert not (tmp_path / "run" / NAME).exists()
 
 
-def test_a_budget_goes_on_by_the_time_used(monkeypatch):
+def test_a_resumed_budget_counts_the_time_used(monkeypatch):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     first = Budget(started=90.0, seconds=60.0, reserve=10.0)  # training from 100 to 140
@@ -413,7 +419,7 @@ def test_a_budget_goes_on_by_the_time_used(monkeypatch):
     assert first.progress(0) == 0.5
     state = first.state()
     now = 1000.0
-    second = Budget(started=995.0, seconds=60.0, reserve=3.0)  # 30 s were used before, 5 s by now
+    second = Budget(started=995.0, seconds=60.0, reserve=3.0)  # 30 s used before the resume, 5 s since
     second.restore(state)
     second.begin()
     assert second.progress(0) == 0.5  # no jump
@@ -424,7 +430,7 @@ def test_a_budget_goes_on_by_the_time_used(monkeypatch):
     assert second.over(2)
 
 
-def test_what_does_not_fit_is_cut_into_parts_that_add_up():
+def test_a_step_that_does_not_fit_gets_more_parts():
     assert [more_parts(96, n) for n in (1, 2, 4, 8, 32, 48, 96)] == [2, 4, 8, 16, 96, 96, None]
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
@@ -432,7 +438,7 @@ def test_what_does_not_fit_is_cut_into_parts_that_add_up():
     assert is_out_of_memory(RuntimeError("could not create a primitive. Run workload with ..."))
     assert not is_out_of_memory(RuntimeError("could not create a primitive descriptor for the inner product forward"))
     with pytest.raises(RuntimeError) as caught:
-        torch.empty(2**55)  # a real one, of the CPU's allocator
+        torch.empty(2**55)  # a real error of the CPU's allocator
     assert is_out_of_memory(caught.value)
 
 
@@ -442,7 +448,7 @@ from vitreous.cli.main import main
 from vitreous.train import module, run
 from vitreous.train import setup as prepare
 
-# The limit counts addresses: what is kept for later would count twice.
+# The limit is on address space, where memory that the allocator keeps would count twice.
 module.keep_freed_memory = prepare.keep_freed_memory = lambda: False
 fit = run._fit
 
@@ -457,16 +463,16 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-def test_a_step_that_does_not_fit_goes_on_in_parts(tmp_path):
+def test_a_step_that_does_not_fit_is_computed_in_parts(tmp_path):
     words = ["train", "digits", "--device", "cpu", "--steps", "1", "--batch_size", "256", "--model.image_size", "64"]
-    words += ["--model.stem", "linear"]  # convolutions meet the limit in oneDNN, whose own needs are large here
+    words += ["--model.stem", "linear"]  # a convolution would hit the limit inside oneDNN
     command = [sys.executable, "-c", SHORT_OF_MEMORY, "700", *words, "--out", "short"]
     short = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
     assert short.returncode == 0, short.stdout + short.stderr
-    assert "memory    a step of 256 pictures does not fit" in short.stdout
+    assert "memory    a step of 256 images does not fit" in short.stdout
     parts = read_state(tmp_path / "short" / "last.ckpt")["parts"]
     assert parts > 1
-    command[3] = "100000"  # in a process of its own too, so that both have as many threads
+    command[3] = "100000"  # also in a subprocess, so that both have the same number of threads
     command = [*command[:-1], "ample", "--accumulate", str(parts)]
     subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=600)
     first, second = (read_state(tmp_path / name / "last.ckpt")["model"] for name in ("short", "ample"))

@@ -1,4 +1,4 @@
-"""The order of the data does not matter to a run, and what does matter is refused on resume: digits as files."""
+"""The order of rows in a manifest does not affect a run; changes of the data that do are refused on resume."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.recipes import recipe
 from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import RunConfig
-from vitreous.train.console import View
+from vitreous.train.console import Display
 from vitreous.train.resume.saving import Checkpoint
 from vitreous.train.run import run
 
@@ -28,12 +28,12 @@ TINY = ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, widt
 
 
 class Killed(BaseException):
-    """Stands for the end of the process: nothing of the run hears of it."""
+    """Stands for a kill: nothing in the run handles it."""
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory) -> list[str]:
-    """Rows of a manifest: 120 digits in three classes, one file twice, in the order of their numbers."""
+    """Rows of a manifest: 120 digits in three classes, one file twice."""
     folder = tmp_path_factory.mktemp("digits")
     digits = load_digits()
     chosen = np.flatnonzero(digits.target < 3)[:120]
@@ -45,13 +45,13 @@ def rows(tmp_path_factory) -> list[str]:
 
 
 def train(table: Path, out: Path, resume: bool = False) -> dict[str, torch.Tensor]:
-    """Two epochs in steps of 24; the weights at the end of training."""
-    asked = RunConfig(
+    """Train for two epochs in steps of 24 images; return the final weights."""
+    run_config = RunConfig(
         **{field.name: getattr(recipe("digits"), field.name) for field in dataclasses.fields(RunConfig)}
         | {"data": DataConfig(str(table), val_fraction=0.2), "model": TINY, "epochs": 2, "batch_size": 24}
         | {"out": str(out), "device": "cpu", "loggers": ()}
     )
-    run(asked, view=View(Console(file=io.StringIO())), resume=resume)
+    run(run_config, view=Display(Console(file=io.StringIO())), resume=resume)
     return read_state(out / "last.ckpt")["model"]
 
 
@@ -62,7 +62,7 @@ def written(path: Path, rows: list[str]) -> Path:
 
 @pytest.fixture
 def killed(monkeypatch):
-    """Lets runs save after five steps and end there."""
+    """Make runs save after five steps and end there as if killed; a call undoes it."""
     original = Checkpoint.on_train_batch_end
 
     def end(self, trainer, pl_module, outputs, batch, batch_idx):
@@ -77,12 +77,12 @@ def killed(monkeypatch):
 
 
 def permuted(rows: list[str], seed: int) -> list[str]:
-    """The rows in another order, classes too."""
+    """Shuffle the rows, and with them the order in which classes appear."""
     return random.Random(seed).sample(rows, len(rows))
 
 
 def test_rows_in_another_order_resume_to_the_same_bits(rows, tmp_path, killed, monkeypatch):
-    monkeypatch.setattr("vitreous.train.run._select", lambda this: (_ for _ in ()).throw(Killed()))
+    monkeypatch.setattr("vitreous.train.run._select_weights", lambda this: (_ for _ in ()).throw(Killed()))
     table = written(tmp_path / "m.csv", rows)
     with pytest.raises(Killed):
         train(table, tmp_path / "broken")
@@ -100,42 +100,44 @@ def test_rows_in_another_order_resume_to_the_same_bits(rows, tmp_path, killed, m
         assert all(torch.equal(ended[key], value) for key, value in whole.items()), name
 
 
-def test_what_is_another_order_is_refused_in_a_line(rows, tmp_path, killed):
+def test_changed_rows_are_refused(rows, tmp_path, killed):
     table = written(tmp_path / "m.csv", rows)
     with pytest.raises(Killed):
         train(table, tmp_path / "run")
     killed()
     for changed in (
-        rows[:-1],  # a row less
+        rows[:-1],  # a missing row
         [*rows, rows[3]],  # a file listed twice
         [rows[0].replace("zero", "two"), *rows[1:]],  # another label
         [rows[0].replace("/", "//", 1), *rows[1:]],  # another name
     ):
         written(table, changed)
-        with pytest.raises(CheckpointError, match="is of a run with other settings: the pictures or their labels"):
+        with pytest.raises(
+            CheckpointError, match="belongs to a run with different settings: the images or their labels"
+        ):
             train(table, tmp_path / "run", resume=True)
 
 
-def test_images_that_change_sides_are_refused(rows, tmp_path, killed):
-    sides = [("train", "val")[n % 5 == 0] for n in range(len(rows))]
+def test_a_changed_split_is_refused(rows, tmp_path, killed):
+    splits = [("train", "val")[n % 5 == 0] for n in range(len(rows))]
     table = tmp_path / "m.csv"
 
     def write() -> None:
-        cells = [f"{row},{side}" for row, side in zip(rows, sides, strict=True)]
+        cells = [f"{row},{split}" for row, split in zip(rows, splits, strict=True)]
         table.write_text("path,label,split\n" + "\n".join(cells) + "\n")
 
     write()
     with pytest.raises(Killed):
         train(table, tmp_path / "run")
     killed()
-    one = next(n for n in range(1, len(rows)) if sides[n] == "train" and rows[n][-3:] == rows[5][-3:])
-    sides[5], sides[one] = sides[one], sides[5]
+    one = next(n for n in range(1, len(rows)) if splits[n] == "train" and rows[n][-3:] == rows[5][-3:])
+    splits[5], splits[one] = splits[one], splits[5]
     write()
-    with pytest.raises(CheckpointError, match="the images come in another order or another split"):
+    with pytest.raises(CheckpointError, match="the order of the images or their split has changed"):
         train(table, tmp_path / "run", resume=True)
 
 
-def test_a_state_of_an_earlier_version_is_refused_in_a_line(rows, tmp_path, killed):
+def test_a_state_of_an_earlier_version_is_refused(rows, tmp_path, killed):
     table = written(tmp_path / "m.csv", rows)
     with pytest.raises(Killed):
         train(table, tmp_path / "run")
@@ -143,5 +145,5 @@ def test_a_state_of_an_earlier_version_is_refused_in_a_line(rows, tmp_path, kill
     state = read_state(tmp_path / "run" / "last.ckpt")
     state["identity"]["labels"] = state["identity"].pop("order")
     write_state(tmp_path / "run" / "last.ckpt", state)
-    with pytest.raises(CheckpointError, match="the images come in another order or another split"):
+    with pytest.raises(CheckpointError, match="the order of the images or their split has changed"):
         train(table, tmp_path / "run", resume=True)

@@ -17,6 +17,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from vitreous.accelerate.model import build
 from vitreous.checkpoint.model_file import load_model
 from vitreous.cli.verbs.train import configure
 from vitreous.data.augment.pipeline import BatchAugment
@@ -26,27 +27,27 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import open_source
 from vitreous.errors import ConfigError, NonFiniteError, UsageError
 from vitreous.evaluate.metrics import evaluate
+from vitreous.model.block import Block
 from vitreous.model.config import ViTConfig
-from vitreous.model.vit import Block, VisionTransformer
 from vitreous.predictor import load
 from vitreous.recipes import recipe
 from vitreous.runs.state_file import read_state
-from vitreous.train.callbacks import better
+from vitreous.train.callbacks import is_better
 from vitreous.train.config import OptimConfig, RunConfig
-from vitreous.train.console import View
+from vitreous.train.console import Display
 from vitreous.train.module import VitModule
 from vitreous.train.progress import Budget, Steps
-from vitreous.train.resume.non_finite import FiniteWatch
+from vitreous.train.resume.non_finite import FiniteWatch, Step
 from vitreous.train.resume.state import RunState
 from vitreous.train.run import run, show_batch
-from vitreous.train.trainer import quiet
+from vitreous.train.trainer import silence_lightning
 
 TINY = ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, width=16, depth=2, heads=2, mlp_dim=32)
 
 
-def view() -> tuple[View, io.StringIO]:
+def view() -> tuple[Display, io.StringIO]:
     text = io.StringIO()
-    return View(Console(file=text, soft_wrap=True, width=200)), text
+    return Display(Console(file=text, soft_wrap=True, width=200)), text
 
 
 def config(out, **options) -> RunConfig:
@@ -71,14 +72,14 @@ def finished(tmp_path_factory):
 def test_the_folder_holds_what_is_promised(finished):
     result, text, _ = finished
     names = {path.name for path in result.folder.iterdir()}
-    pictures = {"curves.png", "confusion.png", "mistakes.png", "calibration.png"}
-    assert names == pictures | {
+    figures = {"curves.png", "confusion.png", "mistakes.png", "calibration.png"}
+    assert names == figures | {
         *("model.safetensors", "report.json", "metrics.csv", "recipe.yaml", "last.ckpt", "example.png")
     }
-    for name in pictures:
-        with Image.open(result.folder / name) as picture:
-            picture.load()
-            assert min(picture.size) > 200
+    for name in figures:
+        with Image.open(result.folder / name) as figure:
+            figure.load()
+            assert min(figure.size) > 200
     report = json.loads((result.folder / "report.json").read_text())
     assert report["scores"]["test"]["top1"] == result.test.top1
     assert report["training"]["selected_epoch"] == result.selected_epoch
@@ -132,15 +133,15 @@ def test_in_float32_there_is_one_figure_and_calibration_says_where_it_was_measur
     assert report["training"]["selected_val"] == {n: report["scores"]["val"][n] for n in result.val.summary()}
     assert "while training" not in text
     assert "which is fitted on val; measured on test\n" in text
-    for word in ("advice", "unlike in size"):  # 1,257 images of 8x8 pixels, as many of each class
+    for word in ("advice", "imbalanced"):  # 1,257 images of 8x8 pixels, as many of each class
         assert word not in text
 
 
-def test_the_saved_model_gives_the_reported_scores_on_real_pictures(finished):
+def test_the_saved_model_gives_the_reported_scores_on_real_images(finished):
     result, _, asked = finished
     classifier = load(result.model, device="cpu", precision="float32")
     split = open_source(asked.data).splits["test"]
-    predicted = classifier.predict([split.picture(n) for n in range(len(split))])
+    predicted = classifier.predict([split.image(n) for n in range(len(split))])
     right = sum(p.label == classifier.classes[label] for p, label in zip(predicted, split.labels, strict=True))
     assert right / len(split) == pytest.approx(result.test.top1, abs=1e-9)
     assert classifier.predict(result.folder / "example.png").label in classifier.classes
@@ -168,7 +169,7 @@ def test_the_checkpoint_holds_the_end_of_training(finished):
     assert all(torch.equal(saved[name], state.best["weights"][name]) for name in saved)
 
 
-@pytest.mark.parametrize("options", [{}, {"model": {"dropout": 0.1, "drop_path": 0.2}, "optim": "muon"}])
+@pytest.mark.parametrize("options", [{}, {"model": {"dropout": 0.1, "block": {"drop_path": 0.2}}, "optim": "muon"}])
 def test_the_same_seed_gives_the_same_bits(tmp_path, options):
     options = {**options, "optim": OptimConfig(name=options.get("optim", "adamw"), lr=3e-3)}
     first, second, third = (
@@ -215,7 +216,7 @@ def test_patches_are_dropped_until_the_last_part_of_a_run(tmp_path):
     assert tokens_of_steps(tmp_path / "run", model=model, patches_last=0.4) == [2] * 6 + [4] * 4
 
 
-def test_pictures_are_smaller_in_the_first_part_of_a_run(tmp_path):
+def test_images_are_smaller_in_the_first_part_of_a_run(tmp_path):
     model = {"patch_size": 4, "image_size": 16, "depth": 1, "pool": "mean"}
     growing = AugmentConfig(small_first=(0.25, 0.5), small_until=0.6)
     assert tokens_of_steps(tmp_path / "run", model=model, augment=growing) == [1] * 3 + [4] * 3 + [16] * 4
@@ -229,7 +230,7 @@ def test_scores_are_those_of_the_saved_model_in_use(tmp_path):
     data = open_source(recipe("digits").data)
     for name, scores in (("val", result.val), ("test", result.test)):
         split = data.splits[name]
-        logits = classifier.logits([split.picture(index) for index in range(len(split))])
+        logits = classifier.logits([split.image(index) for index in range(len(split))])
         used = evaluate(torch.from_numpy(logits), torch.from_numpy(split.labels))
         assert used.confusion.tolist() == scores.confusion.tolist()
         assert used.log_loss == pytest.approx(scores.log_loss, rel=1e-5)  # bfloat16 would be 1e-3 away
@@ -280,16 +281,15 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_evidence(tmp_pat
     assert model(torch.zeros(1, 1, 8, 8)).isfinite().all()
 
 
-def test_the_watch_names_the_first_bad_step_and_keeps_the_weights_of_the_last_look():
+def test_the_check_names_the_first_bad_step_and_keeps_the_weights_of_the_last_check():
     model = torch.nn.Linear(2, 1)
     watch = FiniteWatch(model, interval=3)
     good = model.weight.detach().clone()
 
     def step(n, norm):
         batch = {"images": torch.full((1,), n), "labels": torch.zeros(1)}
-        watch.check(
-            [batch], epoch=4, step=10 + n, progress=0.5, lr=0.25, loss=torch.tensor(1.0), norm=torch.tensor(norm)
-        )
+        loss, norm = torch.tensor(1.0), torch.tensor(norm)
+        watch.check(Step([batch], epoch=4, step=10 + n, progress=0.5, lr=0.25, loss=loss, norm=norm))
         with torch.no_grad():
             model.weight.add_(1)
 
@@ -306,8 +306,8 @@ def test_the_module_and_the_data_module_work_in_a_script_of_the_users_own(tmp_pa
     data = open_source(DataConfig("digits"))
     pipeline = EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
     loading = ImageDataModule(data, pipeline, AugmentConfig(flip=0.0), batch_size=64)
-    module = VitModule(VisionTransformer(TINY), OptimConfig(lr=3e-3), loading.batch_augment, pipeline)
-    with quiet():
+    module = VitModule(build(TINY), OptimConfig(lr=3e-3), loading.batch_augment, pipeline)
+    with silence_lightning():
         trainer = lightning.Trainer(
             max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
             enable_model_summary=False, default_root_dir=tmp_path, num_sanity_val_steps=0,
@@ -322,7 +322,7 @@ def test_the_module_and_the_data_module_work_in_a_script_of_the_users_own(tmp_pa
 def test_the_average_follows_its_closed_form():
     pipeline = EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
     augment = BatchAugment(AugmentConfig(), pipeline, 10, 0)
-    module = VitModule(VisionTransformer(TINY), OptimConfig(), augment, pipeline, ema=0.9)
+    module = VitModule(build(TINY), OptimConfig(), augment, pipeline, ema=0.9)
     start = module.model.head.bias.detach().clone()
     expected = start.clone()
     for step in range(4):
@@ -331,21 +331,21 @@ def test_the_average_follows_its_closed_form():
         module._update_average(module.average, 0.75)
         expected = 0.75 * expected + 0.25 * (start + step + 1)
     torch.testing.assert_close(module.average.head.bias, expected)
-    assert module.evaluated is module.average
+    assert module.eval_model is module.average
 
 
-def test_better_knows_which_way_each_metric_goes():
+def test_is_better_knows_which_way_each_metric_goes():
     labels = torch.tensor([0, 1, 0, 1])
     sure = evaluate(torch.tensor([[4.0, 0], [0, 4], [4, 0], [4, 0]]), labels)
     unsure = evaluate(torch.tensor([[0.1, 0], [0, 0.1], [0.1, 0], [0.1, 0]]), labels)
     wrong = evaluate(torch.tensor([[0.0, 4], [4, 0], [4, 0], [4, 0]]), labels)
-    assert better("top1", sure, wrong)
-    assert better("top1", sure, unsure) == (sure.log_loss < unsure.log_loss)  # equal shares
-    assert not better("top1", sure, sure)
-    assert better("macro_f1", sure, wrong)
-    assert better("log_loss", unsure, wrong)
-    assert not better("log_loss", wrong, unsure)
-    assert better("last", wrong, sure)
+    assert is_better("top1", sure, wrong)
+    assert is_better("top1", sure, unsure) == (sure.log_loss < unsure.log_loss)  # equal shares
+    assert not is_better("top1", sure, sure)
+    assert is_better("macro_f1", sure, wrong)
+    assert is_better("log_loss", unsure, wrong)
+    assert not is_better("log_loss", wrong, unsure)
+    assert is_better("last", wrong, sure)
 
 
 def test_steps_divide_a_run_evenly_and_a_budget_follows_the_clock(monkeypatch):
@@ -369,8 +369,8 @@ def test_steps_divide_a_run_evenly_and_a_budget_follows_the_clock(monkeypatch):
     assert budget.progress(102) == 1.0
 
 
-def test_an_augmented_batch_can_be_looked_at(tmp_path):
+def test_an_augmented_batch_is_drawn(tmp_path):
     show_batch(config(tmp_path / "run"), tmp_path / "batch.png", view=view()[0])
-    with Image.open(tmp_path / "batch.png") as picture:
-        assert min(picture.size) > 200
+    with Image.open(tmp_path / "batch.png") as figure:
+        assert min(figure.size) > 200
     assert not (tmp_path / "run").exists()

@@ -1,6 +1,6 @@
-"""The wrong uses that a newcomer makes: one line, or the right outcome.
+"""Mistakes of newcomers: each gives one line on stderr, or the right outcome.
 
-By the real command where the process counts, else by its entry point in this one, where torch is loaded already.
+Tests run the command in a process where that matters, else its entry point, since torch is imported already.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def in_a_process(folder, *words) -> subprocess.CompletedProcess:
 
 @pytest.fixture
 def complaint(vitreous):
-    """Gives the one line on stderr of a training, in the test's own folder, that fails with an exit code."""
+    """Return a function that runs a failing `vitreous train`, and returns its single line on stderr."""
 
     def line_of(code, *words) -> str:
         done = vitreous("train", *words)
@@ -49,7 +49,7 @@ def complaint(vitreous):
 
 
 def only_line(output: str, errors: str) -> str:
-    """The one line on stderr, which is ours."""
+    """Return the single line on stderr, which begins with the name of the command."""
     lines = errors.splitlines()
     assert len(lines) == 1, errors
     assert lines[0].startswith("vitreous: ")
@@ -57,7 +57,7 @@ def only_line(output: str, errors: str) -> str:
     return lines[0]
 
 
-def pictures(folder, classes, count=12) -> Path:
+def make_images(folder, classes, count=12) -> Path:
     for label in classes:
         (folder / label).mkdir(parents=True)
         for n in range(count):
@@ -66,7 +66,7 @@ def pictures(folder, classes, count=12) -> Path:
 
 
 def test_a_folder_that_is_not_there(complaint, tmp_path):
-    pictures(tmp_path / "photos", ["cats", "dogs"], 1)
+    make_images(tmp_path / "photos", ["cats", "dogs"], 1)
     line = complaint(1, "photoss/")
     assert "photoss/" in line
     assert "Did you mean 'photos'?" in line
@@ -78,7 +78,7 @@ def test_a_misspelt_known_set(complaint):
 
 
 def test_one_class_only(complaint, tmp_path):
-    line = complaint(1, pictures(tmp_path / "photos", ["cats"]))
+    line = complaint(1, make_images(tmp_path / "photos", ["cats"]))
     assert "one class" in line
     assert "cats" in line
 
@@ -86,7 +86,7 @@ def test_one_class_only(complaint, tmp_path):
 def test_no_images(complaint, tmp_path):
     for label in ("cats", "dogs"):
         (tmp_path / "photos" / label).mkdir(parents=True)
-    (tmp_path / "photos" / "cats" / "readme.txt").write_text("no picture")
+    (tmp_path / "photos" / "cats" / "readme.txt").write_text("not an image")
     line = complaint(1, "photos")
     assert re.search(r"no (pictures|images)", line)
 
@@ -128,7 +128,7 @@ def test_a_folder_that_holds_a_run(complaint, tmp_path):
 
 
 def test_out_of_disk(tmp_path):
-    """A file-size limit stands for a full disk: writing fails after some bytes, with the system's reason."""
+    """A limit of the file size acts like a full disk: a write fails after some bytes."""
     resource = pytest.importorskip("resource")
     limit = 100_000  # bytes: recipe.yaml fits, the model file does not
     command = [COMMAND, "train", "digits", "--epochs", "1", "--device", "cpu"]
@@ -188,7 +188,7 @@ def _await_epoch(process) -> None:
     pytest.fail(f"the command ended before its first epoch: {process.stderr.read()}")
 
 
-def test_compiling_without_a_compiler_is_said_in_one_line(tmp_path, monkeypatch):
+def test_compiling_without_a_compiler_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(ENVIRONMENT, "CXX", str(tmp_path / "no-compiler"))  # of torch.compile on a CPU
     monkeypatch.setitem(ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "nothing-compiled-before"))
     done = in_a_process(tmp_path, "train", "digits", "--epochs", "1", *QUICK, "--compile", "true")
@@ -201,7 +201,7 @@ def test_a_budget_ends_on_time(tmp_path):
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import vitreous.train.run"], env=ENVIRONMENT, check=True)
     start_up = time.monotonic() - began
-    budget = round(max(12.0, 5 * start_up))  # beside another program, starting and ending took 3 times as long as this
+    budget = round(max(12.0, 5 * start_up))  # on a busy machine, start and exit took 3 times as long
     began = time.monotonic()
     done = in_a_process(tmp_path, "train", "digits", "--budget", f"{budget}s", "--device", "cpu")
     took = time.monotonic() - began

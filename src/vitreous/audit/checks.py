@@ -1,4 +1,4 @@
-"""What is wrong with single files and with classes, from what was seen of them. Copies are `vitreous.audit.copies`."""
+"""Checks of single files and of classes, given the inspections. Copies are in :mod:`vitreous.audit.copies`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from vitreous.audit.findings import Finding, Picture
-from vitreous.audit.watch import STOPS
-from vitreous.data.sources.listing import Listing, first_ten, many
+from vitreous.audit.findings import AuditImage, Finding
+from vitreous.audit.watch import DECODER_EXIT_PREFIX
+from vitreous.data.sources.listing import Listing, first_ten, pluralize
 from vitreous.files.text import visible
 
 __all__ = ["check_classes", "check_files", "reason_kind"]
 
 _TINY = 32  # pixels of the shorter side
 _ASPECT = 4.0  # longer side to shorter side
-_BLANK = 6  # grey levels of 255 in 32 x 32 parts; the least of 60,000 images of CIFAR-10 is 55, of the flowers 115
-_INFLATES = (16_000_000, 200)  # pixels, and pixels a byte of the file: photographs have 2 to 20
-_FEW = 10  # pictures of a class to train on
+_BLANK = 6  # levels of 255 between the darkest and the brightest of 32 x 32 cells; real images have over 50
+_INFLATES = (16_000_000, 200)  # pixels, and pixels per byte of the file: photographs have 2 to 20
+_MIN_IMAGES = 10  # per class in train
 _LOPSIDED = 10.0  # largest to smallest class
 
-# What files of a format are called; the first is what a wrong one should be.
+# Accepted extensions; the first is the one to recommend.
 _EXTENSIONS: dict[str, tuple[str, ...]] = {
     "JPEG": ("jpg", "jpeg", "jpe", "jfif", "jif", "mpo"),
     "MPO": ("jpg", "jpeg", "jpe", "mpo"),
@@ -41,24 +41,24 @@ _EXTENSIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-def check_files(pictures: Sequence[Picture]) -> Iterator[Finding]:
-    """Yield what is wrong with each file on its own."""
-    sides = [min(one.look.size) for one in pictures if not one.look.reason]
-    usual = statistics.median(sides) if sides else 0
-    told = set()
-    for n, picture in enumerate(pictures):
-        if picture.path is not None and picture.path in told:
+def check_files(images: Sequence[AuditImage]) -> Iterator[Finding]:
+    """Yield findings about single files."""
+    sides = [min(image.facts.size) for image in images if not image.facts.reason]
+    median_side = statistics.median(sides) if sides else 0
+    checked = set()
+    for n, image in enumerate(images):
+        if image.path is not None and image.path in checked:
             continue  # a table may list a file twice
-        told.add(picture.path)
-        if picture.look.reason:
-            yield Finding(reason_kind(picture.look.reason), picture.look.reason, (n,), (n,))
+        checked.add(image.path)
+        if image.facts.reason:
+            yield Finding(reason_kind(image.facts.reason), image.facts.reason, (n,), (n,))
         else:
-            yield from (Finding(kind, text, (n,)) for kind, text in _oddities(picture, usual))
+            yield from (Finding(kind, text, (n,)) for kind, text in _oddities(image, median_side))
 
 
 def reason_kind(reason: str) -> str:
-    """The kind of finding that a reason for which a file cannot be used makes."""
-    if reason.startswith(STOPS):
+    """Return the kind of finding for the reason why a file cannot be used."""
+    if reason.startswith(DECODER_EXIT_PREFIX):
         return "breaks"
     if reason.startswith("empty"):
         return "empty"
@@ -69,51 +69,51 @@ def reason_kind(reason: str) -> str:
     return "truncated" if reason.endswith("truncated") else "undecodable"
 
 
-def _oddities(picture: Picture, usual: float) -> Iterator[tuple[str, str]]:
-    """Yield kind and text of what is odd about a file that can be read."""
-    look = picture.look
-    height, width = look.size
+def _oddities(image: AuditImage, median_side: float) -> Iterator[tuple[str, str]]:
+    """Yield kind and text of each finding about a readable file."""
+    facts = image.facts
+    height, width = facts.size
     shape = f"{width:,} x {height:,} pixels"
-    if min(look.size) < _TINY and 2 * min(look.size) < usual:
+    if min(facts.size) < _TINY and 2 * min(facts.size) < median_side:
         yield "tiny", shape
-    if look.spread <= _BLANK:
-        yield "blank", "one colour" if not look.spread else f"its colours differ by {look.spread} of 255 levels"
-    if max(look.size) >= _ASPECT * min(look.size):
-        yield "aspect", f"{max(look.size) / min(look.size):.1f} : 1, {shape}"
-    if picture.path is None:
+    if facts.spread <= _BLANK:
+        yield "blank", "one colour" if not facts.spread else f"its colours differ by {facts.spread} of 255 levels"
+    if max(facts.size) >= _ASPECT * min(facts.size):
+        yield "aspect", f"{max(facts.size) / min(facts.size):.1f} : 1, {shape}"
+    if image.path is None:
         return
     pixels, density = _INFLATES
-    if width * height > pixels and width * height > density * look.length:
-        yield "inflates", f"{shape} in {look.length:,} bytes"
-    right = _EXTENSIONS.get(look.form, ())
-    own = picture.path.suffix.lower().lstrip(".")
-    if right and own not in right:
-        called = f"called .{visible(own)}" if own else "without an extension"
-        yield "extension", f"{look.form} {called}, not .{right[0]}"
-    if look.frames > 1:
-        yield "frames", many(look.frames, "frame" if look.form != "TIFF" else "page")
-    if look.mode == "CMYK":
+    if width * height > pixels and width * height > density * facts.length:
+        yield "inflates", f"{shape} in {facts.length:,} bytes"
+    accepted = _EXTENSIONS.get(facts.form, ())
+    extension = image.path.suffix.lower().lstrip(".")
+    if accepted and extension not in accepted:
+        actual = f"with extension .{visible(extension)}" if extension else "without extension"
+        yield "extension", f"{facts.form} {actual}, expected .{accepted[0]}"
+    if facts.frames > 1:
+        yield "frames", pluralize(facts.frames, "frame" if facts.form != "TIFF" else "page")
+    if facts.mode == "CMYK":
         yield "cmyk", ""
-    if look.alpha:
+    if facts.alpha:
         yield "alpha", ""
-    if look.deep:
+    if facts.deep:
         yield "deep", ""
-    if look.orientation != 1:
-        yield "rotated", f"EXIF orientation {look.orientation}"
+    if facts.orientation != 1:
+        yield "rotated", f"EXIF orientation {facts.orientation}"
 
 
-def check_classes(pictures: Sequence[Picture], listing: Listing | None) -> Iterator[Finding]:
-    """Yield what is wrong with the classes: their names, and how many pictures they have."""
-    labels = {one.label for one in pictures}
-    same = defaultdict(list)
+def check_classes(images: Sequence[AuditImage], listing: Listing | None) -> Iterator[Finding]:
+    """Yield findings about the names and sizes of classes."""
+    labels = {image.label for image in images}
+    similar = defaultdict(list)
     for label in sorted(labels):
-        same[_key(label)].append(label)
-    for names in same.values():
+        similar[_key(label)].append(label)
+    for names in similar.values():
         if len(names) > 1:
-            examples = tuple(next(n for n, one in enumerate(pictures) if one.label == name) for name in names)
+            examples = tuple(next(n for n, image in enumerate(images) if image.label == name) for name in names)
             yield Finding("class-names", _names(names), examples)
-    usable = [one for one in pictures if not one.look.reason]
-    yield from _unknown(usable)
+    usable = [image for image in images if not image.facts.reason]
+    yield from _missing_from_train(usable)
     yield from _sizes(usable, labels)
     for folders in _spellings(listing):
         yield Finding("class-spelling", " and ".join(ascii(name) for name in folders))
@@ -122,57 +122,54 @@ def check_classes(pictures: Sequence[Picture], listing: Listing | None) -> Itera
 
 
 def _key(label: str) -> str:
-    """What is left of a class name without case, space, marks that are not seen, and ways to write a letter."""
+    """Return a class name without case, spaces, invisible characters and variants of the same character."""
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", label).casefold())
     kept = "".join(char for char in text if unicodedata.category(char) not in ("Cc", "Cf"))
     return re.sub(r"[\s_-]+", "", kept) or text
 
 
 def _names(names: Sequence[str]) -> str:
-    """Class names in quotes; where the eye cannot tell them apart, with their code points."""
+    """Return class names in quotes, with escapes if they look the same."""
     shown = [f'"{visible(name)}"' for name in names]
     folded = {unicodedata.normalize("NFKC", name) for name in names}
     return " and ".join(shown if len(folded) == len(names) else [ascii(name) for name in names])
 
 
-def _unknown(usable: Sequence[Picture]) -> Iterator[Finding]:
-    """Yield the classes that only val or test have."""
+def _missing_from_train(usable: Sequence[AuditImage]) -> Iterator[Finding]:
     trained = {one.label for one in usable if one.split in ("train", "all")}
     for split in ("val", "test"):
-        missing = sorted({one.label for one in usable if one.split == split} - trained)
-        for label in missing:
-            found = tuple(n for n, one in enumerate(usable) if (one.label, one.split) == (label, split))
-            yield Finding("class-unknown", f'"{visible(label)}": {many(len(found), "picture")}, all in {split}')
+        counts = Counter(one.label for one in usable if one.split == split)
+        for label in sorted(counts.keys() - trained):
+            yield Finding("class-unknown", f'"{visible(label)}": {pluralize(counts[label], "image")}, all in {split}')
 
 
-def _sizes(usable: Sequence[Picture], labels: set[str]) -> Iterator[Finding]:
-    """Yield the classes that are too small, and how unlike their sizes are."""
+def _sizes(usable: Sequence[AuditImage], labels: set[str]) -> Iterator[Finding]:
     trained = Counter(one.label for one in usable if one.split in ("train", "all"))
     sizes = {label: trained[label] for label in labels}
     if len(sizes) == 1:
-        yield Finding("few", f'only one class, "{visible(next(iter(sizes)))}": there is nothing to tell apart')
+        yield Finding("few", f'only one class, "{visible(next(iter(sizes)))}": a classifier needs at least two')
         return
-    few = sorted((count, label) for label, count in sizes.items() if count < _FEW)
+    few = sorted((count, label) for label, count in sizes.items() if count < _MIN_IMAGES)
     where = "" if all(one.split == "all" for one in usable) else " in train"
     if len(few) > 10:
         shown = first_ten([f'"{visible(label)}" {count}' for count, label in few])
-        yield Finding("few", f"{len(few):,} classes have under {_FEW} pictures{where}: {shown}")
+        yield Finding("few", f"{len(few):,} classes have under {_MIN_IMAGES} images{where}: {shown}")
     else:
         for count, label in few:
-            yield Finding("few", f'"{visible(label)}": {many(count, "picture")}{where}')
+            yield Finding("few", f'"{visible(label)}": {pluralize(count, "image")}{where}')
     least, most = min(sizes, key=lambda name: sizes[name]), max(sizes, key=lambda name: sizes[name])
     if sizes[most] > _LOPSIDED * max(sizes[least], 1):
-        each = f'"{visible(least)}" has {many(sizes[least], "picture")}, "{visible(most)}" {sizes[most]:,}'
+        each = f'"{visible(least)}" has {pluralize(sizes[least], "image")}, "{visible(most)}" {sizes[most]:,}'
         yield Finding("unbalanced", each)
     for split in ("val", "test"):
         present = {one.label for one in usable if one.split == split}
         absent = sorted(labels - present)
         if present and absent:
-            yield Finding("few", f"no picture in {split}: {first_ten([visible(name) for name in absent])}")
+            yield Finding("few", f"no image in {split}: {first_ten([visible(name) for name in absent])}")
 
 
 def _spellings(listing: Listing | None) -> Iterator[list[str]]:
-    """Yield the folders that are read as one class, for Unicode says that they are one name."""
+    """Yield the folder names that are Unicode variants of one class name."""
     spelt = defaultdict(set)
     for entry in listing.entries if listing is not None else ():
         for part in entry.name.split("/")[:-1]:

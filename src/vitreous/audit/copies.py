@@ -1,133 +1,116 @@
-"""What copies mean: which pictures are one and the same, and what of it is a leak, a wrong label, or only a series."""
+"""Copies among the images of an audit, and whether they are leaks, label conflicts, or harmless."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from vitreous.audit.duplicates import LEAST_SIDE, Pair, components, near_pairs
-from vitreous.audit.findings import Finding, Picture
+from vitreous.audit.duplicates import MIN_SIDE, Pair, components, near_pairs
+from vitreous.audit.findings import AuditImage, Finding
 from vitreous.data.sources.scan import Progress
 
 __all__ = ["Copies", "check_copies", "find_copies"]
 
-PixelsOf = Callable[[Sequence[Path]], Sequence[str]]
-"""Hashes of the pixels of files; empty where one cannot be read."""
+HashPixels = Callable[[Sequence[Path]], Sequence[str]]
+"""Returns a hash of the pixels of each file; empty for a file that cannot be read."""
 
 
+@dataclass(frozen=True)
 class Copies:
-    """Which pictures are the same.
+    """Copies, by image index."""
 
-    Attributes:
-        exact: Groups of positions of pictures that are equal in every pixel.
-        near: Pairs that show the same scene and are not equal.
-    """
-
-    def __init__(self, exact: list[list[int]], near: list[Pair]) -> None:
-        self.exact, self.near = exact, near
+    exact: list[list[int]]  # groups of images with equal pixels
+    near: list[Pair]  # pairs that show the same scene without being equal
 
 
-def find_copies(pictures: Sequence[Picture], pixels_of: PixelsOf, progress: Progress) -> Copies:
-    """Compare all pictures that can be read with each other.
+def find_copies(images: Sequence[AuditImage], hash_pixels: HashPixels, progress: Progress) -> Copies:
+    """Compare all readable images with each other.
 
-    Files of equal bytes are equal; those that show the same at the same size are decoded once more, whole, to tell
-    equal from nearly so.
-
-    Args:
-        pictures: All pictures.
-        pixels_of: Called once with the files to decode.
-        progress: Called with (done, total) while hashes are compared.
+    Files with equal bytes are equal. Near copies of the same size are fully decoded, all by one call of `hash_pixels`,
+    to tell whether their pixels are equal.
     """
     by_digest = defaultdict(list)
-    for n, picture in enumerate(pictures):
-        if not picture.look.reason:
-            by_digest[picture.look.digest].append(n)
+    for n, image in enumerate(images):
+        if not image.facts.reason:
+            by_digest[image.facts.digest].append(n)
     groups = list(by_digest.values())
-    comparable = [own[0] for own in groups if min(pictures[own[0]].look.size) >= LEAST_SIDE]
-    looks = [pictures[n].look for n in comparable]
+    comparable = [group[0] for group in groups if min(images[group[0]].facts.size) >= MIN_SIDE]
+    facts = [images[n].facts for n in comparable]
     pairs = [
         Pair(comparable[pair.one], comparable[pair.other], pair.mirrored)
-        for pair in near_pairs([look.hashes for look in looks], [look.thumb for look in looks], progress)
+        for pair in near_pairs([one.hashes for one in facts], [one.thumb for one in facts], progress)
     ]
-    equal = set(_equal(pictures, pairs, pixels_of))
-    edges = [(own[0], other) for own in groups for other in own[1:]]
+    equal = set(_equal(images, pairs, hash_pixels))
+    edges = [(group[0], other) for group in groups for other in group[1:]]
     edges += [(pair.one, pair.other) for pair in equal]
-    return Copies(components(len(pictures), edges), [pair for pair in pairs if pair not in equal])
+    return Copies(components(len(images), edges), [pair for pair in pairs if pair not in equal])
 
 
-def _equal(pictures: Sequence[Picture], pairs: Sequence[Pair], pixels_of: PixelsOf) -> Iterator[Pair]:
-    """Yield the pairs that are equal in every pixel."""
+def _equal(images: Sequence[AuditImage], pairs: Sequence[Pair], hash_pixels: HashPixels) -> Iterator[Pair]:
+    def is_candidate(pair: Pair) -> bool:
+        one, other = images[pair.one], images[pair.other]
+        return one.path is not None and not pair.mirrored and one.facts.size == other.facts.size
 
-    def may_be(pair: Pair) -> bool:
-        one, other = pictures[pair.one], pictures[pair.other]
-        return one.path is not None and not pair.mirrored and one.look.size == other.look.size
-
-    candidates = [pair for pair in pairs if may_be(pair)]
-    positions = sorted({n for pair in candidates for n in (pair.one, pair.other)})
-    paths = [path for n in positions if (path := pictures[n].path) is not None]
-    digests = dict(zip(positions, pixels_of(paths), strict=True))
+    candidates = [pair for pair in pairs if is_candidate(pair)]
+    indices = sorted({n for pair in candidates for n in (pair.one, pair.other)})
+    paths = [path for n in indices if (path := images[n].path) is not None]
+    digests = dict(zip(indices, hash_pixels(paths), strict=True))
     yield from (pair for pair in candidates if digests[pair.one] and digests[pair.one] == digests[pair.other])
 
 
-def check_copies(pictures: Sequence[Picture], copies: Copies) -> Iterator[Finding]:
-    """Yield what is wrong with the copies."""
+def check_copies(images: Sequence[AuditImage], copies: Copies) -> Iterator[Finding]:
+    """Yield findings about copies."""
     group_of = {n: group for group in copies.exact for n in group}
     for group in copies.exact:
-        splits, labels = ({getattr(pictures[n], what) for n in group} for what in ("split", "label"))
-        twice = "" if len({pictures[n].path or n for n in group}) > 1 else "one file that the table lists twice"
+        splits, labels = ({getattr(images[n], field) for n in group} for field in ("split", "label"))
+        text = "" if len({images[n].path or n for n in group}) > 1 else "one file that the table lists twice"
         if len(labels) > 1:
-            yield Finding("two-labels", twice, tuple(group), _droppable(pictures, group, group))
+            yield Finding("two-labels", text, tuple(group), _droppable(images, group, group))
         if len(splits) > 1:
-            surplus = _surplus(pictures, group)
-            yield Finding("leak", twice, tuple(group), _droppable(pictures, group, surplus))
+            yield Finding("leak", text, tuple(group), _droppable(images, group, _surplus(images, group)))
         elif len(labels) == 1:
-            yield Finding("copies", twice, tuple(group), _droppable(pictures, group, group[1:]))
+            yield Finding("copies", text, tuple(group), _droppable(images, group, group[1:]))
     kinds: dict[str, list[Pair]] = defaultdict(list)
     for pair in copies.near:
         ones, others = (group_of.get(n, [n]) for n in (pair.one, pair.other))
-        both = [(pictures[a], pictures[b]) for a in ones for b in others]
-        across = any(a.split != b.split for a, b in both)
-        disagree = any(a.label != b.label for a, b in both)
-        if across:
-            kinds["near-leak"].append(pair)
-        if disagree:
-            kinds["near-two-labels"].append(pair)
-        if not across and not disagree:
-            kinds["near-copies"].append(pair)
+        both = [(images[a], images[b]) for a in ones for b in others]
+        problems = {
+            "near-leak": any(a.split != b.split for a, b in both),
+            "near-two-labels": any(a.label != b.label for a, b in both),
+        }
+        for kind in [kind for kind, is_found in problems.items() if is_found] or ["near-copies"]:
+            kinds[kind].append(pair)
     for kind, pairs in kinds.items():
-        yield from _scenes(pictures, kind, pairs, group_of)
+        yield from _scenes(images, kind, pairs, group_of)
 
 
 def _scenes(
-    pictures: Sequence[Picture], kind: str, pairs: Sequence[Pair], group_of: dict[int, list[int]]
+    images: Sequence[AuditImage], kind: str, pairs: Sequence[Pair], group_of: dict[int, list[int]]
 ) -> Iterator[Finding]:
-    """Yield a finding for each group of pictures that pairs join."""
+    """Yield a finding for each group of images that pairs connect."""
     mirrored = {n for pair in pairs if pair.mirrored for n in (pair.one, pair.other)}
-    wanted = {n for pair in pairs for end in (pair.one, pair.other) for n in group_of.get(end, [end])}
+    paired = {n for pair in pairs for end in (pair.one, pair.other) for n in group_of.get(end, [end])}
     edges = [(pair.one, pair.other) for pair in pairs]
-    edges += [(group[0], n) for group in group_of.values() if wanted & set(group) for n in group[1:]]
-    for group in components(len(pictures), edges):
-        if wanted.isdisjoint(group):
+    edges += [(group[0], n) for group in group_of.values() if paired & set(group) for n in group[1:]]
+    for group in components(len(images), edges):
+        if paired.isdisjoint(group):
             continue
-        drop = {"near-leak": _surplus(pictures, group), "near-two-labels": group}.get(kind, [])
+        drop = {"near-leak": _surplus(images, group), "near-two-labels": group}.get(kind, [])
         text = "one is the mirror image of another" if mirrored & set(group) else ""
-        yield Finding(kind, text, tuple(group), _droppable(pictures, group, drop))
+        yield Finding(kind, text, tuple(group), _droppable(images, group, drop))
 
 
-def _surplus(pictures: Sequence[Picture], group: Iterable[int]) -> list[int]:
-    """Those of a group over several splits that must go for the scores to be honest: all but those of one split.
-
-    Test is kept before val, and val before train: what is measured stays as it is, and comparable.
-    """
-    members = list(group)
-    splits = {pictures[n].split for n in members}
+def _surplus(images: Sequence[AuditImage], group: Sequence[int]) -> list[int]:
+    """Return the images to drop, so that one split keeps its own: test before val before train, to compare scores."""
+    splits = {images[n].split for n in group}
     kept = next(split for split in ("test", "val", "train", "all") if split in splits)
-    return [n for n in members if pictures[n].split != kept]
+    return [n for n in group if images[n].split != kept]
 
 
-def _droppable(pictures: Sequence[Picture], group: Iterable[int], drop: Iterable[int]) -> tuple[int, ...]:
-    """Those of ``drop`` that a list can name without naming one that is to stay: a table may list a file twice."""
-    chosen = set(drop)
-    kept = {pictures[n].name for n in group if n not in chosen}
-    return tuple(n for n in sorted(chosen) if pictures[n].name not in kept)
+def _droppable(images: Sequence[AuditImage], group: Iterable[int], drop: Iterable[int]) -> tuple[int, ...]:
+    """Return those of `drop` whose name belongs to no image that is kept: a table may list a file twice."""
+    dropped = set(drop)
+    kept = {images[n].name for n in group if n not in dropped}
+    return tuple(n for n in sorted(dropped) if images[n].name not in kept)

@@ -1,139 +1,110 @@
-"""One file, looked at once: can it be read, how is it stored, and what is needed to find its copies.
+"""Inspection of one image file: whether it can be read, how it is stored, and the hashes by which copies are found.
 
-A look reads a file as training does, with the same limits and reasons (:func:`vitreous.data.images.reading.examine`), except
-that a JPEG is decoded as small as its copies can be told by: the whole stream is still read, so that truncation shows.
+A file is read as in training, with the same limits and error messages. Only JPEGs are decoded at reduced size, which
+still reads the whole stream and so detects truncation.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
 import imagehash
 import numpy as np
 from PIL import Image
 
-from vitreous.data.images.decoding import TOO_LARGE, rows_of
+from vitreous.data.images.decoding import TOO_LARGE, FileFacts, iter_row_bytes
 from vitreous.data.images.headers import UnreadableError
-from vitreous.data.images.reading import examine, opened_file, read_picture, read_reduced
+from vitreous.data.images.reading import decode_with_limits, open_image_file, read_image, read_reduced
 from vitreous.data.sources.scan import content_hash
 from vitreous.errors import DataError
 
-__all__ = ["SHOWN", "THUMB", "Look", "as_jpeg", "look", "pixels_digest", "seen", "small_jpeg", "spread_of"]
+__all__ = ["SHOWN", "THUMB", "Inspection", "fingerprint", "look", "pixels_digest", "small_jpeg", "spread_of", "to_jpeg"]
 
 THUMB = 32
-"""Side in pixels of the grey thumbnail that hashes and second looks are made from: what pHash reduces pictures to."""
+"""Side in pixels of the grey thumbnail from which copies are found; pHash reduces images to the same size."""
 
 SHOWN = 128
-"""Longer side in pixels of a picture on the audit's page."""
+"""Longer side in pixels of a thumbnail on the audit page."""
 
-_DRAFT = (64, 64)  # a JPEG is decoded at an eighth, a quarter or a half of its size, but no smaller than this
+_DRAFT = (64, 64)  # minimum size to which a JPEG is reduced while decoding, by 2, 4 or 8
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What one look showed.
+class Inspection(FileFacts):
+    """The result of inspecting one image."""
 
-    Args:
-        reason: Why the file cannot be used; empty where it can.
-        digest: BLAKE2b of the file's bytes, as in :mod:`vitreous.data.sources.scan`; empty where it cannot be opened.
-        length: Of the file, in bytes.
-        form: Its format by content, such as `JPEG`.
-        mode: How Pillow calls the way its pixels are stored, such as `CMYK`.
-        size: Height and width in pixels, upright; as its header says it where it cannot be decoded.
-        frames: Pictures in the file.
-        orientation: EXIF's, 1 to 8; 1 is upright.
-        alpha: Whether it has transparency.
-        deep: Whether it has more than 8 bits a channel.
-        thumb: THUMB x THUMB grey levels, upright; empty where it cannot be decoded.
-        hashes: pHash of the picture and of its mirror image, 64 bits each.
-        spread: Grey levels between the darkest and the lightest of 32 x 32 parts, in the channel where that is most.
-    """
-
-    reason: str = ""
-    digest: str = ""
-    length: int = 0
-    form: str = ""
-    mode: str = ""
-    size: tuple[int, int] = (0, 0)
-    frames: int = 1
-    orientation: int = 1
-    alpha: bool = False
-    deep: bool = False
-    thumb: bytes = b""
-    hashes: tuple[int, int] = (0, 0)
-    spread: int = 255
+    digest: str = ""  # BLAKE2b of the file's bytes; empty if it cannot be opened
+    length: int = 0  # file size in bytes
+    thumb: bytes = b""  # THUMB x THUMB grey levels, upright; empty if the file cannot be decoded
+    hashes: tuple[int, int] = (0, 0)  # 64-bit pHash of the image and of its mirror image
+    spread: int = 255  # levels from the darkest to the brightest of 32 x 32 cells, in the channel where that is largest
 
 
-def look(path: str) -> Look:
-    """Look at a file. Whatever is wrong with it is in the result."""
+def look(path: str) -> Inspection:
+    """Inspect a file. Problems are reported in the result, never raised."""
     try:
-        with opened_file(path) as content:
-            known = Look(digest=content_hash(content.data), length=len(content))
-            facts, image = examine(content, _DRAFT)
+        with open_image_file(path) as content:
+            digest, length = content_hash(content.data), len(content)
+            header, image = decode_with_limits(content, _DRAFT)
     except UnreadableError as error:
-        return Look(str(error))
+        return Inspection(str(error))
     except MemoryError:
-        return Look(TOO_LARGE)
-    shown = {field.name: getattr(facts, field.name) for field in fields(facts)}
+        return Inspection(TOO_LARGE)
+    facts = Inspection(**asdict(header), digest=digest, length=length)
     if image is None:
-        return replace(known, **shown)
-    thumb, hashes = seen(image)
-    return replace(known, **shown, thumb=thumb, hashes=hashes, spread=spread_of(image))
+        return facts
+    thumb, hashes = fingerprint(image)
+    return replace(facts, thumb=thumb, hashes=hashes, spread=spread_of(image))
 
 
-def seen(picture: Image.Image) -> tuple[bytes, tuple[int, int]]:
-    """What a look keeps to find copies by: the thumbnail, and the hashes of it and of its mirror image.
-
-    Args:
-        picture: Upright.
-    """
-    grey = picture.convert("L").resize((THUMB, THUMB), Image.Resampling.LANCZOS)
+def fingerprint(image: Image.Image) -> tuple[bytes, tuple[int, int]]:
+    """Return the grey thumbnail of an upright image, and the pHashes of it and of its mirror image."""
+    grey = image.convert("L").resize((THUMB, THUMB), Image.Resampling.LANCZOS)
     mirrored = grey.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return grey.tobytes(), (_phash(grey), _phash(mirrored))
 
 
-def spread_of(picture: Image.Image) -> int:
-    """How much there is to see of an image: 0 for one colour; the mean of a part leaves single pixels out."""
-    side = (min(picture.width, THUMB), min(picture.height, THUMB))
-    parts = np.asarray(picture.convert("RGB").resize(side, Image.Resampling.BOX)).reshape(-1, 3)
-    return int(np.ptp(parts, axis=0).max())
+def spread_of(image: Image.Image) -> int:
+    """Return `spread` of :class:`Inspection`: 0 for one colour. The means of cells ignore single pixels."""
+    side = (min(image.width, THUMB), min(image.height, THUMB))
+    cells = np.asarray(image.convert("RGB").resize(side, Image.Resampling.BOX)).reshape(-1, 3)
+    return int(np.ptp(cells, axis=0).max())
 
 
 def pixels_digest(path: str) -> str:
-    """BLAKE2b of a picture's size and pixels as training sees them: RGB, upright. Empty where it cannot be read."""
+    """Return the BLAKE2b of an image's size and of its pixels as used in training; empty if it cannot be read."""
     try:
-        picture = read_picture(path)
+        image = read_image(path)
     except DataError:
         return ""
-    whole = hashlib.blake2b(b"%d %d " % picture.size, digest_size=16)
-    for part in rows_of(picture):
-        whole.update(part)
-    return whole.hexdigest()
+    digest = hashlib.blake2b(b"%d %d " % image.size, digest_size=16)
+    for rows in iter_row_bytes(image):
+        digest.update(rows)
+    return digest.hexdigest()
 
 
 def small_jpeg(path: str) -> bytes:
-    """A picture at up to 128 pixels, as a JPEG for a page. Empty where it cannot be read."""
+    """Return a thumbnail of an image file as JPEG; empty if the file cannot be read."""
     try:
-        return as_jpeg(read_reduced(path, SHOWN)[0])
+        return to_jpeg(read_reduced(path, SHOWN)[0])
     except DataError:
         return b""
 
 
-def as_jpeg(image: Image.Image) -> bytes:
-    """An RGB image at up to 128 pixels, as a JPEG; one of a few pixels larger, as pixels."""
+def to_jpeg(image: Image.Image) -> bytes:
+    """Encode a thumbnail of an RGB image as JPEG. Images of few pixels are enlarged without smoothing."""
     image = image.copy()
     image.thumbnail((SHOWN, SHOWN), Image.Resampling.LANCZOS)
     if max(image.size) < SHOWN // 2:
-        times = SHOWN // max(image.size)
-        image = image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
+        scale = SHOWN // max(image.size)
+        image = image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=75)
     return buffer.getvalue()
 
 
 def _phash(grey: Image.Image) -> int:
-    """64 bits: which of the lowest frequencies of the cosine transform are above their median."""
-    bits = np.packbits(imagehash.phash(grey).hash.ravel())
-    return int.from_bytes(bits.tobytes(), "big")
+    """Return 64 bits that tell which of the lowest DCT coefficients are above their median."""
+    return int.from_bytes(np.packbits(imagehash.phash(grey).hash).tobytes(), "big")

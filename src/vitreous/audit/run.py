@@ -1,7 +1,8 @@
-"""The order of events of an audit: list, look at every file, compare, check. Nothing of the data is ever changed."""
+"""The steps of an audit: list the data, inspect every file, compare, check. The data is never changed."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,11 +15,11 @@ import numpy as np
 from vitreous.audit.cache import Cache, stamp_of
 from vitreous.audit.checks import check_classes, check_files
 from vitreous.audit.copies import Copies, check_copies, find_copies
-from vitreous.audit.findings import KINDS, Audit, Picture
-from vitreous.audit.look import Look, seen, spread_of
-from vitreous.audit.watch import look_at, pixels_of
+from vitreous.audit.findings import KINDS, Audit, AuditImage
+from vitreous.audit.look import Inspection, fingerprint, spread_of
+from vitreous.audit.watch import hash_pixels, look_at
 from vitreous.data.config import DataConfig
-from vitreous.data.sources.listing import Listing, as_line, excluded, read_list
+from vitreous.data.sources.listing import Listing, exclusion_line, match_exclusions, read_list
 from vitreous.data.sources.opening import list_source, open_source
 from vitreous.data.sources.scan import Progress, content_hash
 from vitreous.data.sources.split import hold_out_val
@@ -36,139 +37,121 @@ def audit(
     fresh: bool = False,
     bar: Bar = lambda label: nullcontext(lambda done, total: None),
 ) -> tuple[Audit, Copies]:
-    """Look for what is wrong with labelled pictures.
+    """Find problems in labelled images.
 
-    Files are looked at in processes of their own, one per core; what was seen is kept in the user's cache folder, by
-    path, size and time of each file.
-
-    Args:
-        config: The data, as training takes it: its ``source``, and ``dir``, ``exclude``, ``val_fraction``, ``split``.
-        workers: Processes; None is one per core.
-        fresh: Whether to look at every file again.
-        bar: Makes a progress bar of a label.
-
-    Returns:
-        The outcome, and which pictures are copies of each other.
-
-    Raises:
-        UsageError: If the source is the name of nothing.
-        DataError: If it is missing, or holds no labelled pictures.
+    Files are inspected in `workers` separate processes, by default one per core. The results are cached in the user's
+    cache folder by path, size and modification time of each file; `fresh` ignores them.
     """
     started = time.monotonic()
-    looks: dict[Path, Look] = {}
-    found = list_source(config)
-    listing = _left_in(config, found) if isinstance(found, Listing) else None
+    facts: dict[Path, Inspection] = {}
+    source = list_source(config)
+    listing = _without_excluded(config, source) if isinstance(source, Listing) else None
     result = Audit(Path(config.source).name or config.source, [], [])
     cache = Cache(listing.root, fresh) if listing is not None else None
     with bar("look") as at:
         if listing is None or cache is None:
-            result.pictures = list(_in_memory(config, at))
+            result.images = list(_inspect_in_memory(config, at))
         else:
-            looks, result.from_cache = _looks(listing, cache, workers, at)
-            result.pictures = _as_trained(config, listing, looks)
+            facts, result.from_cache = _inspect_files(listing, cache, workers, at)
+            result.images = _with_training_splits(config, listing, facts)
     with bar("compare") as at:
-        copies = find_copies(result.pictures, lambda paths: _pixels(paths, looks, cache, workers), at)
-    result.add([*check_files(result.pictures), *check_copies(result.pictures, copies)])
-    result.add(list(check_classes(result.pictures, listing)))
-    trouble = cache.save() if cache is not None else ""
-    result.notes += [trouble] if trouble else []
+        copies = find_copies(result.images, lambda paths: _hash_pixels(paths, facts, cache, workers), at)
+    result.add([*check_files(result.images), *check_copies(result.images, copies)])
+    result.add(list(check_classes(result.images, listing)))
+    if cache is not None and (error := cache.save()):
+        result.notes.append(error)
     result.seconds = time.monotonic() - started
     return result, copies
 
 
 def exclusions(result: Audit, earlier: str | None = None) -> Iterator[str]:
-    """Yield the lines of a list for `train --exclude`: what to leave out, and why; suspects as comments.
+    """Yield the lines of an exclusion list for `train --exclude`, with reasons; suspected labels are commented out.
 
-    Args:
-        result: Of the audit.
-        earlier: The list whose images were left out of it: its lines come first, since training takes one list.
-
-    Raises:
-        DataError: If that cannot be read any more.
+    The lines of the `earlier` list that the audit used are included, because training takes a single list.
     """
-    yield "# Images to leave out, for `vitreous train --exclude` and `data.exclude`. Lines with # are not read."
+    yield "# Images to exclude with `vitreous train --exclude` or `data.exclude`. Lines that start with # are ignored."
     if earlier is not None:
         yield ""
-        yield f"# left out already, by {as_line(earlier)}"
+        yield f"# already excluded by {exclusion_line(earlier)}"
         yield from read_list(earlier)
-    told: set[str] = set()
-    for kind, findings in result.of_kind().items():
-        commented = kind == "suspect"
+    listed: set[str] = set()
+    for kind, findings in result.by_kind().items():
+        is_commented = kind == "suspect"
         lines = []
         for finding in findings:
-            names = [result.pictures[n].name for n in (finding.pictures if commented else finding.drop)]
-            lines += [as_line(name) for name in names if name not in told]
-            told.update(() if commented else names)
+            names = [result.images[n].name for n in (finding.images if is_commented else finding.drop)]
+            lines += [exclusion_line(name) for name in names if name not in listed]
+            listed.update(() if is_commented else names)
         if lines:
             yield ""
-            yield f"# {KINDS[kind].title}" + (": take away the # of those to leave out" if commented else "")
-            yield from (f"# {line}" if commented else line for line in dict.fromkeys(lines))
+            yield f"# {KINDS[kind].title}" + (": remove the # from those to exclude" if is_commented else "")
+            yield from (f"# {line}" if is_commented else line for line in dict.fromkeys(lines))
 
 
-def _left_in(config: DataConfig, listing: Listing) -> Listing:
-    """The listing without what is to be excluded."""
+def _without_excluded(config: DataConfig, listing: Listing) -> Listing:
     if not config.exclude:
         return listing
     names, paths = [entry.name for entry in listing.entries], [entry.path for entry in listing.entries]
-    gone, notes = excluded(config.exclude, names, paths, listing.root)
-    entries = [entry for n, entry in enumerate(listing.entries) if n not in gone]
+    dropped, notes = match_exclusions(config.exclude, names, paths, listing.root)
+    entries = [entry for n, entry in enumerate(listing.entries) if n not in dropped]
     if not entries:
-        raise DataError(f"{config.source}: no picture is left to look at, {config.exclude} takes out all of them")
+        raise DataError(f"{config.source}: no image is left to audit, {config.exclude} excludes all of them")
     return replace(listing, entries=entries, notes=[*listing.notes, *notes])
 
 
-def _looks(listing: Listing, cache: Cache, workers: int | None, progress: Progress) -> tuple[dict[Path, Look], int]:
-    """What is seen of each file, and of how many it was known."""
+def _inspect_files(
+    listing: Listing, cache: Cache, workers: int | None, progress: Progress
+) -> tuple[dict[Path, Inspection], int]:
+    """Return the inspection of each file, and how many came from the cache."""
     stamps = {path: stamp_of(path) for path in dict.fromkeys(entry.path for entry in listing.entries)}
-    known = {path: look for path, stamp in stamps.items() if (look := cache.find(path, stamp)) is not None}
+    known = {path: found for path, stamp in stamps.items() if (found := cache.find(path, stamp)) is not None}
     new = [path for path in stamps if path not in known]
-    looks = known | dict(zip(new, look_at(new, workers, progress), strict=True))
-    cache.keep(looks, stamps)
-    cache.save()  # here too: what follows may be interrupted
-    return looks, len(known)
+    facts = known | dict(zip(new, look_at(new, workers, progress), strict=True))
+    cache.replace(facts, stamps)
+    cache.save()  # already here, because the user may interrupt the next steps
+    return facts, len(known)
 
 
-def _as_trained(config: DataConfig, listing: Listing, looks: Mapping[Path, Look]) -> list[Picture]:
-    """The pictures in the splits that training would make of them, where it can make any."""
+def _with_training_splits(config: DataConfig, listing: Listing, facts: Mapping[Path, Inspection]) -> list[AuditImage]:
+    """Return the images in the splits that training would use; in `all` if it can make no splits."""
     entries = listing.entries
-    sides = np.asarray([entry.split or "train" for entry in entries])
-    usable = [n for n, entry in enumerate(entries) if not looks[entry.path].reason]
+    all_splits = np.asarray([entry.split or "train" for entry in entries])
+    usable = [n for n, entry in enumerate(entries) if not facts[entry.path].reason]
+    digests, labels = [facts[entries[n].path].digest for n in usable], [entries[n].label for n in usable]
     try:
-        digests, labels = [looks[entries[n].path].digest for n in usable], [entries[n].label for n in usable]
-        made, how, _ = hold_out_val(config, digests, labels, sides[usable])
+        all_splits[usable], note, _ = hold_out_val(config, digests, labels, all_splits[usable])
     except DataError as error:
-        listing.notes.append(str(error))
-        sides[:] = [entry.split or "all" for entry in entries]
-    else:
-        sides[usable] = made
-        listing.notes.append(how)
+        note = str(error)
+        all_splits[:] = [entry.split or "all" for entry in entries]
+    listing.notes.append(note)
     return [
-        Picture(entry.name, entry.label, str(side), looks[entry.path], entry.path)
-        for entry, side in zip(entries, sides, strict=True)
+        AuditImage(entry.name, entry.label, str(split), facts[entry.path], entry.path)
+        for entry, split in zip(entries, all_splits, strict=True)
     ]
 
 
-def _in_memory(config: DataConfig, progress: Progress) -> Iterator[Picture]:
-    """The pictures of a known set that comes decoded."""
+def _inspect_in_memory(config: DataConfig, progress: Progress) -> Iterator[AuditImage]:
+    """Yield the images of a known data set that is held in memory."""
     data = open_source(config)
-    done, total = 0, sum(len(split) for split in data.splits.values())
+    done, total = itertools.count(1), sum(len(split) for split in data.splits.values())
     for name, split in data.splits.items():
         for n, label in enumerate(split.labels):
-            picture = split.picture(n)
-            thumb, hashes = seen(picture)
-            digest = content_hash(picture.tobytes() if split.arrays is None else split.arrays[n].data)
-            size, spread = (picture.height, picture.width), spread_of(picture)
-            look = Look(digest=digest, size=size, thumb=thumb, hashes=hashes, spread=spread)
-            yield Picture(split.name_of(n), data.classes[label], name, look, pixels=partial(split.picture, n))
-            done += 1
-            progress(done, total)
+            image = split.image(n)
+            thumb, hashes = fingerprint(image)
+            digest = content_hash(image.tobytes() if split.arrays is None else split.arrays[n].data)
+            size, spread = (image.height, image.width), spread_of(image)
+            facts = Inspection(digest=digest, size=size, thumb=thumb, hashes=hashes, spread=spread)
+            yield AuditImage(split.name_of(n), data.classes[label], name, facts, pixels=partial(split.image, n))
+            progress(next(done), total)
 
 
-def _pixels(paths: Sequence[Path], looks: Mapping[Path, Look], cache: Cache | None, workers: int | None) -> list[str]:
-    """Hashes of the pixels of files, from the cache where it has them."""
+def _hash_pixels(
+    paths: Sequence[Path], facts: Mapping[Path, Inspection], cache: Cache | None, workers: int | None
+) -> list[str]:
+    """Return a hash of the pixels of each file, from the cache where it has one."""
     if cache is None:
         return []
-    digests = [looks[path].digest for path in paths]
+    digests = [facts[path].digest for path in paths]
     missing = {digest: path for digest, path in zip(digests, paths, strict=True) if digest not in cache.pixels}
-    cache.pixels |= dict(zip(missing, pixels_of(list(missing.values()), workers), strict=True))
+    cache.pixels |= dict(zip(missing, hash_pixels(list(missing.values()), workers), strict=True))
     return [cache.pixels[digest] for digest in digests]

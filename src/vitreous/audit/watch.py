@@ -1,159 +1,146 @@
-"""Processes that look at files, each watched: a file that hangs or crashes its decoder is named, and the rest go on.
+"""A pool of watched processes that inspect files: a file that hangs or crashes its decoder is reported, the rest go on.
 
-A thread per process hands it one file after another and waits for the answer. Nothing here opens a picture.
+One thread per process sends it one file after another and waits for the result. No image is opened in this process.
 """
 
 from __future__ import annotations
 
 import base64
+import math
 import os
 import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from vitreous.audit.look import Look
+from vitreous.audit.look import Inspection
 from vitreous.audit.worker import SECONDS
-from vitreous.data.images.watched.child import Child, Gone
-from vitreous.data.images.watched.limits import reason_of
-from vitreous.data.images.watched.pool import STOPS
+from vitreous.data.images.watched.child import Child, ChildExited
+from vitreous.data.images.watched.limits import exit_reason
+from vitreous.data.images.watched.pool import DECODER_EXIT_PREFIX
 from vitreous.data.sources.scan import Progress
 from vitreous.errors import DataError
 
-__all__ = ["STOPS", "cores", "look_at", "pixels_of", "shown"]
+__all__ = ["DECODER_EXIT_PREFIX", "hash_pixels", "look_at", "make_thumbnails", "num_cores"]
 
-_WALL = 60.0  # seconds after which a file is given up that waits for something else: a dead network disk
-_FEW = 16  # files a process is worth starting for
+_WALL_SECONDS = 60.0  # after which a file is given up that uses no processor time, as on a dead network disk
+_MIN_FILES = 16  # per process
 _WORKER = ("-m", "vitreous.audit.worker")
-_TICK = 0.25  # seconds between two looks at the clock
+_TICK = 0.25  # seconds between checks for files that take too long
 
-Task = tuple[Literal["look", "pixels", "shown"], str]
+Action = Literal["look", "pixels", "thumbnail"]
 
 
-class _Stopped(str):
-    """Why there is no answer."""
+class _Failed(str):
+    """Why a process did not survive a file."""
 
     __slots__ = ()
 
 
-def cores() -> int:
-    """Cores that this process may use."""
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def look_at(paths: Sequence[Path], workers: int | None = None, progress: Progress | None = None) -> list[Look]:
-    """Look at files, in processes of their own.
+def look_at(paths: Sequence[Path], workers: int | None = None, progress: Progress | None = None) -> list[Inspection]:
+    """Inspect files in processes, by default one per core; a file that its process did not survive has a `reason`."""
 
-    Args:
-        paths: Files.
-        workers: Processes; None is one per core.
-        progress: Called with (done, total), from this thread.
+    def read(result: Any) -> Inspection:
+        if isinstance(result, _Failed):
+            return Inspection(DECODER_EXIT_PREFIX + result)
+        tuples = {"size": tuple(result["size"]), "hashes": tuple(result["hashes"])}
+        return Inspection(**{**result, **tuples, "thumb": base64.b64decode(result["thumb"])})
 
-    Returns:
-        A look per path, in the order of the paths. A file that a process did not survive has a reason like any other
-        that cannot be used.
-
-    Raises:
-        DataError: If no process can be started.
-    """
-
-    def read(found: Any) -> Look:
-        if isinstance(found, _Stopped):
-            return Look(STOPS + found)
-        lists = {"size": tuple(found["size"]), "hashes": tuple(found["hashes"])}
-        return Look(**{**found, **lists, "thumb": base64.b64decode(found["thumb"])})
-
-    return _all([("look", os.fspath(path)) for path in paths], read, workers, progress)
+    return [read(result) for result in _process("look", paths, workers, progress)]
 
 
-def pixels_of(paths: Sequence[Path], workers: int | None = None, progress: Progress | None = None) -> list[str]:
-    """Hash the pixels of pictures, as :func:`vitreous.audit.look.pixels_digest`; empty where that fails."""
-    tasks: list[Task] = [("pixels", os.fspath(path)) for path in paths]
-    return _all(tasks, lambda found: "" if isinstance(found, _Stopped) else str(found), workers, progress)
+def hash_pixels(paths: Sequence[Path], workers: int | None = None, progress: Progress | None = None) -> list[str]:
+    """Hash the pixels of files, as :func:`vitreous.audit.look.pixels_digest`; empty where that fails."""
+    return ["" if isinstance(r, _Failed) else str(r) for r in _process("pixels", paths, workers, progress)]
 
 
-def shown(paths: Sequence[Path], workers: int | None = None, progress: Progress | None = None) -> list[str]:
-    """Small JPEGs of pictures in base 64, as :func:`vitreous.audit.look.small_jpeg`; empty where that fails."""
-    tasks: list[Task] = [("shown", os.fspath(path)) for path in paths]
-    return _all(tasks, lambda found: "" if isinstance(found, _Stopped) else str(found), workers, progress)
+def make_thumbnails(paths: Sequence[Path], workers: int | None = None, progress: Progress | None = None) -> list[str]:
+    """Return base64 JPEGs of files, as :func:`vitreous.audit.look.small_jpeg`; empty where that fails."""
+    return ["" if isinstance(r, _Failed) else str(r) for r in _process("thumbnail", paths, workers, progress)]
 
 
-def _all(
-    tasks: Sequence[Task], read: Callable[[Any], Any], workers: int | None, progress: Progress | None
-) -> list[Any]:
-    """Have every task answered, in processes; the answers in the order of the tasks."""
-    results: list[Any] = [None] * len(tasks)
+def _process(action: Action, paths: Sequence[Path], workers: int | None, progress: Progress | None) -> list[Any]:
+    results: list[Any] = [None] * len(paths)
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-    for position in range(len(tasks)):
-        waiting.put(position)
-    count = min(workers or cores(), -(-len(tasks) // _FEW))
-    hands = [_Hand(tasks, waiting, done) for _ in range(count)]
+    for index in range(len(paths)):
+        waiting.put(index)
+    count = min(workers or num_cores(), math.ceil(len(paths) / _MIN_FILES))
+    pool = [_Worker(action, paths, waiting, done) for _ in range(count)]
     try:
-        for finished in range(len(tasks)):
-            position, found = _next(done, hands)
-            results[position] = read(found)
+        for finished in range(len(paths)):
+            index, result = _next(done, pool)
+            results[index] = result
             if progress is not None:
-                progress(finished + 1, len(tasks))
+                progress(finished + 1, len(paths))
     finally:
-        for hand in hands:
-            hand.stop()
+        for worker in pool:
+            worker.stop()
     return results
 
 
-def _next(done: queue.SimpleQueue[tuple[int, Any]], hands: Iterable[_Hand]) -> tuple[int, Any]:
-    """The next answer; meanwhile those that take too long are ended."""
+def _next(done: queue.SimpleQueue[tuple[int, Any]], pool: Iterable[_Worker]) -> tuple[int, Any]:
+    """Wait for the next result, and kill processes that take too long."""
     while True:
         try:
-            position, found = done.get(timeout=_TICK)
+            index, result = done.get(timeout=_TICK)
         except queue.Empty:
-            for hand in hands:
-                hand.check_the_clock()
+            for worker in pool:
+                worker.check_time()
             continue
-        if position < 0:
-            raise DataError(f"a process that looks at pictures could not be started: {found}")
-        return position, found
+        if index < 0:
+            raise DataError(f"a process for reading images could not be started: {result}")
+        return index, result
 
 
-class _Hand:
+class _Worker:
     """A thread with a process, which it replaces when a file ends it."""
 
     def __init__(
-        self, tasks: Sequence[Task], waiting: queue.SimpleQueue[int], done: queue.SimpleQueue[tuple[int, Any]]
+        self,
+        action: Action,
+        paths: Sequence[Path],
+        waiting: queue.SimpleQueue[int],
+        done: queue.SimpleQueue[tuple[int, Any]],
     ) -> None:
-        self.tasks, self.waiting, self.done = tasks, waiting, done
+        self.action, self.paths, self.waiting, self.done = action, paths, waiting, done
         self.child: Child | None = None
-        self.since = float("inf")  # when the present file was given to it
-        self.late = False
-        self.stopped = False
+        self.started = float("inf")  # when the process received its current file
+        self.is_late = False
+        self.is_stopped = False
         self.thread = threading.Thread(target=self._run, name="vitreous-audit", daemon=True)
         self.thread.start()
 
-    def check_the_clock(self) -> None:
-        """End the process if its file takes too long; without a limit on processor time, sooner."""
-        limit = _WALL if hasattr(signal, "SIGXCPU") else SECONDS
-        if time.monotonic() - self.since > limit and self.child is not None:
-            self.late = True
+    def check_time(self) -> None:
+        """Kill the process if its file takes too long: sooner where the system cannot limit processor time."""
+        limit = _WALL_SECONDS if hasattr(signal, "SIGXCPU") else SECONDS
+        if time.monotonic() - self.started > limit and self.child is not None:
+            self.is_late = True
             self.child.kill()
 
     def stop(self) -> None:
-        """End the process and the thread."""
-        self.stopped = True
+        """End process and thread."""
+        self.is_stopped = True
         if self.child is not None:
             self.child.kill()
         self.thread.join(timeout=5)
 
     def _run(self) -> None:
         try:
-            while not self.stopped:
+            while not self.is_stopped:
                 try:
-                    position = self.waiting.get_nowait()
+                    index = self.waiting.get_nowait()
                 except queue.Empty:
                     break
-                self.done.put((position, self._ask(self.tasks[position])))
+                self.done.put((index, self._request(self.paths[index])))
         except OSError as error:
             self.done.put((-1, error))
         finally:
@@ -161,24 +148,19 @@ class _Hand:
             if child is not None:
                 child.end()
 
-    def _ask(self, task: Task) -> Any:
-        """The answer to a task; a :class:`Stopped` that says why there is none where the process did not survive it."""
+    def _request(self, path: Path) -> Any:
+        """Return the result for a file, or :class:`_Failed` if the process did not survive it."""
         if self.child is None:
             self.child = _start()
-        self.late, self.since = False, time.monotonic()
+        self.is_late, self.started = False, time.monotonic()
         try:
-            return self.child.ask(task)[0]
-        except Gone as gone:
+            return self.child.ask((self.action, os.fspath(path)))[0]
+        except ChildExited as gone:
             self.child = None
-            return _Stopped(reason_of(gone.code, self.late, SECONDS))
+            return _Failed(exit_reason(gone.code, self.is_late, SECONDS))
         finally:
-            self.since = float("inf")
+            self.started = float("inf")
 
 
 def _start() -> Child:
-    """Start a process that looks at files.
-
-    Raises:
-        OSError: If it cannot be started.
-    """
     return Child(_WORKER)

@@ -1,68 +1,58 @@
-"""The process that opens files for an audit and answers requests about them.
+"""The process that opens files for an audit; :mod:`vitreous.audit.watch` starts and replaces it.
 
-It is a process of its own, so that a file that hangs, crashes or starves a decoder costs that file and no more:
-:mod:`vitreous.audit.watch` starts it, and another one after it.
+It is separate so that a file that hangs, crashes or exhausts a decoder costs only that file.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import time
 from typing import IO, Any
 
 from PIL import Image
 
-from vitreous.audit.look import THUMB, Look, look, pixels_digest, seen, small_jpeg
+from vitreous.audit.look import THUMB, Inspection, fingerprint, look, pixels_digest, small_jpeg
 from vitreous.data.images.content import Content
-from vitreous.data.images.reading import watched_already
+from vitreous.data.images.reading import declare_watched
 from vitreous.data.images.watched.child import send
 from vitreous.data.images.watched.worker import serve
 
 __all__ = ["SECONDS", "answer", "main"]
 
 SECONDS = 5
-"""Of processor time that all work on one file may take; decoding alone has less, see `vitreous.data.images.watched`."""
+"""Limit of processor time for one file; decoding alone has a lower one, see `vitreous.data.images.watched`."""
 
 
-def answer(what: str, path: str) -> Any:
-    """Answer a request: a look, as a dictionary; the digest of the pixels; or a small JPEG, in base 64.
-
-    Args:
-        what: `look`, `pixels` or `shown`.
-        path: The file.
-    """
-    if what == "pixels":
+def answer(action: str, path: str) -> Any:
+    """Answer a request: `look` inspects and returns a dictionary, `pixels` a digest, and `thumbnail` a base64 JPEG."""
+    if action == "pixels":
         return pixels_digest(path)
-    if what == "shown":
+    if action == "thumbnail":
         return base64.b64encode(small_jpeg(path)).decode("ascii")
     try:
-        found = dataclasses.asdict(look(path))
-    except Exception as error:  # whatever a decoder meets that nobody foresaw is about this file, and no other
-        found = dataclasses.asdict(Look(f"cannot be decoded: {type(error).__name__}: {error}"))
-    return found | {"thumb": base64.b64encode(found["thumb"]).decode("ascii")}
+        result = dataclasses.asdict(look(path))
+    except Exception as error:  # an unforeseen decoder error concerns only this file
+        result = dataclasses.asdict(Inspection(f"cannot be decoded: {type(error).__name__}: {error}"))
+    return result | {"thumb": base64.b64encode(result["thumb"]).decode("ascii")}
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
-    seen(Image.new("RGB", (THUMB, THUMB)))  # loads the libraries before the clock of the first file runs
-    watched_already()
+    """Answer requests until the input ends."""
+    fingerprint(Image.new("RGB", (THUMB, THUMB)))  # imports the libraries before the first file is timed
+    declare_watched()
     serve(_reply)
 
 
 def _reply(request: Any, _: Content, output: IO[bytes]) -> None:
-    _limit()
-    send(output, answer(*request))
-
-
-def _limit() -> None:
-    """Have the system end this process after SECONDS more of processor time."""
-    try:
+    """Answer a request; the system ends this process after SECONDS more of processor time."""
+    with contextlib.suppress(ImportError):  # Windows has no limits: only the watching thread limits the time
         import resource
-    except ImportError:  # Windows: the watcher's clock is all there is
-        return
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + SECONDS, hard))
+
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + SECONDS, hard))
+    send(output, answer(*request))
 
 
 if __name__ == "__main__":

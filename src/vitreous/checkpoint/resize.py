@@ -1,52 +1,46 @@
-"""A model for another picture or patch size: positions and the patch kernel are resampled once, and it is recorded."""
+"""Adapts a model to another image or patch size: position embeddings and the patch kernel are resampled once."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.checkpoint.adapters.common import State
+from vitreous.checkpoint.adapters.shapes import plain_size
 from vitreous.errors import ConfigError
 from vitreous.model.config import Size2d, ViTConfig, pair
-from vitreous.model.embeddings import resample
+from vitreous.model.positions.resample import Resample
 
-Resample = Literal["google", "timm", "huggingface", "torchvision", "dinov2"]
-
-__all__ = ["resample_patch_kernel", "resized"]
+__all__ = ["Resample", "resample_patch_kernel", "resize_model"]
 
 
-def resized(
+def resize_model(
     config: ViTConfig, state: State, image_size: Size2d | None, patch_size: Size2d | None, method: Resample | None
 ) -> tuple[ViTConfig, State, dict[str, Any]]:
-    """Return configuration and tensors for another size, and what was done, for the model's provenance.
+    """Return the configuration and tensors at another size, and a record of what was resampled for the provenance.
 
-    Args:
-        config: Of the model as it is.
-        state: Its tensors.
-        image_size: Height and width in pixels; None leaves them.
-        patch_size: Height and width of a patch in pixels; None leaves them.
-        method: Whose function resizes positions; None takes the configuration's. It is kept in the configuration.
-
-    Raises:
-        ConfigError: If the patches do not tile the picture, or the stem's patches cannot be resized.
+    Sizes are in pixels (height, width); None keeps the current one. `method` is the library whose interpolation resizes
+    positions, and is stored in the configuration; None keeps the configured one. The given tensors are not changed.
     """
-    if patch_size is not None and config.stem in ("conv", "resnet") and pair(patch_size) != pair(config.patch_size):
-        raise ConfigError(f"the patches of a {config.stem} stem are no plain kernel: patch_size cannot be changed")
+    if patch_size is not None and not config.stem.has_patch_kernel and pair(patch_size) != pair(config.patch_size):
+        raise ConfigError(f"a {config.stem.kind} stem has no single patch kernel to resize: patch_size cannot change")
     new = replace(
         config,
-        image_size=_plain(image_size or config.image_size),
-        patch_size=_plain(patch_size or config.patch_size),
-        resample=method or config.resample,
+        image_size=plain_size(pair(image_size or config.image_size)),
+        patch_size=plain_size(pair(patch_size or config.patch_size)),
     )
+    if method and hasattr(new.position, "resample"):
+        new = new.with_options({"position": {"resample": method}})
     state = dict(state)
     record: dict[str, Any] = {}
     if new.grid != config.grid:
-        _resample_positions(config, new, state)
-        record["positions"] = {"from": list(config.grid), "to": list(new.grid), "method": new.resample}
+        state |= new.position.resized(state, config, new)
+        method = getattr(new.position, "resample", None)
+        record["positions"] = {"from": list(config.grid), "to": list(new.grid), "method": method or new.position.kind}
     if pair(new.patch_size) != pair(config.patch_size):
         kernel = state["patch_embed.proj.weight"]
         state["patch_embed.proj.weight"] = resample_patch_kernel(kernel, pair(new.patch_size))
@@ -54,38 +48,11 @@ def resized(
     return new, state, record
 
 
-def _plain(size: Size2d) -> Size2d:
-    return pair(size)[0] if len(set(pair(size))) == 1 else pair(size)
-
-
-def _resample_positions(old: ViTConfig, new: ViTConfig, state: State) -> None:
-    """Resample learned positions in place; those of prefix tokens stay, fixed and rotary ones have no tensor."""
-    if "pos_embed" in state:
-        table = state["pos_embed"]
-        own = table.shape[1] - old.grid[0] * old.grid[1]
-        patches = resample(table[:, own:], old.grid, new.grid, new.resample)
-        state["pos_embed"] = torch.cat((table[:, :own], patches), 1)
-    for name, axis in (("pos_embed_row", 0), ("pos_embed_column", 1)):
-        if name in state:
-            lengths = [(c.grid[axis], 1) if axis == 0 else (1, c.grid[axis]) for c in (old, new)]
-            state[name] = resample(state[name], lengths[0], lengths[1], new.resample)
-    for name in [name for name in state if name.endswith("attn.relative")]:
-        length = 2 * new.grid[0] * new.grid[1] - 1
-        table = state[name].t()[None]
-        state[name] = F.interpolate(table, size=length, mode="linear", align_corners=True)[0].t().contiguous()
-
-
 def resample_patch_kernel(kernel: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize a patch kernel so that patches resized alike give the same tokens as nearly as possible.
+    """Resize a patch kernel D x C x h x w to h' x w' so that equally resized patches give nearly the same tokens.
 
-    FlexiViT's pseudo-inverse resize (arXiv 2212.08013, section 3.4), with the antialiased bicubic resize of timm.
-
-    Args:
-        kernel: Weights, D x C x h x w.
-        size: Height and width wanted, in pixels.
-
-    Returns:
-        D x C x h' x w', in the kernel's dtype; computed in float64.
+    FlexiViT's pseudo-inverse resize (arXiv 2212.08013, section 3.4) with timm's antialiased bicubic interpolation,
+    computed in float64.
     """
     height, width = kernel.shape[2:]
     if (height, width) == size:

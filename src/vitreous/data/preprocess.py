@@ -1,9 +1,9 @@
-"""The one evaluation pipeline: from a picture to the numbers that a model sees, in training, evaluation and prediction.
+"""The evaluation pipeline: from a decoded image to the model's input, the same in training, evaluation and prediction.
 
-Built once from the configuration and the training images, stored in the model file, used by every command. Decoding
-is :mod:`vitreous.data.images.reading`; random changes are :mod:`vitreous.data.augment.pipeline`.
+It is built once from the configuration and the training images, and stored in the model file. Decoding is in
+:mod:`vitreous.data.images.reading`, augmentation in :mod:`vitreous.data.augment.pipeline`.
 
-Shapes: B batch, C channels, H x W pixels of the model's input.
+Shapes: B images, C channels, H x W pixels of the model's input.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.data.config import PreprocessConfig
-from vitreous.data.images.reading import read_picture
+from vitreous.data.images.reading import read_image
 from vitreous.errors import CheckpointError, ConfigError
 
 __all__ = ["EvalPipeline", "channel_statistics"]
@@ -32,18 +32,18 @@ _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
 }
 _MIDDLE_GREY = 0.5
-_LARGEST_SIDE = 16_384  # pixels: a square of these takes 800 MB before it is a number
-_LONGEST = 16  # a picture longer than this many times the target is cut before it is resized
+_LARGEST_SIDE = 16_384  # pixels; an RGB square of this side takes 800 MB as uint8
+_LONGEST = 16  # an image longer than this many times the target is cut before it is resized
 
 
 @dataclass(frozen=True)
 class EvalPipeline:
-    """Resizes, cuts and normalises; deterministic and without state.
+    """Resize, cut and normalise images; deterministic and stateless.
 
     Args:
-        size: Height and width (H, W) in pixels of what the model sees.
-        channels: 3 for colour, 1 for grey (ITU-R 601 luma).
-        config: How pictures meet the rectangle, and mean and std per channel in [0, 1].
+        size: Height and width (H, W) of the model's input in pixels.
+        channels: 3 for colour, 1 for greyscale (ITU-R 601 luma).
+        config: How images are fitted to the size, and mean and std per channel for pixels in [0, 1].
 
     Raises:
         ConfigError: If the size or the channels are out of range, or mean and std do not have one value per channel.
@@ -54,19 +54,19 @@ class EvalPipeline:
     config: PreprocessConfig
 
     def __post_init__(self) -> None:
-        """Check that the parts fit together, all problems in one error."""
         object.__setattr__(self, "size", tuple(int(side) for side in self.size))
         problems = []
+        kept = self.config.crop_ratio if self.config.fit == "crop" else 1.0  # fraction of the resized sides
         if len(self.size) != 2 or min(self.size) < 1:
             problems.append(f"size is {self.size}, it must be a height and a width of at least 1 pixel")
-        elif max(self.size) / self._share > _LARGEST_SIDE:
-            sides = " x ".join(f"{side / self._share:.6g}" for side in self.size)
+        elif max(self.size) / kept > _LARGEST_SIDE:
+            sides = " x ".join(f"{side / kept:.6g}" for side in self.size)
             problems.append(
-                f"images would be resized to {sides} pixels, at most {_LARGEST_SIDE:,} a side are: use a smaller image "
-                "size, or a larger crop_ratio"
+                f"images would be resized to {sides} pixels, the limit is {_LARGEST_SIDE:,} per side: use a smaller "
+                "image size, or a larger crop_ratio"
             )
         if type(self.channels) is not int or self.channels not in (1, 3):
-            problems.append(f"channels is {self.channels}, it must be 1 (grey) or 3 (colour)")
+            problems.append(f"channels is {self.channels}, it must be 1 (greyscale) or 3 (colour)")
         problems += [
             f"{name} has {len(values)} values for {self.channels} channels: give {self.channels}, or none to measure it"
             for name, values in (("mean", self.config.mean), ("std", self.config.std))
@@ -75,128 +75,29 @@ class EvalPipeline:
         if problems:
             raise ConfigError("; ".join(problems))
 
-    @property
-    def _share(self) -> float:
-        """The share of the resized image's sides that is kept."""
-        return self.config.crop_ratio if self.config.fit == "crop" else 1.0
-
-    @property
-    def has_statistics(self) -> bool:
-        """Whether mean and std are known, as :meth:`normalise` needs."""
-        return bool(self.config.mean) and bool(self.config.std)
-
-    def with_statistics(self, mean: Iterable[float], std: Iterable[float]) -> EvalPipeline:
-        """The same pipeline with mean and std filled in where the configuration left them empty."""
-        config = self.config
-        return replace(self, config=replace(config, mean=config.mean or tuple(mean), std=config.std or tuple(std)))
-
-    def measured(self, pictures: Iterable[Image.Image]) -> EvalPipeline:
-        """The same pipeline with mean and std measured on these pictures, where the configuration left them empty.
-
-        With `pad`, the pictures are squashed for the measurement: bars are no part of them.
-        """
-        fit = "squash" if self.config.fit == "pad" else self.config.fit
-        plain = replace(self, config=replace(self.config, fit=fit))
-        return self.with_statistics(*channel_statistics(plain.pixels(picture)[None] for picture in pictures))
+    def __call__(self, image: Image.Image) -> Tensor:
+        """Return the model's input for one image: float32 (C, H, W)."""
+        return self.normalise(torch.from_numpy(self.pixels(image)).permute(2, 0, 1))
 
     def pixels(self, image: Image.Image) -> npt.NDArray[np.uint8]:
-        """Resize, then cut or pad, one picture.
-
-        Args:
-            image: Any mode; RGB and L are taken as they are.
-
-        Returns:
-            Array (H, W, C) of uint8.
-        """
+        """Resize one image, then cut or pad it, to uint8 (H, W, C)."""
         if image.mode not in ("RGB", "L"):
-            image = read_picture(image)
-        wanted = "RGB" if self.channels == 3 else "L"
-        image = image if image.mode == wanted else image.convert(wanted)
+            image = read_image(image)
+        mode = "RGB" if self.channels == 3 else "L"
+        image = image if image.mode == mode else image.convert(mode)
         fitted = {"crop": self._crop, "squash": self._squash, "pad": self._pad}[self.config.fit](image)
         return np.array(fitted).reshape(*self.size, self.channels)
 
-    def normalise(self, batch: Tensor) -> Tensor:
-        """``(batch / 255 - mean) / std`` per channel.
-
-        Args:
-            batch: Pixels (B, C, H, W), or (C, H, W), in [0, 255]; uint8, on any device.
-
-        Returns:
-            float32, of the same shape and on the same device.
-
-        Raises:
-            ConfigError: If the channels do not fit, or mean and std are not known yet.
-        """
-        self._check(batch)
-        mean, std = (_per_channel(values, batch.device) for values in (self.config.mean, self.config.std))
-        return batch.to(torch.float32, copy=True).div_(255).sub_(mean).div_(std)
-
-    def normalise_(self, batch: Tensor) -> Tensor:
-        """The same in place and in two passes, not in four: to 1e-6 of what :meth:`normalise` gives.
-
-        Args:
-            batch: float32 pixels (B, C, H, W), or (C, H, W), in [0, 255], on any device.
-
-        Raises:
-            ConfigError: As there.
-        """
-        self._check(batch)
-        factor = tuple(1 / (255 * s) for s in self.config.std)
-        shift = tuple(m / s for m, s in zip(self.config.mean, self.config.std, strict=True))
-        return batch.mul_(_per_channel(factor, batch.device)).sub_(_per_channel(shift, batch.device))
-
-    def _check(self, batch: Tensor) -> None:
-        """Raise where a batch cannot be normalised."""
-        if batch.ndim < 3 or batch.shape[-3] != self.channels:
-            raise ConfigError(f"a batch of shape {tuple(batch.shape)} does not fit (B, {self.channels}, H, W)")
-        if not self.has_statistics:
-            raise ConfigError("mean and std are not known: set both, or measure them on the training images")
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        """One picture as the model sees it: float32 (C, H, W)."""
-        return self.normalise(torch.from_numpy(self.pixels(image)).permute(2, 0, 1))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; :meth:`from_dict` is the way back."""
-        plain = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.config).items()}
-        return {"size": list(self.size), "channels": self.channels, **plain}
-
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> EvalPipeline:
-        """The pipeline that :meth:`to_dict` described.
-
-        Raises:
-            CheckpointError: If keys are missing or unknown, or a value cannot be meant.
-        """
-        known = {"size", "channels", *(field.name for field in fields(PreprocessConfig))}
-        problems = [
-            f"{what} {', '.join(sorted(map(str, keys)))}"
-            for what, keys in (("unknown", stored.keys() - known), ("missing", known - stored.keys()))
-            if keys
-        ]
-        if problems:
-            raise CheckpointError(f"the evaluation pipeline of this model file does not fit: {'; '.join(problems)}")
-        choices = {"fit": ("crop", "squash", "pad"), "interpolation": tuple(_FILTERS)}
-        for name, allowed in choices.items():
-            if stored[name] not in allowed:
-                raise CheckpointError(f"pipeline {name} is {stored[name]!r}, known are {', '.join(allowed)}")
-        try:
-            values = dict(stored)
-            height, width = values.pop("size")
-            return cls((height, width), values.pop("channels"), PreprocessConfig(**values))
-        except (ConfigError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the evaluation pipeline of this model file cannot be used: {error}") from error
-
     def _crop(self, image: Image.Image) -> Image.Image:
-        """Resize so that the picture just covers the target divided by `crop_ratio`, cut the middle."""
+        """Resize so that the image just covers the size divided by `crop_ratio`, then cut the centre."""
         height, width = self.size
-        # Floor as timm does: 224 at 0.875 is 256. The longer side is floored as torchvision's Resize does.
+        # Rounded down as in timm: 224 at 0.875 is 256. The longer side is rounded down as in torchvision's Resize.
         cover_h, cover_w = int(height / self.config.crop_ratio), int(width / self.config.crop_ratio)
         if image.width * cover_h > image.height * cover_w:
-            image = _shorten(image, _LONGEST * cover_w * image.height // cover_h, image.height)
+            image = _cut_centre(image, _LONGEST * cover_w * image.height // cover_h, image.height)
             resized = (image.width * cover_h // image.height, cover_h)
         else:
-            image = _shorten(image, image.width, _LONGEST * cover_h * image.width // cover_w)
+            image = _cut_centre(image, image.width, _LONGEST * cover_h * image.width // cover_w)
             resized = (cover_w, image.height * cover_w // image.width)
         image = self._resize(image, resized)
         left, top = round((image.width - width) / 2), round((image.height - height) / 2)
@@ -206,7 +107,7 @@ class EvalPipeline:
         return self._resize(image, (self.size[1], self.size[0]))
 
     def _pad(self, image: Image.Image) -> Image.Image:
-        """Resize so that the picture just fits into the target, centred on the mean colour."""
+        """Resize so that the image just fits into the size, centred on the mean colour."""
         height, width = self.size
         if image.width * height > image.height * width:
             resized = (width, max(1, image.height * width // image.width))
@@ -219,18 +120,77 @@ class EvalPipeline:
         return canvas
 
     def _resize(self, image: Image.Image, size: tuple[int, int]) -> Image.Image:
-        """PIL's antialiased resize to (width, height); a picture of that size already stays as it is."""
         return image if image.size == size else image.resize(size, _FILTERS[self.config.interpolation])
+
+    def normalise(self, batch: Tensor) -> Tensor:
+        """Return ``(batch / 255 - mean) / std`` per channel.
+
+        Args:
+            batch: uint8 (B, C, H, W) or (C, H, W), on any device; the result is float32.
+
+        Raises:
+            ConfigError: If the number of channels differs, or mean and std are not known yet.
+        """
+        self._check(batch)
+        mean, std = (_per_channel(values, batch.device) for values in (self.config.mean, self.config.std))
+        return batch.to(torch.float32, copy=True).div_(255).sub_(mean).div_(std)
+
+    def normalise_(self, batch: Tensor) -> Tensor:
+        """Normalise float32 pixels in [0, 255] in place: :meth:`normalise` to within 1e-6, in half the passes."""
+        self._check(batch)
+        factor = tuple(1 / (255 * s) for s in self.config.std)
+        shift = tuple(m / s for m, s in zip(self.config.mean, self.config.std, strict=True))
+        return batch.mul_(_per_channel(factor, batch.device)).sub_(_per_channel(shift, batch.device))
+
+    def _check(self, batch: Tensor) -> None:
+        if batch.ndim < 3 or batch.shape[-3] != self.channels:
+            raise ConfigError(f"a batch of shape {tuple(batch.shape)} does not fit (B, {self.channels}, H, W)")
+        if not self.has_statistics:
+            raise ConfigError("mean and std are not known: set both, or measure them on the training images")
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether mean and std are known, as :meth:`normalise` requires."""
+        return bool(self.config.mean) and bool(self.config.std)
+
+    def with_measured_statistics(self, images: Iterable[Image.Image]) -> EvalPipeline:
+        """Return a copy with mean and std measured on images, where the configuration left them empty.
+
+        With `pad`, images are squashed for the measurement, so that the padding does not count.
+        """
+        config = self.config
+        plain = replace(self, config=replace(config, fit="squash" if config.fit == "pad" else config.fit))
+        mean, std = channel_statistics(plain.pixels(image)[None] for image in images)
+        return replace(self, config=replace(config, mean=config.mean or mean, std=config.std or std))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values, the argument of :meth:`from_dict`."""
+        plain = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.config).items()}
+        return {"size": list(self.size), "channels": self.channels, **plain}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> EvalPipeline:
+        """Return the pipeline that :meth:`to_dict` described."""
+        known = {"size", "channels", *(field.name for field in fields(PreprocessConfig))}
+        problems = [
+            f"{what} {', '.join(sorted(map(str, keys)))}"
+            for what, keys in (("unknown", stored.keys() - known), ("missing", known - stored.keys()))
+            if keys
+        ]
+        if problems:
+            raise CheckpointError(f"the evaluation pipeline in this model file is invalid: {'; '.join(problems)}")
+        try:
+            values = dict(stored)
+            height, width = values.pop("size")
+            return cls((height, width), values.pop("channels"), PreprocessConfig(**values))
+        except (ConfigError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the evaluation pipeline in this model file is invalid: {error}") from error
 
 
 def channel_statistics(batches: Iterable[npt.NDArray[np.uint8]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel over all pixels, exact, on the scale [0, 1].
+    """Return the exact mean and standard deviation per channel over all pixels (..., C), scaled to [0, 1].
 
-    Args:
-        batches: Arrays (n, H, W, C) of uint8. One array (n, H, W, C) is also such an iterable, of (H, W, C).
-
-    Returns:
-        Mean and std, one value per channel. The std is at least 1/255, so that a constant channel can be divided by.
+    The standard deviation is at least 1/255, so that a constant channel can be normalised.
     """
     count, total, squares = 0, np.zeros(1, np.int64), np.zeros(1, np.int64)
     for batch in batches:
@@ -241,14 +201,14 @@ def channel_statistics(batches: Iterable[npt.NDArray[np.uint8]]) -> tuple[tuple[
         total = total + histogram @ values
         squares = squares + histogram @ values**2
     if count == 0:
-        raise ConfigError("mean and std cannot be measured: there are no pictures")
+        raise ConfigError("mean and std cannot be measured: there are no images")
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 1.0))
     return tuple(float(m) / 255 for m in mean), tuple(float(s) / 255 for s in std)
 
 
-def _shorten(image: Image.Image, width: int, height: int) -> Image.Image:
-    """Cut the middle (width, height) of a picture that is larger: resizing a 1 x 50,000 strip would fill the memory."""
+def _cut_centre(image: Image.Image, width: int, height: int) -> Image.Image:
+    """Cut an image to at most (width, height): resizing a strip of 1 x 50,000 pixels would exhaust the memory."""
     if image.width <= width and image.height <= height:
         return image
     width, height = min(max(1, width), image.width), min(max(1, height), image.height)
@@ -258,6 +218,5 @@ def _shorten(image: Image.Image, width: int, height: int) -> Image.Image:
 
 @lru_cache(maxsize=64)
 def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """A number for each channel as (C, 1, 1) on the device, built once."""
-    with torch.inference_mode(False):  # a tensor born in inference mode could not be used under autograd later
+    with torch.inference_mode(False):  # a tensor created in inference mode cannot be used under autograd later
         return torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)

@@ -1,4 +1,4 @@
-"""What an engine is, and what it computes: logits and features of a batch, by one forward pass.
+"""What an engine is, and what it computes: the logits and features of a batch in one forward pass.
 
 Shapes: B batch, C channels, H x W pixels, K classes, F features that the head's last layer reads.
 """
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from vitreous.engines.names import Precision
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["DynamicBatch", "Engine", "Outputs"]
+__all__ = ["Engine", "Outputs", "TraceInput"]
 
 
 class Engine(Protocol):
-    """A model that is ready to compute on some machine in some precision."""
+    """A model ready to compute on some device in some precision."""
 
     @property
     def name(self) -> str:
@@ -25,14 +25,14 @@ class Engine(Protocol):
 
     @property
     def precision(self) -> Precision:
-        """What it multiplies in. Sums and results are float32 at least where the engine lets us."""
+        """The precision of products. Sums and results are at least float32 where the engine allows it."""
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits B x K and features B x F, float32, of normalised images B x C x H x W, float32."""
 
 
 class Outputs(nn.Module):
-    """A model from images to logits and features: what engines compute."""
+    """A model that returns both logits and features, as engines do."""
 
     def __init__(self, model: VisionTransformer) -> None:
         super().__init__()
@@ -40,19 +40,14 @@ class Outputs(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits B x K and features B x F of images B x C x H x W."""
-        features = self.model.pooled(images)
+        features = self.model(images, "features")
         logits = self.model.head(features)
-        return (logits * 1 if logits is features else logits), features  # a graph's outputs must differ
+        return (logits * 1 if logits is features else logits), features  # a graph's outputs must be distinct
 
 
-class DynamicBatch:
-    """A picture to trace a graph with, whose first dimension then stays free.
-
-    Args:
-        model: What is traced: it says channels.
-        size: Height and width in pixels, which the graph is fixed to.
-    """
+class TraceInput:
+    """Images to trace a model with. The graph is fixed to their height and width; its batch size stays free."""
 
     def __init__(self, model: VisionTransformer, size: tuple[int, int]) -> None:
-        self.images = torch.zeros(2, model.config.in_channels, *size)  # two: torch.export takes 1 for a constant
+        self.images = torch.zeros(2, model.config.in_channels, *size)  # two: torch.export takes a 1 as constant
         self.shapes = ({0: torch.export.Dim("batch")},)

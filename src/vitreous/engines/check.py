@@ -1,4 +1,4 @@
-"""Whether an engine agrees with PyTorch in float32: images to check it on, and the tolerances.
+"""Whether an engine agrees with PyTorch in float32: the images to check it with, and the tolerances.
 
 Shapes: B batch, C channels, H x W pixels, K classes, F features.
 """
@@ -6,7 +6,7 @@ Shapes: B batch, C channels, H x W pixels, K classes, F features.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,27 +18,20 @@ from vitreous.engines.names import Precision
 
 __all__ = ["CHECKED", "TOLERANCE", "Agreement", "agreement", "check_images"]
 
-
 Pixels = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far an engine is from the reference, or may be, on the image where it is farthest.
+    """Largest differences from the reference over all images; also the bounds on them."""
 
-    Args:
-        logits: The largest difference of two logits, less the image's mean, as a share of the image's largest.
-        features: The same of features, as they are.
-        probabilities: The largest difference of two calibrated probabilities.
-    """
-
-    logits: float
-    features: float
-    probabilities: float
+    logits: float  # relative to the image's largest logit, after subtracting its mean logit
+    features: float  # relative to the image's largest feature
+    probabilities: float  # absolute, after calibration
 
     def within(self, bound: Agreement) -> bool:
-        """Whether no difference is above its bound; one that is no number is."""
-        return all(getattr(self, name) <= getattr(bound, name) for name in ("logits", "features", "probabilities"))
+        """Return whether every difference is within its bound; a NaN is not."""
+        return all(difference <= limit for difference, limit in zip(astuple(self), astuple(bound), strict=True))
 
     def __str__(self) -> str:
         return f"logits {self.logits:.1e}, features {self.features:.1e}, probabilities {self.probabilities:.1e}"
@@ -48,80 +41,73 @@ TOLERANCE: dict[Precision, Agreement] = {
     "float32": Agreement(1e-4, 1e-4, 1e-4),
     "bf16": Agreement(1e-1, 1e-1, 5e-2),
 }
-"""How far two answers for one image may be apart on one machine, whichever engine and batch size computed them: in
-float32 any two, in bf16 each from float32. On 736 photographs, by three small models, engines in float32 were up to
-8e-7 and 1.5e-6 apart in probabilities and features, and bf16 up to 0.027 and 0.064 from them."""
+"""Promised bounds on the difference between two answers for one image on one machine, for any engine and batch size: in
+float32 between any two answers, in bf16 from an answer in float32. What was measured is in docs/benchmarks.md."""
 
 CHECKED: dict[Precision, Agreement] = {
     "float32": Agreement(3e-5, 3e-5, 3e-5),
     "bf16": Agreement(5e-2, 5e-2, 2e-2),
 }
-"""What an engine is held to on the check images. In float32 two engines that meet it are 6e-5 apart, which leaves room
-for other images. Several times what sound engines showed on every variant of the model: 2e-6 in float32, and 1e-2 in
-bf16, which rounds each number to 8 bits, 4e-3 of its value (docs/benchmarks.md)."""
+"""Bounds on the check images. Two engines that meet the float32 bound differ by at most 6e-5, which leaves a margin to
+`TOLERANCE` for other images. Correct engines differ several times less on every variant of the model."""
 
 
 def check_images(channels: int, size: tuple[int, int]) -> Tensor:
-    """Return three images to compare engines on, 3 x C x H x W of uint8, others each time.
+    """Return three random images to compare engines on, 3 x C x H x W, uint8.
 
-    They are drawn from the system's randomness, so that no file can be made to fit them: a scene of waves, edges and
-    grain; colours whose spectrum falls with the frequency as that of photographs does; and noise.
+    One shows waves, edges and grain, one has the spectrum of photographs, and one is noise. The seed comes from the
+    system, so no graph can be made to fit them.
     """
-    random = np.random.default_rng(secrets.randbits(128))
-    made = [
-        _scene(random, channels, size),
-        _photographic(random, channels, size),
-        random.uniform(0, 255, (channels, *size)),
-    ]
-    return torch.from_numpy(np.clip(np.stack(made), 0, 255).astype(np.uint8))
+    rng = np.random.default_rng(secrets.randbits(128))
+    images = [_scene(rng, channels, size), _photographic(rng, channels, size), rng.uniform(0, 255, (channels, *size))]
+    return torch.from_numpy(np.clip(np.stack(images), 0, 255).astype(np.uint8))
 
 
-def _scene(random: np.random.Generator, channels: int, size: tuple[int, int]) -> Pixels:
-    """Waves of several lengths and directions, a rectangle, and grain (C, H, W)."""
+def _scene(rng: np.random.Generator, channels: int, size: tuple[int, int]) -> Pixels:
+    """Draw waves of several lengths and directions, a rectangle, and grain: C x H x W."""
     y, x = np.meshgrid(*(np.linspace(0, 1, side) for side in size), indexing="ij")
     planes = []
-    top, left = random.uniform(0.1, 0.6, 2)
+    top, left = rng.uniform(0.1, 0.6, 2)
     for _ in range(channels):
         waves = sum(
-            np.sin(2 * np.pi * (random.normal(0, n) * x + random.normal(0, n) * y + random.uniform())) / n
-            for n in (1, 3, 8)
+            np.sin(2 * np.pi * (rng.normal(0, n) * x + rng.normal(0, n) * y + rng.uniform())) / n for n in (1, 3, 8)
         )
         inside = (abs(y - top) < 0.15) & (abs(x - left) < 0.2)
-        planes.append(127 + 50 * waves + random.normal(0, 60) * inside + random.normal(0, 8, size))
+        planes.append(127 + 50 * waves + rng.normal(0, 60) * inside + rng.normal(0, 8, size))
     return np.stack(planes)
 
 
-def _photographic(random: np.random.Generator, channels: int, size: tuple[int, int]) -> Pixels:
-    """Brightness and, weaker, colours whose amplitude falls as 1 / frequency (D. J. Field, 1987) (C, H, W)."""
+def _photographic(rng: np.random.Generator, channels: int, size: tuple[int, int]) -> Pixels:
+    """Draw brightness and weaker colours whose amplitude falls as 1 / frequency (D. J. Field, 1987): C x H x W."""
     frequency = np.hypot(*np.meshgrid(np.fft.fftfreq(size[0]), np.fft.fftfreq(size[1]), indexing="ij"))
-    falling = 1 / np.maximum(frequency, 1 / max(size))
+    amplitude = 1 / np.maximum(frequency, 1 / max(size))
     planes = []
-    for _ in range(1 + channels):  # brightness, then what each channel adds
-        plane = np.fft.ifft2(np.fft.fft2(random.normal(size=size)) * falling).real
+    for _ in range(1 + channels):  # brightness, then the colour of each channel
+        plane = np.fft.ifft2(np.fft.fft2(rng.normal(size=size)) * amplitude).real
         planes.append((plane - plane.mean()) / max(plane.std(), 1e-6))
-    contrast, brightness = random.uniform(30, 60), random.uniform(90, 160, (channels, 1, 1))
+    contrast, brightness = rng.uniform(30, 60), rng.uniform(90, 160, (channels, 1, 1))
     return brightness + contrast * (planes[0] + 0.3 * np.stack(planes[1:]))
 
 
 def agreement(engine: Engine, images: Tensor, reference: tuple[Tensor, Tensor], temperature: float) -> Agreement:
-    """Have an engine compute the images as one batch and the first alone, and compare each with the reference.
+    """Compare an engine with PyTorch's logits B x K and features B x F in float32, the reference.
 
-    Args:
-        engine: What is checked.
-        images: The check images, normalised, B x C x H x W.
-        reference: Their logits B x K and features B x F by PyTorch in float32.
-        temperature: Of the model's probabilities.
+    The normalised check images B x C x H x W are computed as one batch, and the first alone.
     """
     logits, features = (torch.cat(parts) for parts in zip(engine(images), engine(images[:1]), strict=True))
-    right_logits, right_features = (torch.cat((each, each[:1])) for each in reference)
-    if logits.shape != right_logits.shape or features.shape != right_features.shape:
+    expected_logits, expected_features = (torch.cat((each, each[:1])) for each in reference)
+    if logits.shape != expected_logits.shape or features.shape != expected_features.shape:
         return Agreement(torch.inf, torch.inf, torch.inf)
-    own, right = (each - each.mean(1, keepdim=True) * (each.shape[1] > 1) for each in (logits, right_logits))
-    chances = [(each / temperature).softmax(1) for each in (own, right)]
-    apart = float((chances[0] - chances[1]).abs().max())
-    return Agreement(_share(own, right), _share(features, right_features), apart)
+    if logits.shape[1] > 1:
+        logits, expected_logits = (each - each.mean(1, keepdim=True) for each in (logits, expected_logits))
+    probabilities, expected = ((each / temperature).softmax(1) for each in (logits, expected_logits))
+    return Agreement(
+        logits=_relative_difference(logits, expected_logits),
+        features=_relative_difference(features, expected_features),
+        probabilities=float((probabilities - expected).abs().max()),
+    )
 
 
-def _share(own: Tensor, right: Tensor) -> float:
-    """The largest difference in a row as a share of the row's largest value, in the row where it is largest."""
-    return float(((own - right).abs().amax(1) / right.abs().amax(1).clamp_min(1e-6)).max())
+def _relative_difference(values: Tensor, expected: Tensor) -> float:
+    """Return the largest difference in any row, relative to the row's largest value."""
+    return float(((values - expected).abs().amax(1) / expected.abs().amax(1).clamp_min(1e-6)).max())

@@ -1,10 +1,9 @@
-"""Which engine computes: the one that was named, or the fastest that is installed, agrees and pays.
+"""Chooses the engine that computes: the one the user named, or the fastest that is installed, agrees and pays off.
 
-Opening an engine costs time, converting a graph for it costs more, and comparing costs a forward pass in float32. So
-`auto` decides by how many images there are: PyTorch for few, and another engine where PyTorch would be busy for longer
-than the other costs to have. All engines give the same numbers to the tolerance of their precision
-(:mod:`vitreous.engines.check`), and the precision is float32 unless another is asked for: how many images there are
-never changes it. The constants were measured (docs/benchmarks.md). A quantised graph will be one more precision here.
+Opening a graph costs time, and converting a model costs more. So `auto` decides by the number of images: PyTorch for
+few, another engine once it saves more time than it costs. All engines give the same numbers, to the tolerance of their
+precision (`check.py`). The precision is float32 unless the user asks for another; it never depends on the number of
+images. The constants were measured (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -21,34 +20,23 @@ from vitreous.engines.base import Engine
 from vitreous.engines.cache import remember_speed, remembered_speed
 from vitreous.engines.check import TOLERANCE
 from vitreous.engines.names import EngineName, Precision, PrecisionName
-from vitreous.engines.opening import CONVERTED, Opener, UnfitError, installed
+from vitreous.engines.opening import CONVERTERS, Opener, UnfitError, installed
 from vitreous.errors import ConfigError, MissingExtraError, OutputError, did_you_mean
 from vitreous.machine.device import computes_bf16, describe_machine
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["EngineChoice"]
 
-_EXTRA = {"openvino": "openvino", "onnxruntime": "onnx"}
-_OPENING, _CONVERTING = 0.6, 6.0  # seconds that a graph costs: one that is there, one that has to be made
-_SAVED = {"bf16": 0.3, "float32": 0.5}  # share of PyTorch's time in a precision that another engine saves
-_RACED = 4  # pictures in a race's batch
-_ROUNDS = 3
+_EXTRA = {"openvino": "openvino", "onnxruntime": "onnx"}  # the optional dependency that installs an engine
+_OPENING, _CONVERTING = 0.6, 6.0  # seconds that it costs to open a stored graph, and to convert a model
+_SAVED = {"bf16": 0.3, "float32": 0.5}  # share of PyTorch's time that another engine saves
+_RACE_BATCH, _RACE_ROUNDS = 4, 3
 
 
 class EngineChoice:
-    """Decides which engine computes for one model, again whenever more pictures come.
+    """Chooses the engine for one model, again whenever more images arrive.
 
-    Args:
-        model: On its device, float32, in evaluation mode.
-        pipeline: Its images' size and constants.
-        temperature: Of its probabilities.
-        engine: `auto`, or the one to use.
-        precision: The one to use, or `auto`: bf16 where the device computes it in hardware and it agrees, else float32.
-        tell: Is told, in a line, of conversions, of engines that are passed over, and of bf16 with its tolerance.
-
-    Raises:
-        ConfigError: If a name is unknown, or the engine does not run on the device or in the precision.
-        MissingExtraError: If the engine that is named is not installed.
+    The model is on its device, float32, in evaluation mode; :class:`~vitreous.predictor.Classifier` has the options.
     """
 
     def __init__(
@@ -61,131 +49,106 @@ class EngineChoice:
         precision: PrecisionName = "float32",
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        self._tell = tell or (lambda line: None)
-        self._open = Opener(model, pipeline, temperature, self._tell)
-        self._asked, self._precision = engine, precision
-        self._passed_over: set[str] = set()
+        self._notify = tell or (lambda line: None)
+        self._opener = Opener(model, pipeline, temperature, self._notify)
+        self._requested, self._precision = engine, precision
+        self._skipped: set[str] = set()
         self._check_names()
         self._best: Engine | None = None
 
-    def engine(self, pictures: int, batch_size: int) -> Engine:
-        """Return what computes this many pictures.
-
-        Args:
-            pictures: How many there are in all, as far as is known.
-            batch_size: How many are computed at a time.
-
-        Raises:
-            ConfigError: If an engine or a precision was named that fails, or disagrees with PyTorch in float32.
-            ConfigError: If so many at a time do not fit into the memory.
-            OutputError: If an engine was named whose graph cannot be kept.
-        """
-        if self._open.device.type == "cpu" and pictures:
-            model = self._open.model
-            merged = getattr(model.merging, "count", 0)  # none: no tokens are joined
-            check_batch(model.config, self._open.pipeline, min(pictures, batch_size), merged)
+    def engine(self, num_images: int, batch_size: int) -> Engine:
+        """Return the engine for this many images, as far as their number is known; refuse batches beyond the memory."""
+        if self._opener.device.type == "cpu" and num_images:
+            model = self._opener.model
+            merged = getattr(getattr(model, "merging", None), "count", 0)
+            check_batch(model.config, self._opener.pipeline, min(num_images, batch_size), merged)
+        is_auto = self._requested == "auto"
         if self._best is None:
-            self._best = self._first_that_agrees("torch" if self._asked == "auto" else self._asked, batch_size)
-            self._seconds = self._open.seconds(self._best) if self._asked == "auto" else 0.0  # that an image takes
+            self._best = self._open("torch" if is_auto else self._requested, batch_size)
+            self._seconds = self._opener.seconds(self._best) if is_auto else 0.0  # per image
             if self._best.precision == "bf16":
                 bound = TOLERANCE["bf16"]
-                self._tell(
+                self._notify(
                     f"computing in bf16, as asked: probabilities may differ from those in float32 by "
                     f"{bound.probabilities:g}, features by {bound.features:.0%} of the largest"
                 )
-        if self._asked == "auto":
-            for name in self._candidates(self._best.precision):
-                if self._best.name == "torch":
-                    self._consider(name, self._best, pictures, batch_size)
+        if is_auto and self._opener.device.type == "cpu":
+            for name in CONVERTERS:
+                if self._best.name == "torch" and name not in self._skipped and installed(name):
+                    self._try(name, self._best, num_images, batch_size)
         return self._best
 
     def _check_names(self) -> None:
-        """Refuse what cannot be meant, before any work."""
-        for what, value, kind in (
-            ("engine", self._asked, EngineName),
-            ("precision", self._precision, PrecisionName),
-        ):
+        """Refuse names and combinations that cannot work, before any work is done."""
+        names = {"engine": (self._requested, EngineName), "precision": (self._precision, PrecisionName)}
+        for what, (value, kind) in names.items():
             if value not in get_args(kind):
                 known = get_args(kind)
                 raise ConfigError(f"{what} is '{value}', it can be {', '.join(known)}.{did_you_mean(value, known)}")
-        if self._asked not in CONVERTED:
+        if self._requested not in CONVERTERS:
             return
-        if self._open.device.type != "cpu":
-            raise ConfigError(f"engine {self._asked} runs on the CPU, not on {self._open.device}: use --device cpu")
-        if self._asked == "onnxruntime" and self._precision == "bf16":
-            raise ConfigError(
-                "engine onnxruntime has no bf16 on the CPU: use --precision float32, or --engine openvino"
-            )
-        if not installed(self._asked):
-            extra = _EXTRA[self._asked]
-            raise MissingExtraError(f"engine {self._asked} is not installed: pip install 'vitreous[{extra}]'")
+        if self._opener.device.type != "cpu":
+            device = self._opener.device
+            raise ConfigError(f"engine {self._requested} runs on the CPU, not on {device}: use --device cpu")
+        if self._requested == "onnxruntime" and self._precision == "bf16":
+            remedy = "use --precision float32, or --engine openvino"
+            raise ConfigError(f"engine onnxruntime has no bf16 on the CPU: {remedy}")
+        if not installed(self._requested):
+            extra = _EXTRA[self._requested]
+            raise MissingExtraError(f"engine {self._requested} is not installed: pip install 'vitreous[{extra}]'")
 
-    def _first_that_agrees(self, name: str, batch_size: int) -> Engine:
-        """Open an engine in the first precision that agrees.
-
-        Raises:
-            ConfigError: If none of those that may be used does.
-        """
+    def _open(self, name: str, batch_size: int) -> Engine:
+        """Open an engine in the requested precision, or for `auto` in the first that agrees."""
         precisions: list[Precision] = ["float32"] if self._precision == "auto" else [self._precision]
-        if self._precision == "auto" and name != "onnxruntime" and computes_bf16(self._open.device):
+        if self._precision == "auto" and name != "onnxruntime" and computes_bf16(self._opener.device):
             precisions = ["bf16", "float32"]
         for precision in precisions:
             try:
-                return self._opened(name, precision, batch_size)
+                if name == "torch":
+                    return self._opener.torch(precision)
+                opened = self._opener.graph(name, precision, batch_size, convert=True)
+                assert opened is not None  # a missing graph is converted
+                return opened.engine
             except UnfitError as reason:
                 if precision == precisions[-1]:
                     other = "--precision float32" if precision == "bf16" else "--engine torch"
                     raise ConfigError(f"{name} in {precision} {reason}: use {other}") from reason
-                self._tell(f"{name} in {precision} {reason}: float32 is used")
-        raise AssertionError("there is a last precision")
+                self._notify(f"{name} in {precision} {reason}: float32 is used")
+        raise AssertionError("the last precision returns or raises")
 
-    def _opened(self, name: str, precision: Precision, batch_size: int) -> Engine:
-        """Open an engine, and convert the model for it where that was not done yet."""
-        if name == "torch":
-            return self._open.torch(precision)
-        opened = self._open.graph(name, precision, batch_size, convert=True)
-        assert opened is not None  # what is not there is converted
-        return opened.engine
-
-    def _candidates(self, precision: Precision) -> list[str]:
-        """The engines that `auto` has yet to compare with PyTorch; one that was faster ends the search."""
-        if self._open.device.type != "cpu" or (self._best and self._best.name != "torch"):
-            return []
-        able = [name for name in CONVERTED if precision == "float32" or name != "onnxruntime"]
-        return [name for name in able if name not in self._passed_over and installed(name)]
-
-    def _consider(self, name: str, best: Engine, pictures: int, batch_size: int) -> None:
-        """Take an engine in the place of the best so far if having it pays, it agrees, and it is faster."""
-        saved = pictures * self._seconds * _SAVED[best.precision]
+    def _try(self, name: str, best: Engine, num_images: int, batch_size: int) -> None:
+        """Replace the best engine by another if opening that pays off, it agrees, and it is faster."""
+        if best.precision == "bf16" and name == "onnxruntime":
+            return
+        saved = num_images * self._seconds * _SAVED[best.precision]
         if saved < _OPENING:
             return
         try:
-            opened = self._open.graph(name, best.precision, batch_size, convert=saved >= _CONVERTING)
+            opened = self._opener.graph(name, best.precision, batch_size, convert=saved >= _CONVERTING)
         except (UnfitError, OutputError) as reason:
-            self._tell(f"{name} {reason}: {best.name} is used")
-            self._passed_over.add(name)
+            self._notify(f"{name} {reason}: {best.name} is used")
+            self._skipped.add(name)
             return
         if opened is None:
             return
-        self._passed_over.add(name)
-        count = min(_RACED, batch_size)
-        cpu, threads = describe_machine(self._open.device).cpu, torch.get_num_threads()
-        place = f"{cpu}, {threads} threads, {best.name}, {best.precision}, batch {count}"
-        speed = remembered_speed(opened.folder, place)
-        if speed is None:
+        self._skipped.add(name)
+        count = min(_RACE_BATCH, batch_size)
+        cpu, threads = describe_machine(self._opener.device).cpu, torch.get_num_threads()
+        machine = f"{cpu}, {threads} threads, {best.name}, {best.precision}, batch {count}"
+        if (speed := remembered_speed(opened.folder, machine)) is None:
             speed = self._race(opened.engine, best, count)
-            remember_speed(opened.folder, place, speed)
+            remember_speed(opened.folder, machine, speed)
         if speed > 1:
             self._best = opened.engine
 
     def _race(self, engine: Engine, other: Engine, count: int) -> float:
-        """Return how many times as fast as another an engine computes a batch, measured in turn."""
-        images = self._open.images[:1].expand(count, -1, -1, -1).contiguous()
+        """Measure how many times as fast as another an engine computes a batch; the two take turns."""
+        images = self._opener.images[:1].expand(count, -1, -1, -1).contiguous()
         times: dict[str, list[float]] = {engine.name: [], other.name: []}
-        for _ in range(1 + _ROUNDS):
+        for _ in range(1 + _RACE_ROUNDS):
             for each in (engine, other):
                 start = time.perf_counter()
                 each(images)
                 times[each.name].append(time.perf_counter() - start)
-        fastest = {name: min(seconds[1:]) for name, seconds in times.items()}  # the first round allocates
+        fastest = {name: min(seconds[1:]) for name, seconds in times.items()}  # the first round is a warm-up
         return fastest[other.name] / fastest[engine.name]

@@ -1,4 +1,4 @@
-"""The names of engines and precisions: no torch, so that help texts load at once."""
+"""The names of engines and precisions. Imports no torch, so that help texts load at once."""
 
 from __future__ import annotations
 

@@ -10,28 +10,28 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitreous.engines.base import DynamicBatch, Outputs
+from vitreous.engines.base import Outputs, TraceInput
 from vitreous.engines.names import Precision
 from vitreous.errors import ConfigError
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["PACKAGES", "Graph", "convert"]
 
-_FILE = "graph.onnx"
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
+_FILE = "graph.onnx"
 
 
 def convert(model: VisionTransformer, size: tuple[int, int], folder: Path) -> None:
-    """Write a model's graph for pictures of one size and any number of them, float32."""
-    traced = DynamicBatch(model, size)
-    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it tells of graphs that it could make no smaller
-    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):  # the exporter tells its steps on stdout
+    """Write a model's graph for images of one size and batches of any size, in float32."""
+    example = TraceInput(model, size)
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it warns of graphs that it cannot simplify
+    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):  # the exporter prints its progress
         torch.onnx.export(
             Outputs(model).eval(),
-            (traced.images,),
+            (example.images,),
             folder / _FILE,
             dynamo=True,
-            dynamic_shapes=traced.shapes,
+            dynamic_shapes=example.shapes,
             input_names=["images"],
             output_names=["logits", "features"],
             verbose=False,
@@ -39,16 +39,7 @@ def convert(model: VisionTransformer, size: tuple[int, int], folder: Path) -> No
 
 
 class Graph:
-    """An exported graph on the CPU.
-
-    Args:
-        folder: Where :func:`convert` wrote it.
-        precision: `float32`, the only one that its CPU kernels have.
-        batch: Pictures that come at a time; makes no difference here.
-
-    Raises:
-        ConfigError: If the precision is another.
-    """
+    """An exported graph on the CPU, whose kernels have float32 only; `batch` is unused, other engines need it."""
 
     name = "onnxruntime"
 
@@ -61,7 +52,7 @@ class Graph:
         self.precision = precision
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 3  # errors: warnings are about the machine, such as a missing GPU
+        options.log_severity_level = 3  # errors only: it warns of a missing GPU and the like
         self._session = onnxruntime.InferenceSession(folder / _FILE, options, providers=["CPUExecutionProvider"])
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""OpenVINO as an engine: converts a model to its own format, and runs that on the CPU."""
+"""OpenVINO as an engine: converts a model to OpenVINO's format, and runs that on the CPU."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitreous.engines.base import DynamicBatch
+from vitreous.engines.base import TraceInput
 from vitreous.engines.names import Precision
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["PACKAGES", "Graph", "convert"]
 
-_FILE = "graph.xml"  # its weights go into graph.bin beside it
 PACKAGES = ("openvino",)
-_EACH = 8  # pictures from which on a thread computes some of a batch alone, which spares it waiting for the others
-_MOST = 4  # threads that do; more were not measured
+_FILE = "graph.xml"  # OpenVINO writes the weights to graph.bin beside it
+_IMAGES_PER_THREAD = 8  # batches of at least this many are split, so that threads need not wait for each other
+_MOST_THREADS = 4  # with more threads, splitting was not measured
 
 
 def convert(model: VisionTransformer, size: tuple[int, int], folder: Path) -> None:
-    """Write a model's graph for pictures of one size and any number of them; weights stay float32."""
+    """Write a model's graph for images of one size and batches of any size; weights stay float32."""
     import openvino
 
-    traced = DynamicBatch(model, size)
+    example = TraceInput(model, size)
     with torch.no_grad():
-        outputs = _OfOneProduct(model).eval()
-        program = torch.export.export(outputs, (traced.images,), dynamic_shapes=traced.shapes)
+        outputs = _JoinedOutputs(model).eval()
+        program = torch.export.export(outputs, (example.images,), dynamic_shapes=example.shapes)
     openvino.save_model(openvino.convert_model(program), folder / _FILE, compress_to_fp16=False)
 
 
-class _OfOneProduct(nn.Module):
-    """A model from images to logits and features, both by the head's product, with an identity below its matrix.
+class _JoinedOutputs(nn.Module):
+    """Computes logits and features by one product: the head's matrix with an identity below it.
 
-    In bf16 OpenVINO keeps in float32 all that lies between an output and the products before it. For features that is
-    the whole residual stream: each sum and its conversions, a tenth of the time. PyTorch's bf16 has it in bf16 too.
+    In bf16, OpenVINO keeps in float32 everything between an output and the products before it. If the features were an
+    output of their own, that would be the whole residual stream, which takes time and which PyTorch keeps in bf16.
     """
 
     def __init__(self, model: VisionTransformer) -> None:
@@ -47,31 +47,26 @@ class _OfOneProduct(nn.Module):
         weight, bias = torch.eye(model.config.features), torch.zeros(model.config.features)
         if isinstance(model.head, nn.Linear):
             weight, bias = torch.cat((model.head.weight, weight)), torch.cat((model.head.bias, bias))
-        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
+        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)  # (K + F) x F, K + F
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits B x K and features B x F of images B x C x H x W."""
-        both = F.linear(self.model.pooled(images), self.weight, self.bias)
+        both = F.linear(self.model(images, "features"), self.weight, self.bias)
         logits, features = both.split((self.classes, both.shape[1] - self.classes), 1)
-        return (logits if self.classes else features * 1), features  # OpenVINO wants two outputs to differ
+        return (logits if self.classes else features * 1), features  # a graph's outputs must be distinct
 
 
 class Graph:
-    """A converted graph on the CPU.
+    """A converted graph on the CPU, for both precisions; if `batch`, the usual size, is large, threads share batches.
 
-    Args:
-        folder: Where :func:`convert` wrote it.
-        precision: What it is to multiply in; the same graph serves all. A processor without bf16 is given float32 by
-            OpenVINO, which the attribute of this name then says.
-        batch: Pictures that come at a time, mostly. Large batches are cut into one part for each thread; fewer pictures
-            than threads then leave some idle.
+    On a processor without bf16 OpenVINO uses float32, and the attribute `precision` says so.
     """
 
     name = "openvino"
 
     def __init__(self, folder: Path, precision: Precision, batch: int) -> None:
         threads = torch.get_num_threads()
-        parts = threads if threads <= _MOST and batch >= _EACH * threads else 1
+        parts = threads if threads <= _MOST_THREADS and batch >= _IMAGES_PER_THREAD * threads else 1
         hints: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": {"bf16": "bf16", "float32": "f32"}[precision],
             "INFERENCE_NUM_THREADS": threads,
@@ -100,11 +95,11 @@ class Graph:
 
 @cache
 def _core() -> Any:
-    """OpenVINO's runtime, one for as long as the process lives.
+    """Return OpenVINO's runtime, which must live as long as the process.
 
-    It gives the thread that first uses the CPU a stack for signals, and frees that stack with itself. If another thread
-    happens to free the runtime, the next signal that Python handles in the first (Ctrl-C, the end of a process that
-    reads pictures) has no stack left and crashes the process. Seen with OpenVINO 2026.4.1.
+    The runtime gives the thread that first uses the CPU a signal stack, and frees that stack with itself. If another
+    thread frees the runtime, the next signal that Python handles in the first thread (Ctrl-C, or a data loader worker
+    that exits) crashes the process. Seen with OpenVINO 2026.4.1.
     """
     import openvino
 

@@ -1,4 +1,8 @@
 """Pure functions on logits, labels and features.
 
-The function of the same name is `vitreous.evaluate(model, data, **options)`: see `help(vitreous.api.evaluate)`.
+`metrics` scores logits, and `calibration` fits and measures a temperature. `probes` evaluates frozen features by
+nearest neighbours, a linear probe (`logistic`) and few-shot regression (`fewshot`), and `confident` finds label errors
+with them; `labelled` checks their input.
+
+`vitreous.evaluate(model, data, **options)` is documented in `help(vitreous.api.evaluate)`.
 """

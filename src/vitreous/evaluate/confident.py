@@ -1,6 +1,6 @@
-"""Labels that look wrong: confident learning (arXiv 1911.00068) on probabilities of models that did not see the label.
+"""Suspected label errors by confident learning (arXiv 1911.00068), from out-of-sample probabilities.
 
-n pictures, D features, K classes.
+n images, D features, K classes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import softmax
 
 from vitreous.errors import DataError, MissingExtraError
 from vitreous.evaluate.labelled import labelled
@@ -20,12 +21,12 @@ from vitreous.evaluate.logistic import fit_path
 __all__ = ["FOLDS", "Suspect", "cross_validated", "require_cleanlab", "suspects"]
 
 FOLDS = 5
-"""Parts of the pictures, each judged by a classifier that was fitted on the others."""
+"""Number of cross-validation folds."""
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""Values of C to choose from, by the log loss on the first part."""
+"""Values of C in the sweep; the log loss on the first fold chooses."""
 
-_LEAST = 1e-12  # probability of a class that the fitted pictures do not have
+_MIN_PROBABILITY = 1e-12  # for a class without fitted images
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -33,28 +34,17 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A picture whose label looks wrong.
+    """An image whose label looks wrong."""
 
-    Attributes:
-        position: Among those that were judged.
-        likely: The most probable other class.
-        own: Probability of the label that it has, in [0, 1].
-        other: Probability of the likely class, in [0, 1].
-    """
-
-    position: int
-    likely: int
-    own: float
-    other: float
+    position: int  # index of the image
+    likely: int  # the most probable other class
+    own: float  # probability of its label, in [0, 1]
+    other: float  # probability of the other class, in [0, 1]
 
 
 def require_cleanlab() -> None:
-    """Check, before any work is done, that cleanlab is there.
-
-    Raises:
-        MissingExtraError: If it is not installed.
-    """
-    _issues()
+    """Raise MissingExtraError if cleanlab is not installed."""
+    _import_cleanlab()
 
 
 def cross_validated(
@@ -67,96 +57,68 @@ def cross_validated(
 ) -> tuple[Floats, float]:
     """Compute out-of-sample probabilities by logistic regression on frozen features.
 
-    The pictures are dealt into FOLDS parts, the classes spread evenly; each part's probabilities are those of a
-    classifier that was fitted on the others. Copies, which would give the label away, go to one part.
-
-    Args:
-        features: (n, D).
-        labels: (n,) classes from 0 to K - 1; each class needs pictures in two parts.
-        groups: (n,) a number per picture, the same for those that show the same.
-        seed: Of the deal.
-        progress: Called with (done, total) fits.
-
-    Returns:
-        Probabilities (n, K), and the C that was chosen.
-
-    Raises:
-        DataError: If there are fewer than two classes, or a class is in one part only.
+    The images are split into FOLDS folds, stratified by class; each class needs images in two. The probabilities of a
+    fold come from a classifier fitted on the other folds. Copies share a group, and so a fold, because they would leak
+    the label. Returns the probabilities (n, K) and the chosen C.
     """
-    data = labelled(features, labels, "the pictures'")
+    data = labelled(features, labels, "image")
     classes = int(data.labels.max()) + 1
     if classes < 2:
-        raise DataError("label errors need at least two classes to be told apart")
-    parts = _parts(data.labels, groups, seed)
+        raise DataError("finding label errors needs at least two classes")
+    folds = _assign_folds(data.labels, groups, seed)
     probabilities = np.zeros((len(data.labels), classes))
     best = 0.0
-    for part in range(FOLDS):
-        held, fitted = np.flatnonzero(parts == part), data.chosen(np.flatnonzero(parts != part))
-        if not len(held):
+    for fold in range(FOLDS):
+        held_out, fitted = np.flatnonzero(folds == fold), data.subset(np.flatnonzero(folds != fold))
+        if not len(held_out):
             continue
         tried = []
         for model in fit_path(fitted, classes, [best] if best else STRENGTHS):
-            found = _softmax(model.logits(data.features[held]))
-            own = found[np.arange(len(held)), data.labels[held]]
-            tried.append((-float(np.log(np.maximum(own, _LEAST)).mean()), model.strength, found))
-        _, best, probabilities[held] = min(tried, key=lambda each: each[0])
-        progress(part + 1, FOLDS)
+            predicted = softmax(model.logits(data.features[held_out]), axis=1)
+            own = predicted[np.arange(len(held_out)), data.labels[held_out]]
+            tried.append((-float(np.log(np.maximum(own, _MIN_PROBABILITY)).mean()), model.strength, predicted))
+        _, best, probabilities[held_out] = min(tried, key=lambda each: each[0])
+        progress(fold + 1, FOLDS)
     return probabilities, best
 
 
 def suspects(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> list[Suspect]:
     """Find the labels that look wrong, the least plausible first.
 
-    How many pictures of each class belong to each other one is estimated by the confident joint; so many are suspected,
-    those with the largest margin between the two probabilities ("prune by noise rate" in the paper, and what cleanlab
-    does by default). They are ranked by the margin between the likely class and their own.
-
-    Args:
-        probabilities: (n, K), of models that did not see the labels.
-        labels: (n,) classes from 0 to K - 1, each with at least one picture.
-
-    Raises:
-        MissingExtraError: If cleanlab is not installed.
+    The confident joint estimates how many images of each class belong to each other class. That many are suspected,
+    those with the largest margin between the two probabilities ("prune by noise rate" in the paper, and the default of
+    cleanlab). They are ranked by the margin between the likely class and their label. The probabilities (n, K) must be
+    of models that did not see the labels (n,); each class needs an image.
     """
-    p, given = np.asarray(probabilities, np.float64), np.asarray(labels, np.int64)
-    p = np.maximum(p, _LEAST)
+    p, y = np.asarray(probabilities, np.float64), np.asarray(labels, np.int64)
+    p = np.maximum(p, _MIN_PROBABILITY)
     p /= p.sum(axis=1, keepdims=True)
-    find_label_issues = _issues()
-    with warnings.catch_warnings(action="ignore"):  # it says that of very small classes it flags none
+    find_label_issues = _import_cleanlab()
+    with warnings.catch_warnings(action="ignore"):  # it warns that it flags none of very small classes
         ranked = find_label_issues(
-            given, p, filter_by="prune_by_noise_rate", return_indices_ranked_by="normalized_margin", n_jobs=1
+            y, p, filter_by="prune_by_noise_rate", return_indices_ranked_by="normalized_margin", n_jobs=1
         )
     found = []
-    for position in np.asarray(ranked, np.int64).tolist():
-        others = p[position].copy()
-        own = others[given[position]]
-        others[given[position]] = 0
-        found.append(Suspect(position, int(others.argmax()), float(own), float(others.max())))
+    for n in np.asarray(ranked, np.int64).tolist():
+        likely = int(np.where(np.arange(p.shape[1]) == y[n], 0, p[n]).argmax())
+        found.append(Suspect(n, likely, own=float(p[n, y[n]]), other=float(p[n, likely])))
     return found
 
 
-def _parts(labels: Ints, groups: Sequence[int], seed: int) -> Ints:
-    """The part (n,) of each picture: groups are dealt in turn, those of one class after each other."""
-    first: dict[int, int] = {}
-    for position, group in enumerate(groups):
-        first.setdefault(group, position)
-    order = np.random.default_rng(seed).permutation(np.fromiter(first.values(), np.int64))
+def _assign_folds(labels: Ints, groups: Sequence[int], seed: int) -> Ints:
+    """Return the fold (n,) of each image: shuffled groups, sorted by class, take the folds in turn."""
+    _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
+    order = np.random.default_rng(seed).permutation(np.sort(first))
     order = order[np.argsort(labels[order], kind="stable")]
-    dealt = {groups[position]: turn % FOLDS for turn, position in enumerate(order.tolist())}
-    return np.asarray([dealt[group] for group in groups], np.int64)
+    folds = np.empty(len(first), np.int64)
+    folds[group_of[order]] = np.arange(len(order)) % FOLDS
+    return folds[group_of]
 
 
-def _softmax(logits: Floats) -> Floats:
-    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
-
-
-def _issues() -> Callable[..., Any]:
-    """The function of cleanlab that finds label issues."""
+def _import_cleanlab() -> Callable[..., Any]:
     try:
         from cleanlab.filter import find_label_issues
     except ImportError as error:
-        raise MissingExtraError(
-            "suspected label errors need cleanlab: pip install 'vitreous[labels]', or leave out --model"
-        ) from error
+        text = "suspected label errors need cleanlab: pip install 'vitreous[labels]', or leave out --model"
+        raise MissingExtraError(text) from error
     return find_label_issues  # type: ignore[no-any-return,unused-ignore]

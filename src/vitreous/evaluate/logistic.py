@@ -1,10 +1,10 @@
-"""The linear probe: multinomial logistic regression on frozen features, its regularisation chosen by a sweep.
+"""The linear probe: multinomial logistic regression on frozen features, with a sweep over the regularisation.
 
-The objective is scikit-learn's, so C means the same: sum of the losses + |weight|^2 / (2 C), bias free, features
-standardised. L-BFGS runs in coordinates in which the Hessian at zero is the identity: features of a network are badly
-conditioned, and without this weak regularisation takes thousands of steps.
+The objective is scikit-learn's, so C has the same meaning: sum of the losses + |weight|^2 / (2 C), on standardised
+features, with an unregularised bias. L-BFGS runs in coordinates in which the Hessian at zero is the identity, because
+network features are badly conditioned: without this, weak regularisation takes thousands of steps.
 
-n pictures, D features, K classes.
+n images, D features, K classes.
 """
 
 from __future__ import annotations
@@ -25,73 +25,52 @@ from vitreous.evaluate.labelled import Labelled, accuracy
 __all__ = ["STRENGTHS", "LinearModel", "LinearProbe", "SweepPoint", "fit_path", "probe_linear"]
 
 STRENGTHS: tuple[float, ...] = tuple(10.0**power for power in range(-5, 4))
-"""The swept values of C, strong regularisation first, so that each fit starts near its optimum from the one before."""
+"""Values of C in the sweep, strongest regularisation first: each fit starts from the optimum of the previous one."""
 
-_UNSWEPT = 1e-2  # where no picture is left to choose C by
-_HELD_OUT = 5  # one picture in so many chooses C, where val must stay unseen
-_STEPS = 300
-_PATIENCE = 2  # values of C in a row that are worse than the best, before weaker ones are not tried
+_DEFAULT_C = 1e-2  # without a second image per class to choose C
+_FOLD = 5  # 1 / fraction of train that chooses C without a test split
+_MAX_STEPS = 300
+_PATIENCE = 2  # consecutive values of C worse than the best after which the sweep ends
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class LinearModel:
-    """A fitted linear classifier on the features as they are, standardisation folded in.
+    """A fitted linear classifier on raw features, with the standardisation folded in."""
 
-    Attributes:
-        weight: (K, D).
-        bias: (K,); minus infinity for a class without a training picture.
-        strength: C of scikit-learn: the inverse of the regularisation.
-        converged: Whether the optimiser came to the optimum in the steps it has.
-    """
-
-    weight: Floats
-    bias: Floats
-    strength: float
-    converged: bool
+    weight: Floats  # (K, D)
+    bias: Floats  # (K,); minus infinity for a class without training images
+    strength: float  # C of scikit-learn, the inverse regularisation strength
+    converged: bool  # whether the optimiser reached the optimum within its step limit
 
     def logits(self, features: npt.NDArray[np.float32]) -> Floats:
         """Return the logits (n, K) of features (n, D)."""
         return features @ self.weight.T + self.bias
 
     def accuracy(self, data: Labelled) -> float:
-        """Return the share of right predictions, in [0, 1]."""
+        """Return the share of correct predictions, in [0, 1]."""
         return accuracy(self.logits(data.features).argmax(axis=1), data.labels)
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One value of the sweep.
+    """One value of the sweep."""
 
-    Attributes:
-        strength: C.
-        accuracy: Top-1 on the pictures that choose, in [0, 1].
-        val: Top-1 on the val split, for the same weights, in [0, 1].
-    """
-
-    strength: float
-    accuracy: float
-    val: float
+    strength: float  # C
+    accuracy: float  # top-1 on the images that choose C, in [0, 1]
+    val: float  # top-1 of the same weights on val, in [0, 1]
 
 
 @dataclass(frozen=True, eq=False)
 class LinearProbe:
-    """The outcome of a sweep.
+    """The result of a sweep."""
 
-    Attributes:
-        strength: The chosen C.
-        chosen_on: What chose it: ``val``, ``a fifth of train``, or ``nothing`` where train has one picture a class.
-        sweep: Each value tried, in rising order of C; it ends early where weaker regularisation only does worse.
-        accuracy: Top-1 by split, in [0, 1], of the model with the chosen C, fitted on all of train.
-        model: That model.
-    """
-
-    strength: float
-    chosen_on: str
-    sweep: tuple[SweepPoint, ...]
-    accuracy: dict[str, float]
-    model: LinearModel
+    strength: float  # the chosen C
+    chosen_on: str  # images that chose it: `val`, `a fifth of train`, or `nothing` if train has one image per class
+    sweep: tuple[SweepPoint, ...]  # in rising order of C, until weaker regularisation only does worse
+    accuracy: dict[str, float]  # top-1 of `model` by split, in [0, 1]
+    model: LinearModel  # the model with the chosen C
 
 
 def probe_linear(
@@ -106,31 +85,19 @@ def probe_linear(
 ) -> LinearProbe:
     """Choose C, fit on all of train, and score.
 
-    The pictures that choose are not those that the result is judged by: with a test split val chooses; without one
-    val is what there is to judge by, so a fifth of train, of each class, chooses. The same fifth every time.
-
-    Args:
-        train: Pictures to fit.
-        scored: ``val``, and ``test`` where there is one.
-        classes: K, above every label.
-        strengths: Values of C above 0; tried in rising order.
-        on_val: Let val choose all the same: to compare with what was itself chosen by its score on val.
-        device: Where to compute: ``cpu``, or a CUDA device.
-        step: Called after each value.
-
-    Raises:
-        ConfigError: If a value of C is not above 0.
-        DataError: If train has fewer than two classes.
+    C is never chosen on the split that judges the result. With a test split val chooses C. Without one val judges, so a
+    fixed fifth of train, stratified by class, chooses C, and the model is then fitted on all of train. `on_val` chooses
+    on val even then, to compare with a model that was selected on val as well.
     """
     strengths = sorted(strengths)
     if not strengths or not 0 < strengths[0] <= strengths[-1] < math.inf:
-        raise ConfigError(f"C is {', '.join(map(str, strengths)) or 'missing'}: give values above 0")
+        raise ConfigError(f"C is {', '.join(map(str, strengths)) or 'missing'}: all values must be above 0")
     if on_val or "test" in scored:
         fitted, chooser, chosen_on = train, scored["val"], "val"
     else:
-        held = _held_out(train.labels)
-        fitted, chooser, chosen_on = train.chosen(np.flatnonzero(~held)), train.chosen(np.flatnonzero(held)), ""
-        chosen_on = "a fifth of train" if held.any() else "nothing"
+        held_out = _hold_out(train.labels)
+        fitted, chooser = train.subset(np.flatnonzero(~held_out)), train.subset(np.flatnonzero(held_out))
+        chosen_on = "a fifth of train" if held_out.any() else "nothing"
     best: LinearModel | None = None
     sweep: list[SweepPoint] = []
     for model in fit_path(fitted, classes, strengths, device) if chosen_on != "nothing" else ():
@@ -138,10 +105,10 @@ def probe_linear(
         step()
         top = max(point.accuracy for point in sweep)
         if sweep[-1].accuracy == top and top not in [point.accuracy for point in sweep[:-1]]:
-            best = model  # of equals the most regularised
+            best = model  # the strongest regularisation among equals
         if all(point.accuracy < top for point in sweep[-_PATIENCE:]):
             break
-    strength = best.strength if best else _UNSWEPT
+    strength = best.strength if best else _DEFAULT_C
     if best is None or chosen_on != "val":
         best = next(fit_path(train, classes, [strength], device))
     scores = {name: best.accuracy(data) for name, data in scored.items()}
@@ -149,23 +116,13 @@ def probe_linear(
 
 
 def fit_path(train: Labelled, classes: int, strengths: Sequence[float], device: str = "cpu") -> Iterator[LinearModel]:
-    """Yield the optimum for each C in turn, each started from the one before.
-
-    Args:
-        train: Pictures to fit.
-        classes: K, above every label.
-        strengths: Values of C.
-        device: Where to compute: ``cpu``, or a CUDA device.
-
-    Raises:
-        DataError: If train has fewer than two classes.
-    """
+    """Yield the optimum for each C in turn, each fit started from the previous optimum."""
     present, labels = np.unique(train.labels, return_inverse=True)
     if len(present) < 2:
-        raise DataError("a linear probe needs training pictures of at least two classes")
+        raise DataError("a linear probe needs training images of at least two classes")
     mean = train.features.mean(axis=0, dtype=np.float64)
     std = train.features.std(axis=0, dtype=np.float64)
-    std[std < 1e-7 * (1 + np.abs(mean))] = 1.0  # a constant feature says nothing; no division by zero
+    std[std < 1e-7 * (1 + np.abs(mean))] = 1.0  # constant features: avoid a division by zero
     z = ((train.features - mean.astype(np.float32)) / std.astype(np.float32)).astype(np.float32)
     problem = _Problem(torch.from_numpy(z).to(device), torch.from_numpy(labels).to(device), len(present))
     start = np.zeros((len(present), z.shape[1] + 1))
@@ -178,7 +135,7 @@ def fit_path(train: Labelled, classes: int, strengths: Sequence[float], device: 
 
 
 class _Problem:
-    """Logistic regression on standardised features, rotated to their principal axes once for all C."""
+    """Logistic regression on standardised features, rotated to their principal axes."""
 
     def __init__(self, z: Tensor, labels: Tensor, classes: int) -> None:
         spectrum, basis = torch.linalg.eigh((z.T @ z).cpu().double() / len(z))  # (D,) (D, D)
@@ -188,9 +145,9 @@ class _Problem:
         self.spectrum: Floats = spectrum.clamp(min=0).numpy()
 
     def solve(self, start: Floats, strength: float) -> tuple[Floats, bool]:
-        """Return weight and bias (K, D + 1) at the optimum, from a start of the same shape, and whether it is there."""
+        """Return the optimum, weight and bias (K, D + 1) as `start`, and whether the optimiser converged."""
         penalty = 1 / (strength * len(self.x))
-        # Without labels every probability is 1 / K, and the Hessian is that times the spectrum, plus the penalty.
+        # At zero every probability is 1 / K, so the Hessian is about spectrum / K + penalty.
         scale = np.append(1 / np.sqrt(self.spectrum / self.classes + penalty), math.sqrt(self.classes))
 
         def loss(flat: Floats) -> tuple[float, Floats]:
@@ -200,13 +157,13 @@ class _Problem:
             gradient[:, :-1] += penalty * w[:, :-1]
             return value, (gradient * scale).ravel()
 
-        # 1e-7 of the loss is what float32 logits can tell.
-        options = {"maxiter": _STEPS, "ftol": 1e-7, "gtol": 1e-6}
-        found = minimize(loss, (start / scale).ravel(), jac=True, method="L-BFGS-B", options=options)
-        return found.x.reshape(start.shape) * scale, found.nit < _STEPS
+        # Float32 logits resolve about 1e-7 of the loss.
+        options = {"maxiter": _MAX_STEPS, "ftol": 1e-7, "gtol": 1e-6}
+        result = minimize(loss, (start / scale).ravel(), jac=True, method="L-BFGS-B", options=options)
+        return result.x.reshape(start.shape) * scale, result.nit < _MAX_STEPS
 
     def _cross_entropy(self, w: Floats) -> tuple[float, Floats]:
-        """Return the mean loss in nats, and its gradient (K, D + 1)."""
+        """Return the mean loss, and its gradient (K, D + 1)."""
         both = torch.from_numpy(w).to(self.x)
         scores = torch.addmm(both[:, -1], self.x, both[:, :-1].T).log_softmax(dim=1)  # (n, K)
         value = -float(scores.gather(1, self.labels).double().mean())
@@ -215,11 +172,11 @@ class _Problem:
         return value, gradient.cpu().double().numpy()
 
 
-def _held_out(labels: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Which pictures choose C: a fifth of each class, at least one where it has two, drawn with seed 0."""
+def _hold_out(labels: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Select a fifth of each class with seed 0, at least one image of a class that has two."""
     random = np.random.default_rng(0)
-    held = np.zeros(len(labels), np.bool_)
+    held_out = np.zeros(len(labels), np.bool_)
     for label in np.unique(labels):
-        own = random.permutation(np.flatnonzero(labels == label))
-        held[own[: max(len(own) // _HELD_OUT, int(len(own) > 1))]] = True
-    return held
+        rows = random.permutation(np.flatnonzero(labels == label))
+        held_out[rows[: max(len(rows) // _FOLD, int(len(rows) > 1))]] = True
+    return held_out

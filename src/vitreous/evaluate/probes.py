@@ -1,6 +1,6 @@
-"""How much frozen features know about classes: k nearest neighbours, a linear probe and few shots, in one report.
+"""Evaluation of frozen features by k nearest neighbours, a linear probe and few-shot regression, in one report.
 
-Each method fits on train, and is judged on val and, where there is one, test. n pictures, D features, K classes.
+Each method is fitted on train and scored on val and, if there is one, on test. n images, D features, K classes.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from vitreous.evaluate.logistic import LinearProbe, probe_linear
 __all__ = ["NEIGHBOURS", "SHOTS", "KnnScore", "ProbeReport", "probe_knn", "probe_report"]
 
 NEIGHBOURS = (10, 20, 100, 200)
-"""The k of DINO's evaluation (arXiv 2104.14294)."""
+"""Values of k in DINO's evaluation (arXiv 2104.14294)."""
 
 SHOTS = (1, 5, 10, 25)
-"""Pictures per class in few-shot evaluation; 5 is the paper's figure 4, the others big_vision's."""
+"""Images per class in few-shot evaluation: 5 as in the paper's figure 4, the others as in big_vision."""
 
-_SIMILARITIES = 2**25  # held at once: 128 MiB
+_MAX_SIMILARITIES = 2**25  # in memory at once: 128 MiB
 
 
 @dataclass(frozen=True)
 class KnnScore:
-    """Accuracy of a vote of k neighbours: top-1 by split, in [0, 1]."""
+    """Top-1 accuracy of k nearest neighbours by split, in [0, 1]."""
 
     k: int
     accuracy: dict[str, float]
@@ -41,45 +41,33 @@ class KnnScore:
 
 @dataclass(frozen=True, eq=False)
 class ProbeReport:
-    """What the probes found.
+    """Scores of all probes."""
 
-    Attributes:
-        pictures: Number by split: those of ``train`` fit, the others are scored.
-        classes: K.
-        features: D.
-        temperature: Of the neighbours' vote.
-        knn: By rising k.
-        linear: The linear probe.
-        few_shot: By rising number of shots; empty where it was not asked for.
-        whiten: Whether few-shot features were standardised.
-        notes: What a reader of the scores should know, a line each.
-    """
-
-    pictures: dict[str, int]
-    classes: int
-    features: int
-    temperature: float
-    knn: tuple[KnnScore, ...]
+    images: dict[str, int]  # number of images by split
+    classes: int  # K
+    features: int  # D
+    temperature: float  # temperature of the neighbours' vote
+    knn: tuple[KnnScore, ...]  # scores in order of k
     linear: LinearProbe
-    few_shot: tuple[FewShot, ...]
-    whiten: bool
-    notes: tuple[str, ...]
+    few_shot: tuple[FewShot, ...]  # scores in order of the number of shots; may be empty
+    whiten: bool  # whether few-shot features were standardised
+    notes: tuple[str, ...]  # remarks on how to read the scores
 
     @property
     def judged_on(self) -> str:
-        """The split that no choice was made by: ``test`` where there is one, else ``val``."""
-        return "test" if "test" in self.pictures else "val"
+        """The split to judge by: `test` if there is one, otherwise `val`."""
+        return "test" if "test" in self.images else "val"
 
     @property
     def best_knn(self) -> KnnScore:
-        """The k that is best on val; the smallest of equals."""
+        """The best k on val; the smallest among equals."""
         return max(self.knn, key=lambda score: score.accuracy["val"])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as plain numbers, lists and dictionaries, ready for JSON; without the linear weights."""
+        """Return plain values for JSON, without the weights of the linear probe."""
         linear = self.linear
         return {
-            "pictures": self.pictures,
+            "pictures": self.images,
             "classes": self.classes,
             "features": self.features,
             "judged_on": self.judged_on,
@@ -89,9 +77,7 @@ class ProbeReport:
                 "chosen_on": linear.chosen_on,
                 "converged": linear.model.converged,
                 "accuracy": linear.accuracy,
-                "sweep": [
-                    {"C": point.strength, "accuracy": point.accuracy, "val": point.val} for point in linear.sweep
-                ],
+                "sweep": [{"C": each.strength, "accuracy": each.accuracy, "val": each.val} for each in linear.sweep],
             },
             "few_shot": {
                 "whiten": self.whiten,
@@ -127,29 +113,11 @@ def probe_report(
     device: str = "cpu",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ProbeReport:
-    """Run all probes. The same arguments give the same report.
+    """Run all probes on features (n, D) and class indices (n,) of each split. The result is deterministic.
 
-    Args:
-        train_features: (n, D) to fit on.
-        train_labels: (n,) classes from 0.
-        val_features: (m, D) to score on.
-        val_labels: (m,) classes from 0.
-        test: Features and classes to score on further; with it val chooses the linear probe's C, without it a part of
-            train does: see :func:`~vitreous.evaluate.logistic.probe_linear`.
-        neighbours: Values of k; those above n count as n.
-        temperature: Of the neighbours' vote, as :func:`probe_knn`.
-        strengths: Values of C to sweep.
-        on_val: Let val choose C without a test split too.
-        shots: Pictures per class in few-shot evaluation; empty leaves it out.
-        seeds: Draws of them.
-        whiten: Standardise few-shot features, as :class:`~vitreous.evaluate.fewshot.LeastSquares`.
-        l2: Few-shot regularisation; None chooses it, as :func:`~vitreous.evaluate.fewshot.probe_few_shot`.
-        device: Where to compute neighbours and the linear probe: ``cpu``, or a CUDA device.
-        progress: Called with (done, total) steps.
-
-    Raises:
-        DataError: If shapes do not fit, a split is empty, a label is no class, or train has one class only.
-        NonFiniteError: If a feature is NaN or infinite; ConfigError: if a number is out of its range.
+    :func:`probe_knn` describes `neighbours` and `temperature`, :func:`~vitreous.evaluate.logistic.probe_linear`
+    `strengths` and `on_val`, :func:`~vitreous.evaluate.fewshot.probe_few_shot` the options after them; empty `shots`
+    skip the latter.
     """
     splits = {"train": (train_features, train_labels), "val": (val_features, val_labels)}
     scored = _checked(splits if test is None else splits | {"test": test})
@@ -163,11 +131,11 @@ def probe_report(
     knn = probe_knn(train, scored, classes, neighbours=neighbours, temperature=temperature, device=device)
     step()
     linear = probe_linear(train, scored, classes, strengths=strengths, on_val=on_val, device=device, step=step)
-    counter = itertools.count(2 + len(strengths))  # the sweep may end early
+    counter = itertools.count(2 + len(strengths))  # the sweep may have ended early
     few_shot = probe_few_shot(train, scored, classes, shots=shots, seeds=seeds, whiten=whiten, l2=l2, step=step)
     notes = _notes(train, scored, neighbours=neighbours, linear=linear, strengths=strengths, few_shot=few_shot)
-    pictures = {name: len(data.labels) for name, data in {"train": train, **scored}.items()}
-    return ProbeReport(pictures, classes, train.features.shape[1], temperature, knn, linear, few_shot, whiten, notes)
+    counts = {name: len(data.labels) for name, data in {"train": train, **scored}.items()}
+    return ProbeReport(counts, classes, train.features.shape[1], temperature, knn, linear, few_shot, whiten, notes)
 
 
 def probe_knn(
@@ -179,55 +147,44 @@ def probe_knn(
     temperature: float = 0.07,
     device: str = "cpu",
 ) -> tuple[KnnScore, ...]:
-    """Let the k most similar training pictures vote, each with weight exp(cosine similarity / temperature).
+    """Classify by the k most similar training images, weighted by exp(cosine similarity / temperature).
 
-    As DINO's evaluation (arXiv 2104.14294, `eval_knn.py`). Exact: every pair is compared.
-
-    Args:
-        train: Pictures that vote.
-        scored: Splits to score, by name.
-        classes: K, above every label.
-        neighbours: Values of k, at least 1; those above n count as n.
-        temperature: Above 0; infinity makes all votes equal. Of classes with equal votes the first wins.
-        device: Where to compute.
-
-    Raises:
-        ConfigError: If a k or the temperature is out of its range.
+    This is DINO's evaluation (arXiv 2104.14294, `eval_knn.py`), with an exact search. A k in `neighbours` larger than n
+    is reduced to n. A temperature of infinity makes all votes equal. The first of classes with equal votes wins.
     """
     if not neighbours or min(neighbours) < 1:
-        raise ConfigError(f"k is {', '.join(map(str, neighbours)) or 'missing'}: give whole numbers of at least 1")
+        raise ConfigError(f"k is {', '.join(map(str, neighbours)) or 'missing'}: it must be an integer of at least 1")
     if not temperature > 0:
         raise ConfigError(f"temperature is {temperature}, it must be a number above 0")
     ks = sorted({min(k, len(train.labels)) for k in neighbours})
     voters = _directions(train.features, device).T  # (D, n)
     labels = torch.from_numpy(train.labels).to(device)
-    right = {name: dict.fromkeys(ks, 0) for name in scored}
+    correct = {name: dict.fromkeys(ks, 0) for name in scored}
     for name, data in scored.items():
-        rows = max(1, _SIMILARITIES // len(train.labels))
+        rows = max(1, _MAX_SIMILARITIES // len(train.labels))
         for first in range(0, len(data.labels), rows):
             queries = _directions(data.features[first : first + rows], device)  # (B, D)
             similarity, index = (queries @ voters).topk(ks[-1], dim=1)  # (B, k), most similar first
-            # Relative to the most similar one: the same ratios, and no overflow at low temperatures.
+            # Subtract the maximum: the ratios stay the same, and low temperatures do not overflow.
             weight = ((similarity - similarity[:, :1]) / temperature).exp()
             votes = torch.zeros(len(queries), classes, device=device)
             for before, k in zip([0, *ks], ks, strict=False):
                 votes.scatter_add_(1, labels[index[:, before:k]], weight[:, before:k])
                 winners = votes.argmax(dim=1).cpu().numpy()
-                right[name][k] += int((winners == data.labels[first : first + rows]).sum())
-    return tuple(KnnScore(k, {name: right[name][k] / len(data.labels) for name, data in scored.items()}) for k in ks)
+                correct[name][k] += int((winners == data.labels[first : first + rows]).sum())
+    return tuple(KnnScore(k, {name: correct[name][k] / len(data.labels) for name, data in scored.items()}) for k in ks)
 
 
 def _checked(splits: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> dict[str, Labelled]:
-    """Check features and labels of each split, and that the splits fit each other."""
     checked = {name: labelled(*arrays, name) for name, arrays in splits.items()}
     widths = {name: data.features.shape[1] for name, data in checked.items()}
     if len(set(widths.values())) > 1:
-        raise DataError(f"the splits have different numbers of features, {widths}: embed all with one model")
+        raise DataError(f"the splits have different numbers of features, {widths}: compute all with the same model")
     return checked
 
 
 def _directions(features: npt.NDArray[np.float32], device: str) -> torch.Tensor:
-    """Features (n, D) scaled to length 1; zeros stay zeros."""
+    """Return features (n, D) scaled to norm 1; zeros stay zeros."""
     return torch.nn.functional.normalize(torch.from_numpy(features).to(device), dim=1)
 
 
@@ -240,27 +197,25 @@ def _notes(
     strengths: Sequence[float],
     few_shot: Sequence[FewShot],
 ) -> tuple[str, ...]:
-    """What a reader of the scores should know."""
     notes = []
     for name, data in scored.items():
-        unknown = int((~np.isin(data.labels, train.labels)).sum())
-        if unknown:
-            notes.append(f"{unknown:,} {name} pictures are of classes without a train picture: they count as wrong")
+        if unknown := int((~np.isin(data.labels, train.labels)).sum()):
+            notes.append(f"{unknown:,} {name} images are of classes without a train image: they count as wrong")
     if max(neighbours) > len(train.labels):
-        notes.append(f"train has {len(train.labels):,} pictures: a larger k counts as that")
+        notes.append(f"train has {len(train.labels):,} images: a larger k is reduced to that")
     if linear.chosen_on == "nothing":
-        notes.append(f"no class has a second train picture to choose C by: C is {linear.strength:g}, unchosen")
+        notes.append(f"no class has a second train image to choose C: the default C of {linear.strength:g} is used")
     elif linear.chosen_on == "val":
-        rest = "; test is untouched" if "test" in scored else ""
-        notes.append(f"val chose the linear probe's C, so its score there is a little high{rest}")
+        test_note = "; test is untouched" if "test" in scored else ""
+        notes.append(f"val chose the linear probe's C, so its score there is slightly optimistic{test_note}")
     if linear.sweep and linear.strength in (min(strengths), max(strengths)) and len(strengths) > 1:
-        notes.append(f"the chosen C, {linear.strength:g}, is at the end of the sweep: a value beyond may be better")
+        notes.append(f"the chosen C, {linear.strength:g}, is at the end of the sweep: a value beyond it may be better")
     if not linear.model.converged:
-        notes.append("the linear probe did not converge: its score may be a little off")
+        notes.append("the linear probe did not converge: its score may be slightly off")
     for each in few_shot:
         if each.short:
             share = f"{each.short:,} of {len(np.unique(train.labels)):,}"
-            notes.append(f"{each.shots} shots: classes with fewer train pictures give all they have: {share}")
+            notes.append(f"{each.shots} shots: classes with fewer train images use all they have: {share}")
         if each.chosen_on == "nothing":
-            notes.append(f"{each.shots} shots: all of train, which leaves none to choose l2: it is {each.l2:g}")
+            notes.append(f"{each.shots} shots are all of train, which leaves none to choose l2: it is {each.l2:g}")
     return tuple(notes)

@@ -1,1 +1,5 @@
-"""Models as files that run without this package: from 8-bit images to probabilities, logits and features."""
+"""Export to files that run without this package.
+
+Read :mod:`run` first (export and verification), then :mod:`whole` (the exported computation and its description).
+:mod:`onnx_file` and :mod:`torch_file` each write and run one format.
+"""

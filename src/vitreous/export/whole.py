@@ -1,6 +1,6 @@
-"""What an exported file computes, and what it says about itself.
+"""The computation that is exported, and the description stored with it.
 
-Shapes: B batch, C channels, H x W pixels, K classes, F features that the head's last layer reads.
+Shapes: B batch, C channels, H x W pixels, K classes, F features before the head's last layer.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from vitreous import __version__
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["FREE_BATCH", "WholeModel", "describe", "expected", "output_names"]
+__all__ = ["DYNAMIC_BATCH", "WholeModel", "describe", "expected_outputs", "output_names"]
 
-FREE_BATCH = ({0: torch.export.Dim("batch")},)
-"""Which dimension of the input stays free, as :func:`torch.export.export` takes it."""
+DYNAMIC_BATCH = ({0: torch.export.Dim("batch")},)
+"""``dynamic_shapes`` of :func:`torch.export.export` for any batch size."""
 
 
 class WholeModel(nn.Module):
-    """A model with its normalisation before it and its calibrated softmax behind it."""
+    """A model with the normalisation before it and the calibrated softmax after it."""
 
     mean: Tensor
     std: Tensor
@@ -30,38 +30,35 @@ class WholeModel(nn.Module):
         super().__init__()
         self.model = model
         self.temperature = info.temperature
-        mean, std = (
-            torch.tensor(each).view(-1, 1, 1) for each in (info.pipeline.config.mean, info.pipeline.config.std)
-        )
-        self.register_buffer("mean", mean)  # C 1 1
-        self.register_buffer("std", std)
+        for name in ("mean", "std"):
+            self.register_buffer(name, torch.tensor(getattr(info.pipeline.config, name)).view(-1, 1, 1))  # C 1 1
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return probabilities B x K, logits B x K and features B x F of images B x C x H x W, uint8.
+        """Return probabilities B x K, logits B x K and features B x F of uint8 images B x C x H x W.
 
-        A model without a head gives features alone.
+        A model without a head returns features only.
         """
         x = (images.to(torch.float32) / 255 - self.mean) / self.std
-        features = self.model.pooled(x)
+        features = self.model(x, "features")
         if self.model.config.num_classes == 0:
-            return (features * 1,)  # an output of its own, whatever pooling ends with
+            return (features * 1,)  # a new tensor, so that the output never aliases an intermediate
         logits = self.model.head(features)
         return (logits / self.temperature).softmax(1), logits, features
 
 
 def output_names(model: VisionTransformer) -> list[str]:
-    """What an exported model's outputs are called, in order."""
+    """Return the names of the outputs, in order."""
     return ["probabilities", "logits", "features"] if model.config.num_classes else ["features"]
 
 
 def describe(model: VisionTransformer, info: ModelInfo) -> dict[str, str]:
-    """Return what an exported file says about itself, for any program to read: words, numbers and JSON as text."""
+    """Return the description stored in an exported file; all values are strings, some of them JSON."""
     (height, width), channels = info.pipeline.size, info.pipeline.channels
     colours = "RGB" if channels == 3 else "grey"
     return {
         "producer": f"vitreous {__version__}",
-        "input": f"images: uint8, B x {channels} x {height} x {width}, {colours}, 0 to 255, any number B of them; "
-        "resized and cut as `pipeline` says, not normalised",
+        "input": f"images: uint8, B x {channels} x {height} x {width}, {colours}, 0 to 255, any batch size B; "
+        "resized and cropped as `pipeline` says, not normalised",
         "outputs": ", ".join(output_names(model)),
         "classes": json.dumps(info.classes),
         "temperature": repr(info.temperature),
@@ -72,10 +69,10 @@ def describe(model: VisionTransformer, info: ModelInfo) -> dict[str, str]:
 
 
 @torch.inference_mode()
-def expected(model: VisionTransformer, info: ModelInfo, images: Tensor) -> list[Tensor]:
-    """Return what an exported file must give for images B x C x H x W, uint8: by PyTorch in float32, step by step."""
+def expected_outputs(model: VisionTransformer, info: ModelInfo, images: Tensor) -> list[Tensor]:
+    """Compute the outputs for uint8 images B x C x H x W by PyTorch in float32, independently of `WholeModel`."""
     x = info.pipeline.normalise(images)
     if not model.config.num_classes:
-        return [model.pooled(x)]
+        return [model(x, "features")]
     logits = model(x)
-    return [torch.softmax(logits / info.temperature, 1), logits, model.pooled(x)]
+    return [torch.softmax(logits / info.temperature, 1), logits, model(x, "features")]

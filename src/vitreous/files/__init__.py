@@ -1,1 +1,7 @@
-"""Files at the border: what strangers' files may be, how a user's files are written, how foreign text is shown."""
+"""The border between the package and the user's files and screen; nothing here knows about images or models.
+
+- `opening.py`: open untrusted files: regular files of a bounded size.
+- `writing.py`: write the user's files atomically, without overwriting anything by accident.
+- `text.py`: make untrusted text safe for terminals, CSV, JSON, YAML and HTML; `html.py` builds small tables from it,
+  `shell.py` quotes commands.
+"""

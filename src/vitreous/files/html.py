@@ -1,4 +1,4 @@
-"""Small tables as HTML, as notebooks show them: text of users as text, in the reader's own colours, light or dark."""
+"""Small HTML tables for notebooks: untrusted text is escaped, and the notebook's colours are kept, light or dark."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ _TABLE = "border-collapse:collapse;color:inherit;background:transparent;margin:.
 
 
 def html_table(title: str, rows: Iterable[Sequence[object]], headings: Sequence[str] = ()) -> str:
-    """A table with a title; every cell is text, whatever it holds."""
+    """Return a table with a title; every cell is shown as text."""
     head = f"<thead><tr>{''.join(_cell('th', name) for name in headings)}</tr></thead>" if headings else ""
-    body = "".join(f"<tr>{''.join(_cell('td', cell) for cell in row)}</tr>" for row in rows)
-    return f'<div><b>{html_text(title)}</b><table style="{_TABLE}">{head}<tbody>{body}</tbody></table></div>'
+    return _table(title, head, (f"<tr>{''.join(_cell('td', cell) for cell in row)}</tr>" for row in rows))
 
 
-def html_bars(title: str, shares: Iterable[tuple[str, float]]) -> str:
-    """A table of names with their shares in [0, 1], each with a bar of that length."""
+def html_bars(title: str, fractions: Iterable[tuple[str, float]]) -> str:
+    """Return a table of names and fractions in [0, 1], each with a bar of that length."""
     rows = []
-    for name, share in shares:
-        width = f"{100 * min(max(share, 0.0), 1.0):.1f}"
+    for name, fraction in fractions:
+        width = f"{100 * min(max(fraction, 0.0), 1.0):.1f}"
         bar = f'<div style="width:10em"><div style="width:{width}%;height:.6em;background:#4a90d9"></div></div>'
-        rows.append(f'<tr>{_cell("td", name)}{_cell("td", f"{share:.2%}")}<td style="{_CELL}">{bar}</td></tr>')
-    return f'<div><b>{html_text(title)}</b><table style="{_TABLE}"><tbody>{"".join(rows)}</tbody></table></div>'
+        rows.append(f'<tr>{_cell("td", name)}{_cell("td", f"{fraction:.2%}")}<td style="{_CELL}">{bar}</td></tr>')
+    return _table(title, "", rows)
+
+
+def _table(title: str, head: str, rows: Iterable[str]) -> str:
+    body = f"<tbody>{''.join(rows)}</tbody>"
+    return f'<div><b>{html_text(title)}</b><table style="{_TABLE}">{head}{body}</table></div>'
 
 
 def _cell(tag: str, content: object) -> str:

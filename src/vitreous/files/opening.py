@@ -1,6 +1,6 @@
-"""Opening files that somebody else chose: regular files of a bounded size, and nothing that blocks or never ends.
+"""Opening untrusted files: only regular files of a bounded size, never one that blocks or does not end.
 
-What is opened is checked by its descriptor, so that a file cannot be exchanged between the check and the reading.
+The open descriptor is checked as well as the path, so that a file cannot be swapped between check and read.
 """
 
 from __future__ import annotations
@@ -19,41 +19,26 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
-_FLAGS = (
-    os.O_RDONLY
-    | getattr(os, "O_BINARY", 0)
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_NONBLOCK", 0)  # a pipe without a writer would block the opening itself
+_FLAGS = (  # O_NONBLOCK: opening a pipe without a writer would block
+    os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 )
 
 
 def open_regular(path: str | os.PathLike[str], limit: int) -> IO[bytes]:
-    """Open a regular file for reading; symbolic links are followed.
+    """Open a regular file of at most ``limit`` bytes for reading; symbolic links are followed.
 
-    Args:
-        path: The file.
-        limit: Largest size in bytes.
-
-    Raises:
-        OSError: If it cannot be opened, is no regular file, or is larger than ``limit``. ``strerror`` is the reason, in
-            words that follow a file's name.
-        ValueError: If the path holds a NUL, as :func:`open` has it.
+    The ``strerror`` of an OSError is the reason, worded to follow the file's name. A NUL in the path is a ValueError.
     """
-    handle, _ = open_descriptor(path, limit)
-    try:
-        return os.fdopen(handle, "rb")
-    except BaseException:
-        os.close(handle)
-        raise
+    return open(path, "rb", opener=lambda name, _: open_descriptor(name, limit)[0])
 
 
 def open_descriptor(path: str | os.PathLike[str], limit: int) -> tuple[int, int]:
-    """Return a descriptor, which is the caller's to close, and the file's size; else as :func:`open_regular`."""
-    _refuse(os.stat(path), path, limit)  # before opening: to open a device may have effects
+    """Return a file descriptor, which the caller closes, and the file's size; otherwise as :func:`open_regular`."""
+    _check_regular(os.stat(path), path, limit)  # before opening: opening a device may have side effects
     handle = os.open(path, _FLAGS)
     try:
         status = os.fstat(handle)
-        _refuse(status, path, limit)
+        _check_regular(status, path, limit)
     except BaseException:
         os.close(handle)
         raise
@@ -61,7 +46,7 @@ def open_descriptor(path: str | os.PathLike[str], limit: int) -> tuple[int, int]
 
 
 def read_descriptor(handle: int, size: int) -> bytes:
-    """Read so many bytes, or all that there are; one call of the system for most files."""
+    """Read ``size`` bytes, or up to the end of the file; a single system call for most files."""
     content = os.read(handle, size)
     if len(content) == size:
         return content
@@ -73,10 +58,7 @@ def read_descriptor(handle: int, size: int) -> bytes:
 
 
 def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
-    """Read a regular file whole; arguments and errors as :func:`open_regular`.
-
-    A file that grows while it is read gives the bytes that it had when it was opened.
-    """
+    """Read a whole file, of the size that it has when opened; arguments and errors as :func:`open_regular`."""
     handle, size = open_descriptor(path, limit)
     try:
         return read_descriptor(handle, size)
@@ -84,8 +66,7 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
         os.close(handle)
 
 
-def _refuse(status: os.stat_result, path: str | os.PathLike[str], limit: int) -> None:
-    """Refuse what is no regular file, and what is too large."""
+def _check_regular(status: os.stat_result, path: str | os.PathLike[str], limit: int) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = next((name for is_kind, name in _KINDS if is_kind(status.st_mode)), "something else")
         code = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL

@@ -1,4 +1,4 @@
-"""Commands that people paste into a shell: any word comes back as it is."""
+"""Quoting of commands that users paste into a shell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["shell_line"]
 
 
 def shell_line(words: Sequence[str]) -> str:
-    """A command with its words quoted; one that cannot be printed in the escapes that bash, zsh and ksh read back."""
+    """Return a command line with quoted words; unprintable ones use the ``$'...'`` escapes of bash, zsh and ksh."""
     return " ".join(map(_quoted, words))
 
 

@@ -1,16 +1,14 @@
-r"""Text from files on its way out: names, labels and messages made harmless for a terminal, CSV, JSON and HTML.
+r"""Safe output of untrusted text: names, labels and messages for terminals, CSV, JSON, YAML and HTML.
 
-What a stranger named may steer a terminal, turn the direction of a line, start a formula in a spreadsheet, or be ten
-megabytes long. All that leaves this package goes through one of these functions:
+An untrusted name may contain terminal escape sequences, reverse the direction of a line, start a spreadsheet formula,
+or be ten megabytes long. All output of the package goes through these functions:
 
-=============  ==================================  ===================================================
-destination    function                            what a reader gets back
-=============  ==================================  ===================================================
-terminal       :func:`visible`, :func:`printable`  escapes such as ``\x1b``; names of at most 200 columns
-CSV            :func:`csv_line`                    the same escapes, long; ``'`` before ``= + - @``
-JSON           :func:`json_text`                   exactly the text: ``json.loads`` undoes the escapes
-HTML           :func:`html_text`                   as on a terminal, and escaped as markup
-=============  ==================================  ===================================================
+===========  ====================================  ================================================================
+terminal     :func:`visible`, :func:`printable`    control characters as escapes such as ``\x1b``; long names cut
+CSV          :func:`csv_line`                      the same escapes; ``'`` before ``= + - @``
+JSON, YAML   :func:`json_text`, :func:`yaml_text`  the exact text, with the escapes of the format
+HTML         :func:`html_text`                     as on a terminal, with markup escaped
+===========  ====================================  ================================================================
 """
 
 from __future__ import annotations
@@ -22,96 +20,93 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-__all__ = ["LONGEST", "csv_cell", "csv_line", "html_text", "json_text", "printable", "visible", "yaml_text"]
+__all__ = ["MAX_NAME_LENGTH", "csv_cell", "csv_line", "html_text", "json_text", "printable", "visible", "yaml_text"]
 
-LONGEST = 200
-"""Characters of a name on a terminal or a page; of a longer one both ends are shown."""
+MAX_NAME_LENGTH = 200
+"""Longest name, in characters, that is shown in full; a longer one loses its middle."""
 
-_JOINERS = "\u200c\u200d"  # inside Persian and Indic words and inside emoji; alone they do nothing
-_LONGEST_CELL = 32_000  # characters: spreadsheets hold 32,767 in a cell
-# https://owasp.org/www-community/attacks/CSV_Injection: where a cell starts, and after what separates cells elsewhere
+_JOINERS = "\u200c\u200d"  # zero-width joiners: part of Persian and Indic words and of emoji, harmless elsewhere
+_LONGEST_CELL = 32_000  # characters; spreadsheets allow 32,767
+# https://owasp.org/www-community/attacks/CSV_Injection; `;` and `|` separate cells in some locales
 _FORMULA = re.compile("(^|[;|])(?=[ \u200c\u200d]*[=+@\uff1d\uff0b\uff0d\uff20-])")
-_QUOTED_IN_CSV = re.compile('[,;|"]')  # `;` separates fields where the comma is the decimal point
-_BEYOND_ASCII = re.compile(r"[^\x20-\x7e\n]")
+_QUOTED_IN_CSV = re.compile('[,;|"]')  # `;` and `|` separate cells in some locales
+_NOT_ASCII = re.compile(r"[^\x20-\x7e\n]")
 
 
-def visible(name: str, limit: int | None = LONGEST) -> str:
-    """A name with what a terminal or a page would obey or hide made visible, as Python writes it in a string.
+def visible(name: str, limit: int | None = MAX_NAME_LENGTH) -> str:
+    """Return a name with everything invisible escaped as in a Python string literal.
 
-    That is: control characters, marks that turn the direction of text, separators of lines, bytes that are no text, and
-    spaces at the ends. Letters of every script and emoji stay as they are, with the joiners that both need.
-
-    Args:
-        name: Of a file, a class, or whatever else a file says.
-        limit: The most characters; a longer name loses its middle, and says how many. None: all are kept.
+    Escaped are control characters, direction marks, line separators, bytes that are not text, and leading and trailing
+    spaces. Letters of every script and emoji stay. Beyond ``limit`` characters, a name loses its middle.
     """
     first, last = len(name) - len(name.lstrip(" ")), len(name.rstrip(" "))
     if first == 0 and last == len(name):
         return printable(name, limit)
-    return _within(len(name), lambda n: "\\x20" if n < first or n >= last else _escaped(name[n]), limit)
+    return _join(len(name), lambda n: "\\x20" if n < first or n >= last else _escape(name[n]), limit)
 
 
 def printable(text: str, limit: int | None = None) -> str:
-    """A line for people, with all in it made visible as :func:`visible` does, but for its spaces; by default whole."""
+    """Escape a line of text as :func:`visible` does, except for leading and trailing spaces."""
     if text.isprintable() and (limit is None or len(text) <= limit):
         return text
-    return _within(len(text), lambda n: _escaped(text[n]), limit)
+    return _join(len(text), lambda n: _escape(text[n]), limit)
 
 
 def csv_cell(text: str) -> str:
-    """A text as the content of a cell of CSV, which a spreadsheet takes for text.
+    """Return the content of a CSV cell that no spreadsheet takes for a formula.
 
-    What a terminal would obey is escaped as by :func:`printable`. A text that begins like a formula, with one of
-    ``= + - @``, gets an apostrophe in front; so does what follows a ``;`` or ``|`` in it. Whoever needs the exact text
-    reads it from JSON.
+    It is escaped by :func:`printable`; an apostrophe is put before ``= + - @`` at its start and after ``;`` or ``|``.
     """
     return _FORMULA.sub(r"\1'", printable(text, _LONGEST_CELL))
 
 
 def csv_line(cells: Iterable[str | float]) -> str:
-    """A row of CSV with its line feed; texts go through :func:`csv_cell`, numbers are written as they are."""
+    """Return a CSV row with its line feed; texts pass through :func:`csv_cell`, numbers are unchanged."""
     return ",".join(_csv_field(cell) for cell in cells) + "\n"
 
 
 def json_text(value: Any, indent: int | None = None, ascii_only: bool = False) -> str:
-    r"""A value as JSON that any parser reads and no terminal obeys; what is read back is exactly what was written.
+    r"""Return a value as JSON that is safe to print; ``json.loads`` returns the exact text.
 
-    Letters of every script stay readable unless ASCII is asked for; what is not printable is written as ``\uXXXX``. A
-    number that JSON does not have, such as infinity, becomes null.
+    Unprintable characters, or with ``ascii_only`` all beyond ASCII, become ``\uXXXX``; NaN and infinity become null.
     """
+
+    def escape(match: re.Match[str]) -> str:
+        if match[0].isprintable() and not ascii_only:
+            return match[0]
+        units = match[0].encode("utf-16-be", "surrogatepass").hex()
+        return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
     text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
-    return _BEYOND_ASCII.sub(
-        lambda found: found[0] if found[0].isprintable() and not ascii_only else _json_escape(found[0]), text
-    )
+    return _NOT_ASCII.sub(escape, text)
 
 
 def yaml_text(value: str | float | bool | None) -> str:
-    r"""A scalar as YAML, tame as JSON is; beyond the first plane YAML has escapes of its own, ``\UXXXXXXXX``."""
+    r"""Return a scalar as YAML that is safe to print. Unlike JSON, YAML has ``\UXXXXXXXX`` beyond 16 bits."""
     text = json.dumps(value, ensure_ascii=False)
-    return _BEYOND_ASCII.sub(
-        lambda found: found[0] if found[0].isprintable() else found[0].encode("unicode_escape").decode("ascii"), text
+    return _NOT_ASCII.sub(
+        lambda match: match[0] if match[0].isprintable() else match[0].encode("unicode_escape").decode("ascii"), text
     )
 
 
-def html_text(text: str, limit: int | None = LONGEST) -> str:
-    """A name as the text of a page, without markup: visible, bounded as :func:`visible` does, and escaped."""
+def html_text(text: str, limit: int | None = MAX_NAME_LENGTH) -> str:
+    """Return :func:`visible` text with markup escaped."""
     return html.escape(visible(text, limit))
 
 
-def _within(length: int, piece: Callable[[int], str], limit: int | None) -> str:
-    """Join the pieces 0 to ``length`` - 1 of a text; where that is longer than the limit, without the middle."""
+def _join(length: int, piece: Callable[[int], str], limit: int | None) -> str:
+    """Join pieces 0 to ``length`` - 1, without the middle if the result exceeds ``limit`` characters."""
     if limit is None or length <= limit:
         whole = "".join(map(piece, range(length)))
         if limit is None or len(whole) <= limit:
             return whole
-    before = _up_to(limit // 2, map(piece, range(length)))
-    after = _up_to(limit - limit // 2, map(piece, range(length - 1, len(before) - 1, -1)))
-    left_out = length - len(before) - len(after)
-    return f"{''.join(before)}...({left_out:,} more)...{''.join(reversed(after))}"
+    before = _take(limit // 2, map(piece, range(length)))
+    after = _take(limit - limit // 2, map(piece, range(length - 1, len(before) - 1, -1)))
+    omitted = length - len(before) - len(after)
+    return f"{''.join(before)}...({omitted:,} more)...{''.join(reversed(after))}"
 
 
-def _up_to(limit: int, pieces: Iterable[str]) -> list[str]:
-    """The first pieces, of at most so many characters together."""
+def _take(limit: int, pieces: Iterable[str]) -> list[str]:
     taken: list[str] = []
     for piece in pieces:
         limit -= len(piece)
@@ -121,32 +116,24 @@ def _up_to(limit: int, pieces: Iterable[str]) -> list[str]:
     return taken
 
 
-def _escaped(char: str) -> str:
-    """One character, as an escape where a terminal would obey it; a byte that was no text as that byte."""
+def _escape(char: str) -> str:
+    """Escape an unprintable character; an undecodable byte of a file name becomes that byte."""
     if char.isprintable() or char in _JOINERS:
         return char
     code = ord(char)
-    if 0xDC80 <= code <= 0xDCFF:  # how os.fsdecode keeps a byte that is not UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # os.fsdecode maps a byte that is not UTF-8 to this range
         return f"\\x{code - 0xDC00:02x}"
     return char.encode("unicode_escape").decode("ascii") if code >= 32 or char in "\t\n\r" else f"\\x{code:02x}"
 
 
-def _json_escape(char: str) -> str:
-    """One character as JSON writes it in ASCII: one or two units of UTF-16."""
-    units = char.encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
-
-
 def _csv_field(cell: str | float) -> str:
-    """A cell, quoted where it holds what separates fields in one country or another."""
     if not isinstance(cell, str):
         return str(cell)
-    shown = csv_cell(cell)
-    return '"' + shown.replace('"', '""') + '"' if _QUOTED_IN_CSV.search(shown) else shown
+    text = csv_cell(cell)
+    return '"' + text.replace('"', '""') + '"' if _QUOTED_IN_CSV.search(text) else text
 
 
 def _finite(value: Any) -> Any:
-    """Plain JSON values: lists for sequences, texts for keys, None for numbers that JSON does not have."""
     if isinstance(value, Mapping):
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

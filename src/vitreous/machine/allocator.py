@@ -1,4 +1,4 @@
-"""How the C library treats memory that a training step frees: nothing of torch, nothing of the model."""
+"""How the C library's allocator treats memory that a training step frees. Independent of torch and the model."""
 
 from __future__ import annotations
 
@@ -7,24 +7,21 @@ import platform
 
 __all__ = ["keep_freed_memory"]
 
-# Parameters of mallopt(3), from glibc's malloc.h, and what they are set to: bytes, and a number of arenas.
+# Parameters of mallopt(3), from glibc's malloc.h, with their values in bytes; the last is a number of arenas.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
-_WANTED = {_TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 2**26, _MMAP_THRESHOLD: 2**30, _ARENA_MAX: 1}
+_SETTINGS = {_TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 2**26, _MMAP_THRESHOLD: 2**30, _ARENA_MAX: 1}
 
 
 def keep_freed_memory() -> bool:
-    """Have freed memory kept for the next request instead of given back to the system.
+    """Make glibc keep freed memory for the next request; return whether it does, as no other C library can.
 
-    A step on a CPU frees and asks for the same hundreds of megabytes each time. Given back, each page of it is fetched
-    and zeroed anew: 30,000 to 130,000 page faults a step were counted, 5 to 15 % of its time. What the process holds
-    at most changes little, but that it goes on holding it. Threads that begin from now on have no arena of their own:
-    such a one keeps no request above 64 MiB, and nothing of it serves another thread.
-
-    Returns:
-        Whether the C library is glibc and took the settings; nothing changes elsewhere.
+    A step on a CPU frees and allocates the same hundreds of megabytes each time. Memory that was returned has to be
+    mapped and zeroed again page by page, which takes a noticeable share of the step. The peak changes little, but the
+    process keeps it until it ends. Threads started from now on share the main arena: an arena of their own could not
+    keep blocks above 64 MiB or lend them to other threads.
     """
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    taken = [mallopt(parameter, value) == 1 for parameter, value in _WANTED.items()]
-    return all(taken)
+    accepted = [mallopt(parameter, value) == 1 for parameter, value in _SETTINGS.items()]
+    return all(accepted)

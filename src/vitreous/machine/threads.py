@@ -1,7 +1,7 @@
-"""How many threads a run computes with on a CPU. The order of sums, and so their last bits, depends on the number.
+"""The number of CPU threads of a run. The order of sums depends on it, and with it the last bits of the result.
 
-A run begins with as many as PyTorch takes: one for each core that it may use, or as OMP_NUM_THREADS says. The number is
-written down, and whoever goes on with the run computes with as many, whatever cores there are then.
+A run starts with PyTorch's default: one thread per available core, or what OMP_NUM_THREADS says. The number is
+recorded, and a resume uses the same number on any machine.
 """
 
 from __future__ import annotations
@@ -15,40 +15,37 @@ import torch
 
 from vitreous.errors import TrainingError
 
-__all__ = ["computing_with", "one_thread", "threads_of"]
+__all__ = ["choose_threads", "one_thread", "torch_threads"]
 
-_PER_CORE, _AT_LEAST = 4, 16  # threads that are kept on a machine with fewer cores: more would take hours to meet
+_PER_CORE, _AT_LEAST = 4, 16  # a resume uses at most this many threads; more would spend hours waiting for each other
 
 
-def threads_of(begun: int | None, device: torch.device) -> tuple[int, str]:
-    """The number of threads that a run is to compute with, and what is to be said of it.
+def choose_threads(recorded: int | None, device: torch.device) -> tuple[int, str]:
+    """Choose the number of threads of a run; also return a clause for the line that announces a resume.
 
-    Args:
-        begun: Of the run that is taken up; None where none is, or where it did not write it down.
-        device: Of the run.
-
-    Raises:
-        TrainingError: If the environment does not let so many compute.
+    `recorded` is the number that the run started with; None for a new run, or if it was not recorded.
     """
-    limit = os.environ.get("OMP_THREAD_LIMIT", "").strip()  # PyTorch does not count it in
+    limit = os.environ.get("OMP_THREAD_LIMIT", "").strip()  # torch.get_num_threads() ignores it
     most = max(int(limit), 1) if limit.isdecimal() and limit.isascii() else sys.maxsize
-    here = min(torch.get_num_threads(), most)
-    if begun is None or begun == here or device.type != "cpu":
-        return here, ""
+    default = min(torch.get_num_threads(), most)
+    if recorded is None or recorded == default or device.type != "cpu":
+        return default, ""
     cores = os.cpu_count() or 1
-    if begun > max(_PER_CORE * cores, _AT_LEAST):
-        return here, f", with {_threads(here)} where it had {begun}, too many for {cores} cores: the last bits differ"
-    if most < begun:
-        raise TrainingError(
-            f"the run began with {_threads(begun)}, and OMP_THREAD_LIMIT is {limit}: the end would not be the same. "
-            "Unset it"
+    if recorded > max(_PER_CORE * cores, _AT_LEAST):
+        return default, (
+            f", with {_threads(default)} instead of {recorded}, too many for {cores} cores: the last bits differ"
         )
-    return begun, f", with {_threads(begun)}, as it began ({here} would be taken here)"
+    if most < recorded:
+        raise TrainingError(
+            f"the run began with {_threads(recorded)}, and OMP_THREAD_LIMIT is {limit}: the result would differ. Unset "
+            "it"
+        )
+    return recorded, f", with {_threads(recorded)}, as it began (the default here is {default})"
 
 
 @contextlib.contextmanager
-def computing_with(count: int) -> Iterator[None]:
-    """Within, PyTorch computes with so many threads."""
+def torch_threads(count: int) -> Iterator[None]:
+    """Make PyTorch use this many threads in the context."""
     before = torch.get_num_threads()
     if count != before:
         torch.set_num_threads(count)
@@ -59,8 +56,8 @@ def computing_with(count: int) -> Iterator[None]:
 
 
 def one_thread() -> contextlib.AbstractContextManager[None]:
-    """Within, PyTorch computes with one thread: what comes of it does not depend on how many there are."""
-    return computing_with(1)
+    """Make PyTorch use one thread in the context, so that the result does not depend on the number of cores."""
+    return torch_threads(1)
 
 
 def _threads(count: int) -> str:

@@ -1,29 +1,24 @@
-"""The table of sizes: plain data, no torch, so that recipes and help texts load at once.
-
-Adding a size is adding a row to ``SIZES``. What a model of each costs lives in :mod:`vitreous.model.cost`.
-"""
+"""The table of sizes. Adding a size is adding a row to ``SIZES``; costs are in :mod:`vitreous.accelerate.cost`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitreous.errors import UsageError, did_you_mean
 from vitreous.model.config import ViTConfig
+from vitreous.model.stems import ResNetStem
 
-if TYPE_CHECKING:
-    from vitreous.model.vit import VisionTransformer
-
-__all__ = ["SIZES", "Size", "config_of", "create"]
+__all__ = ["SIZES", "Size", "config_of"]
 
 
 @dataclass(frozen=True)
 class Size:
-    """One row: the shape of the encoder, the patch and picture (pixels) meant where none are named, and its source.
+    """One row: the shape of the encoder, default patch and image size in pixels, and the source of the numbers.
 
-    A hybrid's ``resnet`` has the bottlenecks per stage of its stem, by patch size.
+    For hybrids, ``resnet`` has the bottlenecks per stage of the stem, by patch size.
     """
 
     width: int
@@ -41,7 +36,7 @@ _DEIT = "arXiv 2012.12877, table 1"
 _SCALING = "arXiv 2106.04560, table 2"
 _HYBRID = "arXiv 2010.11929, section 4.1 and appendix B.1.1"
 _AUGREG = "arXiv 2106.10270, table 2"
-_R50 = {16: (3, 4, 9), 32: (3, 4, 6, 3)}  # for 16 pixels a token, stage 4 is moved into stage 3
+_R50 = {16: (3, 4, 9), 32: (3, 4, 6, 3)}  # at patch 16, stage 4 is merged into stage 3
 _BIG_VISION = "big_vision, models/vit.py, decode_variant"
 SIZES: dict[str, Size] = {
     "mu": Size(32, 1, 128, 2, 16, 224, _BIG_VISION),
@@ -57,7 +52,7 @@ SIZES: dict[str, Size] = {
     "R26+S": Size(384, 12, 1536, 6, 32, 224, _AUGREG, {32: (2, 2, 2, 2)}),
     "R50+B": Size(768, 12, 3072, 12, 16, 224, _HYBRID, _R50),
     "R50+L": Size(1024, 24, 4096, 16, 16, 224, _HYBRID, _R50),
-    # For 32-pixel pictures, named width x depth.
+    # For 32-pixel images, named width x depth.
     "128x6": Size(128, 6, 256, 2, 4, 32, "vitreous, for two CPU cores"),
     "192x9": Size(192, 9, 384, 12, 4, 32, "arXiv 2112.13492, section 4.1 (ViT)"),
     "256x6": Size(256, 6, 512, 8, 4, 32, "public notebook tutorials"),
@@ -75,7 +70,7 @@ def config_of(name: str, **overrides: Any) -> ViTConfig:
         **overrides: Any other field of :class:`ViTConfig`.
 
     Raises:
-        UsageError: If there is no such size, or the patch is no number.
+        UsageError: If there is no such size or field, or the patch size is not a number.
     """
     size_name, slash, patch = name.partition("/")
     size = SIZES.get(size_name)
@@ -94,30 +89,16 @@ def config_of(name: str, **overrides: Any) -> ViTConfig:
     if size.resnet:
         if fields["patch_size"] not in size.resnet:
             patches = " or ".join(map(str, size.resnet))
-            raise UsageError(f"'{name}': a ResNet leads to {patches} pixels a token, as in {size_name}/{patches[:2]}")
-        fields |= {"stem": "resnet", "resnet_layers": size.resnet[fields["patch_size"]]}
-    unknown = sorted(set(overrides) - set(ViTConfig.__dataclass_fields__))
-    if unknown:
-        known = ViTConfig.__dataclass_fields__
-        raise UsageError(" ".join(f"A model has no option '{name}'.{did_you_mean(name, known)}" for name in unknown))
-    return ViTConfig(**(fields | overrides))
-
-
-def create(name: str, **overrides: Any) -> VisionTransformer:
-    """Build a model of a named size with fresh weights, for example ``create("B/16", num_classes=10)``.
-
-    Args and errors as :func:`config_of`.
-    """
-    from vitreous.model.vit import VisionTransformer  # here: the table is read where torch is not to be loaded
-
-    return VisionTransformer(config_of(name, **overrides))
+            raise UsageError(f"'{name}': with a ResNet stem the patch is {patches}, as in {size_name}/{patches[:2]}")
+        fields["stem"] = ResNetStem(layers=size.resnet[fields["patch_size"]])
+    return ViTConfig().with_options(fields | overrides)
 
 
 _WORDS = {"tiny": "Ti", "t": "Ti", "small": "S", "medium": "M", "base": "B", "large": "L", "huge": "H", "giant": "g"}
 
 
 def _meant(name: str) -> str:
-    """Return a "did you mean" for a size that is not in the table: S16, vit-b/16, vit_small_patch16_224."""
+    """Return a "did you mean" for other spellings of a size: S16, vit-b/16, vit_small_patch16_224."""
     bare = re.sub(r"^(vit|deit3?)(?=[^a-z]|[a-z]+[^a-z])", "", name.lower()).strip("-_ ")
     words = {known.lower(): known for known in SIZES} | _WORDS
     for word in sorted(words, key=len, reverse=True):

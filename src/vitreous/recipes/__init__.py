@@ -1,12 +1,16 @@
-"""Recipes: functions that return the configuration of a run, each opening with command, cost, hardware and score.
+"""Recipes: functions that return the configuration of a run.
 
-Adding one: write ``recipes/my_name.py`` with a function ``my_name() -> RunConfig``, and add ``my-name`` to ``RECIPES``.
+Each file opens with command, settings, cost, hardware and score. Read `digits` first. `folder` and `finetune` are the
+defaults for your own images; `cifar10` and `cifar100` and their `_cpu` and `_gpu` variants aim at a high score;
+`paper_*`, `simple_vit`, `notebook_*` and `annotated_cifar10` repeat published settings.
+
+To add one, write ``recipes/my_name.py`` with a function ``my_name() -> RunConfig`` and add ``my-name`` to ``RECIPES``.
+tests/test_recipes.py compares each header with the configuration.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
 from typing import TYPE_CHECKING, cast
 
 from vitreous.errors import UsageError, did_you_mean
@@ -14,25 +18,26 @@ from vitreous.errors import UsageError, did_you_mean
 if TYPE_CHECKING:
     from vitreous.train.config import RunConfig
 
-__all__ = ["RECIPES", "header", "recipe", "recipe_for"]
+__all__ = ["RECIPES", "recipe", "recipe_for"]
 
 RECIPES: dict[str, str] = {
-    "digits": "1,797 real handwritten digits, bundled: about half a minute on two CPU cores",
-    "folder": "your own pictures, from scratch: a few thousand in some minutes on two CPU cores",
-    "cifar10": "CIFAR-10, strong: a small ViT with modern training",
-    "cifar100": "CIFAR-100, strong: the same with 100 classes",
-    "cifar10-cpu": "CIFAR-10 in half an hour on two CPU cores: plain ViT, Muon, small pictures at first",
+    "digits": "bundled handwritten digits: half a minute on two CPU cores",
+    "folder": "your own images, from scratch: a few thousand in minutes on two CPU cores",
+    "cifar10": "CIFAR-10 with modern training: small ViT, convolutional stem, Muon",
+    "cifar100": "CIFAR-100, the same with 100 classes",
+    "cifar10-cpu": "CIFAR-10 in half an hour on two CPU cores: plain ViT, Muon, small images first",
     "cifar10-gpu": "CIFAR-10 in ten minutes on one GPU, a draft",
-    "cifar100-gpu": "CIFAR-100 in ten minutes on one GPU: the same with 100 classes",
-    "notebook-cifar10": "the public notebooks' ViT on CIFAR-10: width 256, 6 layers, 180 epochs",
-    "notebook-cifar100": "the public notebooks' ViT on CIFAR-100: width 256, 24 layers, 180 epochs",
+    "cifar100-gpu": "CIFAR-100 in ten minutes on one GPU, a draft",
+    "notebook-cifar10": "the public notebook tutorials on CIFAR-10: width 256, 6 layers, 180 epochs",
+    "notebook-cifar100": "the public notebook tutorials on CIFAR-100: width 256, 24 layers, 180 epochs",
     "annotated-cifar10": "the annotated ViT on CIFAR-10: width 512, 6 layers, 32 epochs",
     "paper-imagenet": "ViT-B/16 on ImageNet from scratch, as arXiv 2010.11929 table 3",
-    "finetune": "from a trained model, the modern way: what `vitreous finetune` uses",
-    "paper-finetune": "fine-tuning by SGD at 384 pixels, as arXiv 2010.11929 table 4",
+    "finetune": "from a trained model: what `vitreous finetune` uses",
+    "paper-finetune": "fine-tuning with SGD at 384 pixels, as arXiv 2010.11929 table 4",
     "simple-vit": "ViT-S/16 on ImageNet in 90 epochs, as arXiv 2205.01580",
 }
-"""Each recipe and its one line; the module is the name with underscores, and has a function of that name."""
+"""Each recipe with the line that `vitreous train --help` shows. The module and its function have the same name, with
+underscores."""
 
 
 def recipe(name: str) -> RunConfig:
@@ -44,16 +49,9 @@ def recipe(name: str) -> RunConfig:
     if name not in RECIPES:
         raise UsageError(f"there is no recipe '{name}'.{did_you_mean(name, RECIPES)} Known: {', '.join(RECIPES)}")
     function = name.replace("-", "_")
-    made = getattr(importlib.import_module(f"vitreous.recipes.{function}"), function)()
-    return cast("RunConfig", made)
+    return cast("RunConfig", getattr(importlib.import_module(f"vitreous.recipes.{function}"), function)())
 
 
 def recipe_for(source: str) -> str:
-    """The recipe for some data where none is named: that of the data's own name, else `folder`."""
+    """Return the name of the default recipe for some data: that of the data's own name, else `folder`."""
     return source if source in ("digits", "cifar10", "cifar100") else "folder"
-
-
-def header(name: str) -> str:
-    """The text that opens a recipe's file: its command, cost, hardware and score."""
-    module = importlib.import_module(f"vitreous.recipes.{name.replace('-', '_')}")
-    return inspect.cleandoc(module.__doc__ or "")

@@ -1,9 +1,14 @@
-"""CIFAR-100, strong: a 2.7-million-parameter ViT with modern training.
+"""CIFAR-100 with modern training: a ViT of 2.9 million parameters with a convolutional stem.
 
-Command:  vitreous train cifar100
-Cost:     not measured yet
-Hardware: not measured yet
-Score:    not measured yet
+Command:   vitreous train cifar100
+Data:      cifar100, 5 % of train held out, fixed mean and std
+Model:     192x9/4 at 32 px, 6 heads, MLP 384, stem conv, stem.downsample stride, block.drop_path 0.1, pool mean
+Augment:   flip 0.5, pad_crop 4, policy trivial, erasing 0.25, mixup 0.2, cutmix 1, mix_chance 0.5, off_last 0.1
+Optimiser: muon, lr 0.001, muon_lr 0.01, momentum 0.95, weight_decay 0.05, cosine, warm-up 10 %, clip 1
+Training:  100 epochs, batch 256, label_smoothing 0.1, ema 0.999
+Cost:      not measured
+Hardware:  not measured
+Score:     not measured
 """
 
 from dataclasses import replace
@@ -14,7 +19,7 @@ from vitreous.train.config import RunConfig
 
 
 def cifar100() -> RunConfig:
-    """The recipe of CIFAR-10 as it is: no setting is tuned to one of the two sets."""
+    """The recipe `cifar10` unchanged: no setting is tuned to either set."""
     same = cifar10()
     return replace(
         same,

@@ -1,21 +1,28 @@
-"""Your own pictures, from scratch: any folder with one folder per class.
+"""Your own images, trained from scratch: any folder with one subfolder per class.
 
-Command:  vitreous train photos/
-Cost:     13 minutes for 2,934 photographs of flowers and 80 epochs: 230 to 350 pictures a second
-Hardware: two CPU cores with AVX-512 and bf16 (AMD EPYC), torch 2.15.0
-Score:    79.8 % of 736 validation photographs (5 classes; the best of 80 epochs on them, n = 1)
+Command:   vitreous train photos/
+Data:      photos, 20 % of train held out, mean and std of train
+Model:     128x6/16 at 128 px, 4 heads, MLP 256, stem conv, stem.downsample stride, block.drop_path 0.1, pool mean
+Augment:   flip 0.5, resized_crop 0.25, color_jitter 0.3, cutmix 1, mix_chance 0.5, off_last 0.1
+Optimiser: muon, lr 0.002, muon_lr 0.02, momentum 0.95, weight_decay 0.02, cosine, warm-up 10 %, clip 1
+Training:  80 epochs, batch 64, label_smoothing 0.1, ema 0.995
+Cost:      13 minutes for 2,934 photographs of flowers, at 230 to 350 images a second
+Hardware:  two cores of an AMD EPYC (AVX-512 with bf16), torch 2.15.0
+Score:     79.8 % of 736 validation photographs in 5 classes, on which the best epoch was selected (n = 1)
 """
 
 from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
+from vitreous.model.block import BlockConfig
 from vitreous.model.config import ViTConfig
+from vitreous.model.pools import Mean
+from vitreous.model.stems import ConvStem
 from vitreous.train.config import OptimConfig, RunConfig
 
 
 def folder() -> RunConfig:
-    """A small ViT with a convolutional stem on 128 pixels, for some hundred to some ten thousand pictures.
+    """A small ViT with a convolutional stem, for a few hundred to some ten thousand images.
 
-    No policy that inverts or removes colour, since colour often tells classes apart: on the flowers, 3-Augment with a
-    crop of at least 0.35 stood at 60.6 % after 7 epochs, this at 69.4 % (n = 1 each).
+    Colour is never inverted or removed, since it often distinguishes classes.
     """
     return RunConfig(
         recipe="folder",
@@ -27,9 +34,9 @@ def folder() -> RunConfig:
             depth=6,
             heads=4,
             mlp_dim=256,
-            stem="conv",
-            pool="mean",
-            drop_path=0.1,
+            stem=ConvStem(downsample="stride"),
+            pool=Mean(),
+            block=BlockConfig(drop_path=0.1),
         ),
         preprocess=PreprocessConfig(fit="crop"),
         augment=AugmentConfig(flip=0.5, resized_crop=0.25, color_jitter=0.3, cutmix=1.0, mix_chance=0.5, off_last=0.1),

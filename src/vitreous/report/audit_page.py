@@ -1,7 +1,7 @@
-"""The audit as one HTML file: thumbnails inside, no script, nothing fetched; light and dark as the reader's system is.
+"""The audit as one self-contained HTML page with embedded thumbnails, light or dark as the reader's system.
 
-Whatever a file or a class is called is text here, never markup: names are escaped, isolated from the direction of the
-text around them, and the page forbids itself every request and every script.
+Names of files and classes are untrusted: they are escaped and isolated from the direction of the surrounding text, and
+a content security policy forbids all scripts and requests.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import html
 import itertools
 from collections.abc import Iterator, Sequence
 
-from vitreous.audit.findings import KINDS, LEVELS, Audit, Finding, Picture
-from vitreous.audit.look import as_jpeg
-from vitreous.audit.watch import shown
+from vitreous.audit.findings import KINDS, LEVELS, Audit, AuditImage, Finding
+from vitreous.audit.look import to_jpeg
+from vitreous.audit.watch import make_thumbnails
 from vitreous.data.sources.scan import Progress
-from vitreous.files.text import LONGEST, html_text
+from vitreous.files.text import MAX_NAME_LENGTH, html_text
 
 __all__ = ["page"]
 
-_MOST = 1500  # thumbnails in a page: 6 MB
-_IN_ROW = 12  # pictures of one finding that are shown; the others are named
-_LONGEST_LINE = 4000  # characters of a sentence, in which several names may stand
-_OPEN = 200  # findings of a kind that are listed unfolded
+_MAX_THUMBNAILS = 1500  # in a page: 6 MB
+_MAX_SHOWN = 12  # images of one finding that are shown; of the others only the names
+_MAX_LINE = 4000  # characters of a sentence, which may contain several names
+_MAX_OPEN = 200  # findings of a kind that are not folded
 
 _HEAD = """\
 <!doctype html>
@@ -72,41 +72,35 @@ summary {{ cursor: pointer; padding: .5rem 0; color: var(--link) }}
 
 
 def page(result: Audit, progress: Progress = lambda done, total: None) -> Iterator[str]:
-    """Yield the page in pieces.
-
-    Args:
-        result: What was found.
-        progress: Called with (done, total) while thumbnails are made.
-    """
+    """Yield the page in parts; `progress` is called while thumbnails are created."""
     thumbs = _thumbs(result, progress)
-    yield _HEAD.format(title=html_text(result.name))  # a title has no markup
+    yield _HEAD.format(title=html_text(result.name))  # <bdi> is not allowed in a title
     yield f"<h1>Audit of {_safe(result.name)}</h1>\n"
     counts = ", ".join(f"{count:,} {level}{'s' if count != 1 else ''}" for level, count in result.counts().items())
-    yield f'<p class="soft">{len(result.pictures):,} pictures: {counts}.</p>\n'
+    yield f'<p class="soft">{len(result.images):,} images: {counts}.</p>\n'
     for note in result.notes:
-        yield f"<p>{_safe(note, _LONGEST_LINE)}</p>\n"
+        yield f"<p>{_safe(note, _MAX_LINE)}</p>\n"
     yield from _contents(result)
-    for name, findings in result.of_kind().items():
+    for name, findings in result.by_kind().items():
         kind = KINDS[name]
         yield f'<section aria-labelledby="{name}">\n<h2 id="{name}">{html.escape(kind.title)} '
         yield f'<span class="soft">({len(findings):,})</span></h2>\n'
         yield f'<p><span class="{kind.level}">{kind.level}</span>: {html.escape(kind.meaning)}</p>\n'
-        yield from _cards(result, findings[:_OPEN], thumbs)
-        if len(findings) > _OPEN:
-            yield f"<details><summary>{len(findings) - _OPEN:,} more</summary>\n"
-            yield from _cards(result, findings[_OPEN:], thumbs)
+        yield from _cards(result, findings[:_MAX_OPEN], thumbs)
+        if len(findings) > _MAX_OPEN:
+            yield f"<details><summary>{len(findings) - _MAX_OPEN:,} more</summary>\n"
+            yield from _cards(result, findings[_MAX_OPEN:], thumbs)
             yield "</details>\n"
         yield "</section>\n"
     yield "</main>\n</body>\n</html>\n"
 
 
 def _contents(result: Audit) -> Iterator[str]:
-    """The table at the top."""
-    groups = result.of_kind()
+    groups = result.by_kind()
     if not groups:
-        yield "<p>Nothing was found.</p>\n"
+        yield "<p>No problems were found.</p>\n"
         return
-    heads = "".join(f'<th scope="col">{name}</th>' for name in ("level", "what", "found"))
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("level", "finding", "count"))
     yield f"<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n"
     for level in LEVELS:
         for name, findings in groups.items():
@@ -118,48 +112,49 @@ def _contents(result: Audit) -> Iterator[str]:
 
 
 def _cards(result: Audit, findings: Sequence[Finding], thumbs: dict[int, str]) -> Iterator[str]:
-    """A list of findings, each with its pictures."""
     yield '<ol class="cards">\n'
     for finding in findings:
         yield "<li>"
         if finding.text:
-            yield f'<p class="what">{_safe(finding.text, _LONGEST_LINE)}</p>'
-        first, rest = finding.pictures[:_IN_ROW], finding.pictures[_IN_ROW:]
+            yield f'<p class="what">{_safe(finding.text, _MAX_LINE)}</p>'
+        first, rest = finding.images[:_MAX_SHOWN], finding.images[_MAX_SHOWN:]
         if first:
             yield '<ul class="row">'
-            yield from (_figure(result.pictures[n], thumbs.get(n), n in finding.drop) for n in first)
+            yield from (_figure(result.images[n], thumbs.get(n), n in finding.drop) for n in first)
             yield "</ul>"
         if rest:
-            names = "".join(f"<li>{_safe(result.pictures[n].name)}</li>" for n in rest)
+            names = "".join(f"<li>{_safe(result.images[n].name)}</li>" for n in rest)
             yield f"<details><summary>{len(rest):,} more</summary><ul>{names}</ul></details>"
         yield "</li>\n"
     yield "</ol>\n"
 
 
-def _figure(picture: Picture, thumb: str | None, dropped: bool) -> str:
-    """A picture with its name, label and split. Its name is its text: an `alt` would have it read out twice."""
-    image = f'<img src="{thumb}" alt="">' if thumb else '<span class="none" aria-hidden="true">not shown</span>'
-    label = f'<span class="soft">label</span> {_safe(picture.label)}, {picture.split}'
-    left_out = '<span class="name soft">in the list of exclusions</span>' if dropped else ""
-    return f'<li>{image}<span class="name">{_safe(picture.name)}</span><span class="name">{label}</span>{left_out}</li>'
+def _figure(image: AuditImage, thumb: str | None, is_dropped: bool) -> str:
+    """Return an image with its name, label and split. An `alt` would make screen readers say the name twice."""
+    thumbnail = f'<img src="{thumb}" alt="">' if thumb else '<span class="none" aria-hidden="true">not shown</span>'
+    label = f'<span class="soft">label</span> {_safe(image.label)}, {image.split}'
+    excluded = '<span class="name soft">in the exclusion list</span>' if is_dropped else ""
+    return (
+        f'<li>{thumbnail}<span class="name">{_safe(image.name)}</span><span class="name">{label}</span>{excluded}</li>'
+    )
 
 
-def _safe(text: str, limit: int = LONGEST) -> str:
-    """Text of users as markup: visible, escaped, and apart from the direction of the text around it."""
+def _safe(text: str, limit: int = MAX_NAME_LENGTH) -> str:
+    """Return untrusted text as HTML: escaped, and isolated from the direction of the surrounding text."""
     return f"<bdi>{html_text(text, limit)}</bdi>"
 
 
 def _thumbs(result: Audit, progress: Progress) -> dict[int, str]:
-    """Thumbnails as data URIs, of the first pictures that findings are about, the worst kinds first.
+    """Return data URIs of thumbnails by image index, for the first images of findings, in order of severity.
 
-    Files are opened in the processes that looked at them: what would end one of those must not end this one.
+    Files are opened in watched processes, because a damaged one could crash this process.
     """
-    order = (n for finding in result.findings for n in finding.pictures[:_IN_ROW])
-    readable = (n for n in dict.fromkeys(order) if result.pictures[n].look.thumb)
-    wanted = list(itertools.islice(readable, _MOST))
-    files = {n: path for n in wanted if (path := result.pictures[n].path) is not None}
-    made = dict(zip(files, shown(list(files.values()), progress=progress), strict=True))
-    for n in wanted:
+    order = (n for finding in result.findings for n in finding.images[:_MAX_SHOWN])
+    readable = (n for n in dict.fromkeys(order) if result.images[n].facts.thumb)
+    chosen = list(itertools.islice(readable, _MAX_THUMBNAILS))
+    files = {n: path for n in chosen if (path := result.images[n].path) is not None}
+    jpegs = dict(zip(files, make_thumbnails(list(files.values()), progress=progress), strict=True))
+    for n in chosen:
         if n not in files:
-            made[n] = base64.b64encode(as_jpeg(result.pictures[n].pixels().convert("RGB"))).decode("ascii")
-    return {n: f"data:image/jpeg;base64,{jpeg}" for n, jpeg in made.items() if jpeg}
+            jpegs[n] = base64.b64encode(to_jpeg(result.images[n].pixels().convert("RGB"))).decode("ascii")
+    return {n: f"data:image/jpeg;base64,{jpeg}" for n, jpeg in jpegs.items() if jpeg}

@@ -1,19 +1,14 @@
-"""Figures of a run: learning curves, confusion matrix, calibration. Each function returns a PNG.
+"""Figures of a run: learning curves, confusion matrix and calibration. Each function returns a PNG.
 
-The sheet of mistakes is in :mod:`vitreous.report.mistakes`.
-
-They draw on Figure objects without pyplot, so that they need no display and leave no state behind. Colours are Okabe
-and Ito's, which colour-blind readers tell apart (https://jfly.uni-koeln.de/color/). K classes.
+The sheet of mistakes is in :mod:`vitreous.report.mistakes`. K classes.
 """
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
@@ -21,32 +16,19 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from vitreous.data.sources.listing import many
+from vitreous.data.sources.listing import pluralize
 from vitreous.evaluate.calibration import Calibration, Reliability
-from vitreous.evaluate.metrics import most_confused
-from vitreous.report.lettering import Lettering
+from vitreous.evaluate.metrics import ConfusedPair, most_confused
+from vitreous.report.fonts import FontSet
+from vitreous.report.style import DARK, LIGHT, Theme, to_png
 
-__all__ = ["GREY", "RED", "STYLE", "as_png", "draw_calibration", "draw_confusion", "draw_curves"]
+__all__ = ["draw_calibration", "draw_confusion", "draw_curves"]
 
-BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#6E6E6E"
-STYLE: dict[str, Any] = {
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-    "savefig.transparent": False,
-    "font.size": 11,
-    "axes.titlesize": 12,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.unicode_minus": False,
-    "legend.frameon": False,
-    "lines.linewidth": 2.0,
-}
 _PERCENT = FuncFormatter(lambda share, _: f"{round(100 * share, 2):g} %")
-_DPI = 110
-_NUMBERS_UP_TO, _NAMES_UP_TO = 20, 40  # classes: beyond, numbers and names in a confusion matrix are unreadable
+_LEARNING_RATE = FuncFormatter(lambda rate, _: f"{rate:.4g}".replace("e-0", "e-"))  # in full: no exponent elsewhere
+_MAX_COUNTED, _MAX_NAMED = 20, 40  # classes above which counts and names in a confusion matrix are unreadable
 _PAIRS = 12
-_FEW = 10  # images in a bin of confidence, below which its accuracy is mostly chance
+_MIN_IMAGES = 10  # in a confidence bin; with fewer, its accuracy is mostly chance
 
 
 def draw_curves(
@@ -54,110 +36,109 @@ def draw_curves(
     selected_epoch: int | None = None,
     saved: Mapping[str, float] | None = None,
     precision: str = "float32",
+    *,
+    dark: bool = False,
 ) -> bytes:
-    """Draw how a run learned: losses, validation scores and learning rate by epoch.
+    """Draw losses, validation scores and learning rate by epoch.
 
-    Args:
-        history: Rows of numbers, one or more an epoch, with the keys `epoch` (counted from 1), `train_loss`,
-            `val_log_loss`, `val_top1`, `val_macro_f1` and `lr`. A value that is absent, empty or not finite is left
-            out.
-        selected_epoch: The epoch whose weights were saved; None marks none.
-        saved: Scores of these weights in float32, `top1` and `macro_f1`, for the title; None takes those of the epoch.
-        precision: That the scores of `history` were computed in.
+    `history` has one or more rows per epoch with the keys `epoch` (counted from 1), `train_loss`, `val_log_loss`,
+    `val_top1`, `val_macro_f1` and `lr`, in `precision`. Values that are absent, empty or not finite are skipped. The
+    title quotes `saved`, the `top1` and `macro_f1` of the saved weights in float32; None takes those of `history`.
     """
-    said = "" if precision == "float32" else f" in {precision}"
-    with mpl.rc_context(Lettering([]).style(**STYLE)):
+    theme = DARK if dark else LIGHT
+    in_precision = "" if precision == "float32" else f" in {precision}"
+    with theme.applied(FontSet([])):
         figure = Figure(figsize=(12.5, 4.2), layout="constrained")
         loss, score, rate = figure.subplots(1, 3, width_ratios=[1.2, 1.2, 0.9])
-        _line(loss, history, "train_loss", "train", color=ORANGE)
-        _line(loss, history, "val_log_loss", "validation", color=BLUE)
-        loss.set(title=f"Loss{said} (lower is better)", ylabel="cross-entropy, nats")
-        _line(score, history, "val_top1", "top-1 accuracy", color=BLUE)
-        _line(score, history, "val_macro_f1", "macro F1", color=GREEN, linestyle="--")
-        score.set(title=f"Validation score{said} (higher is better)")
+        _line(loss, history, "train_loss", "train", color=theme.orange)
+        _line(loss, history, "val_log_loss", "validation", color=theme.blue)
+        loss.set(title=f"Loss{in_precision} (lower is better)", ylabel="cross-entropy, nats")
+        _line(score, history, "val_top1", "top-1 accuracy", color=theme.blue)
+        _line(score, history, "val_macro_f1", "macro F1", color=theme.green, linestyle="--")
+        score.set(title=f"Validation score{in_precision} (higher is better)")
         score.yaxis.set_major_formatter(_PERCENT)
-        _line(rate, history, "lr", "learning rate", color=GREY)
+        _line(rate, history, "lr", "learning rate", color=theme.muted)
         rate.set(title="Learning rate")
-        rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+        rate.yaxis.set_major_formatter(_LEARNING_RATE)
         rate.set_ylim(bottom=0)
         for axes in (loss, score, rate):
             axes.set_xlabel("epoch")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-            axes.grid(axis="y", color="#E3E3E3", linewidth=0.8)
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
+            axes.grid(axis="y", linewidth=0.8)
             if selected_epoch is not None:
-                axes.axvline(selected_epoch, color=RED, linestyle=":", linewidth=1.6, zorder=0, label="saved epoch")
+                style: dict[str, Any] = {"color": theme.red, "linestyle": ":", "linewidth": 1.6, "zorder": 0}
+                axes.axvline(selected_epoch, label="saved epoch", **style)
             if axes is not rate and axes.get_legend_handles_labels()[1]:
                 axes.legend(loc="best")
-        return as_png(figure, _curves_title(history, selected_epoch, saved, precision))
+        return to_png(figure, _curves_title(history, selected_epoch, saved, precision))
 
 
-def draw_confusion(confusion: npt.NDArray[np.int64], classes: Sequence[str], split: str = "validation") -> bytes:
-    """Draw which classes are taken for which, as a heat map beside the most frequent kinds of mistake.
+def draw_confusion(
+    confusion: npt.NDArray[np.int64], classes: Sequence[str], split: str = "validation", *, dark: bool = False
+) -> bytes:
+    """Draw the confusion matrix (K, K) as a heat map, beside the most frequent mistakes where there are any.
 
-    Rows are scaled to the size of the true class. Counts are written up to 20 classes, names up to 40; beyond, the
-    list of mistakes names the classes.
-
-    Args:
-        confusion: (K, K) counts, row = true class, column = predicted class.
-        classes: The K class names.
-        split: Name of the images that were counted, for the title.
+    Rows are true classes, and scaled to their size. Counts are written for up to 20 classes, names for up to 40; with
+    more, only the list of mistakes names classes.
     """
-    lettering = Lettering(classes)
-    k = len(classes)
-    wrong = int(confusion.sum() - np.trace(confusion))
-    with mpl.rc_context(lettering.style(**STYLE)):
-        figure = Figure(figsize=(14, 7.2), layout="constrained")
-        heat, bars = figure.subplots(1, 2, width_ratios=[1.45, 1])
-        _heat_map(figure, heat, confusion, [lettering.label(c, 24 if k <= 20 else 16) for c in classes])
-        pairs = most_confused(confusion, classes, _PAIRS)
-        names = [" → ".join(lettering.label(name, 30) for name in (p.true, p.predicted)) for p in pairs]
-        _pair_bars(bars, [(name, p.count, p.share) for name, p in zip(names, pairs, strict=True)])
-        title = f"{many(int(confusion.sum()), f'{split} image')}, {k} classes: {wrong:,} wrong"
-        return as_png(figure, title)
+    theme, fonts = DARK if dark else LIGHT, FontSet(classes)
+    pairs = most_confused(confusion, classes, _PAIRS)
+    with theme.applied(fonts):
+        if pairs:
+            figure = Figure(figsize=(14, 7.2), layout="constrained")
+            matrix, bars = figure.subplots(1, 2, width_ratios=[1.45, 1])
+            _pair_bars(bars, pairs, fonts, theme)
+        else:
+            figure = Figure(figsize=(8.6, 7.4), layout="constrained")
+            matrix = figure.subplots()
+        _heat_map(matrix, confusion, [fonts.shorten(c, 24 if len(classes) <= 20 else 16) for c in classes], theme)
+        wrong = f"{confusion.sum() - np.trace(confusion):,} wrong" if pairs else "no mistakes"
+        images = pluralize(int(confusion.sum()), f"{split} image")
+        return to_png(figure, f"{images}, {pluralize(len(classes), 'class', 'classes')}: {wrong}")
 
 
 def draw_calibration(
-    before: Reliability, after: Reliability, summary: Calibration, split: str = "validation", crossed: bool = False
+    before: Reliability,
+    after: Reliability,
+    summary: Calibration,
+    split: str = "validation",
+    crossed: bool = False,
+    *,
+    dark: bool = False,
 ) -> bytes:
     """Draw reliability diagrams without and with the temperature, each above a histogram of the confidence.
 
-    Args:
-        before: Bins at temperature 1.
-        after: Bins at the fitted temperature.
-        summary: The figures that the titles quote.
-        split: Name of the images that were measured, for the title.
-        crossed: Whether `after` and `summary` are of each half of them with the temperature that fits the other half.
+    `crossed` says that `after` and `summary` are cross-fitted: each half of the images is scaled by the temperature
+    that fits the other half.
     """
-    with mpl.rc_context(Lettering([]).style(**STYLE)):
-        figure = Figure(figsize=(11.5, 7.4), layout="constrained")
-        grid = figure.subplots(2, 2, height_ratios=[3, 1], sharex=True, sharey="row")
-        scaled = f"With temperature {summary.temperature:.2f}"
-        if crossed:
-            scaled = f"With a temperature, cross-fitted (saved: {summary.temperature:.2f})"
-        heads = (
-            f"As trained: off by {100 * summary.ece_before:.1f} points on average (ECE)",
-            f"{scaled}: off by {100 * summary.ece_after:.1f} points",
+    theme = DARK if dark else LIGHT
+    scaled = f"With temperature {summary.temperature:.2f}"
+    note = "The saved temperature is fitted on the validation images, not on these."
+    if summary.temperature == 1:
+        note = "No temperature is saved: one fitted on half of the validation images does not improve the other half."
+    if crossed:
+        scaled = f"Cross-fitted temperature (saved: {summary.temperature:.2f})"
+        note = (
+            "The saved temperature is fitted on these images. To measure its effect on unseen images,\n"
+            "each half of them is drawn here with the temperature that fits the other half."
         )
-        for column, (bins, head) in enumerate(zip((before, after), heads, strict=True)):
-            _reliability(grid[0, column], bins)
-            grid[0, column].set_title(head)
-            _histogram(grid[1, column], bins)
-        grid[0, 0].set_ylabel("how often it is right")
-        grid[1, 0].set_ylabel("pictures")
-        labelled = {name: art for axes in grid[0] for art, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-        note = "The saved temperature is fitted on the validation images, not on these."
-        if summary.temperature == 1:
-            note = "No temperature is saved: one that fits half of the validation images does not help the other half."
-        if crossed:
-            note = (
-                "The saved temperature is fitted on these images, so none of them is drawn with it:\n"
-                "cross-fitted, each half of them is drawn with the temperature that fits the other half."
-            )
-        figure.legend(
-            list(labelled.values()), list(labelled), loc="outside lower center", ncols=len(labelled), title=note
-        )
-        images = many(summary.n, f"{split} image")
-        return as_png(figure, f"When the model says 80 %, is it right 80 % of the time?   ({images})", note)
+    titles = (
+        f"As trained: off by {100 * summary.ece_before:.1f} points on average (ECE)",
+        f"{scaled}: off by {100 * summary.ece_after:.1f} points",
+    )
+    with theme.applied(FontSet([])):
+        figure = Figure(figsize=(12.5, 7.4), layout="constrained")
+        grid = figure.subplots(2, 2, height_ratios=[3, 1], sharex=True, sharey="row", gridspec_kw={"wspace": 0.08})
+        for (diagram, histogram), bins, title in zip(grid.T, (before, after), titles, strict=True):
+            _reliability(diagram, bins, theme)
+            diagram.set_title(title)
+            _histogram(histogram, bins, theme)
+        grid[0, 0].set_ylabel("accuracy")
+        grid[1, 0].set_ylabel("images")
+        legend = {name: art for axes in grid[0] for art, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+        figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=len(legend), title=note)
+        images = pluralize(summary.n, f"{split} image")
+        return to_png(figure, f"When the model says 80 %, is it right 80 % of the time?   ({images})", note)
 
 
 def _number(value: Any) -> float | None:
@@ -175,22 +156,16 @@ def _points(history: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float,
     return [(epoch, value) for epoch, value in pairs if epoch is not None and value is not None]
 
 
-def _line(axes: Axes, history: Sequence[Mapping[str, Any]], key: str, label: str, **look: Any) -> None:
-    points = _points(history, key)
-    if not points:
-        return
-    marker = "o" if len(points) <= 25 else None
-    axes.plot(*zip(*points, strict=True), label=label, marker=marker, markersize=4, **look)
+def _line(axes: Axes, history: Sequence[Mapping[str, Any]], key: str, label: str, **style: Any) -> None:
+    if points := _points(history, key):
+        marker = "o" if len(points) <= 25 else None
+        axes.plot(*zip(*points, strict=True), label=label, marker=marker, markersize=4, **style)
 
 
 def _curves_title(
-    history: Sequence[Mapping[str, Any]],
-    selected_epoch: int | None,
-    saved: Mapping[str, float] | None,
-    precision: str,
+    history: Sequence[Mapping[str, Any]], selected_epoch: int | None, saved: Mapping[str, float] | None, precision: str
 ) -> str:
-    epochs = int(max((e for e, _ in _points(history, "epoch")), default=0))
-    title = f"{many(epochs, 'epoch')} of training"
+    title = f"{pluralize(int(max((e for e, _ in _points(history, 'epoch')), default=0)), 'epoch')} of training"
     if selected_epoch is None:
         return title
     title += f"; saved: epoch {selected_epoch}"
@@ -203,113 +178,73 @@ def _curves_title(
     return title + (" in float32" if saved is not None and precision != "float32" else "")
 
 
-def _heat_map(figure: Figure, axes: Axes, confusion: npt.NDArray[np.int64], names: Sequence[str]) -> None:
-    """Draw the matrix, rows scaled to sum to 1; a class without pictures stays grey."""
+def _heat_map(axes: Axes, confusion: npt.NDArray[np.int64], names: Sequence[str], theme: Theme) -> None:
+    """Draw the matrix with rows scaled to sum to 1; the row of a class without images stays grey."""
     k = len(names)
     support = confusion.sum(axis=1, keepdims=True)
     shares = np.ma.masked_invalid(np.where(support > 0, confusion / np.maximum(support, 1), np.nan))
-    colours = mpl.colormaps["Blues"].with_extremes(bad="#D9D9D9")
-    # The square root of the share: rare mistakes stay visible beside a diagonal near 1.
-    image = axes.imshow(shares, cmap=colours, norm=PowerNorm(0.5, 0, 1), aspect="equal")
-    bar = figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02, ticks=[0, 0.01, 0.05, 0.1, 0.25, 0.5, 1])
+    # The square root of the share keeps rare mistakes visible beside a diagonal near 1.
+    image = axes.imshow(shares, cmap=theme.colormap(), norm=PowerNorm(0.5, 0, 1), aspect="equal")
+    bar = axes.figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02, ticks=[0, 0.01, 0.05, 0.1, 0.25, 0.5, 1])
     bar.ax.yaxis.set_major_formatter(_PERCENT)
     bar.set_label("share of the true class")
     bar.outline.set_visible(False)
-    unit = "" if k <= _NAMES_UP_TO else ", by its number"
-    axes.set(xlabel=f"predicted class{unit}", ylabel=f"true class{unit}")
-    axes.set_title("Which class is taken for which (the diagonal is right)")
+    index = "" if k <= _MAX_NAMED else " (index)"
+    axes.set(xlabel=f"predicted class{index}", ylabel=f"true class{index}")
+    axes.set_title("Confusion matrix (correct predictions on the diagonal)")
     axes.spines[:].set_visible(False)
-    if k <= _NAMES_UP_TO:
+    if k <= _MAX_NAMED:
         size = 10 if k <= 12 else 8 if k <= 20 else 6.5
         axes.set_yticks(range(k), labels=names, fontsize=size)
-        slanted = max(map(len, names)) * k > 50
-        turn: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
-        axes.set_xticks(range(k), labels=names, fontsize=size, **turn)
+        is_slanted = max(map(len, names)) * k > 50
+        slant: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if is_slanted else {}
+        axes.set_xticks(range(k), labels=names, fontsize=size, **slant)
         axes.tick_params(length=0)
-    if k <= _NUMBERS_UP_TO:
+    if k <= _MAX_COUNTED:
+        size = 12 if k <= 6 else 10 if k <= 12 else 7.5
         for row, column in zip(*np.nonzero(confusion), strict=True):
-            ink = "white" if shares[row, column] > 0.35 else "#222222"
-            count = f"{confusion[row, column]:,}"
-            axes.text(
-                column,
-                row,
-                count,
-                ha="center",
-                va="center",
-                color=ink,
-                fontsize=12 if k <= 6 else 10 if k <= 12 else 7.5,
-            )
+            ink = LIGHT.background if (shares[row, column] > 0.35) == (theme is LIGHT) else LIGHT.text
+            axes.text(column, row, f"{confusion[row, column]:,}", ha="center", va="center", color=ink, fontsize=size)
 
 
-def _pair_bars(axes: Axes, pairs: Sequence[tuple[str, int, float]]) -> None:
-    """Draw one bar per kind of mistake, the most frequent on top."""
-    axes.set_title("Most frequent mistakes: true → predicted")
+def _pair_bars(axes: Axes, pairs: Sequence[ConfusedPair], fonts: FontSet, theme: Theme) -> None:
+    axes.set(title="Most frequent mistakes: true → predicted", xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    if not pairs:
-        axes.text(0.02, 0.9, "No mistakes.", transform=axes.transAxes, color=GREY)
-        return
-    counts = [count for _, count, _ in pairs]
-    axes.barh(range(len(pairs)), counts, color=RED, height=0.3)
-    for place, (name, count, share) in enumerate(pairs):
-        axes.text(0, place - 0.24, name, va="bottom", fontsize=10)
-        axes.text(count, place, f" {count:,} ({100 * share:.0f} %)", va="center", fontsize=10, color=GREY)
-    axes.set_xlim(0, max(counts) * 1.25)  # room for the numbers after the longest bar
+    counts = [pair.count for pair in pairs]
+    axes.barh(range(len(pairs)), counts, color=theme.red, height=0.3)
+    for row, pair in enumerate(pairs):
+        name = f"{fonts.shorten(pair.true, 28)} → {fonts.shorten(pair.predicted, 28)}"
+        axes.text(0, row - 0.24, name, va="bottom", fontsize=10)
+        share = f" {pair.count:,} ({100 * pair.share:.0f} %)"
+        axes.text(pair.count, row, share, va="center", fontsize=10, color=theme.muted)
+    axes.set_xlim(0, max(counts) * 1.25)  # space for the number after the longest bar
     axes.set_ylim(max(len(pairs), _PAIRS) - 0.5, -0.7)
-    axes.set_xlabel("pictures, and their share of the true class", loc="left", color=GREY, fontsize=10)
+    axes.set_xlabel("images, and their share of the true class", loc="left", color=theme.muted, fontsize=10)
 
 
-def _reliability(axes: Axes, bins: Reliability) -> None:
-    """Draw accuracy by confidence: bars, their distance to the diagonal, and bins of few pictures paler."""
+def _reliability(axes: Axes, bins: Reliability, theme: Theme) -> None:
+    """Draw accuracy by confidence as bars with their distance to the diagonal; bins with few images are paler."""
     width = np.diff(bins.edges)
-    sure = bins.counts >= _FEW
-    few = (bins.counts > 0) & ~sure
-    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1.4, label="what it should be")
-    for held, alpha, label in ((sure, 1.0, "what it is"), (few, 0.35, f"fewer than {_FEW} pictures")):
+    is_sure = bins.counts >= _MIN_IMAGES
+    axes.plot([0, 1], [0, 1], color=theme.text, linestyle="--", linewidth=1.4, zorder=3, label="perfect calibration")
+    for held, alpha, label in (
+        (is_sure, 1.0, "accuracy"),
+        ((bins.counts > 0) & ~is_sure, 0.45, f"accuracy, fewer than {_MIN_IMAGES} images"),
+    ):
         if held.any():
-            axes.bar(
-                bins.edges[:-1][held],
-                bins.accuracy[held],
-                width[held],
-                align="edge",
-                color=BLUE,
-                alpha=alpha,
-                edgecolor="white",
-                label=label,
-            )
-    gap = bins.confidence[sure] - bins.accuracy[sure]
-    middle = bins.edges[:-1][sure] + width[sure] / 2
-    if sure.any():
-        axes.vlines(
-            middle,
-            bins.accuracy[sure],
-            bins.accuracy[sure] + gap,
-            color=RED,
-            linewidth=3,
-            label="the difference: bars below the line mean too sure",
-        )
+            bars = (bins.edges[:-1][held], bins.accuracy[held], width[held])
+            axes.bar(*bars, align="edge", color=theme.blue, alpha=alpha, edgecolor=theme.background, label=label)
+    if is_sure.any():
+        gaps = ((bins.edges[:-1] + width / 2)[is_sure], bins.accuracy[is_sure], bins.confidence[is_sure])
+        label = "gap to the confidence (bar below the diagonal: too confident)"
+        axes.vlines(*gaps, color=theme.red, linewidth=3, label=label)
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     axes.yaxis.set_major_formatter(_PERCENT)
 
 
-def _histogram(axes: Axes, bins: Reliability) -> None:
-    axes.bar(bins.edges[:-1], bins.counts, np.diff(bins.edges), align="edge", color=GREY, edgecolor="white")
-    axes.set_xlabel("how sure the model says it is")
+def _histogram(axes: Axes, bins: Reliability, theme: Theme) -> None:
+    widths = np.diff(bins.edges)
+    axes.bar(bins.edges[:-1], bins.counts, widths, align="edge", color=theme.muted, edgecolor=theme.background)
+    axes.set_xlabel("confidence of the prediction")
     axes.xaxis.set_major_formatter(_PERCENT)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
-
-
-def as_png(figure: Figure, title: str, text: str = "") -> bytes:
-    """The figure under a title, which the file also says in words for programs and readers that see no images.
-
-    Args:
-        figure: Complete but for its title.
-        title: Bold, on the left.
-        text: What the figure says besides, for the file alone.
-    """
-    figure.suptitle(title, x=0.01, ha="left", fontsize=14, weight="bold")
-    memory = io.BytesIO()
-    told = {"Title": title, "Description": text} if text else {"Title": title}
-    figure.savefig(memory, format="png", dpi=_DPI, bbox_inches="tight", pad_inches=0.15, metadata=told)
-    return memory.getvalue()

@@ -1,32 +1,31 @@
-"""The report of a finished run: report.json for programs, and pictures for people. It knows no Trainer and no model.
+"""The report of a finished run: report.json for programs and figures for people. It knows no trainer and no model.
 
 report.json (format_version 1; a number that is not finite is null)::
 
     format_version  1
     recipe, seed, device, precision
-    data            what `facts.data` holds
-    model           {parameters, flops}: count, and operations per image
-    training        {epochs, selected_epoch, seconds: {phase: s}, extended_from, validated_in, selected_val}:
-                    extended_from are the numbers of epochs at which the run was finished before it was given more, most
-                    often none; validated_in is the precision of the validations while training, `bf16` or `float32`;
-                    selected_val are the scores of the selected epoch then, as metrics.csv and curves.png have them
+    data            `facts.data`
+    model           {parameters, flops}: number of parameters, and floating-point operations per image
+    training        {epochs, selected_epoch, seconds: {phase: s}, extended_from, validated_in, selected_val}.
+                    extended_from: numbers of epochs after which the run was finished earlier and then extended;
+                    validated_in: precision of the validations during training, `bf16` or `float32`;
+                    selected_val: scores of the selected epoch in that precision, as in metrics.csv and curves.png
     machine         {cpu, cores, memory_gib, gpu, bf16}
     classes         K names, in the order of the model's outputs
-    scores          {val, test} of the saved weights, in float32; test is null without a test split. Each has the
-                    fields of
-                    :class:`~vitreous.evaluate.metrics.Scores`; an entry of per_class also has its `name`, and
-                    `confusion` is null above 100 classes
+    scores          {val, test} of the saved weights in float32; test is null without a test split. Fields of
+                    :class:`~vitreous.evaluate.metrics.Scores`, where each entry of per_class also has a `name`, and
+                    `confusion` is null for more than 100 classes
     calibration     {fitted_on: "val", measured_on: "val" | "test", cross_fitted} and the fields of
-                    :class:`~vitreous.evaluate.calibration.Calibration`. Without a test split cross_fitted is true:
-                    what is measured is each half of val with the temperature that fits the other half. Where that
-                    does not lower the log loss, the temperature is 1 and cross_fitted is false
+                    :class:`~vitreous.evaluate.calibration.Calibration`. Without a test split cross_fitted is true: each
+                    half of val is measured with the temperature fitted on the other half. If that does not lower the
+                    log loss, the temperature is 1 and cross_fitted is false
     most_confused   up to 20 of {true, predicted, count, share}, on val
     worst_mistakes  up to 25 of {index, name, true, predicted, probability}, on val; name may be null
-    finetune        null for a run from random weights; else {source: {name, family, resampled, classes}, mode,
-                    trained_parameters, probe, verdict: {worse, text, reasons}}. probe is what
-                    :meth:`~vitreous.evaluate.probes.ProbeReport.to_dict` gives; both are null with --no-probe
+    finetune        null for a run from random weights; otherwise {source: {name, family, resampled, classes}, mode,
+                    trained_parameters, probe, verdict: {worse, text, reasons}}. probe is the dictionary of
+                    :meth:`~vitreous.evaluate.probes.ProbeReport.to_dict`; probe and verdict are null with --no-probe
     versions        {package: version}
-    pictures        names of the pictures beside this file
+    pictures        names of the figures beside this file
 
 N images, K classes.
 """
@@ -48,77 +47,65 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.errors import DataError, OutputError, VitreousError
-from vitreous.evaluate.calibration import calibrate, cross_scaled, proven_temperature, reliability
+from vitreous.evaluate.calibration import (
+    Calibration,
+    Reliability,
+    calibrate,
+    choose_temperature,
+    cross_scaled,
+    reliability,
+)
 from vitreous.evaluate.metrics import Scores, evaluate, most_confused, worst_mistakes
 from vitreous.files.text import json_text
-from vitreous.files.writing import replacing
+from vitreous.files.writing import atomic_write
 from vitreous.machine.device import Machine, describe_machine, versions
-from vitreous.report import figures as pictures
-from vitreous.report import mistakes as mistakes_sheet
+from vitreous.report.figures import draw_calibration, draw_confusion, draw_curves
+from vitreous.report.mistakes import Mistake, draw_mistakes
 
 __all__ = ["PICTURES", "Predictions", "RunFacts", "write_report"]
 
 PICTURES = ("curves.png", "confusion.png", "mistakes.png", "calibration.png")
-"""Names of the pictures that :func:`write_report` leaves in the run's folder."""
+"""Names of the figures that :func:`write_report` writes into the run directory."""
+
+Diagram = tuple[Reliability, Reliability, Calibration, str, bool]
+"""Positional arguments of :func:`~vitreous.report.figures.draw_calibration`."""
 
 _FORMAT_VERSION = 1
-_MATRIX_UP_TO = 100  # classes: a larger confusion matrix would make the file megabytes of zeros
+_MAX_MATRIX_CLASSES = 100  # a larger confusion matrix would make the file megabytes of zeros
 _PAIRS, _MISTAKES = 20, 25
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What the model said about one split.
+    """The model's outputs on one split, and its images for the sheet of mistakes.
 
-    Attributes:
-        logits: (N, K) outputs of the saved weights before softmax.
-        labels: (N,) true classes, integers in [0, K).
-        picture: Returns image `i` of the split as a PIL image or uint8 array, for the sheet of mistakes; one that
-            fails to load is shown as a grey field. None leaves all fields grey.
-        name: Returns the name of image `i`, such as its path, for the list of mistakes; None leaves the names away.
+    An image that cannot be loaded is drawn as an empty cell, as are all images if `image` is None.
     """
 
-    logits: Tensor
-    labels: Tensor
-    picture: Callable[[int], Image.Image | npt.NDArray[np.uint8]] | None = None
-    name: Callable[[int], str] | None = None
+    logits: Tensor  # (N, K) outputs of the saved weights before softmax
+    labels: Tensor  # (N,) true classes, integers in [0, K)
+    image: Callable[[int], Image.Image | npt.NDArray[np.uint8]] | None = None  # returns image `i` of the split
+    name: Callable[[int], str] | None = None  # returns the name of image `i`, such as its path
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a report tells of a run besides its scores.
-
-    Attributes:
-        recipe: Name of the recipe.
-        seed: Of every random draw.
-        device: Where the run took place, such as `cpu`.
-        precision: What it computed in, `bf16` or `float32`.
-        epochs: Epochs that were trained.
-        selected_epoch: Epoch, counted from 1, whose weights were saved; None where that was not chosen by epoch.
-        parameters: Number of trained parameters.
-        flops: Floating-point operations of one image's forward pass.
-        data: About the data, such as source, fingerprint and number of images in each split; plain JSON values.
-        seconds: Wall-clock time by phase, such as {"train": 63.1, "evaluate": 0.8}.
-        machine: The hardware; measured here where it is not given.
-        selected_val: Scores of the selected epoch on the validation split while training, in `precision`.
-        finetune: What report.json says under that name; plain JSON values.
-        extended_from: Numbers of epochs at which the run was finished before, and then given more.
-    """
+    """What a report says about a run besides its scores."""
 
     recipe: str
     seed: int
-    device: str
-    precision: str
+    device: str  # device of the run, such as `cpu`
+    precision: str  # `bf16` or `float32`
     epochs: int
-    selected_epoch: int | None
-    parameters: int
-    flops: int
-    data: Mapping[str, Any] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    machine: Machine | None = None
-    selected_val: Mapping[str, float] | None = None
-    finetune: Mapping[str, Any] | None = None
-    extended_from: Sequence[int] = ()
+    selected_epoch: int | None  # epoch from 1 whose weights were saved; None if they were not chosen by epoch
+    parameters: int  # number of trained parameters
+    flops: int  # floating-point operations of the forward pass of one image
+    data: Mapping[str, Any] = field(default_factory=dict)  # source, fingerprint, images per split, as JSON values
+    seconds: Mapping[str, float] = field(default_factory=dict)  # wall-clock time by phase, such as {"train": 63.1}
+    machine: Machine | None = None  # the hardware; None describes this machine
+    selected_val: Mapping[str, float] | None = None  # validation scores of the selected epoch, in `precision`
+    finetune: Mapping[str, Any] | None = None  # `finetune` of report.json, as plain JSON values
+    extended_from: Sequence[int] = ()  # numbers of epochs after which the run was finished earlier and then extended
 
 
 def write_report(
@@ -130,87 +117,83 @@ def write_report(
     val: Predictions,
     test: Predictions | None = None,
     temperature: float | None = None,
+    dark: bool = False,
 ) -> dict[str, Any]:
-    """Write `report.json` and the four pictures of :data:`PICTURES` into a run's folder.
+    """Write `report.json` and the figures of :data:`PICTURES` into a run directory, and return the former's content.
 
     Confusion and mistakes are shown on the validation split, so that studying them leaves the test split untouched.
-    Calibration is measured on the test split where there is one, since the temperature was fitted on the other.
-
-    Args:
-        folder: The run's folder; made where it is missing.
-        facts: What to tell of the run besides its scores.
-        history: Rows as :func:`~vitreous.report.figures.draw_curves` takes them.
-        classes: The K class names.
-        val: Predictions on the validation split.
-        test: Predictions on the test split, where there is one.
-        temperature: The temperature stored with the model; None fits it on `val`.
-
-    Returns:
-        What report.json holds, as the head of this module says.
-
-    Raises:
-        OutputError: If a file cannot be written; files that were there before stay whole.
-        DataError: If logits, labels and class names do not fit one another.
-        NonFiniteError: If a logit is NaN or infinite.
+    Calibration is measured on the test split if there is one, because the temperature is fitted on the validation
+    split, here if it is None. `dark` also writes each figure for dark pages, as `NAME-dark.png`, in twice the time.
     """
-    temperature = proven_temperature(val.logits, val.labels) if temperature is None else temperature
+    temperature = choose_temperature(val.logits, val.labels) if temperature is None else temperature
     scores = evaluate(val.logits, val.labels)
-    tested = evaluate(test.logits, test.labels) if test else None
-    named = {"val": _named(scores, classes), "test": _named(tested, classes) if tested else None}
+    test_scores = evaluate(test.logits, test.labels) if test else None
+    named = {"val": _named(scores, classes), "test": _named(test_scores, classes) if test_scores else None}
     mistakes = _mistakes(val, classes)
     calibration, diagram = _calibration(val, test, temperature)
-    report = _finite(
+    sheet = [_with_image(val, mistake) for mistake in mistakes]
+    figures = _draw(facts, history, classes=classes, scores=scores, mistakes=sheet, diagram=diagram)
+    if dark:
+        figures |= _draw(facts, history, classes=classes, scores=scores, mistakes=sheet, diagram=diagram, dark=True)
+    report = _to_json_values(
         {
-            **_told(facts),
+            **_described(facts),
             "classes": classes,
             "scores": named,
             "calibration": calibration,
             "most_confused": [asdict(pair) for pair in most_confused(scores.confusion, classes, _PAIRS)],
             "worst_mistakes": mistakes,
             "versions": versions(),
-            "pictures": PICTURES,
+            "pictures": list(figures),
         }
     )
-    drawn = (
-        pictures.draw_curves(history, facts.selected_epoch, scores.summary(), facts.precision),
-        pictures.draw_confusion(scores.confusion, classes),
-        _draw_mistakes(val, mistakes, scores),
-        diagram,
-    )
-    # In this order: where the report is, the pictures are.
-    _write(folder, dict(zip(PICTURES, drawn, strict=True)) | {"report.json": _json(report)})
+    _write(folder, figures | {"report.json": _json(report)})  # last: a report never names a figure that is missing
     return report
 
 
-def _draw_mistakes(val: Predictions, mistakes: list[dict[str, Any]], scores: Scores) -> bytes:
-    """The worst mistakes, and how many there are in all."""
+def _draw(
+    facts: RunFacts,
+    history: Sequence[Mapping[str, Any]],
+    *,
+    classes: Sequence[str],
+    scores: Scores,
+    mistakes: Sequence[Mistake],
+    diagram: Diagram,
+    dark: bool = False,
+) -> dict[str, bytes]:
     wrong = int(scores.confusion.sum() - np.trace(scores.confusion))
-    return mistakes_sheet.draw_mistakes([_shown(val, mistake) for mistake in mistakes], wrong=wrong, total=scores.n)
+    drawn = (
+        draw_curves(history, facts.selected_epoch, scores.summary(), facts.precision, dark=dark),
+        draw_confusion(scores.confusion, classes, dark=dark),
+        draw_mistakes(mistakes, wrong, scores.n, dark=dark),
+        draw_calibration(*diagram, dark=dark),
+    )
+    names = [name.replace(".png", "-dark.png") for name in PICTURES] if dark else PICTURES
+    return dict(zip(names, drawn, strict=True))
 
 
-def _calibration(val: Predictions, test: Predictions | None, temperature: float) -> tuple[dict[str, Any], bytes]:
-    """What the report says of calibration, and confidence against accuracy drawn without and with the temperature."""
+def _calibration(val: Predictions, test: Predictions | None, temperature: float) -> tuple[dict[str, Any], Diagram]:
+    """Return `calibration` of the report, and the arguments that draw it."""
     crossed, measured = test is None and temperature != 1, val if test is None else test
     scaled = cross_scaled(val.logits, val.labels) if crossed else measured.logits.double() / temperature
-    found = calibrate(measured.logits, measured.labels, temperature, scaled)
+    summary = calibrate(measured.logits, measured.labels, temperature, scaled)
     before, after = (reliability(_softmax(logits), measured.labels) for logits in (measured.logits, scaled))
-    split, short = ("validation", "val") if test is None else ("test", "test")
-    told = {"fitted_on": "val", "measured_on": short, "cross_fitted": crossed} | found.to_dict()
-    return told, pictures.draw_calibration(before, after, found, split, crossed=crossed)
+    split, long_split = ("val", "validation") if test is None else ("test", "test")
+    entry = {"fitted_on": "val", "measured_on": split, "cross_fitted": crossed} | summary.to_dict()
+    return entry, (before, after, summary, long_split, crossed)
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot make the folder '{folder}': {error.strerror or error}") from error
+        raise OutputError(f"cannot create the folder '{folder}': {error.strerror or error}") from error
     for name, content in files.items():
-        with replacing(folder / name, follow=False) as path:
+        with atomic_write(folder / name, follow=False) as path:
             path.write_bytes(content)
 
 
-def _told(facts: RunFacts) -> dict[str, Any]:
-    """Return the part of the report that the run's facts fill."""
+def _described(facts: RunFacts) -> dict[str, Any]:
     machine = facts.machine or describe_machine(torch.device(facts.device))
     training = {name: getattr(facts, name) for name in ("epochs", "selected_epoch", "seconds", "extended_from")}
     return {
@@ -223,23 +206,22 @@ def _told(facts: RunFacts) -> dict[str, Any]:
     }
 
 
-def _softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    return torch.softmax(logits.detach().cpu().double() / temperature, dim=1)
+def _softmax(logits: Tensor) -> Tensor:
+    return torch.softmax(logits.detach().cpu().double(), dim=1)
 
 
 def _named(scores: Scores, classes: Sequence[str]) -> dict[str, Any]:
-    """Return scores with class names, and without a confusion matrix too large to read."""
+    """Return the fields of scores with class names, and without a confusion matrix that is too large to read."""
     if len(scores.per_class) != len(classes):
         raise DataError(f"the model has {len(scores.per_class)} outputs, but there are {len(classes)} class names")
     fields = scores.to_dict()
     fields["per_class"] = [{"name": n, **row} for n, row in zip(classes, fields["per_class"], strict=True)]
-    if len(classes) > _MATRIX_UP_TO:
+    if len(classes) > _MAX_MATRIX_CLASSES:
         fields["confusion"] = None
     return fields
 
 
 def _mistakes(split: Predictions, classes: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the entries of `worst_mistakes`, the worst first."""
     indices = worst_mistakes(split.logits, split.labels, _MISTAKES)
     best, predicted = _softmax(split.logits[indices]).max(dim=1) if indices else ((), ())
     return [
@@ -254,33 +236,29 @@ def _mistakes(split: Predictions, classes: Sequence[str]) -> list[dict[str, Any]
     ]
 
 
-def _shown(split: Predictions, mistake: Mapping[str, Any]) -> mistakes_sheet.Mistake:
-    """Return a mistake with its picture; one that vanished since the run began must not cost the report."""
-    picture = None
-    if split.picture:
+def _with_image(split: Predictions, mistake: Mapping[str, Any]) -> Mistake:
+    """Return a mistake with its image; one that is gone since the run began must not prevent the report."""
+    image = None
+    if split.image:
         with contextlib.suppress(VitreousError, OSError):
-            picture = split.picture(mistake["index"])
-    return mistakes_sheet.Mistake(
-        picture, mistake["true"], mistake["predicted"], mistake["probability"], mistake["name"]
-    )
+            image = split.image(mistake["index"])
+    return Mistake(image, mistake["true"], mistake["predicted"], mistake["probability"], mistake["name"])
 
 
-def _finite(value: Any) -> Any:
-    """Return plain JSON values: lists for sequences, None for numbers that JSON does not have."""
+def _to_json_values(value: Any) -> Any:
+    """Return plain JSON values: lists for sequences, None for NaN and infinity."""
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): _to_json_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_to_json_values(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _json(report: dict[str, Any]) -> bytes:
-    """Return readable JSON: indented, with a row of numbers on one line."""
+    """Return indented JSON with each row of numbers on one line."""
     text = json_text(report, indent=2)
-    # A line break never stands within a JSON string, so this cannot touch one.
-    text = re.sub(
-        r"\[\n[\d\s,.e+-]+\]", lambda row: re.sub(r"\s+", " ", row[0]).replace("[ ", "[").replace(" ]", "]"), text
-    )
+    # JSON strings contain no line breaks, so this cannot match inside one.
+    text = re.sub(r"\[\n[\d\s,.e+-]+\]", lambda row: f"[{' '.join(row[0][1:-1].split())}]", text)
     return text.encode("utf-8") + b"\n"

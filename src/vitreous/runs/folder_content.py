@@ -1,4 +1,7 @@
-"""What a run's folder may hold that no run in it is to use: links that lead out of it, and what led nowhere."""
+"""The files of a run directory: their names, the report of a finished run, and removing or refusing what is unsafe.
+
+A run directory may be untrusted, so a link in it may lead to any file of the user.
+"""
 
 from __future__ import annotations
 
@@ -15,69 +18,66 @@ from vitreous.errors import OutputError
 from vitreous.files.opening import read_regular
 from vitreous.runs.lock import NAME
 
-__all__ = ["FILES", "read_report", "refuse_ways_out", "remove_left_over", "removing_made", "removing_preamble"]
+__all__ = ["FILES", "read_report", "refuse_outward_links", "remove_empty_dirs", "remove_preamble", "remove_unfinished"]
 
 FILES = (
     *("recipe.yaml", "metrics.csv", "last.ckpt", "previous.ckpt", "model.safetensors", "report.json"),
     *("curves.png", "confusion.png", "mistakes.png", "calibration.png", "example.png", "unreadable.txt"),
     *("last-good.safetensors", "nonfinite.replay"),
 )
-"""Names of all that a run writes into its folder, but for what loggers do."""
+"""Names of all files that a run writes itself; its loggers write others."""
 
-_LEFT_OVER = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")  # as files/writing.py names what it has not finished
+_UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")  # how files/writing.py names a file until it is complete
 _WRITTEN = re.compile(r".+\.(ckpt|csv|json|png|replay|safetensors|txt|yaml)")  # what a run writes
-_PREAMBLE = {"recipe.yaml", "unreadable.txt"}  # what a run writes before anything that could be gone on from
+_PREAMBLE = {"recipe.yaml", "unreadable.txt"}  # what a run writes before it has anything to resume from
 _LARGEST_REPORT = 1 << 28  # bytes
-_OF_LOGGERS = ("tensorboard", "wandb", "mlflow.db", "mlruns", "mlartifacts")  # who write through links
+_LOGGER_FILES = ("tensorboard", "wandb", "mlflow.db", "mlruns", "mlartifacts")  # written through links
 
 
-def read_report(folder: Path) -> dict[str, Any] | None:
-    """The report.json of a finished run; None where there is none, or a damaged one."""
+def read_report(run_dir: Path) -> dict[str, Any] | None:
+    """Return the report.json of a finished run; None if it is missing or damaged."""
     try:
-        report = json.loads(read_regular(folder / "report.json", _LARGEST_REPORT))
-        whole = report["training"].keys() >= {"epochs", "selected_epoch", "seconds"}
+        report = json.loads(read_regular(run_dir / "report.json", _LARGEST_REPORT))
+        is_complete = report["training"].keys() >= {"epochs", "selected_epoch", "seconds"}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return report if whole else None
+    return report if is_complete else None
 
 
-def remove_left_over(folder: Path) -> None:
-    """Remove what a killed process has not finished writing: files with its names, and nothing else."""
-    for path in folder.iterdir():
-        name = _LEFT_OVER.fullmatch(path.name)
+def remove_unfinished(run_dir: Path) -> None:
+    """Remove the temporary files of a killed process; a user's files have other names and stay."""
+    for path in run_dir.iterdir():
+        name = _UNFINISHED.fullmatch(path.name)
         if name and _WRITTEN.fullmatch(name[1]):
-            with contextlib.suppress(OSError):  # what cannot be removed is in nobody's way
+            with contextlib.suppress(OSError):  # one that stays does no harm
                 if stat.S_ISREG(path.lstat().st_mode):
                     path.unlink()
 
 
-def refuse_ways_out(folder: Path) -> None:
-    """Refuse folders under the names of a run's files, and links of loggers that lead out of the run's folder.
+def refuse_outward_links(run_dir: Path) -> None:
+    """Refuse directories in the place of a run's files, and links through which a logger would write elsewhere.
 
-    The folder may come from elsewhere. Links under the names of the run's own files are in nobody's way: their writers
-    replace a link and follow none.
-
-    Raises:
-        OutputError: It names the first of them.
+    Links in the place of the run's own files are harmless: they are replaced, not followed.
     """
     for name in FILES:
-        if (folder / name).is_dir() and not (folder / name).is_symlink():
+        if (run_dir / name).is_dir() and not (run_dir / name).is_symlink():
             raise OutputError(
-                f"'{folder / name}' is a folder, where a run keeps a file: remove it, or give another --out"
+                f"'{run_dir / name}' is a directory, but a run writes a file of that name: remove it, or use another "
+                "--out"
             )
-    inside = os.path.realpath(folder)
-    for path in (each for name in _OF_LOGGERS for each in _with_all_below(folder / name)):
+    inside = os.path.realpath(run_dir)
+    for path in (each for name in _LOGGER_FILES for each in _walk(run_dir / name)):
         status = path.lstat()
-        out = stat.S_ISLNK(status.st_mode) and not os.path.realpath(path).startswith(inside + os.sep)
-        if out or (path.name.startswith("mlflow.db") and stat.S_ISREG(status.st_mode) and status.st_nlink > 1):
+        outward = stat.S_ISLNK(status.st_mode) and not os.path.realpath(path).startswith(inside + os.sep)
+        if outward or (path.name.startswith("mlflow.db") and stat.S_ISREG(status.st_mode) and status.st_nlink > 1):
             raise OutputError(
-                f"'{path}' is a link to what lies outside the run's folder, and a logger would write through it: "
-                "remove it, or give another --out"
+                f"'{path}' is a link that leads out of the run directory, and a logger would write through it: remove "
+                "it, or use another --out"
             )
 
 
-def _with_all_below(path: Path) -> Iterator[Path]:
-    """Yield a path, if it is there, and all below it; links are not entered."""
+def _walk(path: Path) -> Iterator[Path]:
+    """Yield a path, if it exists, and everything below it, without following links."""
     if os.path.lexists(path):
         yield path
     for parent, folders, files in [] if path.is_symlink() else os.walk(path):
@@ -85,26 +85,26 @@ def _with_all_below(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def removing_preamble(folder: Path) -> Iterator[None]:
-    """Within, a run begins in a folder that it holds; if it fails before there is more, its first files are removed."""
-    before = set(os.listdir(folder))
+def remove_preamble(run_dir: Path) -> Iterator[None]:
+    """Remove the files of a new run if it fails before it has written anything to resume from."""
+    before = set(os.listdir(run_dir))
     try:
         yield
     except Exception:
-        with contextlib.suppress(OSError):  # the failure is what is told
-            new = set(os.listdir(folder)) - before - {NAME}
+        with contextlib.suppress(OSError):  # the failure itself is what the user must see
+            new = set(os.listdir(run_dir)) - before - {NAME}
             for name in new if new <= _PREAMBLE else ():
-                (folder / name).unlink()
+                (run_dir / name).unlink()
         raise
 
 
 @contextlib.contextmanager
-def removing_made(folders: Collection[Path]) -> Iterator[None]:
-    """Within, folders that were made for a run, the innermost first, are removed after a failure if they are empty."""
+def remove_empty_dirs(folders: Collection[Path]) -> Iterator[None]:
+    """Remove directories that were created for a run, the innermost first, if it fails and leaves them empty."""
     try:
         yield
     except Exception:
-        with contextlib.suppress(OSError):  # something is in them
+        with contextlib.suppress(OSError):  # one is not empty
             for folder in folders:
                 folder.rmdir()
         raise

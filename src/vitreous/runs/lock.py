@@ -1,7 +1,8 @@
-"""One run to a folder: a file says who holds it, and the system's lock on that file ends with whoever held it.
+"""One run per directory: a lock file says which process uses it, and a lock of the operating system ends with it.
 
-The lock is the process's own (POSIX record locks): workers that outlive a killed run for some seconds do not hold it.
-Where a folder is shared between machines and the file system keeps no locks, a sign of life in the file counts.
+The lock belongs to the process (a POSIX record lock), so data loader workers that outlive a killed run for some seconds
+do not hold it. For directories shared between machines, where the file system may not support locks, the holder also
+updates the file regularly.
 """
 
 from __future__ import annotations
@@ -23,61 +24,56 @@ from vitreous.files.opening import read_regular
 
 try:
     import fcntl
-except ImportError:  # Windows: the process's number and the sign of life have to do
+except ImportError:  # Windows: the process id and the updates have to suffice
     fcntl = None  # type: ignore[assignment,unused-ignore]
 
 __all__ = ["NAME", "Lock", "locked"]
 
 NAME = "run.lock"
-"""Of the file in a run's folder."""
+"""Name of the lock file in a run directory."""
 
-_BEAT = 10.0  # seconds, at least, between two signs of life
-_PATIENCE = 30.0  # seconds in which a holder on another machine must give one
-_LENGTH = 512  # bytes of the file, always: it is written over in one piece
+_UPDATE_EVERY = 10.0  # minimum seconds between two updates of the file
+_PATIENCE = 30.0  # seconds within which a holder on another machine must update it
+_LENGTH = 512  # bytes of the file, constant so that one write replaces all of it
+_LARGEST = 1 << 12  # bytes of a file that is read as a lock
+_OPEN_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
-_LARGEST = 1 << 12  # bytes of a file that may be a lock's
-_AS_IT_IS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-
-_held: set[str] = set()  # by this process, whose own locks never stand in its way
+_held: set[str] = set()  # directories that this process has locked: a process is never refused its own record locks
 _guard = threading.Lock()
 
 
 class Lock:
-    """A folder that is held.
+    """The lock of a run directory, held by this process; `previous_holder` ended without releasing it, in words."""
 
-    Attributes:
-        taken_over: Who held it last and is gone; None where nobody did.
-    """
-
-    def __init__(self, path: Path, handle: int, taken_over: str | None) -> None:
-        self.taken_over = taken_over
+    def __init__(self, path: Path, handle: int, previous_holder: str | None) -> None:
+        self.previous_holder = previous_holder
         self._path, self._handle = path, handle
         self._writing = threading.Lock()
         self._facts: dict[str, Any] = {
             "host": platform.node(),
             "pid": os.getpid(),
             "since": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-            "boot": _boot(),
+            "boot": _boot_id(),
             "phase": "starting",
             "saving": False,
         }
         self._beats = 0
         self._write()
 
-    def say(self, **facts: Any) -> None:
-        """Write what the run is doing: `phase`, a text, or `saving`, while a checkpoint is being written."""
+    def record(self, **facts: Any) -> None:
+        """Record what the run is doing: `phase` in words, and `saving` while a checkpoint is being written."""
         self._facts.update(facts)
         self._write()
 
-    def live(self) -> None:
-        """Give a sign of life, if the last one is old. Called from the loops: a thread of its own would be forked."""
-        if time.monotonic() - self._written > _BEAT:
+    def keep_alive(self) -> None:
+        """Update the file if the last update is old. The training loop calls this: threads and forked workers clash."""
+        if time.monotonic() - self._written > _UPDATE_EVERY:
             self._beats += 1
             self._write()
 
     def release(self) -> None:
-        """Let the folder go; the file is removed."""
-        with contextlib.suppress(OSError):  # the folder may be gone, or read-only by now
+        """Remove the file and release the lock."""
+        with contextlib.suppress(OSError):  # the directory may be gone or read-only by now
             self._path.unlink()
         with self._writing:
             os.close(self._handle)
@@ -86,33 +82,24 @@ class Lock:
     def _write(self) -> None:
         self._written = time.monotonic()
         text = json.dumps({**self._facts, "beats": self._beats}).encode().ljust(_LENGTH - 1) + b"\n"
-        with self._writing, contextlib.suppress(OSError):  # a full disk is the checkpoint's to report
+        with self._writing, contextlib.suppress(OSError):  # saving the next checkpoint reports a full disk
             if self._handle >= 0:
                 os.lseek(self._handle, 0, os.SEEK_SET)
                 os.write(self._handle, text)
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[Lock]:
-    """Hold a run's folder.
-
-    Args:
-        folder: It must exist.
-
-    Raises:
-        TrainingError: If another run holds it; the message says which.
-        OutputError: If nothing can be written into it.
-    """
-    path = folder / NAME
-    key = os.path.realpath(folder)
+def locked(run_dir: Path) -> Iterator[Lock]:
+    """Lock an existing run directory; refuse if another run holds the lock."""
+    key = os.path.realpath(run_dir)
     with _guard:
         if key in _held:
             raise TrainingError(
-                f"'{folder}' is in use by another run of this process: wait for it, or give another --out"
+                f"'{run_dir}' is in use by another run of this process: wait for it, or use another --out"
             )
         _held.add(key)
     try:
-        lock = _take(folder, path)
+        lock = _acquire(run_dir, run_dir / NAME)
         try:
             yield lock
         finally:
@@ -121,40 +108,37 @@ def locked(folder: Path) -> Iterator[Lock]:
         _held.discard(key)
 
 
-def _take(folder: Path, path: Path) -> Lock:
-    """Open the file and lock it, as often as it was removed by its holder in between."""
+def _acquire(run_dir: Path, path: Path) -> Lock:
+    """Open and lock the file; start again whenever its holder removes it in between."""
     while True:
-        handle = _open(folder, path)
+        handle = _open(run_dir, path)
         try:
-            there = _read(path)  # before the lock: to close any handle of the file would let it go again
-            if _alive_elsewhere(path, there) or not _lock(handle, there):
+            holder = _read(path)  # before locking: closing any descriptor of the file would release the lock
+            if _is_alive_elsewhere(path, holder) or not _lock(handle, holder):
                 raise TrainingError(
-                    f"'{folder}' is in use by {_who(there)}: wait for it, stop it, or give another --out"
+                    f"'{run_dir}' is in use by {_describe(holder)}: wait for it, stop it, or use another --out"
                 )
             with contextlib.suppress(FileNotFoundError):
                 status = os.fstat(handle)
                 if os.path.samestat(os.stat(path, follow_symlinks=False), status):
                     if status.st_nlink == 1:
-                        return Lock(path, handle, _who(there) if there else None)
-                    path.unlink()  # the file has another name too, whose content is not a run's to write over
+                        return Lock(path, handle, _describe(holder) if holder else None)
+                    path.unlink()  # a hard link: writing would change a file outside the run directory
         except BaseException:
             os.close(handle)
             raise
         os.close(handle)
 
 
-def _open(folder: Path, path: Path) -> int:
-    """Open the file of a lock, which is made where it is missing; nothing but a regular file, and no link.
-
-    A folder may come from elsewhere: what is written would go through a link to any file of the user.
-    """
+def _open(run_dir: Path, path: Path) -> int:
+    """Open the lock file, or create it. In an untrusted directory, a link could lead to any file of the user."""
     with contextlib.suppress(FileNotFoundError):
-        _refuse_special(path, os.lstat(path))  # before opening: to open a device may have effects
+        _refuse_special(path, os.lstat(path))  # before opening, which can have side effects on a device
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | _AS_IT_IS, 0o666)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN_FLAGS, 0o666)
     except OSError as error:
         raise OutputError(
-            f"cannot write into the run's folder '{folder}': {error.strerror or error}. Give another with --out"
+            f"cannot write to the run directory '{run_dir}': {error.strerror or error}. Use another --out"
         ) from error
     try:
         _refuse_special(path, os.fstat(handle))
@@ -165,14 +149,13 @@ def _open(folder: Path, path: Path) -> int:
 
 
 def _refuse_special(path: Path, status: os.stat_result) -> None:
-    """Raise where a lock's name is that of a link, a pipe or the like."""
     if not stat.S_ISREG(status.st_mode):
-        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no regular file"
-        raise OutputError(f"'{path}' is {kind}, where a run keeps a file: remove it, or give another --out")
+        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
+        raise OutputError(f"'{path}' is {kind}, but a run writes its lock there: remove it, or use another --out")
 
 
-def _lock(handle: int, there: dict[str, Any]) -> bool:
-    """Take the system's lock; where it has none for this file, look whether the process that is named still runs."""
+def _lock(handle: int, holder: dict[str, Any]) -> bool:
+    """Take the system's lock; on a file system without locks, check whether the recorded process is running."""
     try:
         if fcntl is not None:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -181,35 +164,34 @@ def _lock(handle: int, there: dict[str, Any]) -> bool:
         return False
     except OSError:  # a file system without locks
         pass
-    same_start, pid = there.get("host") == platform.node() and there.get("boot") == _boot(), there.get("pid")
-    return not (same_start and isinstance(pid, int) and 0 < pid < 1 << 31 and _runs(pid))
+    same_boot, pid = holder.get("host") == platform.node() and holder.get("boot") == _boot_id(), holder.get("pid")
+    return not (same_boot and isinstance(pid, int) and 0 < pid < 1 << 31 and _is_running(pid))
 
 
-def _alive_elsewhere(path: Path, there: dict[str, Any]) -> bool:
-    """Whether a run on another machine, whose lock may not reach this one, gives a sign of life."""
+def _is_alive_elsewhere(path: Path, holder: dict[str, Any]) -> bool:
+    """Return whether a run on another machine, whose lock may not be visible here, updates the file."""
     until = time.monotonic() + _PATIENCE
-    while there and there.get("host") != platform.node() and time.monotonic() < until:
+    while holder and holder.get("host") != platform.node() and time.monotonic() < until:
         time.sleep(1)
         now = _read(path)
-        if not now:  # it ended just now
+        if not now:  # it has just ended
             return False
-        if now != there:
+        if now != holder:
             return True
     return False
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it is someone else's
+    except OSError:  # it belongs to another user
         return True
     return pid != os.getpid()
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What the file says; empty where it says nothing."""
     try:
         facts = json.loads(read_regular(path, _LARGEST))
     except (OSError, ValueError, RecursionError):
@@ -217,13 +199,11 @@ def _read(path: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _who(facts: dict[str, Any]) -> str:
-    """A holder for people."""
+def _describe(facts: dict[str, Any]) -> str:
     return f"a run on {facts.get('host', 'an unknown host')}, process {facts.get('pid')}, since {facts.get('since')}"
 
 
-def _boot() -> str:
-    """What tells one start of this machine from another; empty where the system does not say."""
+def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -1,186 +1,150 @@
-"""The parts of a run put together: module, callbacks and Trainer, new or as a saved state has them."""
+"""Builds what trains: the Lightning module, callbacks and Trainer of a run, new or restored from a checkpoint."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import lightning
 import torch
 
-from vitreous.data.sources.listing import many
-from vitreous.runs.folder import Place
-from vitreous.train.callbacks import Record, Selection, Stop
+from vitreous.data.sources.listing import pluralize
+from vitreous.runs.folder import RunDir
+from vitreous.train.callbacks import MetricsLog, StopWhenOver, WeightSelection
 from vitreous.train.config import parse_duration
-from vitreous.train.console import View
-from vitreous.train.finetune.first_probe import Probed
+from vitreous.train.console import Display
+from vitreous.train.finetune.first_probe import ProbeResult
 from vitreous.train.finetune.trainable import class_weights
 from vitreous.train.module import VitModule
 from vitreous.train.progress import Budget, Clock, Steps
-from vitreous.train.results import Writer, report_seconds, weights_of
+from vitreous.train.results import RunWriter, copy_weights, report_seconds
 from vitreous.train.resume.saving import Checkpoint, Saver
 from vitreous.train.resume.signals import Signals
 from vitreous.train.resume.state import (
     RunState,
-    fitting_this_run,
+    check_position,
     identity,
     optimizer_state,
-    place_trainer,
-    refuse_impossible,
+    report_mismatch,
     restore_module,
-    selected_state,
+    restore_trainer,
+    selection_state,
 )
-from vitreous.train.setup import Prepared, describe_place
+from vitreous.train.setup import Setup, describe_hardware
 from vitreous.train.trainer import build_trainer, make_loggers
 
-__all__ = ["Assembled", "assemble", "make_module", "rebuild"]
+__all__ = ["Session", "assemble", "make_module", "rebuild"]
 
 
 @dataclass
-class Assembled:
-    """A run whose parts are together.
+class Session:
+    """One process's work on a run: everything that the phases in run.py share."""
 
-    Attributes:
-        ready: What it is made of.
-        place: Its folder, held.
-        view: Where its lines go.
-        signals: Of the user or a scheduler.
-        writer: Of its files.
-        saver: Of its states.
-        clock: Says when it is over.
-        identity: What a process that goes on with it must share.
-        trained: Whether no step is left to make.
-        seconds: Wall-clock time by phase.
-        probed: What frozen features were worth.
-        threads: That it computes with.
-        extended: Numbers of epochs at which it was finished before.
-    """
-
-    ready: Prepared
-    place: Place
-    view: View
+    setup: Setup
+    run_dir: RunDir
+    view: Display
     signals: Signals
-    writer: Writer
+    writer: RunWriter
     saver: Saver
     clock: Clock
-    identity: dict[str, str]
-    trained: bool = False
-    seconds: dict[str, float] = field(default_factory=dict)
-    probed: Probed | None = None
+    identity: dict[str, str]  # what two runs must have in common for one to resume the other
+    trained: bool = False  # whether training is over
+    seconds: dict[str, float] = field(default_factory=dict)  # wall-clock time by phase
+    probe: ProbeResult | None = None  # scores of the frozen features, in fine-tuning
     threads: int = field(default_factory=torch.get_num_threads)
-    extended: tuple[int, ...] = ()
+    extended: tuple[int, ...] = ()  # numbers of epochs at which the run had finished before it was given more
 
     module: VitModule = field(init=False)
-    record: Record = field(init=False)
-    selection: Selection = field(init=False)
+    metrics: MetricsLog = field(init=False)
+    selection: WeightSelection = field(init=False)
     checkpoint: Checkpoint = field(init=False)
     trainer: lightning.Trainer = field(init=False)
-    began: float = field(init=False, default=0.0)
+    fit_started: float = field(init=False, default=0.0)  # time.monotonic() at the start of fit; 0 outside of it
 
     def training_seconds(self) -> float:
-        """Time that training has taken, in all processes that worked on it."""
-        return self.seconds.get("train", 0.0) + (time.monotonic() - self.began if self.began else 0.0)
+        """Return the training time so far, summed over all processes that worked on the run."""
+        return self.seconds.get("train", 0.0) + (time.monotonic() - self.fit_started if self.fit_started else 0.0)
 
     @property
-    def whole(self) -> bool:
-        """Whether there is a state to capture: training has begun, and no update and no epoch's end was broken off."""
-        of_epochs = len(self.record.history) == self.trainer.current_epoch
-        return self.checkpoint.begun and self.module.whole and of_epochs
+    def is_consistent(self) -> bool:
+        """Whether the run has a consistent state: training has begun, and no update or end of an epoch is under way."""
+        epochs_recorded = len(self.metrics.history) == self.trainer.current_epoch
+        return self.checkpoint.begun and self.module.is_consistent and epochs_recorded
 
-    def capture(self, between: bool = False, trained: bool = False) -> RunState:
-        """The state of the run after its last whole step, as a copy.
-
-        Args:
-            between: Whether the epoch has ended, with its validation and all that follows.
-            trained: Whether no step is left to make.
-        """
-        module = self.module
+    def capture(self, epoch_ended: bool = False, trained: bool = False) -> RunState:
+        """Copy the state of the run after its last completed step, or after a whole epoch with its validation."""
+        module, optimizers = self.module, self.trainer.optimizers
         loss_sum, images = module.epoch_sums()
-        epoch = self.trainer.current_epoch
-        optimizers = self.trainer.optimizers
         return RunState(
             identity=self.identity,
-            epoch=epoch + between,
-            step=0 if between else module.steps_made,
+            epoch=self.trainer.current_epoch + epoch_ended,
+            step=0 if epoch_ended else module.steps_made,
             trained=trained,
             parts=module.accumulate,
-            model=weights_of(module.model),
-            average=weights_of(module.average) if module.average is not None else None,
+            model=copy_weights(module.model),
+            average=copy_weights(module.average) if module.average is not None else None,
             optimizer=optimizer_state(optimizers[0]) if optimizers else {"state": {}, "rates": []},
             loss_sum=loss_sum,
             images_seen=images,
-            best=selected_state(self.selection.best),
-            risen=self.selection.risen,
+            best=selection_state(self.selection.best),
+            risen=self.selection.improved_epoch,
             stopped_early=self.selection.stopped_early,
-            history=list(self.record.history),
+            history=list(self.metrics.history),
             clock=self.clock.state(),
             seconds={**self.seconds, "train": self.training_seconds()},
-            probed=self.probed.to_dict() if self.probed is not None else None,
+            probed=self.probe.to_dict() if self.probe is not None else None,
             threads=self.threads,
             extended=list(self.extended),
         )
 
 
 def assemble(
-    ready: Prepared,
-    place: Place,
-    view: View,
+    setup: Setup,
+    run_dir: RunDir,
+    view: Display,
     signals: Signals,
     state: RunState | None,
     *,
     started: float,
-    leaving: float,
-) -> Assembled:
-    """Build what trains.
+    exit_seconds: float,
+) -> Session:
+    """Decode the images if they fit into memory, and build the module, callbacks and Trainer of a run.
 
-    Args:
-        ready: What the run is made of.
-        place: Its folder.
-        view: Where its lines go.
-        signals: Of the user or a scheduler.
-        state: To go on from; None begins.
-        started: When the command started, in the seconds of ``time.monotonic()``.
-        leaving: Seconds that the process takes to end.
+    A budget counts from `started`, ``time.monotonic()`` at the start of the command, and reserves `exit_seconds`.
     """
-    config = ready.config
+    config = setup.config
     if state is not None:
-        refuse_impossible(state, ready)
-    clock: Clock = Steps(config.steps or config.epochs * ready.loading.steps_per_epoch)
+        check_position(state, setup)
+    clock: Clock = Steps(config.steps or config.epochs * setup.data_module.steps_per_epoch)
     if config.budget is not None:
-        reserve = leaving + report_seconds(len(ready.data.classes))
+        reserve = exit_seconds + report_seconds(len(setup.data.classes))
         clock = Budget(started, parse_duration(config.budget), reserve)
     with view.counting("decoding") as count:
-        ready.loading.progress = count
-        ready.loading.setup("fit")
+        setup.data_module.progress = count
+        setup.data_module.setup("fit")
     if config.compile:
-        ready.model.compile()
-    saver, extended = Saver(place.folder, place.lock), tuple(state.extended) if state is not None else ()
-    writer = Writer(ready, place.folder, extended)
-    this = Assembled(ready, place, view, signals, writer, saver, clock, identity(ready), extended=extended)
-    rebuild(this, state)
+        setup.model.compile()
+    saver, extended = Saver(run_dir.path, run_dir.lock), tuple(state.extended) if state is not None else ()
+    writer = RunWriter(setup, run_dir.path, extended)
+    session = Session(setup, run_dir, view, signals, writer, saver, clock, identity(setup), extended=extended)
+    rebuild(session, state)
     if state is not None:
-        with fitting_this_run():
+        with report_mismatch():
             clock.restore(state.clock)
         saver.saved = state.where
-    return this
+    return session
 
 
-def make_module(ready: Prepared, progress: Callable[[int], float]) -> VitModule:
-    """The module that trains the model of a run.
-
-    Args:
-        ready: What the run is made of.
-        progress: Share of the run that is done before a step.
-    """
-    config, data = ready.config, ready.data
+def make_module(setup: Setup, progress: Callable[[int], float]) -> VitModule:
+    """Build the Lightning module; `progress` maps the index of a step to the fraction of the run done before it."""
+    config, data = setup.config, setup.data
     return VitModule(
-        ready.model,
+        setup.model,
         config.optim,
-        ready.loading.batch_augment,
-        ready.pipeline,
-        accumulate=ready.loading.plans.parts,
+        setup.data_module.batch_augment,
+        setup.pipeline,
+        accumulate=setup.data_module.train_sampler.parts,
         ema=config.ema,
         class_weights=class_weights(data.splits["train"].labels, len(data.classes), config.class_weights),
         patches_last=config.patches_last,
@@ -188,58 +152,51 @@ def make_module(ready: Prepared, progress: Callable[[int], float]) -> VitModule:
     )
 
 
-def rebuild(this: Assembled, state: RunState | None) -> None:
-    """Make the parts that train anew, as of a state.
-
-    Args:
-        this: Its module, callbacks and Trainer are replaced.
-        state: To go on from; None begins. Its `parts` decide into how many parts a step is cut.
-    """
-    ready, folder = this.ready, this.place.folder
-    config, splits, per_epoch = ready.config, ready.data.splits, ready.loading.steps_per_epoch
-    if state is not None and state.parts != ready.loading.plans.parts:
-        ready.loading.cut_steps(state.parts)
-    this.module = make_module(ready, this.clock.progress)
+def rebuild(session: Session, state: RunState | None) -> None:
+    """Replace the module, callbacks and Trainer of a session by new ones, restored from a state if one is given."""
+    setup, folder, view = session.setup, session.run_dir.path, session.view
+    config, splits, per_epoch = setup.config, setup.data.splits, setup.data_module.steps_per_epoch
+    if state is not None and state.parts != setup.data_module.train_sampler.parts:
+        setup.data_module.set_accumulation(state.parts)
+    session.module = make_module(setup, session.clock.progress)
     test_share = len(splits.get("test", ())) / len(splits["val"])
-    stop = Stop(this.clock, test_share, ready.precision, config.compile)
+    stop = StopWhenOver(session.clock, test_share, setup.precision, config.compile)
     epochs: int | None = config.epochs if config.steps is None else -(-config.steps // per_epoch)
-    planned = many(config.steps, "step") if config.steps else many(config.epochs, "epoch")
+    planned = pluralize(config.steps, "step") if config.steps else pluralize(config.epochs, "epoch")
     if config.budget is not None:
         epochs, planned = None, f"as many epochs as fit into {config.budget}"
 
-    def announce(speed: float, left: float) -> None:
-        this.view.machine(describe_place(ready.device, ready.precision), speed, planned, left)
+    def announce(speed: float, seconds: float) -> None:
+        view.machine(describe_hardware(setup.device, setup.precision), speed, planned, seconds)
 
-    this.record = Record(folder, this.view, this.clock, epochs, announce, precision=ready.precision)
-    this.selection = Selection(config.select, config.patience, this.writer.keep)
-    every = parse_duration(config.checkpoint_every)
-    this.checkpoint = Checkpoint(
-        this.saver,
-        this.capture,
+    session.metrics = MetricsLog(folder, view, session.clock, epochs, announce, precision=setup.precision)
+    session.selection = WeightSelection(config.select, config.patience, session.writer.save_best)
+    session.checkpoint = Checkpoint(
+        session.saver,
+        session.capture,
         state,
-        signals=this.signals,
-        lock=this.place.lock,
-        every=every,
+        signals=session.signals,
+        lock=session.run_dir.lock,
+        every=parse_duration(config.checkpoint_every),
         epochs=config.checkpoint_epochs,
     )
-    callbacks: list[Any] = [stop, this.record, this.selection, this.checkpoint]
+    callbacks = (stop, session.metrics, session.selection, session.checkpoint)
     loggers = make_loggers(config.loggers, folder)
-    this.trainer = build_trainer(folder, ready.device, ready.precision, callbacks, loggers)
+    session.trainer = build_trainer(folder, setup.device, setup.precision, callbacks, loggers)
     if state is not None:
-        with fitting_this_run():
-            _give_back(this, state)
+        with report_mismatch():
+            _restore(session, state)
 
 
-def _give_back(this: Assembled, state: RunState) -> None:
-    """Give each part what the state has of it, but for the optimiser's, which is made when training starts."""
-    plans = this.ready.loading.plans
-    this.trained = state.trained
-    this.seconds, this.began = dict(state.seconds), 0.0
-    this.probed = Probed.from_dict(state.probed) if state.probed is not None else None
-    this.record.history = list(state.history)
-    this.selection.best = state.selected()
-    this.selection.risen, this.selection.stopped_early = state.risen, state.stopped_early
-    restore_module(this.module, state)
-    made = state.step * plans.parts
-    plans.seek(state.epoch, max(made - 1, 0))
-    place_trainer(this.trainer, state.epoch, made, len(plans), plans.parts)
+def _restore(session: Session, state: RunState) -> None:
+    """Restore a state, except that of the optimiser, which Lightning creates when training starts."""
+    plans = session.setup.data_module.train_sampler
+    session.trained, session.seconds, session.fit_started = state.trained, dict(state.seconds), 0.0
+    session.probe = ProbeResult.from_dict(state.probed) if state.probed is not None else None
+    session.metrics.history = list(state.history)
+    session.selection.best = state.selected()
+    session.selection.improved_epoch, session.selection.stopped_early = state.risen, state.stopped_early
+    restore_module(session.module, state)
+    batches_done = state.step * plans.parts
+    plans.seek(state.epoch, max(batches_done - 1, 0))
+    restore_trainer(session.trainer, state.epoch, batches_done, len(plans), plans.parts)

@@ -1,4 +1,4 @@
-"""How much of a run is done: by counted steps, or by the wall clock where it has a budget."""
+"""The clock of a run: how much of it is done, by optimiser steps or, with a budget, by wall-clock time."""
 
 from __future__ import annotations
 
@@ -11,93 +11,87 @@ __all__ = ["Budget", "Clock", "Steps"]
 
 @dataclass
 class Steps:
-    """A run of a known number of optimiser steps.
-
-    Args:
-        total: Steps in all.
-    """
+    """Clock of a run with a fixed number of optimiser steps, `total`."""
 
     total: int
 
     def begin(self) -> None:
-        """Training starts."""
+        """Do nothing: the steps are the time."""
 
     def state(self) -> dict[str, float]:
-        """Nothing: the steps tell."""
+        """Return an empty state."""
         return {}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Nothing is needed."""
+        """Do nothing."""
 
     def progress(self, step: int) -> float:
-        """The middle of a step as a share of all, so that neither the first nor the last update has rate zero."""
+        """Return the fraction of the run at the middle of a step, so that no update has a learning rate of zero."""
         return (step + 0.5) / self.total
 
     def over(self, steps_done: int) -> bool:
-        """Whether no further step is to be made."""
+        """Return whether training is over."""
         return steps_done >= self.total
 
     def seconds_left(self, steps_done: int, seconds_per_step: float) -> float:
-        """Training time left, in seconds."""
+        """Estimate the remaining training time in seconds."""
         return max(0, self.total - steps_done) * seconds_per_step
 
 
 @dataclass
 class Budget:
-    """A run that ends at a time.
+    """Clock of a run with a wall-clock budget.
 
     Args:
-        started: When the command started, in the seconds of ``time.monotonic()``.
+        started: ``time.monotonic()`` at the start of the command.
         seconds: Wall-clock time for the whole command.
-        reserve: Seconds of it that are kept for what comes after the last step; callbacks correct it as they measure.
-
-    Attributes:
-        ending: The reserve as it was given, for what is no scoring.
+        reserve: Seconds of it reserved for what follows the last step; callbacks update it as they measure.
     """
 
     started: float
     seconds: float
     reserve: float
-    ending: float = field(init=False)
+    ending: float = field(init=False)  # the initial reserve: report and exit, without any evaluation
     _begun: float = field(default=0.0, init=False)
-    _from: float = field(default=0.0, init=False)
+    _progress_at_begin: float = field(default=0.0, init=False)
     _progress: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        """Keep the reserve as it was given."""
+        """Store the initial reserve."""
         self.ending = self.reserve
 
     def begin(self) -> None:
-        """Training starts, or goes on where it was: its progress then covers what is left in the time that is left."""
-        self._begun, self._from = time.monotonic(), self._progress
+        """Start to measure; a resumed run spreads its remaining progress over the remaining time."""
+        self._begun, self._progress_at_begin = time.monotonic(), self._progress
 
     def state(self) -> dict[str, float]:
-        """The seconds that were used, the progress, and the reserve as it was corrected."""
+        """Return the seconds used, the progress and the current reserve."""
         return {"used": time.monotonic() - self.started, "progress": self._progress, "reserve": self.reserve}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Count what was used before this command started, as of :meth:`state`."""
+        """Restore what :meth:`state` returned, and count the seconds that earlier processes used."""
         self.started -= state["used"]
         self._progress, self.reserve = state["progress"], state["reserve"]
 
     @property
-    def _last_step(self) -> float:
+    def _training_ends(self) -> float:
         return self.started + self.seconds - self.reserve
 
     def progress(self, step: int) -> float:
-        """Share of the training time that has passed, in [0, 1]; never falls when the reserve is corrected."""
-        length = max(self._last_step - self._begun, 1e-3)
+        """Return the fraction of the training time that has passed, in [0, 1]; it never decreases."""
+        length = max(self._training_ends - self._begun, 1e-3)
         share = min(1.0, (time.monotonic() - self._begun) / length)
-        self._progress = max(self._progress, self._from + (1 - self._from) * share)
+        progress = self._progress_at_begin + (1 - self._progress_at_begin) * share
+        self._progress = max(self._progress, progress)
         return self._progress
 
     def over(self, steps_done: int) -> bool:
-        """Whether no further step is to be made."""
-        return time.monotonic() >= self._last_step
+        """Return whether training is over."""
+        return time.monotonic() >= self._training_ends
 
     def seconds_left(self, steps_done: int, seconds_per_step: float) -> float:
-        """Training time left, in seconds."""
-        return max(0.0, self._last_step - time.monotonic())
+        """Return the remaining training time in seconds."""
+        return max(0.0, self._training_ends - time.monotonic())
 
 
 Clock = Steps | Budget

@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from vitreous.files.text import yaml_text
+from vitreous.model.part import Part
 from vitreous.train.config import RunConfig
 
 __all__ = ["recipe_text"]
 
 
 def recipe_text(config: RunConfig) -> str:
-    """A configuration as YAML for ``vitreous train --config``: every field, `out` open, paths absolute."""
-    source, start = config.data.source, config.tune.source
-    if os.path.exists(os.path.expanduser(source)) and not re.fullmatch(r"[\w-]+", source):
-        source = os.path.abspath(os.path.expanduser(source))
-    if start is not None and os.path.exists(os.path.expanduser(start)):
-        start = os.path.abspath(os.path.expanduser(start))
-    data, tune = dataclasses.replace(config.data, source=source), dataclasses.replace(config.tune, source=start)
-    config = dataclasses.replace(config, out=None, data=data, tune=tune)
+    """Return a configuration as YAML for ``vitreous train --config``: every field, `out` null, paths absolute."""
+    source = config.data.source
+    if not re.fullmatch(r"[\w-]+", source):  # such a word is the name of a known dataset
+        source = _absolute(source)
+    start = config.tune.source and _absolute(config.tune.source)
+    data, tune = replace(config.data, source=source), replace(config.tune, source=start)
+    config = replace(config, out=None, data=data, tune=tune)
     lines = []
-    for field in dataclasses.fields(config):
+    for field in fields(config):
         value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
+        if is_dataclass(value):
             lines.append(f"{field.name}:")
-            lines += [f"  {f.name}: {_scalar(getattr(value, f.name))}" for f in dataclasses.fields(value)]
+            lines += [f"  {inner.name}: {_scalar(getattr(value, inner.name))}" for inner in fields(value)]
         else:
             lines.append(f"{field.name}: {_scalar(value)}")
     return "\n".join(lines) + "\n"
 
 
+def _absolute(path: str) -> str:
+    """Make the path of an existing file absolute; leave any other text as it is."""
+    expanded = os.path.expanduser(path)
+    return os.path.abspath(expanded) if os.path.exists(expanded) else path
+
+
 def _scalar(value: Any) -> str:
-    """A value in JSON, which YAML reads the same; a float keeps its point, without which YAML 1.1 sees text."""
+    """Write a value as JSON, which is valid YAML; floats keep their point, without which YAML 1.1 reads text."""
+    if isinstance(value, Part):
+        value = value.to_dict()
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {_scalar(item)}' for name, item in value.items())}}}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_scalar, value))}]"
     if isinstance(value, float):

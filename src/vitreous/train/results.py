@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: the model file, the report, and what remains of a run that broke off."""
+"""Writes the results of a run into its directory: the model file, the report, and what a failed run leaves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,166 +18,139 @@ from torch import Tensor, nn
 from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.data.sources.opening import Split
 from vitreous.errors import NonFiniteError
-from vitreous.evaluate.calibration import proven_temperature
+from vitreous.evaluate.calibration import choose_temperature
 from vitreous.evaluate.metrics import Scores
-from vitreous.files.writing import replacing
+from vitreous.files.writing import atomic_write
 from vitreous.machine.device import describe_machine, versions
 from vitreous.report.figures import draw_confusion
 from vitreous.report.run_report import Predictions, RunFacts, write_report
-from vitreous.train.finetune.trainable import plain
+from vitreous.train.finetune.trainable import merge_adapters
 from vitreous.train.resume.non_finite import NonFiniteStepError
 from vitreous.train.resume.replay import REPLAY, write_replay
-from vitreous.train.setup import Prepared
+from vitreous.train.setup import Setup
 
-__all__ = ["Scored", "Selected", "Writer", "report_seconds", "scoring_seconds", "weights_of"]
+__all__ = ["RunWriter", "SelectedWeights", "SplitScores", "copy_weights", "report_seconds", "scoring_seconds"]
 
-_MODEL_EVERY = 10.0  # seconds between two writings of the best model so far
-_EXACT_PER_BF16 = 3.0  # time of a forward pass in float32 over that in bf16, on a CPU that multiplies bf16
-_REPORT_PER_DRAWING = 8.0  # the report's time over that of its confusion matrix: 7 measured, and 1 to leave
+_SAVE_EVERY = 10.0  # seconds between two writes of the best model so far
+_FLOAT32_OVER_BF16 = 3.0  # time of a forward pass in float32 over bf16, on a CPU with bf16 in hardware
+_REPORT_OVER_CONFUSION = 8.0  # time of the report and the exit over that of drawing a confusion matrix
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
-    """What a model said on a split.
-
-    Attributes:
-        scores: Of the predictions.
-        logits: (N, K), in the order of the split.
-        labels: (N,), the true classes.
-    """
+class SplitScores:
+    """The predictions of a model for a split, and their scores."""
 
     scores: Scores
-    logits: Tensor
-    labels: Tensor
+    logits: Tensor  # (N, K), in the order of the split
+    labels: Tensor  # (N,), the true classes
 
 
 @dataclass(frozen=True, eq=False)
-class Selected(Scored):
-    """Weights that are to be saved, and what they said on the validation split.
+class SelectedWeights(SplitScores):
+    """Weights selected for saving, with their predictions for the validation split."""
 
-    Attributes:
-        epoch: Counted from 1.
-        weights: State dict on the CPU.
-    """
-
-    epoch: int
-    weights: dict[str, Tensor]
+    epoch: int  # counted from 1
+    weights: dict[str, Tensor]  # state dict on the CPU
 
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of a model's state dict on the CPU."""
+def copy_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Copy the state dict of a model to the CPU."""
     return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
 
 
-class Writer:
-    """Writes into a run's folder.
+class RunWriter:
+    """Writes the files of a run directory; `extended` are numbers of epochs at which the run had finished before."""
 
-    Args:
-        ready: What the run is made of, before its first step.
-        folder: Of the run.
-        extended: Numbers of epochs at which the run was finished before, and then given more.
-    """
+    def __init__(self, setup: Setup, folder: Path, extended: Sequence[int] = ()) -> None:
+        self.setup, self.folder, self.extended = setup, folder, tuple(extended)
+        self._model = copy.deepcopy(setup.model)  # weights to save are loaded here, never into the model in training
+        self._saved_at = 0.0
 
-    def __init__(self, ready: Prepared, folder: Path, extended: Sequence[int] = ()) -> None:
-        self.ready, self.folder, self.extended = ready, folder, tuple(extended)
-        self._model = copy.deepcopy(ready.model)  # a shelf for weights: the one in training is never touched
-        self._kept = 0.0
-
-    def keep(self, selected: Selected) -> None:
-        """Have the best model so far on the disk while training goes on, written no more often than is useful."""
-        if time.monotonic() - self._kept < _MODEL_EVERY:
+    def save_best(self, selected: SelectedWeights) -> None:
+        """Write the best model so far during training, at most every 10 seconds."""
+        if time.monotonic() - self._saved_at < _SAVE_EVERY:
             return
-        self.model(selected, proven_temperature(selected.logits, selected.labels), None)
-        self._kept = time.monotonic()
+        self.save_model(selected, choose_temperature(selected.logits, selected.labels), None)
+        self._saved_at = time.monotonic()
 
-    def model(self, selected: Selected, temperature: float, tested: Scored | None) -> Path:
-        """Write the model file of a run, calibrated on the validation split."""
+    def save_model(self, selected: SelectedWeights, temperature: float, tested: SplitScores | None) -> Path:
+        """Write the model file of a finished run, with scores computed in float32."""
+        splits = (("val", selected), ("test", tested))
+        scores = {name: result.scores.summary() for name, result in splits if result is not None}
+        weights, epoch = selected.weights, selected.epoch
+        return self._save("model.safetensors", weights, epoch, temperature, scores, scored_in="float32")
+
+    def save_interrupted(self, selected: SelectedWeights | None, model: nn.Module) -> Path:
+        """Write the model file of an interrupted run: the best weights, or before any validation the current ones."""
+        if selected is None:
+            return self._save("model.safetensors", copy_weights(model), None, 1.0, {})
+        temperature = choose_temperature(selected.logits, selected.labels)
         scores = {"val": selected.scores.summary()}
-        if tested is not None:
-            scores["test"] = tested.scores.summary()
-        return self._save(
-            "model.safetensors", selected.weights, selected.epoch, temperature, scores, scored_in="float32"
-        )
+        return self._save("model.safetensors", selected.weights, selected.epoch, temperature, scores)
 
-    def interrupted(self, selected: Selected | None, model: nn.Module) -> Path:
-        """Write the model file of a run that was stopped: the best weights, or the present ones, uncalibrated."""
-        if selected is not None:
-            temperature, scores = (
-                proven_temperature(selected.logits, selected.labels),
-                {"val": selected.scores.summary()},
-            )
-            return self._save("model.safetensors", selected.weights, selected.epoch, temperature, scores)
-        return self._save("model.safetensors", weights_of(model), None, 1.0, {})
-
-    def nonfinite(self, error: NonFiniteStepError) -> NonFiniteError:
-        """Write what a replay of the step needs and the last good weights, and return an error that names both."""
+    def save_non_finite(self, error: NonFiniteStepError) -> NonFiniteError:
+        """Write the replay file and the last good weights, and return an error that names both."""
         replay = self.folder / REPLAY
-        write_replay(replay, self.ready, error)
+        write_replay(replay, self.setup, error)
         weights = self._save("last-good.safetensors", error.good, None, 1.0, {})
         return NonFiniteError(
-            f"{error}. `vitreous replay {shlex.quote(str(replay))}` repeats the step and says where it begins; "
-            f"the last good weights are in {weights}. Lower --optim.lr, or lengthen --optim.warmup"
+            f"{error}. Repeat the step with `vitreous replay {shlex.quote(str(replay))}` to find the cause; the last "
+            f"good weights are in {weights}. Lower --optim.lr, or lengthen --optim.warmup"
         )
 
-    def report(
+    def write_report(
         self,
-        selected: Selected,
+        selected: SelectedWeights,
         temperature: float,
-        tested: Scored | None,
+        tested: SplitScores | None,
         *,
         history: Sequence[Mapping[str, Any]],
         seconds: Mapping[str, float],
-        while_training: Scores,
+        training_scores: Scores,
         finetune: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Write report.json and the figures, and return what report.json holds.
+        """Write report.json and the figures, and return the content of report.json.
 
-        Args:
-            selected: The saved weights, with their scores in float32.
-            temperature: Saved with them.
-            tested: Scores on the test split.
-            history: Rows of metrics.csv.
-            seconds: By phase.
-            while_training: Scores of the selected epoch as the training computed them.
-            finetune: As report.json has it.
+        Scores of `selected` were computed in float32, `training_scores` of the same epoch during training. `history`
+        are the rows of metrics.csv, `finetune` is the section on fine-tuning.
         """
-        ready, config = self.ready, self.ready.config
+        setup, config = self.setup, self.setup.config
         facts = RunFacts(
             recipe=config.recipe,
             seed=config.seed,
-            device=str(ready.device),
-            precision=ready.precision,
+            device=str(setup.device),
+            precision=setup.precision,
             epochs=len(history),
             selected_epoch=selected.epoch,
-            parameters=ready.cost.parameters,
-            flops=ready.cost.flops,
+            parameters=setup.cost.parameters,
+            flops=setup.cost.flops,
             data={
                 "source": config.data.source,
-                "fingerprint": ready.data.fingerprint,
-                "images": {name: len(split) for name, split in ready.data.splits.items()},
-                "unreadable": len(ready.data.unreadable),
+                "fingerprint": setup.data.fingerprint,
+                "images": {name: len(split) for name, split in setup.data.splits.items()},
+                "unreadable": len(setup.data.unreadable),
             },
             seconds=seconds,
-            machine=describe_machine(ready.device),
-            selected_val=while_training.summary(),
+            machine=describe_machine(setup.device),
+            selected_val=training_scores.summary(),
             finetune=finetune,
             extended_from=self.extended,
         )
-        val = _predictions(selected, ready.data.splits["val"])
-        test = _predictions(tested, ready.data.splits["test"]) if tested is not None else None
+        val = _predictions(selected, setup.data.splits["val"])
+        test = _predictions(tested, setup.data.splits["test"]) if tested is not None else None
         return write_report(
-            self.folder, facts, history=history, classes=ready.data.classes, val=val, test=test, temperature=temperature
+            self.folder, facts, history=history, classes=setup.data.classes, val=val, test=test, temperature=temperature
         )
 
-    def example(self) -> str:
-        """The path of a picture to predict: one of the validation split, written here where the data has no files."""
-        split = self.ready.data.splits["val"]
+    def example_image(self) -> str:
+        """Return the path of a validation image to predict; write it first if the data set has no image files."""
+        split = self.setup.data.splits["val"]
         if split.paths is not None:
-            near = os.path.relpath(split.paths[0])
-            return near if not near.startswith(os.pardir) else str(split.paths[0])
+            relative = os.path.relpath(split.paths[0])
+            return relative if not relative.startswith(os.pardir) else str(split.paths[0])
         path = self.folder / "example.png"
-        with replacing(path, follow=False) as temporary:
-            split.picture(0).save(temporary, format="PNG")
+        with atomic_write(path, follow=False) as temporary:
+            split.image(0).save(temporary, format="PNG")
         return str(path)
 
     def _save(
@@ -190,57 +163,53 @@ class Writer:
         *,
         scored_in: str | None = None,
     ) -> Path:
-        """Write weights as a model file; the scores are in the precision of the training unless another is said."""
-        ready, config = self.ready, self.ready.config
+        """Write weights as a model file; `scored_in` is the precision of the scores, by default that of training."""
+        setup, config = self.setup, self.setup.config
         provenance = {
             "recipe": config.recipe,
-            "config": asdict(config),
+            "config": config.to_dict(),
             "data": {
                 "source": config.data.source,
-                "fingerprint": ready.data.fingerprint,
-                "held_out": ready.data.held_out,
+                "fingerprint": setup.data.fingerprint,
+                "held_out": setup.data.held_out,
             },
             "seed": config.seed,
             "epoch": epoch,
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "machine": describe_machine(ready.device).to_dict(),
-            "precision": ready.precision,
-            "scored_in": scored_in or ready.precision,
+            "machine": describe_machine(setup.device).to_dict(),
+            "precision": setup.precision,
+            "scored_in": scored_in or setup.precision,
             "versions": versions(),
         }
-        if ready.start is not None:
-            provenance["finetuned_from"] = ready.start.to_dict()
-        if self.extended:  # epochs after which it was finished before
+        if setup.pretrained is not None:
+            provenance["finetuned_from"] = setup.pretrained.to_dict()
+        if self.extended:
             provenance["extended_from"] = list(self.extended)
         self._model.load_state_dict(weights)
-        info = ModelInfo(ready.data.classes, ready.pipeline, temperature, provenance, scores)
-        save_model(self.folder / name, plain(self._model), info, follow=False)
+        info = ModelInfo(setup.data.classes, setup.pipeline, temperature, provenance, scores)
+        save_model(self.folder / name, merge_adapters(self._model), info, follow=False)
         return self.folder / name
 
 
-def _predictions(scored: Scored, split: Split) -> Predictions:
-    return Predictions(scored.logits, scored.labels, split.picture, split.name_of)
+def _predictions(result: SplitScores, split: Split) -> Predictions:
+    return Predictions(result.logits, result.labels, split.image, split.name_of)
 
 
 def scoring_seconds(validation: float, test_share: float, precision: str) -> float:
-    """An estimate of the seconds that it takes to score the selected weights in float32, where they are not yet.
+    """Estimate the seconds needed to evaluate the selected weights in float32, where training has not done so.
 
-    That is on the test split and, after a training in bf16, on the validation split anew.
-
-    Args:
-        validation: Seconds of a validation during training.
-        test_share: Images of the test split for each of the validation split.
-        precision: Of the training.
+    This covers the test split and, after training in bf16, the validation split again. `validation` is the time of a
+    validation during training, `test_share` the size of the test split over that of the validation split.
     """
-    return validation * (_EXACT_PER_BF16 * (1 + test_share) if precision == "bf16" else test_share)
+    return validation * (_FLOAT32_OVER_BF16 * (1 + test_share) if precision == "bf16" else test_share)
 
 
 def report_seconds(classes: int) -> float:
-    """An estimate of the seconds that the report and the end of the program take here.
+    """Estimate the seconds that the report and the exit of the program take on this machine.
 
-    One of the pictures is drawn twice: once to load what drawing needs, once to time it.
+    Draws a confusion matrix twice: first to import what drawing needs, then to measure.
     """
     for _ in range(2):
-        began = time.monotonic()
+        started = time.monotonic()
         draw_confusion(np.zeros((classes, classes), dtype=np.int64), [str(n) for n in range(classes)])
-    return _REPORT_PER_DRAWING * (time.monotonic() - began)
+    return _REPORT_OVER_CONFUSION * (time.monotonic() - started)

@@ -1,9 +1,8 @@
-"""The story of a run: resolve data and model, say what will happen, fit, select, calibrate, test once, save, report.
+"""The story of a run: resolve data and model, announce, fit, select weights, calibrate, test once, save, report.
 
-A fine-tuning is the same story with two sentences more: what frozen features are worth, and whether it did better. A
-resumed run takes the story up where it stopped; what follows the training is told anew, and comes out the same.
-
-Each chapter is a function below, in the order in which :func:`run` tells it.
+:func:`run` finds the run directory, :func:`_run_phases` is the outline, and the phases follow in its order. Fine-tuning
+also scores the frozen features before training, and compares with them afterwards. A resumed run continues training
+where it stopped, and repeats everything after training with the same results.
 """
 
 from __future__ import annotations
@@ -12,52 +11,52 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitreous.data.sources.listing import as_line, many
+from vitreous.data.sources.listing import exclusion_line, pluralize
 from vitreous.errors import TrainingError
-from vitreous.evaluate.calibration import proven_temperature
+from vitreous.evaluate.calibration import choose_temperature
 from vitreous.evaluate.metrics import Scores, evaluate
 from vitreous.files.text import printable
-from vitreous.files.writing import replacing
-from vitreous.machine.threads import computing_with, threads_of
+from vitreous.files.writing import atomic_write
+from vitreous.machine.threads import choose_threads, torch_threads
 from vitreous.runs.folder import (
-    Place,
-    choose_folder,
-    held,
+    RunDir,
+    choose_run_dir,
     is_finished,
+    lock_run_dir,
     recorded_threads,
-    refuse_longer,
-    set_report_aside,
+    refuse_more_epochs,
+    rename_report,
     write_recipe,
     write_text,
 )
-from vitreous.runs.folder_content import removing_made
-from vitreous.train.advice import unlike_classes
-from vitreous.train.assembly import Assembled, assemble, rebuild
+from vitreous.runs.folder_content import remove_empty_dirs
+from vitreous.train.advice import imbalance_note
+from vitreous.train.assembly import Session, assemble, rebuild
 from vitreous.train.config import RunConfig
-from vitreous.train.console import View
-from vitreous.train.finetune.first_probe import Verdict, judge, probe_first
-from vitreous.train.finish import RunResult, closing_words, conclude, leave, leave_at_once, say_finished
+from vitreous.train.console import Display
+from vitreous.train.finetune.first_probe import compare_with_probe, finetune_report, probe_first
+from vitreous.train.finish import RunResult, announce_finished, announce_result, end_interrupted
 from vitreous.train.optim import schedule
 from vitreous.train.out_of_memory import free_memory
 from vitreous.train.progress import Budget
 from vitreous.train.recipe_file import recipe_text
-from vitreous.train.results import Scored, Selected
+from vitreous.train.results import SelectedWeights, SplitScores
 from vitreous.train.resume.failures import after_failure
 from vitreous.train.resume.non_finite import NonFiniteStepError
-from vitreous.train.resume.saving import newest
+from vitreous.train.resume.saving import load_newest
 from vitreous.train.resume.signals import Signals, Stopped
-from vitreous.train.resume.state import RunState, given_more_epochs, identity, refuse_another
-from vitreous.train.setup import Prepared, describe_model, fitting_threads, prepare
-from vitreous.train.trainer import quiet
+from vitreous.train.resume.state import RunState, check_identity, identity, with_more_epochs
+from vitreous.train.setup import Setup, describe_model, one_thread_if_tiny, prepare
+from vitreous.train.trainer import silence_lightning
 
 __all__ = ["RunResult", "run", "show_batch"]
 
 Write = Callable[[Path], AbstractContextManager[Path]]
-_LEAVING_PER_LOADING = 0.35  # time in which Python lets go of the libraries over that in which it loads them, measured
+_EXIT_OVER_IMPORT = 0.35  # time in which Python unloads the libraries over that in which it imports them
 
 
 def run(
@@ -65,282 +64,229 @@ def run(
     *,
     keep: Collection[str] = (),
     started: float | None = None,
-    view: View | None = None,
+    view: Display | None = None,
     resume: bool = False,
 ) -> RunResult:
-    """Train a classifier from labelled pictures to a model file and a report.
+    """Train a classifier on labelled images, and write a model file and a report.
 
     Args:
-        config: What to do. The number of classes and of channels is taken from the data.
-        keep: Fields of the model, such as `num_classes`, that are not to be taken from the data or the source but
-            checked, and of the evaluation pipeline, such as `preprocess.mean`, that are not to be the source's.
-        started: When the command started, in the seconds of ``time.monotonic()``; a budget counts from there.
-        view: Where the lines for people go; None means stdout.
-        resume: Go on where a run with these settings stopped: in `config.out`, or the newest of runs/NAME-1, -2 and so
-            on; begin one where there is none. A run that is finished stays as it is.
+        config: The configuration; the numbers of classes and channels are taken from the data.
+        keep: Fields that the user set: model fields such as `num_classes` are checked against the data and the
+            pretrained model, pipeline fields such as `preprocess.mean` override those of the pretrained model.
+        started: ``time.monotonic()`` at the start of the command, from which a budget counts.
+        view: Prints the lines of the run; None prints to stdout.
+        resume: Resume the run with these settings in `config.out`, or the newest of runs/NAME-1, -2 and so on; start
+            one if there is none. A finished run is left as it is.
 
     Raises:
-        VitreousError: Whatever is wrong with the configuration, the data or the disk, in one line.
-        NonFiniteError: If the loss or a gradient is not finite any more; the message names the files left behind.
-        KeyboardInterrupt: If Ctrl-C came twice.
+        KeyboardInterrupt: If Ctrl-C is pressed twice.
     """
     started = time.monotonic() if started is None else started
-    leaving = _LEAVING_PER_LOADING * (time.monotonic() - started)
-    view = view or View()
-    with quiet():
-        ready = prepare(config, keep, view)
-        recipe = recipe_text(ready.config)
-        folder, made = choose_folder(config.out, ready.data.name, recipe, resume)
-        with removing_made(made):
+    exit_seconds = _EXIT_OVER_IMPORT * (time.monotonic() - started)
+    view = view or Display()
+    with silence_lightning():
+        setup = prepare(config, keep, view)
+        recipe = recipe_text(setup.config)
+        folder, created = choose_run_dir(config.out, setup.data.name, recipe, resume)
+        with remove_empty_dirs(created):
             if resume and is_finished(folder, recipe):
-                return say_finished(folder, view)
+                return announce_finished(folder, view)
             try:
-                with held(folder, recipe, resume) as place, Signals().handled() as signals:
-                    return _tell(ready, place, view, signals, started=started, leaving=leaving)
+                with lock_run_dir(folder, recipe, resume) as run_dir, Signals().handled() as signals:
+                    return _run_phases(setup, run_dir, view, signals, started=started, exit_seconds=exit_seconds)
             except Stopped as stopped:
                 raise KeyboardInterrupt from stopped
 
 
-def _tell(ready: Prepared, place: Place, view: View, signals: Signals, *, started: float, leaving: float) -> RunResult:
-    """The whole story, or what is to be said where a signal ends it."""
-    this = None
-
-    def begin() -> Assembled:
-        nonlocal this
-        state, threads = _open_folder(ready, place, view)
-        within.enter_context(computing_with(threads))
-        _say(ready, view)
-        this = assemble(ready, place, view, signals, state, started=started, leaving=leaving)
-        _probe(this)
-        if state is None and isinstance(this.clock, Budget):
-            _refuse_spent(this.clock)
-        return this
-
-    with contextlib.ExitStack() as within:
+def _run_phases(
+    setup: Setup, run_dir: RunDir, view: Display, signals: Signals, *, started: float, exit_seconds: float
+) -> RunResult:
+    """Run all phases in order; after a signal, save the best weights so far."""
+    session = None
+    with contextlib.ExitStack() as stack:
         try:
-            try:
-                return _chapters(begin())
-            except Stopped as stopped:
-                if stopped.at_once:
-                    raise
-                return leave(ready, place, view, this, stopped)
-        except Stopped:  # Ctrl-C came twice
-            leave_at_once(ready, place, view, this)
-            raise
+            state, threads = _open_run_dir(setup, run_dir, view)
+            stack.enter_context(torch_threads(threads))
+            _announce(setup, view)
+            session = assemble(setup, run_dir, view, signals, state, started=started, exit_seconds=exit_seconds)
+            _probe(session)
+            if state is None and isinstance(session.clock, Budget):
+                _check_budget(session.clock)
+
+            _fit(session)
+            run_dir.lock.record(phase="selecting")
+            selected, training_scores = _select_weights(session)
+            temperature = choose_temperature(selected.logits, selected.labels)
+            run_dir.lock.record(phase="testing")
+            tested = _test_once(session)
+
+            run_dir.lock.record(phase="writing the report")
+            session.writer.save_model(selected, temperature, tested)
+            verdict = compare_with_probe(setup, session.probe, selected, session.metrics.history)
+            example = session.writer.example_image()
+            report = session.writer.write_report(  # last: a run directory with a report is finished
+                selected,
+                temperature,
+                tested,
+                history=session.metrics.history,
+                seconds=session.seconds,
+                training_scores=training_scores,
+                finetune=finetune_report(setup, session.probe, verdict),
+            )
+            return announce_result(session, selected, training_scores, tested, verdict, report=report, example=example)
+        except Stopped as stopped:
+            return end_interrupted(setup, run_dir, view, session, stopped)
 
 
-def _chapters(this: Assembled) -> RunResult:
-    """The chapters in their order, once everything is there."""
-    lock = this.place.lock
-    _fit(this)
-    lock.say(phase="selecting")
-    selected, while_training = _select(this)
-    temperature = proven_temperature(selected.logits, selected.labels)
-    lock.say(phase="testing")
-    tested = _test_once(this)
-    lock.say(phase="writing the report")
-    this.writer.model(selected, temperature, tested)
-    verdict = _judge(this, selected)
-    tuned = _told_of_tuning(this, verdict)
-    example = this.writer.example()
-    report = this.writer.report(
-        selected,
-        temperature,
-        tested,
-        history=this.record.history,
-        seconds=this.seconds,
-        while_training=while_training,
-        finetune=tuned,
-    )
-    closing = closing_words(this, selected, while_training, report)
-    return conclude(this, selected, tested, verdict, example=example, closing=closing)
-
-
-def show_batch(
-    config: RunConfig, path: Path, *, keep: Collection[str] = (), view: View | None = None, write: Write = replacing
-) -> None:
-    """Draw the first augmented batch of a run, with its targets, and train nothing.
-
-    Args:
-        config: As of :func:`run`.
-        path: The PNG to write.
-        keep: As of :func:`run`.
-        view: As of :func:`run`.
-        write: Gives the path to write to, as :func:`~vitreous.files.writing.replacing` does.
-    """
-    from vitreous.report.batch_figure import save_batch_picture  # here: matplotlib takes a second that a run may need
-
-    view = view or View()
-    with quiet():
-        ready = prepare(config, keep, view)
-        ready.loading.setup("fit")
-        batch = next(iter(ready.loading.train_dataloader()))
-        images, targets = ready.loading.batch_augment.of_batch(batch, progress=0.0)
-        with write(path) as written:
-            save_batch_picture(written, images, targets, ready.data.classes, ready.pipeline)
-    view.result(f"{many(len(images), 'augmented picture')} of {ready.data.name}, the first of them drawn in {path}")
-
-
-def _open_folder(ready: Prepared, place: Place, view: View) -> tuple[RunState | None, int]:
-    """Find what to go on from and with how many threads, write the recipe, and say what was found."""
-    data, folder = ready.data, place.folder
-    recipe, ours = recipe_text(ready.config), identity(ready)
-    found = newest(folder, lambda line: view.line("damaged", line)) if place.begun else None
-    state, begun, longer = None, recorded_threads(folder) if place.begun else None, False
+def _open_run_dir(setup: Setup, run_dir: RunDir, view: Display) -> tuple[RunState | None, int]:
+    """Load the checkpoint to resume from, write recipe.yaml, and print what was found; also return the threads."""
+    data, folder = setup.data, run_dir.path
+    recipe, settings = recipe_text(setup.config), identity(setup)
+    found = load_newest(folder, lambda line: view.line("damaged", line)) if run_dir.has_run else None
+    state, is_longer, old_threads = None, False, recorded_threads(folder) if run_dir.has_run else None
     if found is not None:
-        state = given_more_epochs(found[1], ours)
-        refuse_another(state.identity, ours, f"'{found[0]}'")
-        begun, longer = state.threads, state is not found[1]
-    elif place.begun:
-        refuse_longer(folder, recipe)
-    threads, told = threads_of(begun, ready.device)
-    if state is not None and longer:
-        set_report_aside(folder, len(state.history))  # before the recipe: a run of it that has a report is finished
+        path, saved = found
+        state = with_more_epochs(saved, settings)
+        check_identity(state.identity, settings, f"'{path}'")
+        old_threads, is_longer = state.threads, state is not saved
+    elif run_dir.has_run:
+        refuse_more_epochs(folder, recipe)
+    threads, threads_note = choose_threads(old_threads, setup.device)
+    if state is not None and is_longer:
+        rename_report(folder, len(state.history))  # before the new recipe: with a report, it would look finished
     write_recipe(folder, recipe, threads, state.extended if state is not None else ())
     view.data(data.name, data.counts())
     if data.unreadable:
-        listed = folder / "unreadable.txt"
-        write_text(listed, "".join(f"{as_line(str(path))}: {printable(reason)}\n" for path, reason in data.unreadable))
+        lines = (f"{exclusion_line(str(path))}: {printable(reason)}\n" for path, reason in data.unreadable)
+        write_text(listed := folder / "unreadable.txt", "".join(lines))
         view.unreadable(data.unreadable, listed)
-    if place.lock.taken_over:
-        view.line("note", f"{folder} was held by {place.lock.taken_over}, which is gone")
+    if run_dir.lock.previous_holder:
+        view.line("note", f"{folder} was held by {run_dir.lock.previous_holder}, which is gone")
     if found is not None:
-        view.line("resume", f"{found[0]}: goes on from {found[1].where}{told}")
-    elif place.begun:
-        view.line("resume", f"{folder} has no checkpoint yet: begins from the beginning{told}")
-    if state is not None and longer:
-        view.line("longer", _told_of_more_epochs(ready, state))
+        view.line("resume", f"{path}: continues from {saved.where}{threads_note}")
+    elif run_dir.has_run:
+        view.line("resume", f"{folder} has no checkpoint yet: starts from the beginning{threads_note}")
+    if state is not None and is_longer:
+        config, done = setup.config, len(state.history)
+        old_rate, new_rate = (config.optim.lr * schedule(config.optim, share) for share in (1.0, done / config.epochs))
+        view.line(
+            "longer",
+            f"from {done} to {config.epochs} epochs: the learning rate, which had come down to {old_rate:.2g}, "
+            f"continues from {new_rate:.2g}, so the result is not that of a run of {config.epochs} epochs from the "
+            "start",
+        )
     return state, threads
 
 
-def _told_of_more_epochs(ready: Prepared, state: RunState) -> str:
-    """What a run with more epochs is, and is not."""
-    config, done = ready.config, len(state.history)
-    rates = [config.optim.lr * schedule(config.optim, share) for share in (1.0, done / config.epochs)]
-    return (
-        f"from {done} to {config.epochs} epochs: the learning rate, which had come to {rates[0]:.2g}, goes on from "
-        f"{rates[1]:.2g}, so the end is not that of a run of {config.epochs} epochs from the start"
-    )
-
-
-def _say(ready: Prepared, view: View) -> None:
-    """Say how the data is split and what the model is."""
-    for note in ready.data.notes:
+def _announce(setup: Setup, view: Display) -> None:
+    for note in setup.data.notes:
         label, _, text = note.rpartition("split: ")
         view.line("split" if not label and text != note else "note", text)
-    if (unlike := unlike_classes(ready)) is not None:
-        view.line("classes", unlike)
-    view.line("model", describe_model(ready.config.model, ready.cost))
-    if ready.start is not None:
-        view.line("from", ready.start.describe(ready.config.model))
-        counts = [sum(p.numel() for p in ready.model.parameters() if p.requires_grad), ready.cost.parameters]
-        trained, of_all = (f"{count / 1e6:.3g} M" for count in counts)
-        view.line("tune", f"{ready.config.tune.mode}: {trained} parameters in training, the model has {of_all}")
+    if (imbalance := imbalance_note(setup)) is not None:
+        view.line("classes", imbalance)
+    view.line("model", describe_model(setup.config.model, setup.cost))
+    if setup.pretrained is not None:
+        view.line("from", setup.pretrained.describe(setup.config.model))
+        counts = [sum(p.numel() for p in setup.model.parameters() if p.requires_grad), setup.cost.parameters]
+        trainable, total = (f"{count / 1e6:.3g} M" for count in counts)
+        view.line("tune", f"{setup.config.tune.mode}: {trainable} trainable parameters, the model has {total}")
 
 
-def _probe(this: Assembled) -> None:
-    """In a fine-tuning, say what the frozen features are worth before anything is trained."""
-    if this.ready.start is None or not this.ready.config.tune.probe or this.trained:
+def _probe(session: Session) -> None:
+    """In fine-tuning, score the frozen features before training; a resumed run has the scores."""
+    setup = session.setup
+    if setup.pretrained is None or not setup.config.tune.probe or session.trained:
         return
-    if this.probed is None:  # else a run that is resumed knows
-        this.place.lock.say(phase="probing")
-        this.probed = probe_first(this.ready, this.view)
-        this.seconds["probe"] = this.probed.seconds
-    this.view.line("probe", this.probed.describe())
+    if session.probe is None:
+        session.run_dir.lock.record(phase="probing")
+        session.probe = probe_first(setup, session.view)
+        session.seconds["probe"] = session.probe.seconds
+    session.view.line("probe", session.probe.describe())
 
 
-def _refuse_spent(clock: Budget) -> None:
-    """Stop a run whose time is over before it has trained: its model would know nothing.
-
-    Raises:
-        TrainingError: It says where the time went.
-    """
+def _check_budget(clock: Budget) -> None:
+    """Refuse to train without any time left: the model would have learned nothing."""
     if clock.over(0):
         used = time.monotonic() - clock.started
         raise TrainingError(
-            f"the budget of {clock.seconds:.0f} s is used up before the first step: {used:.0f} s went into starting, "
-            f"reading and probing, and {clock.reserve:.0f} s are kept for the report. Give a larger --budget"
+            f"the budget of {clock.seconds:.0f} s is used up before the first step: {used:.0f} s went into start-up, "
+            f"reading and probing, and {clock.reserve:.0f} s are reserved for the report. Give a larger --budget"
         )
 
 
-def _fit(this: Assembled) -> None:
-    """Train to the end, from wherever the run is; with smaller parts where the memory does not hold a step."""
-    while not this.trained:
+def _fit(session: Session) -> None:
+    """Train until the clock, early stopping or a signal ends it; if memory runs out, use more micro-batches."""
+    while not session.trained:
         smaller = None
-        this.began = time.monotonic()
+        session.fit_started = time.monotonic()
         try:
-            with this.signals.waiting(), fitting_threads(this.ready):
-                this.trainer.fit(this.module, datamodule=this.ready.loading)
-            this.trained = True
+            with session.signals.deferred(), one_thread_if_tiny(session.setup):
+                session.trainer.fit(session.module, datamodule=session.setup.data_module)
+            session.trained = True
         except NonFiniteStepError as error:
-            raise this.writer.nonfinite(error) from error
+            raise session.writer.save_non_finite(error) from error
         except Exception as error:
-            smaller = after_failure(this, error)
+            smaller = after_failure(session, error)
         finally:
-            this.view.stop_bar()
-            this.seconds["train"], this.began = this.training_seconds(), 0.0
-        if smaller is not None:  # here, where the error's frames hold nothing any more, but for circles of threads'
+            session.view.stop_bar()
+            session.seconds["train"], session.fit_started = session.training_seconds(), 0.0
+        if smaller is not None:  # outside of `except`, where the traceback would keep the tensors of the step alive
             free_memory()
-            rebuild(this, smaller)
-            free_memory()  # of the parts before
+            rebuild(session, smaller)
+            free_memory()
 
 
-def _select(this: Assembled) -> tuple[Selected, Scores]:
-    """Take the weights of the best epoch, with their scores in float32, the precision in which they will be used.
-
-    Validating in float32 all along would take 6 % of a run's time where a fifth of the images validates (measured on
-    photographs of flowers, 0.84 against 0.50 s in an epoch of 5.8 s, medians of 6), more for larger models.
-
-    Returns:
-        The selection, and its scores as the training computed them.
-    """
-    selected = this.selection.best
+def _select_weights(session: Session) -> tuple[SelectedWeights, Scores]:
+    """Load the weights of the best epoch, score them in float32 as saved, and return their training scores too."""
+    selected = session.selection.best
     if selected is None:
         raise TrainingError("training ended before the first validation: give it more epochs or a larger --budget")
-    this.module.evaluated.load_state_dict(selected.weights)
-    while_training = selected.scores
-    if this.ready.precision == "float32":
-        return selected, while_training
-    exact = _scored(this, this.ready.loading.val_dataloader())
-    selected = replace(selected, scores=exact.scores, logits=exact.logits, labels=exact.labels)
-    this.selection.best = selected
-    return selected, while_training
+    session.module.eval_model.load_state_dict(selected.weights)
+    training_scores = selected.scores
+    if session.setup.precision != "float32":
+        exact = _score(session, session.setup.data_module.val_dataloader())
+        selected = replace(selected, scores=exact.scores, logits=exact.logits, labels=exact.labels)
+        session.selection.best = selected
+    return selected, training_scores
 
 
-def _scored(this: Assembled, loader: Iterable[Any]) -> Scored:
-    """Score the weights as they are on a split, in float32."""
-    this.trainer.test(this.module, dataloaders=loader, verbose=False)
-    module = this.module
-    return Scored(evaluate(module.logits, module.labels), module.logits, module.labels)
+def _score(session: Session, loader: Iterable[Any]) -> SplitScores:
+    module = session.module
+    session.trainer.test(module, dataloaders=loader, verbose=False)
+    return SplitScores(evaluate(module.logits, module.labels), module.logits, module.labels)
 
 
-def _test_once(this: Assembled) -> Scored | None:
-    """Score the selected weights on the test split, where there is one; nothing is chosen after this."""
-    if "test" not in this.ready.data.splits:
+def _test_once(session: Session) -> SplitScores | None:
+    """Score the selected weights on the test split if there is one; nothing is chosen after this."""
+    if "test" not in session.setup.data.splits:
         return None
-    began = time.monotonic()
-    with fitting_threads(this.ready):
-        tested = _scored(this, this.ready.loading.test_dataloader())
-    this.seconds["test"] = time.monotonic() - began
+    test_started = time.monotonic()
+    with one_thread_if_tiny(session.setup):
+        tested = _score(session, session.setup.data_module.test_dataloader())
+    session.seconds["test"] = time.monotonic() - test_started
     return tested
 
 
-def _judge(this: Assembled, selected: Selected) -> Verdict | None:
-    """Compare a fine-tuning with its probes."""
-    if this.ready.start is None or this.probed is None:
-        return None
-    return judge(this.ready, this.ready.start, this.probed, selected, this.record.history)
+def show_batch(
+    config: RunConfig,
+    path: Path,
+    *,
+    keep: Collection[str] = (),
+    view: Display | None = None,
+    write: Write = atomic_write,
+) -> None:
+    """Draw the first augmented batch of a run with its targets to a PNG, without training.
 
+    Arguments are those of :func:`run`; `write` opens a temporary path that replaces `path`.
+    """
+    from vitreous.report.batch_figure import save_batch_figure  # imports matplotlib, which takes a second
 
-def _told_of_tuning(this: Assembled, verdict: Verdict | None) -> dict[str, Any] | None:
-    """What the report says of a fine-tuning besides its scores."""
-    ready, probed = this.ready, this.probed
-    if ready.start is None:
-        return None
-    return {
-        "source": ready.start.to_dict(),
-        "mode": ready.config.tune.mode,
-        "trained_parameters": sum(p.numel() for p in ready.model.parameters() if p.requires_grad),
-        "probe": probed.report if probed else None,
-        "verdict": asdict(verdict) if verdict else None,
-    }
+    view = view or Display()
+    with silence_lightning():
+        setup = prepare(config, keep, view)
+        setup.data_module.setup("fit")
+        batch = next(iter(setup.data_module.train_dataloader()))
+        images, targets = setup.data_module.batch_augment.augment_batch(batch, progress=0.0)
+        with write(path) as written:
+            save_batch_figure(written, images, targets, setup.data.classes, setup.pipeline)
+    view.result(f"{pluralize(len(images), 'augmented image')} of {setup.data.name}, the first of them drawn in {path}")

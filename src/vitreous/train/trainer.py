@@ -1,4 +1,4 @@
-"""The Lightning Trainer of a run: how it is set up, and kept from talking over the run's own lines."""
+"""The Lightning Trainer of a run, its loggers, and the suppression of Lightning's own output."""
 
 from __future__ import annotations
 
@@ -19,20 +19,15 @@ from lightning.pytorch.loggers import Logger
 
 from vitreous.errors import MissingExtraError
 
-__all__ = ["build_trainer", "make_loggers", "quiet"]
+__all__ = ["build_trainer", "make_loggers", "silence_lightning"]
 
 
 def build_trainer(
     folder: Path, device: torch.device, precision: str, callbacks: Sequence[Callback], loggers: list[Logger]
 ) -> lightning.Trainer:
-    """Build a Trainer that runs until a callback stops it, on one device, with nothing of its own on the terminal.
+    """Build a Trainer for one device that runs until a callback stops it and prints nothing.
 
-    Args:
-        folder: Of the run.
-        device: Where to train.
-        precision: `bf16` (autocast; weights stay float32) or `float32`.
-        callbacks: In the order in which they are called.
-        loggers: None at all is fine.
+    With precision `bf16` the weights stay float32 (autocast). Callbacks are called in the given order.
     """
     return lightning.Trainer(
         accelerator={"cuda": "gpu"}.get(device.type, device.type),
@@ -42,7 +37,7 @@ def build_trainer(
         callbacks=list(callbacks),
         logger=loggers or False,
         default_root_dir=folder,
-        plugins=[LightningEnvironment()],  # under Slurm its own would requeue the job, from checkpoints of its own
+        plugins=[LightningEnvironment()],  # that of Slurm would requeue the job from Lightning's checkpoints
         num_sanity_val_steps=0,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -51,33 +46,25 @@ def build_trainer(
 
 
 def make_loggers(names: Sequence[str], folder: Path) -> list[Logger]:
-    """Build Lightning's loggers by name.
-
-    Raises:
-        MissingExtraError: If a logger's package is not installed.
-    """
+    """Build Lightning's loggers by name."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         extras = ",".join(missing)
         raise MissingExtraError(f"{' and '.join(missing)} not installed: pip install 'vitreous[{extras}]'")
-    from lightning.pytorch import loggers  # here: it imports what it finds of them
+    from lightning.pytorch import loggers  # imports every logger package that is installed
 
+    mlflow_uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
     make: dict[str, Any] = {
         "tensorboard": lambda: loggers.TensorBoardLogger(folder, name="", version="tensorboard"),
         "wandb": lambda: loggers.WandbLogger(name=folder.name, project="vitreous", save_dir=folder),
-        "mlflow": lambda: loggers.MLFlowLogger("vitreous", folder.name, tracking_uri=_mlflow_store(folder)),
+        "mlflow": lambda: loggers.MLFlowLogger("vitreous", folder.name, tracking_uri=mlflow_uri),
     }
     return [make[name]() for name in names]
 
 
-def _mlflow_store(folder: Path) -> str:
-    """The server that the user's environment names, as MLflow itself has it; else a database in the run's folder."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
-
-
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Within, Lightning logs errors only, and its advice on workers, log intervals and the like is not shown."""
+def silence_lightning() -> Iterator[None]:
+    """Suppress Lightning's log messages below errors, and its warnings about workers, log intervals and the like."""
     names = ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero", "lightning_utilities")
     logs = [logging.getLogger(name) for name in names]
     levels = [log.level for log in logs]

@@ -1,4 +1,4 @@
-"""Libraries stay off the network, and few threads."""
+"""Keep the libraries off the network, quiet, and on one thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before the hub client is imported
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
-    """The models are so small that threads would wait for each other most of the time."""
+    """The models are too small to profit from more threads."""
     import torch
 
     before = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Google's .npz files with random numbers in every array, laid out as the published ones are."""
+"""Builds .npz files in Google's layouts with random values in every array."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FLAX = ("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBloc
 
 
 class Arrays:
-    """A tree of arrays by name; norms around 1, kernels by fan-in, the rest small."""
+    """Arrays by name; norms around 1, kernels scaled by fan-in, all others small."""
 
     def __init__(self, seed: int = 0) -> None:
         self.random = np.random.default_rng(seed)
@@ -62,7 +62,7 @@ def google(
     norm_rank: int = 1,
     seed: int = 0,
 ) -> dict[str, np.ndarray]:
-    """The arrays of a Vision Transformer, or of a hybrid where ``stages`` are given."""
+    """Return the arrays of a Vision Transformer, or of a hybrid if ``stages`` are given."""
     a = Arrays(seed)
     channels = 3 if stages is None else _resnet(a, stages, norm_rank)
     a.kernel("embedding/kernel", patch, patch, channels, width, fan_in=patch * patch * channels)
@@ -91,7 +91,7 @@ def google(
 
 
 def _resnet(a: Arrays, stages: tuple[int, ...], norm_rank: int) -> int:
-    """The stem of a hybrid; returns its channels."""
+    """Add the stem of a hybrid and return its number of channels."""
     lead = (1,) * (norm_rank - 1)
     a.kernel("conv_root/kernel", 7, 7, 3, 64, fan_in=147)
     a.norm("gn_root", *lead, 64)
@@ -113,7 +113,7 @@ def _resnet(a: Arrays, stages: tuple[int, ...], norm_rank: int) -> int:
 
 
 def stacked(tree: dict[str, np.ndarray], depth: int) -> dict[str, np.ndarray]:
-    """The same arrays with the blocks along a first axis, as big_vision's scan keeps them."""
+    """Stack the blocks along a first axis, like big_vision's scan."""
     first = "Transformer/encoderblock_0/"
     out = {name: array for name, array in tree.items() if "encoderblock_" not in name}
     for name in (name for name in tree if name.startswith(first)):

@@ -1,4 +1,4 @@
-"""Google's .npz files: every layout comes back to the last bit, and timm's own loader agrees on the logits."""
+"""Google's .npz files: every layout is written back bit for bit, and timm's loader gives the same logits."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 import timm
 import torch
 from google_files import FLAX, RELEASED, google, save, stacked
-from witness import BOUND, apart, pictures
+from reference_models import BOUND, difference, random_images
 
 from vitreous.checkpoint.conversion.convert import convert
-from vitreous.checkpoint.opening import OpenOptions, open_checkpoint, open_fully
+from vitreous.checkpoint.opening import OpenOptions, open_checkpoint, open_with_details
 from vitreous.errors import CheckpointError
 
 TOP = "pos_embedding"
@@ -37,7 +37,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_through_our_file_and_back_to_the_last_bit(tmp_path, name):
+def test_round_trip_is_exact(tmp_path, name):
     tree, prefix = LAYOUTS[name]
     source = save(tmp_path / "source.npz", tree, prefix)
     convert(source, tmp_path / "own.safetensors", "vitreous")
@@ -50,7 +50,7 @@ def test_through_our_file_and_back_to_the_last_bit(tmp_path, name):
 
 
 def timm_model(file, **arguments):
-    """timm's model with Google's activation, filled by timm's own reader of these files."""
+    """Return timm's model with Google's activation, loaded by timm's own reader of these files."""
     base = {"img_size": 48, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "mlp_ratio": 2.0}
     base |= {"num_classes": 7, "act_layer": "gelu_tanh"}
     model = timm.create_model("vit_base_patch16_224", **{**base, **arguments}).eval()
@@ -67,17 +67,17 @@ def timm_model(file, **arguments):
         ("big_vision map", {"class_token": False, "global_pool": "map"}),
     ],
 )
-def test_logits_are_those_of_timm_with_the_tanh_approximation(tmp_path, name, arguments):
+def test_logits_equal_timm_with_tanh_gelu(tmp_path, name, arguments):
     tree, prefix = LAYOUTS[name]
     file = save(tmp_path / "source.npz", tree, prefix)
     ours, _ = open_checkpoint(file)
-    images = pictures(2, 48)
+    images = random_images(2, 48)
     witness = timm_model(file, **arguments)
     with torch.inference_mode():
-        assert apart(witness(images), ours(images)) <= BOUND
+        assert difference(witness(images), ours(images)) <= BOUND
 
 
-def test_todays_naming_is_the_same_model(tmp_path):
+def test_flax_names_give_the_same_model(tmp_path):
     renamed = google()
     for name in list(renamed):
         for old, new in zip(RELEASED, FLAX, strict=True):
@@ -89,41 +89,41 @@ def test_todays_naming_is_the_same_model(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
 
-def test_a_hybrid_by_timm_and_by_its_written_form(tmp_path):
+def test_hybrid_converted_to_timm(tmp_path):
     tree = google(stages=(3, 4, 9), patch=1, side=2)
     file = save(tmp_path / "R50.npz", tree)
-    opened = open_fully(file, OpenOptions())
-    assert opened.model.config.resnet_norm == "google"
+    opened = open_with_details(file, OpenOptions())
+    assert opened.model.config.stem.norm == "google"
     assert opened.model.config.patch_size == 16
     done = convert(file, tmp_path / "out", "timm")
     ours, theirs, constants = done.comparisons
-    assert max(ours.noise, ours.picture) == 0
-    assert max(theirs.noise, theirs.picture) <= 3e-5
-    assert 1e-6 < max(constants.noise, constants.picture) < 1e-2  # other epsilons, said and measured
+    assert max(ours.noise, ours.image) == 0
+    assert max(theirs.noise, theirs.image) <= 3e-5
+    assert 1e-6 < max(constants.noise, constants.image) < 1e-2  # other epsilons, said and measured
     convert(tmp_path / "out", tmp_path / "back.npz", "google")
     with np.load(file) as before, np.load(tmp_path / "back.npz") as after:
         assert set(before) == set(after)
         assert all(np.array_equal(before[key], after[key]) for key in before)
 
 
-def test_the_activation_is_googles_unless_asked_otherwise(tmp_path):
+def test_activation_is_googles_unless_overridden(tmp_path):
     file = save(tmp_path / "source.npz", google())
     theirs, info = open_checkpoint(file)
     exact, changed = open_checkpoint(file, OpenOptions(activation="gelu"))
-    assert (theirs.config.activation, theirs.config.norm_eps) == ("gelu-tanh", 1e-6)
-    assert exact.config.activation == "gelu"
+    assert (theirs.config.mlp.activation, theirs.config.norm_eps) == ("gelu-tanh", 1e-6)
+    assert exact.config.mlp.activation == "gelu"
     assert changed.provenance["activation"] == {"source": "gelu-tanh", "chosen": "gelu"}
-    images = pictures(2, 48)
+    images = random_images(2, 48)
     with torch.inference_mode():
-        assert apart(timm_model(file, act_layer="gelu")(images), exact(images)) <= BOUND
-        assert 1e-5 < apart(theirs(images), exact(images)) < 5e-2
+        assert difference(timm_model(file, act_layer="gelu")(images), exact(images)) <= BOUND
+        assert 1e-5 < difference(theirs(images), exact(images)) < 5e-2
     assert info.pipeline.config.mean == (0.5, 0.5, 0.5)
     assert info.pipeline.config.fit == "squash"
     with pytest.raises(CheckpointError, match="--activation gelu-tanh"):
         convert(file, tmp_path / "out.npz", "google", OpenOptions(activation="gelu"))
 
 
-def test_class_names_and_pipeline_lie_beside(tmp_path):
+def test_sidecar_has_class_names_and_pipeline(tmp_path):
     file = save(tmp_path / "flowers.npz", google())
     names = list("abcdefg")
     pipeline = {"size": [48, 48], "channels": 3, "fit": "crop", "crop_ratio": 0.9, "interpolation": "bicubic"}
@@ -138,10 +138,10 @@ def test_class_names_and_pipeline_lie_beside(tmp_path):
     assert (again.classes, again.pipeline) == (info.classes, info.pipeline)
 
 
-def test_bfloat16_as_jax_writes_it(tmp_path):
+def test_bfloat16_round_trip(tmp_path):
     tree = {name: array.view(np.uint16)[..., 1::2].copy().view("V2") for name, array in google().items()}
     file = save(tmp_path / "half.npz", tree)
-    opened = open_fully(file, OpenOptions())
+    opened = open_with_details(file, OpenOptions())
     assert all(p.dtype == torch.float32 for p in opened.model.parameters())
     convert(file, tmp_path / "own.safetensors", "vitreous")
     convert(tmp_path / "own.safetensors", tmp_path / "back.npz", "google")
@@ -153,16 +153,16 @@ def test_bfloat16_as_jax_writes_it(tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda t: t.update({"opt/0/mu": np.zeros(3, np.float32)}), "would be lost: opt/0/mu"),
-        (lambda t: t.pop("Transformer/encoderblock_1/LayerNorm_2/bias"), "missing: blocks.1.norm2.bias"),
+        (lambda t: t.update({"opt/0/mu": np.zeros(3, np.float32)}), "unexpected tensors: opt/0/mu"),
+        (lambda t: t.pop("Transformer/encoderblock_1/LayerNorm_2/bias"), "missing tensors: blocks.1.norm2.bias"),
         (lambda t: t.pop(f"Transformer/encoderblock_0/{RELEASED[1]}/key/kernel"), "does not fit"),
         (lambda t: t.update({"head/kernel": np.zeros((3, 7), np.float32)}), r"head.weight has shape \[7, 3\]"),
         (lambda t: t.update({"embedding/kernel": np.zeros((3, 7), np.float32)}), "patch_embed.proj.weight"),
-        (lambda t: t.update({"embedding/bias": np.full(64, np.nan, np.float32)}), "not finite"),
+        (lambda t: t.update({"embedding/bias": np.full(64, np.nan, np.float32)}), "non-finite"),
         (lambda t: t.pop("Transformer/encoder_norm/scale"), "no known family"),
     ],
 )
-def test_what_does_not_fit_is_one_clear_error(tmp_path, spoil, message):
+def test_misfits_are_one_clear_error(tmp_path, spoil, message):
     tree = google()
     spoil(tree)
     with pytest.raises(CheckpointError, match=message) as caught:
@@ -170,7 +170,7 @@ def test_what_does_not_fit_is_one_clear_error(tmp_path, spoil, message):
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_named_is_left_out(tmp_path):
+def test_drop_leaves_out_named_tensors(tmp_path):
     file = save(tmp_path / "train.npz", google() | {"opt/0/mu": np.zeros(3, np.float32), "step": np.array(7)})
     model, _ = open_checkpoint(file, OpenOptions(drop=("opt", "step")))
     assert model.config.num_classes == 7

@@ -1,4 +1,4 @@
-"""Hugging Face's models with random weights in every tensor, both ways, by transformers itself."""
+"""Hugging Face's models, read and written, compared with transformers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from reference_models import BOUND, difference, random_images, randomise
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoImageProcessor,
@@ -24,11 +25,10 @@ from transformers import (
     ViTMSNConfig,
     ViTMSNForImageClassification,
 )
-from witness import BOUND, apart, pictures, randomise
 
 from vitreous.checkpoint.conversion.convert import convert
 from vitreous.checkpoint.opening import OpenOptions, open_checkpoint
-from vitreous.data.images.reading import read_picture
+from vitreous.data.images.reading import read_image
 from vitreous.errors import CheckpointError
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 48, "patch_size": 8}
@@ -87,15 +87,15 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_both_ways(tmp_path, name):
+def test_round_trip_and_logits(tmp_path, name):
     theirs, read = MODELS[name]()
     randomise(theirs)
     theirs.save_pretrained(tmp_path / "in")
     size = theirs.config.image_size
-    images = pictures(2, *((size, size) if isinstance(size, int) else size))
+    images = random_images(2, *((size, size) if isinstance(size, int) else size))
     ours, info = open_checkpoint(tmp_path / "in")
     with torch.inference_mode():
-        assert apart(read(theirs(images)), ours(images)) <= BOUND
+        assert difference(read(theirs(images)), ours(images)) <= BOUND
     if name == "ViT":
         assert info.classes == ("Löwe", "crane #1", "crane #2", "d")
     convert(tmp_path / "in", tmp_path / "own.safetensors", "vitreous")
@@ -109,7 +109,7 @@ def test_both_ways(tmp_path, name):
         assert again.config.id2label == LABELS
 
 
-def test_names_that_transformers_5_has_in_memory(tmp_path):
+def test_module_names_of_transformers_5(tmp_path):
     for build in (vit, dinov2):
         theirs, read = build()
         randomise(theirs)
@@ -118,9 +118,9 @@ def test_names_that_transformers_5_has_in_memory(tmp_path):
         save_file({name: t.contiguous() for name, t in theirs.state_dict().items()}, folder / "model.safetensors")
         theirs.config.save_pretrained(folder)
         ours, _ = open_checkpoint(folder)
-        images = pictures(2, 48)
+        images = random_images(2, 48)
         with torch.inference_mode():
-            assert apart(read(theirs(images)), ours(images)) <= BOUND
+            assert difference(read(theirs(images)), ours(images)) <= BOUND
         convert(folder, tmp_path / f"{folder.name} again", "huggingface")
         again = load_file(tmp_path / f"{folder.name} again" / "model.safetensors")
         assert again.keys() == theirs.state_dict().keys()
@@ -135,11 +135,11 @@ def test_shards_and_pickled_weights(tmp_path):
     state = load_file(tmp_path / "bin/model.safetensors")
     (tmp_path / "bin/model.safetensors").unlink()
     torch.save(state, tmp_path / "bin/pytorch_model.bin")
-    images = pictures(2, 48)
+    images = random_images(2, 48)
     for folder in ("shards", "bin"):
         ours, _ = open_checkpoint(tmp_path / folder)
         with torch.inference_mode():
-            assert apart(theirs(images).logits, ours(images)) <= BOUND
+            assert difference(theirs(images).logits, ours(images)) <= BOUND
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_shards_and_pickled_weights(tmp_path):
     ],
     ids=["squash", "crop"],
 )  # fmt: skip
-def test_pictures_are_prepared_as_by_its_processor(tmp_path, photos, given):
+def test_preprocessing_equals_the_image_processor(tmp_path, photos, given):
     theirs, _ = vit()
     theirs.save_pretrained(tmp_path / "in")
     base = ViTImageProcessor().to_dict() | {"do_resize": True, "do_rescale": True, "do_normalize": True}
@@ -160,28 +160,28 @@ def test_pictures_are_prepared_as_by_its_processor(tmp_path, photos, given):
     (tmp_path / "in/preprocessor_config.json").write_text(json.dumps(document))
     convert(tmp_path / "in", tmp_path / "out", "huggingface")
     _, info = open_checkpoint(tmp_path / "in")
-    picture = read_picture(next(path for path in sorted(photos.iterdir()) if "chelsea" in path.name))
-    ours = info.pipeline(picture)
+    image = read_image(next(path for path in sorted(photos.iterdir()) if "chelsea" in path.name))
+    ours = info.pipeline(image)
     for folder in ("in", "out"):
         processor = AutoImageProcessor.from_pretrained(tmp_path / folder, backend="pil")
-        theirs_pixels = torch.as_tensor(processor(picture, return_tensors="pt")["pixel_values"])[0]
+        theirs_pixels = torch.as_tensor(processor(image, return_tensors="pt")["pixel_values"])[0]
         assert float((ours - theirs_pixels).abs().max()) <= 1e-5
 
 
-def test_a_dinov2_without_its_classifier_is_one_without(tmp_path):
+def test_dinov2_without_classifier(tmp_path):
     theirs = randomise(Dinov2ForImageClassification(Dinov2Config(**DINO, num_labels=3)))
     theirs.save_pretrained(tmp_path / "head")
-    images = pictures(2, 48)
+    images = random_images(2, 48)
     convert(tmp_path / "head", tmp_path / "bare", "huggingface", OpenOptions(drop=("classifier",)))
     again = Dinov2Model.from_pretrained(tmp_path / "bare").eval()
     with torch.inference_mode():
-        assert apart(theirs.dinov2(images).pooler_output, again(images).pooler_output) <= BOUND
+        assert difference(theirs.dinov2(images).pooler_output, again(images).pooler_output) <= BOUND
     for family in ("timm", "google", "torchvision"):
         with pytest.raises(CheckpointError, match="pool cls-mean"):
             convert(tmp_path / "head", tmp_path / f"{family}-out", family)
 
 
-def test_what_cannot_be_read_says_why(tmp_path):
+def test_unsupported_models_are_explained(tmp_path):
     Dinov2Model(Dinov2Config(**DINO, use_swiglu_ffn=True)).save_pretrained(tmp_path / "gated")
     with pytest.raises(CheckpointError, match="SwiGLU"):
         open_checkpoint(tmp_path / "gated")
@@ -199,14 +199,14 @@ def test_what_cannot_be_read_says_why(tmp_path):
 
 
 @pytest.mark.parametrize("size", [{"shortest_edge": 0}, {"shortest_edge": "x"}, {"shortest_edge": 1e999}])
-def test_a_damaged_description_of_the_pipeline_is_one_clear_error(tmp_path, size):
+def test_damaged_preprocessor_config_is_one_clear_error(tmp_path, size):
     vit()[0].save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": size, "crop_size": 32}))
     with pytest.raises(CheckpointError, match="the configuration beside"):
         open_checkpoint(tmp_path)
 
 
-def test_one_lost_bias_is_an_error(tmp_path):
+def test_missing_bias_is_an_error(tmp_path):
     vit()[0].save_pretrained(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
     del state["vit.encoder.layer.0.attention.attention.key.bias"]
@@ -215,7 +215,7 @@ def test_one_lost_bias_is_an_error(tmp_path):
         open_checkpoint(tmp_path)
 
 
-def test_what_would_be_added_must_be_named(tmp_path):
+def test_additions_must_be_requested(tmp_path):
     import timm
 
     model = randomise(timm.create_model("vit_small_patch14_reg4_dinov2", img_size=56, depth=1))
@@ -225,9 +225,9 @@ def test_what_would_be_added_must_be_named(tmp_path):
     convert(tmp_path / "reg4.safetensors", tmp_path / "out", "huggingface",
             OpenOptions(add=("cls_position", "mask_token")))  # fmt: skip
     again = Dinov2WithRegistersModel.from_pretrained(tmp_path / "out").eval()
-    images = pictures(2, 56)
+    images = random_images(2, 56)
     with torch.inference_mode():
-        assert apart(model(images), again(images).pooler_output) <= BOUND
+        assert difference(model(images), again(images).pooler_output) <= BOUND
     convert(tmp_path / "out", tmp_path / "back", "timm", OpenOptions(drop=("cls_position", "mask_token")))
     before, after = load_file(tmp_path / "reg4.safetensors"), load_file(tmp_path / "back/model.safetensors")
     assert before.keys() == after.keys()

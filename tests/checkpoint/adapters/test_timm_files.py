@@ -1,4 +1,4 @@
-"""timm's models with random weights in every tensor: our logits are theirs, and their files come back the same."""
+"""timm's models: equal logits, and files that are written back exactly."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import json
 import pytest
 import timm
 import torch
+from reference_models import BOUND, difference, random_images, randomise
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
-from witness import BOUND, apart, pictures, randomise
 
 from vitreous.checkpoint.conversion.convert import convert
-from vitreous.checkpoint.opening import OpenOptions, open_checkpoint, open_fully
+from vitreous.checkpoint.opening import OpenOptions, open_checkpoint, open_with_details
 from vitreous.errors import CheckpointError
 
 SMALL = {"img_size": 48, "patch_size": 8, "depth": 2, "num_classes": 7, "embed_dim": 64, "num_heads": 2}
@@ -54,19 +54,19 @@ def saved(folder, **arguments):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_both_ways(tmp_path, name):
+def test_round_trip_and_logits(tmp_path, name):
     theirs = saved(tmp_path / "in", **VARIANTS[name])
-    images = pictures(2, *theirs.patch_embed.img_size, channels=theirs.in_chans)
-    opened = open_fully(tmp_path / "in", OpenOptions())
+    images = random_images(2, *theirs.patch_embed.img_size, channels=theirs.in_chans)
+    opened = open_with_details(tmp_path / "in", OpenOptions())
     with torch.inference_mode():
-        assert apart(theirs(images), opened.model(images)) <= BOUND
+        assert difference(theirs(images), opened.model(images)) <= BOUND
     convert(tmp_path / "in", tmp_path / "out", "timm")
     before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("in", "out"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
     again = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     with torch.inference_mode():
-        assert apart(theirs(images), again(images)) <= BOUND
+        assert difference(theirs(images), again(images)) <= BOUND
 
 
 @pytest.mark.parametrize(
@@ -80,32 +80,32 @@ def test_both_ways(tmp_path, name):
         ("vit_base_patch32_siglip_256", {"depth": 1}),
     ],
 )
-def test_published_architectures_from_the_state_dict_and_config_alone(tmp_path, entry, arguments):
+def test_published_architectures(tmp_path, entry, arguments):
     model = randomise(timm.create_model(entry, **arguments))
     save_for_hf(model, tmp_path / "hub", model_args=arguments or None, safe_serialization=True)
-    images = pictures(1, *model.patch_embed.img_size)
+    images = random_images(1, *model.patch_embed.img_size)
     ours, _ = open_checkpoint(tmp_path / "hub")
     with torch.inference_mode():
-        assert apart(model(images), ours(images)) <= BOUND
+        assert difference(model(images), ours(images)) <= BOUND
     torch.save(model.state_dict(), tmp_path / "bare.pth")  # the positions tell the size, the shapes the rest
-    assert any("exact GELU" in line for line in open_fully(tmp_path / "bare.pth", OpenOptions()).reasons)
-    bare, _ = open_checkpoint(tmp_path / "bare.pth", OpenOptions(activation=ours.config.activation))
+    assert any("exact GELU" in line for line in open_with_details(tmp_path / "bare.pth", OpenOptions()).reasons)
+    bare, _ = open_checkpoint(tmp_path / "bare.pth", OpenOptions(activation=ours.config.mlp.activation))
     with torch.inference_mode():
-        assert apart(model(images), bare(images)) <= BOUND
+        assert difference(model(images), bare(images)) <= BOUND
 
 
 @pytest.mark.parametrize("entry", ["test_vit", "test_vit3", "vit_base_patch16_gap_224"])
-def test_what_only_the_name_of_the_architecture_says(tmp_path, entry):
-    """Their heads are not 64 wide, and test_vit3 pools over its register: no tensor shows either."""
+def test_conventions_of_entry_points(tmp_path, entry):
+    """Their heads do not have 64 channels, and test_vit3 pools over its register: no tensor shows either."""
     model = randomise(timm.create_model(entry, depth=1))
     save_for_hf(model, tmp_path / "hub", safe_serialization=True)
-    images = pictures(1, *model.patch_embed.img_size)
+    images = random_images(1, *model.patch_embed.img_size)
     ours, _ = open_checkpoint(tmp_path / "hub")
     with torch.inference_mode():
-        assert apart(model(images), ours(images)) <= BOUND
+        assert difference(model(images), ours(images)) <= BOUND
 
 
-def test_norms_after_the_branches_are_refused_where_the_name_says_so(tmp_path):
+def test_post_norm_architectures_are_rejected(tmp_path):
     model = timm.create_model("vit_base_patch16_rpn_224", depth=1, embed_dim=64, num_heads=1)
     save_for_hf(model, tmp_path, safe_serialization=True)
     with pytest.raises(CheckpointError, match="norms after the residual branches"):
@@ -119,10 +119,10 @@ def test_hybrids(tmp_path, entry, side):
     arguments = {"img_size": side, "embed_dim": 64, "num_heads": 2, "depth": 2, "num_classes": 5}
     model = randomise(timm.create_model(entry, **arguments))
     save_for_hf(model, tmp_path / "in", model_args=arguments, safe_serialization=True)
-    images = pictures(2, side)
-    opened = open_fully(tmp_path / "in", OpenOptions())
+    images = random_images(2, side)
+    opened = open_with_details(tmp_path / "in", OpenOptions())
     with torch.inference_mode():
-        assert apart(model(images), opened.model(images)) <= BOUND
+        assert difference(model(images), opened.model(images)) <= BOUND
     done = convert(tmp_path / "in", tmp_path / "out", "timm")
     assert [each.by.split()[0] for each in done.comparisons] == ["vitreous", "timm"]
     before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("in", "out"))
@@ -130,7 +130,7 @@ def test_hybrids(tmp_path, entry, side):
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_labels_and_pipeline_both_ways(tmp_path):
+def test_labels_and_pipeline_round_trip(tmp_path):
     model = saved(tmp_path / "in")
     document = json.loads((tmp_path / "in/config.json").read_text())
     document["label_names"] = ["Löwe", "crane", "crane", "a", "b", "c", "d"]
@@ -161,21 +161,21 @@ def test_old_pre_logits_and_training_wrappers(tmp_path):
     wrapped = {"epoch": 3, "state_dict": {f"module.{key}": tensor for key, tensor in state.items()}}
     torch.save(wrapped, tmp_path / "old.pth")
     ours, _ = open_checkpoint(tmp_path / "old.pth", OpenOptions(heads=2))
-    images = pictures(2, 48)
+    images = random_images(2, 48)
     with torch.inference_mode():
         features = model.forward_head(model.forward_features(images), pre_logits=True)
         hidden = torch.tanh(features @ state["pre_logits.fc.weight"].t() + state["pre_logits.fc.bias"])
-        assert apart(model.head(hidden), ours(images)) <= BOUND
+        assert difference(model.head(hidden), ours(images)) <= BOUND
     with pytest.raises(CheckpointError, match="--drop pre_logits"):
         convert(tmp_path / "old.pth", tmp_path / "out", "timm")
     assert not (tmp_path / "out").exists()
     convert(tmp_path / "old.pth", tmp_path / "out", "timm", OpenOptions(heads=2, drop=("pre_logits",)))
     again = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     with torch.inference_mode():
-        assert apart(model(images), again(images)) <= BOUND
+        assert difference(model(images), again(images)) <= BOUND
 
 
-def test_the_files_of_facebookresearch_dinov2(tmp_path):
+def test_facebookresearch_dinov2_files(tmp_path):
     model = randomise(timm.create_model("vit_small_patch14_reg4_dinov2", img_size=56, depth=2))
     state = dict(model.state_dict())
     state["register_tokens"] = state.pop("reg_token")
@@ -184,19 +184,19 @@ def test_the_files_of_facebookresearch_dinov2(tmp_path):
     state["pos_embed"] = torch.cat((cls_position, state["pos_embed"]), 1)
     state["cls_token"] = state["cls_token"] - cls_position  # timm adds the two up when it loads such a file
     torch.save(state, tmp_path / "dinov2_vits14_reg4.pth")
-    opened = open_fully(tmp_path / "dinov2_vits14_reg4.pth", OpenOptions())
-    images = pictures(2, 56)
+    opened = open_with_details(tmp_path / "dinov2_vits14_reg4.pth", OpenOptions())
+    images = random_images(2, 56)
     with torch.inference_mode():
-        assert apart(model(images), opened.model(images)) <= BOUND
-    assert opened.model.config.resample == "dinov2"
+        assert difference(model(images), opened.model(images)) <= BOUND
+    assert opened.model.config.position.resample == "dinov2"
     with pytest.raises(CheckpointError, match="--drop mask_token"):
         convert(tmp_path / "dinov2_vits14_reg4.pth", tmp_path / "x.pth", "torchvision")
     convert(tmp_path / "dinov2_vits14_reg4.pth", tmp_path / "own.safetensors", "vitreous")
-    kept = open_fully(tmp_path / "own.safetensors", OpenOptions()).kept
+    kept = open_with_details(tmp_path / "own.safetensors", OpenOptions()).kept
     assert torch.equal(kept["mask_token"], state["mask_token"])
 
 
-def test_numbers_that_would_be_rounded_must_be_named(tmp_path):
+def test_rounding_float64_must_be_permitted(tmp_path):
     model = saved(tmp_path / "in").double()
     model.head.bias.data += 1e-12
     save_file(model.state_dict(), tmp_path / "in/model.safetensors")
@@ -206,7 +206,7 @@ def test_numbers_that_would_be_rounded_must_be_named(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_number_formats_come_back_to_the_last_bit(tmp_path, dtype):
+def test_dtypes_round_trip(tmp_path, dtype):
     model = saved(tmp_path / "in").to(dtype)
     save_file(model.state_dict(), tmp_path / "in/model.safetensors")
     convert(tmp_path / "in", tmp_path / "own.safetensors", "vitreous")
@@ -219,11 +219,11 @@ def test_number_formats_come_back_to_the_last_bit(tmp_path, dtype):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda s, d: s.update(rope=torch.zeros(3)), "would be lost: rope"),
-        (lambda s, d: s.pop("blocks.1.mlp.fc2.bias"), "missing: blocks.1.mlp.fc2.bias"),
-        (lambda s, d: s.pop("blocks.0.norm1.weight"), "missing: blocks.0.norm1.weight"),
+        (lambda s, d: s.update(rope=torch.zeros(3)), "unexpected tensors: rope"),
+        (lambda s, d: s.pop("blocks.1.mlp.fc2.bias"), "missing tensors: blocks.1.mlp.fc2.bias"),
+        (lambda s, d: s.pop("blocks.0.norm1.weight"), "missing tensors: blocks.0.norm1.weight"),
         (lambda s, d: s.update({"norm.weight": torch.ones(3)}), r"norm.weight has shape \[3\], expected \[64\]"),
-        (lambda s, d: s.update({"pos_embed": torch.zeros(1, 40, 64)}), "40 positions, which are no square"),
+        (lambda s, d: s.update({"pos_embed": torch.zeros(1, 40, 64)}), "40 positions, which are not a square grid"),
         (lambda s, d: s.update({"patch_embed.proj.weight": torch.zeros(64, 3)}), "expected 4 dimensions"),
         (lambda s, d: s.update({"norm_pre.weight": torch.ones(64)}), "norm_pre.weight"),
         (lambda s, d: d["model_args"].update(act_layer="quick_gelu"), "activation quick_gelu"),
@@ -234,7 +234,7 @@ def test_number_formats_come_back_to_the_last_bit(tmp_path, dtype):
         (lambda s, d: d.update(model_args=[1]), "configuration beside"),
     ],
 )
-def test_what_does_not_fit_is_one_clear_error(tmp_path, spoil, message):
+def test_misfits_are_one_clear_error(tmp_path, spoil, message):
     saved(tmp_path)
     state, document = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
     spoil(state, document)

@@ -1,30 +1,30 @@
-"""torchvision's models with random weights in every tensor, both ways."""
+"""torchvision's models, read and written, compared with torchvision."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from reference_models import BOUND, difference, random_images, randomise
 from torchvision.models import VisionTransformer
-from witness import BOUND, apart, pictures, randomise
 
+from vitreous.accelerate.model import create
 from vitreous.checkpoint.conversion.convert import convert
 from vitreous.checkpoint.opening import OpenOptions, open_checkpoint
 from vitreous.errors import CheckpointError, UsageError
-from vitreous.model.sizes import create
 
 SMALL = {"image_size": 48, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 128, "mlp_dim": 96}
 
 
 @pytest.mark.parametrize("arguments", [{}, {"representation_size": 40}, {"num_classes": 3}], ids=str)
-def test_both_ways(tmp_path, arguments):
+def test_round_trip_and_logits(tmp_path, arguments):
     theirs = randomise(VisionTransformer(**SMALL, **arguments))
     torch.save(theirs.state_dict(), tmp_path / "in.pth")
-    images = pictures(2, 48)
+    images = random_images(2, 48)
     ours, info = open_checkpoint(tmp_path / "in.pth")
     assert ours.config.norm_eps == 1e-6
     assert (info.pipeline.config.crop_ratio, info.pipeline.config.interpolation) == (0.875, "bilinear")
     with torch.inference_mode():
-        assert apart(theirs(images), ours(images)) <= BOUND
+        assert difference(theirs(images), ours(images)) <= BOUND
     convert(tmp_path / "in.pth", tmp_path / "own.safetensors", "vitreous")
     done = convert(tmp_path / "own.safetensors", tmp_path / "out.pth", "torchvision")
     assert [each.by.split()[0] for each in done.comparisons] == ["vitreous", "torchvision"]
@@ -33,21 +33,29 @@ def test_both_ways(tmp_path, arguments):
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_names_from_before_version_0_13(tmp_path):
+def test_names_before_version_0_13(tmp_path):
     theirs = randomise(VisionTransformer(**SMALL))
     old = {name.replace(".mlp.0.", ".mlp.linear_1.").replace(".mlp.3.", ".mlp.linear_2."): tensor
            for name, tensor in theirs.state_dict().items()}  # fmt: skip
     torch.save(old, tmp_path / "old.pth")
     ours, _ = open_checkpoint(tmp_path / "old.pth")
-    images = pictures(2, 48)
+    images = random_images(2, 48)
     with torch.inference_mode():
-        assert apart(theirs(images), ours(images)) <= BOUND
+        assert difference(theirs(images), ours(images)) <= BOUND
     convert(tmp_path / "old.pth", tmp_path / "out.pth", "torchvision")  # torchvision itself renames them
     assert torch.load(tmp_path / "out.pth", weights_only=True).keys() == old.keys()
 
 
-def test_everything_that_it_cannot_express_comes_in_one_error(tmp_path):
-    model = create("Ti/16", depth=1, registers=2, qk_norm=True, layer_scale=0.1, position="rope-2d", pool="mean")
+def test_all_unsupported_features_are_one_error(tmp_path):
+    model = create(
+        "Ti/16",
+        depth=1,
+        registers=2,
+        attention={"qk_norm": True},
+        block={"layer_scale": 0.1},
+        position="rope-2d",
+        pool="mean",
+    )
     from vitreous.checkpoint.model_file import ModelInfo, save_model
     from vitreous.data.config import PreprocessConfig
     from vitreous.data.preprocess import EvalPipeline
@@ -62,7 +70,7 @@ def test_everything_that_it_cannot_express_comes_in_one_error(tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "own.safetensors"]
 
 
-def test_a_destination_of_another_kind_is_wrong_usage(tmp_path):
+def test_destination_of_another_format_is_a_usage_error(tmp_path):
     torch.save(randomise(VisionTransformer(**SMALL)).state_dict(), tmp_path / "in.pth")
     with pytest.raises(UsageError, match="does not fit --to torchvision"):
         convert(tmp_path / "in.pth", tmp_path / "out.npz", "torchvision", OpenOptions())

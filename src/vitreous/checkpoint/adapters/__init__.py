@@ -1,5 +1,8 @@
-"""Other families' formats: one module each, pure maps of names and tensors, both ways. No model is built here.
+"""Formats of other families: pure maps of tensor names and JSON documents, in both directions. No model is built here.
 
-Each module offers ``recognise(tensors)``, ``read(source, hints)`` and ``write(model)``. What they share is in
-:mod:`vitreous.checkpoint.adapters.common` and :mod:`vitreous.checkpoint.adapters.shapes`.
+Start with :mod:`common`, the types that adapters exchange. :mod:`google` (with :mod:`google_resnet`, the stem of its
+hybrids), :mod:`timm`, :mod:`huggingface` and :mod:`torchvision` each offer ``recognise``, ``read``, ``write``,
+``fixed_constants`` and ``LAYOUT``. They share :mod:`shapes` (a configuration from tensor shapes), :mod:`pipelines`
+(evaluation pipelines) and :mod:`sidecar` (the JSON file beside weights without metadata). A new family is one module
+here and one line each in ``opening.FAMILIES`` and ``provenance``.
 """

@@ -1,4 +1,4 @@
-"""What every adapter takes and gives: tensors by name, the documents beside them, and what is known of the model."""
+"""The types that adapters exchange: a foreign checkpoint, the model read from it, and a model to write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError
 from vitreous.model.config import ViTConfig
 
-__all__ = ["Foreign", "Hints", "Imported", "Outgoing", "State", "Written", "few", "refuse"]
+__all__ = ["ForeignCheckpoint", "Hints", "ImportedModel", "OutgoingModel", "State", "join_first"]
 
 State = dict[str, Tensor]
 """Tensors by name."""
@@ -21,107 +21,68 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Foreign:
-    """A checkpoint as it was found.
+class ForeignCheckpoint:
+    """A checkpoint in its own family's format, read or to be written.
 
-    Args:
-        tensors: By the names of its own family.
-        documents: The JSON files beside it, by file name, such as ``config.json``.
-        name: What the user gave, for messages.
+    The documents are the JSON files that belong to it, by file name, such as ``config.json``; ``sidecar`` is the file
+    with the weights' own name and the ending .json.
     """
 
-    tensors: State
+    tensors: State  # by the family's names
     documents: Mapping[str, Any] = field(default_factory=dict)
-    name: str = "checkpoint"
+    name: str = "checkpoint"  # what the user gave, for messages
 
 
 @dataclass(frozen=True)
 class Hints:
-    """What the user says where a file does not: each None leaves it to the file.
-
-    Args:
-        heads: Attention heads per block.
-        image_size: Height and width in pixels that the positions of the file are laid out for.
-    """
+    """Facts that the user supplies; None leaves them to the file."""
 
     heads: int | None = None
-    image_size: tuple[int, int] | None = None
+    image_size: tuple[int, int] | None = None  # height and width in pixels that the position embeddings are for
 
 
 @dataclass(frozen=True)
-class Imported:
-    """A checkpoint in this package's names.
-
-    Args:
-        family: Such as ``timm``.
-        config: The model's configuration, true to the family's own computation.
-        state: The model's tensors.
-        layout: What the way back needs to write the same file again: plain JSON values.
-        reasons: Lines for people: what was recognised, and why.
-        classes: Names of the outputs, if the file has them.
-        pipeline: The evaluation pipeline, if the file has it.
-        kept: Tensors of the family that a forward pass never reads (a mask token): carried for the way back.
-    """
+class ImportedModel:
+    """A checkpoint of another family, converted to this package's names; None for what the file does not have."""
 
     family: str
-    config: ViTConfig
+    config: ViTConfig  # reproduces the family's own computation
     state: State
-    layout: dict[str, Any]
-    reasons: list[str]
+    layout: dict[str, Any]  # JSON values that ``write`` needs to produce the same file again
+    reasons: list[str]  # lines for the user: what was recognised or assumed, and why
     classes: tuple[str, ...] | None = None
     pipeline: EvalPipeline | None = None
-    kept: State = field(default_factory=dict)
+    kept: State = field(default_factory=dict)  # read by no forward pass, such as a mask token; to be written again
 
 
 @dataclass(frozen=True)
-class Outgoing:
-    """A model of this package, on its way to another family.
-
-    Args:
-        config: Its configuration.
-        state: Its tensors.
-        layout: How the file was laid out that it came from, if it came from that family; else empty.
-        kept: Tensors that no forward pass reads.
-        classes: Names of the outputs.
-        pipeline: The evaluation pipeline.
-    """
+class OutgoingModel:
+    """A model of this package, to be written in another family's format."""
 
     config: ViTConfig
     state: State
-    layout: Mapping[str, Any]
-    kept: State
+    layout: Mapping[str, Any]  # of the file that it was read from; empty if it came from another family
+    kept: State  # tensors that no forward pass reads
     classes: tuple[str, ...]
     pipeline: EvalPipeline
 
+    def raise_if_unsupported(self, family: str, unsupported: dict[str, bool], *, keeps: bool = False) -> None:
+        """Raise one error that lists everything in the model that a family cannot express.
 
-@dataclass(frozen=True)
-class Written:
-    """A checkpoint in another family's names.
-
-    Args:
-        tensors: By the names of that family.
-        documents: JSON files that belong beside it, by file name.
-    """
-
-    tensors: State
-    documents: dict[str, Any]
-
-
-def refuse(family: str, problems: Iterable[str]) -> None:
-    """Raise one error that lists everything that a family cannot express; return where there is nothing.
-
-    Raises:
-        CheckpointError: If there is any problem.
-    """
-    found = list(problems)
-    if found:
-        raise CheckpointError(
-            f"{family} cannot express this model: {'; '.join(found)}. `--to onnx` and `--to torch` take any model"
-        )
+        `unsupported` describes the features that the family lacks, and says whether the model has them. Unless the
+        family `keeps` the unused tensors, they are listed too.
+        """
+        problems = [feature for feature, is_used in unsupported.items() if is_used]
+        problems += [f"{name} (--drop {name} leaves it out)" for name in self.kept if not keeps]
+        if problems:
+            raise CheckpointError(
+                f"{family} cannot express this model: {'; '.join(problems)}. "
+                "`--to onnx` and `--to torch` take any model"
+            )
 
 
-def few(items: Iterable[str]) -> str:
-    """Join the first items, and count the rest."""
-    every = list(items)
-    rest = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-    return ", ".join(every[:_SHOWN]) + rest
+def join_first(items: Iterable[str]) -> str:
+    """Join the first items and state how many more there are."""
+    shown = list(items)
+    rest = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return ", ".join(shown[:_SHOWN]) + rest

@@ -1,6 +1,6 @@
-"""The ResNet stem of Google's hybrids: ``conv_root``, ``gn_root`` and ``block1/unit1/...``.
+"""The ResNet stem of Google's hybrid models: ``conv_root``, ``gn_root`` and ``block1/unit1/...``.
 
-Kernels are height x width x in x out in their files, out x in x height x width here.
+Kernels are height x width x in x out in Google's files, out x in x height x width in this package.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ _ROOT_BACK = {ours: theirs for theirs, ours in _ROOT.items()}
 
 
 def read(tree: State, state: State) -> None:
-    """Move the stem's arrays, if there are any, from Google's tree to our state."""
+    """Move the stem's arrays, if any, from Google's tree to `state`, under this package's names."""
     for name in list(tree):
         unit = re.fullmatch(r"block(\d+)/unit(\d+)/(\w+)/(kernel|scale|bias)", name)
         root = re.fullmatch(r"(conv_root|gn_root)/(kernel|scale|bias)", name)
         if unit and unit[3] in _UNIT:
-            place = f"stages.{int(unit[1]) - 1}.blocks.{int(unit[2]) - 1}.{_UNIT[unit[3]]}"
+            module = f"stages.{int(unit[1]) - 1}.blocks.{int(unit[2]) - 1}.{_UNIT[unit[3]]}"
             kind = unit[4]
         elif root:
-            place, kind = _ROOT[root[1]], root[2]
+            module, kind = _ROOT[root[1]], root[2]
         else:
             continue
         t = tree.pop(name)
         t = t.permute(3, 2, 0, 1) if kind == "kernel" else t.flatten()
-        state[f"{_STEM}{place}.{'bias' if kind == 'bias' else 'weight'}"] = t
+        state[f"{_STEM}{module}.{'bias' if kind == 'bias' else 'weight'}"] = t
 
 
 def write(state: State, tree: State, norm_rank: int) -> None:
-    """Put our stem's tensors, if there are any, into Google's tree; group norms become 1 x ... x C of a rank."""
+    """Add the stem's tensors, if any, to Google's tree; group norms get shape 1 x ... x C of rank `norm_rank`."""
     for name in [name for name in state if name.startswith(_STEM)]:
-        place, _, kind = name.removeprefix(_STEM).rpartition(".")
-        match = re.fullmatch(r"stages\.(\d+)\.blocks\.(\d+)\.(.+)", place)
-        unit = f"block{int(match[1]) + 1}/unit{int(match[2]) + 1}/{_BACK[match[3]]}" if match else _ROOT_BACK[place]
+        module, _, kind = name.removeprefix(_STEM).rpartition(".")
+        match = re.fullmatch(r"stages\.(\d+)\.blocks\.(\d+)\.(.+)", module)
+        unit = f"block{int(match[1]) + 1}/unit{int(match[2]) + 1}/{_BACK[match[3]]}" if match else _ROOT_BACK[module]
         t = state[name]
         if t.ndim == 4:
             tree[f"{unit}/kernel"] = t.permute(2, 3, 1, 0)

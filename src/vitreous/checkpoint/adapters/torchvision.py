@@ -1,17 +1,19 @@
-"""torchvision's ``vit_b_16`` and its siblings: state dicts, of today's names and of those before 0.13."""
+"""State dicts of torchvision's ``vit_b_16`` and its siblings, with today's names and those before 0.13."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from vitreous.checkpoint.adapters.common import Foreign, Hints, Imported, Outgoing, State, Written, refuse
-from vitreous.checkpoint.adapters.pipelines import pipeline_from_torchvision
+from vitreous.checkpoint.adapters import pipelines
+from vitreous.checkpoint.adapters.common import ForeignCheckpoint, Hints, ImportedModel, OutgoingModel, State
 from vitreous.checkpoint.adapters.shapes import config_from
-from vitreous.checkpoint.adapters.sidecar import read_sidecar, sidecar
+from vitreous.checkpoint.adapters.sidecar import make_sidecar, read_sidecar
 from vitreous.model.config import ViTConfig, pair
+from vitreous.model.heads import MlpHead
+from vitreous.model.positions import Learned
 
-__all__ = ["LAYOUT", "adopt", "read", "recognise", "write"]
+__all__ = ["LAYOUT", "fixed_constants", "read", "recognise", "write"]
 
 _BLOCK = "encoder.layers.encoder_layer_{}."
 _OUTSIDE = {
@@ -30,112 +32,105 @@ _INSIDE = {
     "mlp.0": "mlp.fc1",
     "mlp.3": "mlp.fc2",
 }
-_OLD = {"mlp.0": "mlp.linear_1", "mlp.3": "mlp.linear_2"}
+_BEFORE_013 = {"mlp.0": "mlp.linear_1", "mlp.3": "mlp.linear_2"}
 
 LAYOUT = {"names": ("index", "linear")}
-"""What a layout says, with the values that it may have."""
+"""Entries of a layout and their allowed values."""
 
 
 def recognise(tensors: State) -> str | None:
-    """Say why these are torchvision's names, or None."""
+    """Return the reason why these are torchvision's names, or None."""
     if "conv_proj.weight" in tensors and any(name.startswith("encoder.layers.encoder_layer_") for name in tensors):
         return "torchvision's names (conv_proj, encoder.layers.encoder_layer_0)"
     return None
 
 
-def read(source: Foreign, hints: Hints) -> Imported:
-    """Take a state dict.
-
-    Raises:
-        CheckpointError: If the shapes make no Vision Transformer.
-    """
+def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
+    """Convert a state dict, and the JSON file beside it if there is one."""
     old = any(".mlp.linear_1." in name for name in source.tensors)
     state = {_ours(name, old): tensor for name, tensor in source.tensors.items()}
-    beside = read_sidecar(source)
+    sidecar = read_sidecar(source)
     reasons: list[str] = []
-    if hints.image_size is None and beside.pipeline is not None:
-        hints = Hints(hints.heads, beside.pipeline.size)
+    if hints.image_size is None and sidecar.pipeline is not None:
+        hints = Hints(hints.heads, sidecar.pipeline.size)
     config = config_from(
         state,
         source.name,
-        Hints(hints.heads or beside.heads, hints.image_size),
+        Hints(hints.heads or sidecar.heads, hints.image_size),
         reasons,
         norm_eps=1e-6,
-        activation="gelu",
-        resample="torchvision",
+        mlp={"activation": "gelu"},
+        position={"resample": "torchvision"},
         init="torchvision",
     )
-    pipeline = beside.pipeline
+    pipeline = sidecar.pipeline
     if pipeline is None:
-        pipeline = pipeline_from_torchvision(config, source.name)
-        reasons.append("pictures are prepared as for torchvision's ImageNet weights: nothing beside the weights says")
+        pipeline = pipelines.from_torchvision(config, source.name)
+        reasons.append("images are prepared as for torchvision's ImageNet weights: nothing beside the weights says")
     layout = {"family": "torchvision", "names": "linear" if old else "index"}
-    return Imported("torchvision", config, state, layout, reasons, beside.classes, pipeline)
+    return ImportedModel("torchvision", config, state, layout, reasons, sidecar.classes, pipeline)
 
 
 def _ours(name: str, old: bool) -> str:
+    """Return this package's name of a tensor; `old` are the names before torchvision 0.13."""
     match = re.match(r"encoder\.layers\.encoder_layer_(\d+)\.(.*)", name)
     if match is None:
-        return _swap(name, _OUTSIDE)
-    inside = _INSIDE if not old else {_OLD.get(theirs, theirs): ours for theirs, ours in _INSIDE.items()}
-    return f"blocks.{match[1]}.{_swap(match[2], inside)}"
+        return _replace_prefix(name, _OUTSIDE)
+    inside = _INSIDE if not old else {_BEFORE_013.get(theirs, theirs): ours for theirs, ours in _INSIDE.items()}
+    return f"blocks.{match[1]}.{_replace_prefix(match[2], inside)}"
 
 
 def _theirs(name: str, old: bool) -> str:
+    """Invert :func:`_ours`."""
     match = re.match(r"blocks\.(\d+)\.(.*)", name)
     if match is None:
-        return _swap(name, {ours: theirs for theirs, ours in _OUTSIDE.items()})
-    inside = {ours: _OLD.get(theirs, theirs) if old else theirs for theirs, ours in _INSIDE.items()}
-    return _BLOCK.format(match[1]) + _swap(match[2], inside)
+        return _replace_prefix(name, {ours: theirs for theirs, ours in _OUTSIDE.items()})
+    inside = {ours: _BEFORE_013.get(theirs, theirs) if old else theirs for theirs, ours in _INSIDE.items()}
+    return _BLOCK.format(match[1]) + _replace_prefix(match[2], inside)
 
 
-def _swap(name: str, table: dict[str, str]) -> str:
-    """Replace the front of a name by the table's entry for it; a name that none fits stays."""
-    for front, other in table.items():
-        if name == front or name.startswith(front if front.endswith(("_", ".")) else f"{front}."):
-            return other + name[len(front) :]
+def _replace_prefix(name: str, table: dict[str, str]) -> str:
+    """Replace the prefix of a name as the table says; a name without an entry is unchanged."""
+    for prefix, replacement in table.items():
+        if name == prefix or name.startswith(prefix if prefix.endswith(("_", ".")) else f"{prefix}."):
+            return replacement + name.removeprefix(prefix)
     return name
 
 
-def adopt(config: ViTConfig) -> tuple[dict[str, Any], list[str]]:
-    """Return the constants that torchvision cannot be told and replaces by its own, and lines for people."""
+def fixed_constants(config: ViTConfig) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields that torchvision fixes at other values, and one line for the user on each."""
     if config.norm_eps == 1e-6:
         return {}, []
     return {"norm_eps": 1e-6}, [f"torchvision normalises with epsilon 1e-06, this model with {config.norm_eps:g}"]
 
 
-def write(model: Outgoing) -> Written:
-    """Give a state dict that ``torchvision.models.VisionTransformer`` loads, and the rest as a JSON file.
-
-    Raises:
-        CheckpointError: If torchvision has no such model: everything that it cannot express, in one error.
-    """
-    refuse("torchvision", _problems(model.config, model.kept))
+def write(model: OutgoingModel) -> ForeignCheckpoint:
+    """Return a state dict for ``torchvision.models.VisionTransformer``, and a JSON file with everything else."""
+    model.raise_if_unsupported("torchvision", _unsupported(model.config))
     old = model.layout.get("names") == "linear"
     tensors = {_theirs(name, old): tensor for name, tensor in model.state.items()}
-    return Written(tensors, {"sidecar": sidecar(model.config, model.classes, model.pipeline)})
+    return ForeignCheckpoint(tensors, {"sidecar": make_sidecar(model.config, model.classes, model.pipeline)})
 
 
-def _problems(c: ViTConfig, kept: State) -> list[str]:
-    """Everything that torchvision's VisionTransformer has no argument for."""
+def _unsupported(c: ViTConfig) -> dict[str, bool]:
     height, width = pair(c.image_size)
-    odd = {
-        f"stem {c.stem}": c.stem not in ("patch", "linear"),
-        f"patch_activation {c.patch_activation}": c.patch_activation != "none",
-        f"position {c.position}": c.position != "learned",
-        "a class token without a position (--add cls_position writes one of zeros)": c.position_prefix == "none",
-        f"pool {c.pool}": c.pool != "cls",
+    return {
+        f"stem {c.stem.kind}": not c.stem.has_patch_kernel,
+        f"stem.activation {c.stem.activation}": c.stem.activation != "none",
+        f"position {c.position.kind}": c.position.kind != "learned",
+        "a class token without a position (--add cls_position writes one of zeros)": (
+            isinstance(c.position, Learned) and c.position.prefix == "none"
+        ),
+        f"pool {c.pool.kind}": c.pool.kind != "cls",
         f"{c.registers} registers": c.registers > 0,
         f"final_norm {c.final_norm}": c.final_norm != "tokens",
-        f"activation {c.activation} (--activation gelu takes it)": c.activation != "gelu",
-        "no biases on queries, keys and values": not c.qkv_bias,
-        "QK-norm": c.qk_norm,
-        "LayerScale": c.layer_scale is not None,
-        f"a picture of {height} x {width}, no square": height != width,
-        f"a patch of {c.patch_size}, no square": len(set(pair(c.patch_size))) > 1,
+        f"activation {c.mlp.activation} (--activation gelu takes it)": c.mlp.activation != "gelu",
+        "no biases on queries, keys and values": not c.attention.qkv_bias,
+        "QK-norm": c.attention.qk_norm,
+        "LayerScale": c.block.layer_scale is not None,
+        f"images of {height} x {width}, not square": height != width,
+        f"patches of {c.patch_size}, not square": len(set(pair(c.patch_size))) > 1,
         f"{c.in_channels} channels": c.in_channels != 3,
-        "a model without a head (it has no classes)": c.num_classes == 0,
-        f"head activation {c.head_activation}": c.head == "mlp" and c.head_activation != "tanh",
+        "a model without a head": c.num_classes == 0,
+        "a head activation other than tanh": isinstance(c.head, MlpHead) and c.head.activation != "tanh",
     }
-    problems = [what for what, is_odd in odd.items() if is_odd]
-    return problems + [f"{name} (--drop {name} leaves it out)" for name in kept]

@@ -1,4 +1,4 @@
-"""Files that were written, run by the library that they were written for, where it is installed."""
+"""Runs written checkpoints with the library of their family, if it is installed, as an independent reference."""
 
 from __future__ import annotations
 
@@ -20,42 +20,36 @@ from vitreous.checkpoint.untrusted.tensors import read_tensors
 from vitreous.errors import CheckpointError
 from vitreous.model.config import ViTConfig, pair
 
-__all__ = ["witness"]
+__all__ = ["reference_outputs"]
 
 
-def witness(family: str, weights: Path, config: ViTConfig, images: Tensor) -> tuple[str, Tensor] | None:
-    """Return the library's name with version and its outputs for a batch, or None where it is not installed.
+def reference_outputs(family: str, weights: Path, config: ViTConfig, images: Tensor) -> tuple[str, Tensor] | None:
+    """Load written files with their family's library and return its name and version, and its outputs.
 
-    Args:
-        family: `timm`, `huggingface` or `torchvision`; Google's code is no package that could be installed.
-        weights: The file of weights, with its documents beside it.
-        config: What it must be: torchvision's files do not say.
-        images: Normalised, B x C x H x W.
-
-    Raises:
-        CheckpointError: If the library refuses the files, or finds tensors missing or left over.
+    `config` is for torchvision, whose files do not contain it; the images are normalised, B x C x H x W. Returns None
+    if the family has no installable library, or it is not installed.
     """
     run = {"timm": _timm, "huggingface": _huggingface, "torchvision": _torchvision}.get(family)
-    package = {"huggingface": "transformers"}.get(family, family)
+    if run is None:
+        return None
+    package = "transformers" if family == "huggingface" else family
     try:
         version = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return None
-    if run is None:
         return None
     try:
         with _quiet(), torch.inference_mode():
             output = run(weights, config, images)
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, OSError, AssertionError) as error:
-        raise CheckpointError(f"{package} {version} does not load what was written: {error}") from error
+        raise CheckpointError(f"{package} {version} cannot load the written files: {error}") from error
     return f"{package} {version}", output
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep libraries' chatter and progress bars off the terminal, and the hub out of it."""
+    """Suppress the libraries' logs, warnings and progress bars, and keep them off the network."""
     logging.disable(logging.ERROR)
-    before = os.environ.get("HF_HUB_OFFLINE")
+    hub_offline = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
@@ -63,46 +57,39 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(logging.NOTSET)
-        if before is None:
+        if hub_offline is None:
             del os.environ["HF_HUB_OFFLINE"]
         else:
-            os.environ["HF_HUB_OFFLINE"] = before
+            os.environ["HF_HUB_OFFLINE"] = hub_offline
 
 
-def _timm(weights: Path, config: ViTConfig, images: Tensor) -> Tensor:
+def _timm(weights: Path, config: ViTConfig, images: Tensor) -> Any:
     import timm
 
-    model = timm.create_model(f"local-dir:{weights.parent}", pretrained=True).eval()
-    output: Tensor = model(images)
-    return output
+    return timm.create_model(f"local-dir:{weights.parent}", pretrained=True).eval()(images)
 
 
-def _huggingface(weights: Path, config: ViTConfig, images: Tensor) -> Tensor:
+def _huggingface(weights: Path, config: ViTConfig, images: Tensor) -> Any:
     import transformers
 
     name = json.loads((weights.parent / "config.json").read_text(encoding="utf-8"))["architectures"][0]
     arguments: dict[str, Any] = {"output_loading_info": True}
     if name == "ViTModel":
-        arguments["add_pooling_layer"] = config.head == "mlp"
+        arguments["add_pooling_layer"] = config.head.kind == "mlp"
         arguments["use_mask_token"] = any(key.endswith("mask_token") for key in read_tensors(weights))
     model, found = getattr(transformers, name).from_pretrained(weights.parent, **arguments)
     problems = {key: sorted(map(str, found[key])) for key in ("missing_keys", "unexpected_keys") if found[key]}
     if problems:
-        raise CheckpointError(f"transformers finds {problems} in what was written")
+        raise CheckpointError(f"transformers reports {problems} in the written files")
     result = model.eval()(images)
     if name.endswith("ForImageClassification"):
-        output: Tensor = result.logits
-    elif config.head == "mlp":
-        output = result.pooler_output
-    else:
-        output = result.last_hidden_state[:, 0]
-    return output
+        return result.logits
+    return result.pooler_output if config.head.kind == "mlp" else result.last_hidden_state[:, 0]
 
 
-def _torchvision(weights: Path, config: ViTConfig, images: Tensor) -> Tensor:
+def _torchvision(weights: Path, config: ViTConfig, images: Tensor) -> Any:
     from torchvision.models import VisionTransformer
 
-    hidden = (config.head_hidden or config.width) if config.head == "mlp" else None
     model = VisionTransformer(
         image_size=pair(config.image_size)[0],
         patch_size=pair(config.patch_size)[0],
@@ -111,8 +98,7 @@ def _torchvision(weights: Path, config: ViTConfig, images: Tensor) -> Tensor:
         hidden_dim=config.width,
         mlp_dim=config.mlp_dim,
         num_classes=config.num_classes,
-        representation_size=hidden,
+        representation_size=config.features if config.head.kind == "mlp" else None,
     )
-    model.load_state_dict(read_tensors(weights))  # strict
-    output: Tensor = model.eval()(images)
-    return output
+    model.load_state_dict(read_tensors(weights))
+    return model.eval()(images)

@@ -1,4 +1,4 @@
-"""A model to files of another family: tensors, and the documents that the family expects beside them."""
+"""Writes a model as files of another family: the tensors, and the documents that the family expects beside them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitreous.checkpoint.adapters.common import Outgoing, State, Written
-from vitreous.checkpoint.opening import FAMILIES, Opened, build
+from vitreous.checkpoint.adapters.common import ForeignCheckpoint, OutgoingModel, State
+from vitreous.checkpoint.opening import FAMILIES, OpenedCheckpoint, build_model
 from vitreous.errors import OutputError, UsageError
 
-__all__ = ["FILES", "adopted", "export", "layout_of_files", "write_files"]
+__all__ = ["FILES", "adopted", "export", "resolve_destination", "write_files"]
 
 FILES = {
     "google": ("model.npz", (".npz",)),
@@ -29,83 +29,68 @@ FILES = {
     "onnx": ("model.onnx", (".onnx",)),
     "torch": ("model.pt2", (".pt2",)),
 }
-"""Of each family, and of each form that runs by itself: the name of the weights in a folder, and the endings by which
-the destination is itself the file."""
+"""By family or export format: the file name of the weights in a folder, and the endings of a single file."""
 
 
-def layout_of_files(family: str, destination: Path) -> tuple[Path, bool]:
-    """Return where the weights go, and whether the destination is a folder.
-
-    Raises:
-        UsageError: If the destination ends like a file of another kind.
-    """
+def resolve_destination(family: str, destination: Path) -> tuple[Path, bool]:
+    """Return the path of the weights, and whether the destination is a folder."""
     name, endings = FILES[family]
     if destination.suffix in endings:
         return destination, False
     if destination.suffix in {ending for _, ends in FILES.values() for ending in ends}:
-        takes = f"a folder, or a file that ends in {' or '.join(endings)}" if endings else "a folder"
-        raise UsageError(f"the destination '{destination}' does not fit --to {family}: give {takes}")
+        accepted = f"a folder or a file ending in {' or '.join(endings)}" if endings else "a folder"
+        raise UsageError(f"the destination '{destination}' does not fit --to {family}: give {accepted}")
     return destination / name, True
 
 
-def adopted(opened: Opened, family: str) -> tuple[Opened, list[str]]:
-    """Return the model with the constants that a family cannot be told, and lines that say which.
+def adopted(opened: OpenedCheckpoint, family: str) -> tuple[OpenedCheckpoint, list[str]]:
+    """Return the model with the constants that the family fixes, and one line for the user on each.
 
-    The weights stay; only epsilons change, and the logits by as much as a comparison then shows.
+    The weights are unchanged. Only epsilons change, and so the logits slightly.
     """
-    if family == "vitreous":
-        return opened, []
-    changes, notes = FAMILIES[family].adopt(opened.model.config)
+    changes, notes = FAMILIES[family].fixed_constants(opened.model.config) if family in FAMILIES else ({}, [])
     if not changes:
         return opened, []
     config = replace(opened.model.config, **changes)
-    return replace(opened, model=build(config, opened.model.state_dict(), family)), notes
+    return replace(opened, model=build_model(config, opened.model.state_dict(), family)), notes
 
 
-def export(opened: Opened, family: str) -> Written:
-    """Map a model to the names of a family.
-
-    Raises:
-        CheckpointError: If the family has no such model: everything that it cannot express, in one error.
-    """
+def export(opened: OpenedCheckpoint, family: str) -> ForeignCheckpoint:
+    """Convert a model to a family's names and documents; one error lists everything that the family cannot express."""
     info = opened.info
     layout = opened.layout if opened.layout.get("family") == family else {}
     names = layout.get("class_names") or opened.layout.get("class_names") or {}
     classes = tuple(str(names.get(str(i), name)) for i, name in enumerate(info.classes))
     state = dict(opened.model.state_dict())
-    outgoing = Outgoing(opened.model.config, state, layout, opened.kept, classes, info.pipeline)
-    written: Written = FAMILIES[family].write(outgoing)
-    return Written(_as_stored(written.tensors, layout.get("dtypes") or {}), written.documents)
+    outgoing = OutgoingModel(opened.model.config, state, layout, opened.kept, classes, info.pipeline)
+    written: ForeignCheckpoint = FAMILIES[family].write(outgoing)
+    return replace(written, tensors=_restore_dtypes(written.tensors, layout.get("dtypes") or {}))
 
 
-def _as_stored(tensors: State, dtypes: Mapping[str, str]) -> State:
-    """Give tensors the number format that they came in, where that loses nothing."""
-    stored: State = {}
+def _restore_dtypes(tensors: State, dtypes: Mapping[str, str]) -> State:
+    """Cast tensors to the dtypes that they were read in, unless that would round them."""
+    restored: State = {}
     for name, tensor in tensors.items():
-        wanted = getattr(torch, str(dtypes.get(name, dtypes.get("*", "float32"))), torch.float32)
-        cast = tensor.to(wanted)
-        stored[name] = (cast if torch.equal(cast.to(tensor.dtype), tensor) else tensor).contiguous()
-    return stored
+        dtype = getattr(torch, str(dtypes.get(name, dtypes.get("*", "float32"))), torch.float32)
+        cast = tensor.to(dtype)
+        restored[name] = (cast if torch.equal(cast.to(tensor.dtype), tensor) else tensor).contiguous()
+    return restored
 
 
-def write_files(written: Written, family: str, weights: Path) -> list[Path]:
-    """Write tensors and documents; the folder exists. Return the files.
-
-    Raises:
-        OutputError: If they cannot be written.
-    """
+def write_files(written: ForeignCheckpoint, weights: Path) -> list[Path]:
+    """Write tensors and documents into an existing folder and return the files."""
     try:
         if weights.suffix == ".npz":
             np.savez(weights, **{name: _array(t) for name, t in written.tensors.items()})
         elif weights.suffix == ".safetensors":
-            tensors = {name: t.clone() for name, t in written.tensors.items()}
-            save_file(tensors, weights, metadata={"format": "pt"})
+            save_file({name: t.clone() for name, t in written.tensors.items()}, weights, metadata={"format": "pt"})
         else:
             torch.save({name: t.clone() for name, t in written.tensors.items()}, weights)
         files = [weights]
         for name, document in written.documents.items():
             file = weights.with_suffix(".json") if name == "sidecar" else weights.parent / name
-            _write_json(file, document)
+            text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+            file.write_text(text, encoding="utf-8", errors="backslashreplace")  # lone surrogates become JSON escapes
             files.append(file)
     except (OSError, SafetensorError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
@@ -113,13 +98,6 @@ def write_files(written: Written, family: str, weights: Path) -> list[Path]:
     return files
 
 
-def _write_json(file: Path, document: Any) -> None:
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    file.write_text(text, encoding="utf-8", errors="backslashreplace")  # names that are no text, as JSON's escapes
-
-
 def _array(tensor: Tensor) -> Any:
-    """A tensor for numpy, which has no bfloat16: JAX writes it as raw pairs of bytes, and so does this."""
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.uint16).numpy().view("V2")
-    return tensor.numpy()
+    """Return a numpy array; bfloat16, which numpy lacks, becomes raw 2-byte items as JAX writes them."""
+    return tensor.view(torch.uint16).numpy().view("V2") if tensor.dtype == torch.bfloat16 else tensor.numpy()

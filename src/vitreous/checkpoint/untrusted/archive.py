@@ -1,8 +1,9 @@
-"""Zip archives of strangers: the same directory decides what is checked and what is read, and no size is believed.
+"""A strict reader of untrusted zip archives.
 
-Strict: the archive is the whole file, entries do not overlap, have names of their own, and are stored or deflated. The
-standard library's zipfile looks for a directory anywhere in a file, as other readers do in other places.
-https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
+The archive must be the whole file, and its entries must not overlap, have unique names, and be stored or deflated.
+Python's zipfile accepts more, and readers that search for the directory in different places can be shown different
+contents; here one directory determines both what is checked and what is read. A claimed size is a limit, never a
+promise. Format: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from vitreous.errors import CheckpointError
 
 __all__ = ["Archive", "Entry"]
 
-_LARGEST_DIRECTORY = 1 << 22  # bytes: some 60,000 entries, a model has a few hundred
-_LARGEST_COMMENT = 0xFFFF
-_RATIO, _SLACK = 32, 1 << 24  # random weights compress to 0.92, a bomb by a thousand; small files may compress well
-_STEADY, _ROOM = 4, 1 << 28  # what a large file may claim besides
-_PIECE = 1 << 20  # bytes that are unpacked at once
+_MAX_DIRECTORY = 1 << 22  # bytes, about 60,000 entries; a model has a few hundred
+_MAX_COMMENT = 0xFFFF
+# Limits of the unpacked size: ratio to the file's size, and bytes in addition. Both pairs must hold; the first lets
+# small files compress well, the second bounds large ones. Weights hardly compress, a zip bomb by a factor of 1000.
+_SMALL_RATIO, _SMALL_EXTRA = 32, 1 << 24
+_LARGE_RATIO, _LARGE_EXTRA = 4, 1 << 28
+_CHUNK = 1 << 20  # bytes that are unpacked at once
 _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
@@ -37,34 +40,19 @@ _STORED, _DEFLATED = 0, 8
 
 @dataclass(frozen=True)
 class Entry:
-    """A file in an archive.
+    """A file in an archive; sizes in bytes."""
 
-    Args:
-        start: Of its local header, in bytes from the archive's start.
-        packed: Bytes that it takes there.
-        size: Bytes that it has unpacked.
-        crc: Checksum of these.
-        method: 0 stored, 8 deflated.
-    """
-
-    start: int
-    packed: int
-    size: int
-    crc: int
-    method: int
+    start: int  # position of its local header
+    packed: int  # compressed
+    size: int  # uncompressed
+    crc: int  # CRC-32 of the uncompressed bytes
+    method: int  # stored or deflated
 
 
 class Archive:
-    """The entries of an archive, by name, in the order of its directory.
+    """An archive in an open stream; `entries` are by name, in the order of its directory.
 
-    Args:
-        stream: An open file, which stays the caller's.
-        file: Its path, for messages.
-        kind: What it should be, for messages.
-
-    Raises:
-        CheckpointError: If it is no whole archive, is encrypted, has two entries of one name, or would unpack to far
-            more than it has.
+    The caller closes the stream. The path `file` and the expected `kind` of file are for messages.
     """
 
     def __init__(self, stream: IO[bytes], file: Path, kind: str) -> None:
@@ -76,20 +64,16 @@ class Archive:
         except struct.error as error:
             raise self._damaged("it ends too early") from error
         claimed = sum(entry.size for entry in self.entries.values())
-        if claimed > min(_RATIO * self._size + _SLACK, _STEADY * self._size + _ROOM):
+        if claimed > min(_SMALL_RATIO * self._size + _SMALL_EXTRA, _LARGE_RATIO * self._size + _LARGE_EXTRA):
             raise CheckpointError(
                 f"'{file}' has {self._size:,} bytes and would unpack to {claimed:,}: weights never compress that much, "
-                "refused"
+                "the file is not read"
             )
 
     def read(self, name: str) -> Tensor:
-        """Return an entry's bytes (n,), uint8, in memory that is the tensor's own.
-
-        Raises:
-            CheckpointError: If they do not fit their checksum, or what the directory says of them.
-        """
+        """Return an entry's uncompressed bytes as a new uint8 tensor (n,)."""
         entry = self.entries[name]
-        self._stream.seek(self._data(name, entry))
+        self._stream.seek(self._data_start(name, entry))
         content = torch.empty(entry.size, dtype=torch.uint8)
         view = content.numpy().data
         if entry.method == _STORED:
@@ -99,21 +83,21 @@ class Archive:
         if count != entry.size:
             raise self._damaged(f"'{name}' ends too early")
         if zlib.crc32(view) != entry.crc:
-            raise CheckpointError(f"'{self._file}' is damaged: the checksum of '{name}' does not fit")
+            raise CheckpointError(f"'{self._file}' is damaged: the checksum of '{name}' is wrong")
         return content
 
     def _damaged(self, why: str) -> CheckpointError:
-        return CheckpointError(f"'{self._file}' is no whole {self._kind}, it was cut off or damaged: {why}")
+        return CheckpointError(f"'{self._file}' is no complete {self._kind}, it was cut off or damaged: {why}")
 
     def _directory(self) -> tuple[int, int, int]:
-        """Return where the directory lies, its length, and how many entries it has."""
-        tail_start = max(0, self._size - _END.size - _LARGEST_COMMENT)
+        """Return the directory's position, its length in bytes and its number of entries."""
+        tail_start = max(0, self._size - _END.size - _MAX_COMMENT)
         self._stream.seek(tail_start)
         tail = self._stream.read(self._size - tail_start)
         at = tail.rfind(b"PK\x05\x06")
         if at < 0:
             raise self._damaged("it has no directory at its end")
-        _, disk, _, here, count, length, start, comment = _END.unpack_from(tail, at)
+        _, disk, _, disk_count, count, length, start, comment = _END.unpack_from(tail, at)
         if at + _END.size + comment != len(tail):
             raise self._damaged("bytes follow its directory")
         end = tail_start + at
@@ -123,22 +107,22 @@ class Archive:
             signature, _, at64, _ = _LOCATOR.unpack(self._stream.read(_LOCATOR.size))
             if signature == b"PK\x06\x07":
                 self._stream.seek(min(at64, self._size))
-                signature, own, _, _, disk, _, here, count, length, start = _END64.unpack(
-                    self._stream.read(_END64.size)
-                )
-                if signature != b"PK\x06\x06" or at64 + 12 + own != locator:
-                    raise self._damaged("its directory's end is unreadable")
+                record = _END64.unpack(self._stream.read(_END64.size))
+                signature, record_size, _, _, disk, _, disk_count, count, length, start = record
+                if signature != b"PK\x06\x06" or at64 + 12 + record_size != locator:
+                    raise self._damaged("the end of its directory is unreadable")
                 end = at64
-        if disk or here != count:
+        if disk or disk_count != count:
             raise self._damaged("it is one part of several")
         if start + length != end:
-            raise self._damaged("bytes lie before it or behind its directory")
-        if length > _LARGEST_DIRECTORY:
-            raise CheckpointError(f"'{self._file}' has a directory of {length:,} bytes: no model has, refused")
+            raise self._damaged("there are bytes before the archive or after its directory")
+        if length > _MAX_DIRECTORY:
+            raise CheckpointError(
+                f"'{self._file}' has a directory of {length:,} bytes, at most {_MAX_DIRECTORY:,} are read"
+            )
         return start, length, count
 
     def _entries(self, start: int, length: int, count: int) -> dict[str, Entry]:
-        """Read the directory."""
         self._stream.seek(start)
         directory = self._stream.read(length)
         entries: dict[str, Entry] = {}
@@ -146,33 +130,35 @@ class Archive:
         while at < length:
             fields = _CENTRAL.unpack_from(directory, at)
             signature, flags, method = fields[0], fields[3], fields[4]
-            lengths = fields[10:13]  # of the name, of what is extra, of the comment
-            ends = at + _CENTRAL.size + sum(lengths)
-            if signature != b"PK\x01\x02" or ends > length:
+            lengths = fields[10:13]  # of name, extra fields and comment
+            following = at + _CENTRAL.size + sum(lengths)
+            if signature != b"PK\x01\x02" or following > length:
                 raise self._damaged("its directory is unreadable")
             text = directory[at + _CENTRAL.size : at + _CENTRAL.size + lengths[0]]
-            extra = directory[at + _CENTRAL.size + lengths[0] : ends - lengths[2]]
+            extra = directory[at + _CENTRAL.size + lengths[0] : following - lengths[2]]
             name = text.decode("utf-8" if flags & 0x800 else "cp437", "backslashreplace")
             if flags & 0x2041:
                 raise CheckpointError(f"'{self._file}' is encrypted ('{name}'): unpack it first")
             if method not in (_STORED, _DEFLATED):
-                raise CheckpointError(f"'{self._file}' packs '{name}' in a way that no model file does ({method})")
+                raise CheckpointError(
+                    f"'{self._file}' compresses '{name}' by method {method}, only stored (0) and deflated (8) are read"
+                )
             if name in entries:
-                raise CheckpointError(f"'{self._file}' is damaged: it has two entries of one name ('{name}')")
-            packed, size, place = _sizes(fields[8], fields[9], fields[16], extra)
+                raise CheckpointError(f"'{self._file}' is damaged: it has two entries named '{name}'")
+            packed, size, entry_start = _sizes(fields[8], fields[9], fields[16], extra)
             if method == _STORED and packed != size:
                 raise self._damaged(f"'{name}' has two sizes")
-            entries[name] = Entry(place, packed, size, fields[7], method)
-            at = ends
+            entries[name] = Entry(entry_start, packed, size, fields[7], method)
+            at = following
         if len(entries) != count:
             raise self._damaged(f"it claims {count:,} entries and has {len(entries):,}")
         ranges = sorted((entry.start, entry.start + _LOCAL.size + entry.packed) for entry in entries.values())
-        if any(end > after for (_, end), (after, _) in zip(ranges, [*ranges[1:], (start, start)], strict=True)):
+        if any(end > begin for (_, end), (begin, _) in zip(ranges, [*ranges[1:], (start, start)], strict=True)):
             raise self._damaged("its entries overlap")
         return entries
 
-    def _data(self, name: str, entry: Entry) -> int:
-        """Return where an entry's bytes begin, behind its local header."""
+    def _data_start(self, name: str, entry: Entry) -> int:
+        """Return the position of an entry's data, which follows its local header."""
         self._stream.seek(entry.start)
         fields = _LOCAL.unpack(self._stream.read(_LOCAL.size).ljust(_LOCAL.size, b"\0"))
         if fields[0] != b"PK\x03\x04" or fields[3] != entry.method or fields[2] & 0x2041:
@@ -180,38 +166,37 @@ class Archive:
         return entry.start + _LOCAL.size + int(fields[9]) + int(fields[10])
 
     def _inflate(self, name: str, entry: Entry, view: memoryview) -> int:
-        """Unpack into memory that is there already; return how many bytes there were."""
-        unpacker = zlib.decompressobj(-15)
-        left, filled, rest = entry.packed, 0, b""
+        decompressor = zlib.decompressobj(-15)
+        remaining, filled, rest = entry.packed, 0, b""
         try:
-            while not unpacker.eof and (left or rest):
-                piece = rest or self._stream.read(min(left, _PIECE))
+            while not decompressor.eof and (remaining or rest):
+                chunk = rest or self._stream.read(min(remaining, _CHUNK))
                 if not rest:
-                    left -= len(piece)
-                    if not piece:
+                    remaining -= len(chunk)
+                    if not chunk:
                         break
-                made = unpacker.decompress(piece, _PIECE)
-                if filled + len(made) > entry.size:
+                output = decompressor.decompress(chunk, _CHUNK)
+                if filled + len(output) > entry.size:
                     raise self._damaged(f"'{name}' is larger than the directory says")
-                view[filled : filled + len(made)] = made
-                filled += len(made)
-                rest = unpacker.unconsumed_tail
+                view[filled : filled + len(output)] = output
+                filled += len(output)
+                rest = decompressor.unconsumed_tail
         except zlib.error as error:
-            raise self._damaged(f"'{name}' cannot be unpacked") from error
+            raise self._damaged(f"'{name}' cannot be decompressed") from error
         return filled
 
 
 def _sizes(packed: int, size: int, start: int, extra: bytes) -> tuple[int, int, int]:
-    """Return packed size, size and place, from the field of large archives where a number is all ones."""
-    at, wide = 0, b""
+    """Return packed size, size and position; those that are all ones are in the ZIP64 extra field."""
+    at, zip64 = 0, b""
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)
         if kind == 1:
-            wide = extra[at + 4 : at + 4 + length]
+            zip64 = extra[at + 4 : at + 4 + length]
         at += 4 + length
-    numbers = [size, packed, start]  # in the order of that field
+    numbers = [size, packed, start]  # in the order of the ZIP64 field
     for n, number in enumerate(numbers):
         if number == 0xFFFFFFFF:
-            (numbers[n],) = struct.unpack_from("<Q", wide)
-            wide = wide[8:]
+            (numbers[n],) = struct.unpack_from("<Q", zip64)
+            zip64 = zip64[8:]
     return numbers[1], numbers[0], numbers[2]

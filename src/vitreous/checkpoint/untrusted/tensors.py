@@ -1,6 +1,6 @@
-"""Tensors from files of strangers: nothing in them is executed, and no size that they claim is believed unseen.
+"""Reads the tensors of an untrusted file: safetensors, .npz without pickled objects, or a PyTorch file.
 
-Safetensors, .npz without pickled objects, and PyTorch's files; time and memory are bounded by the file.
+Nothing in the file is executed, and time and memory are bounded by the file's size.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import IO, Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitreous.checkpoint.adapters.common import State, few
-from vitreous.checkpoint.untrusted.container import LARGEST_FILE, read_header, refuse_other_kinds
+from vitreous.checkpoint.adapters.common import State, join_first
+from vitreous.checkpoint.untrusted.container import MAX_FILE_BYTES, read_header, reject_other_formats
 from vitreous.checkpoint.untrusted.npz import read_arrays
-from vitreous.checkpoint.untrusted.pickle_names import Odd, TensorRef
+from vitreous.checkpoint.untrusted.pickle_globals import TensorRef, Unsupported
 from vitreous.checkpoint.untrusted.torch_file import READABLE, PyTorchFile
 from vitreous.errors import CheckpointError
 from vitreous.files.opening import open_regular
@@ -24,62 +24,57 @@ from vitreous.files.opening import open_regular
 __all__ = ["SUFFIXES", "read_tensors"]
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".tar", ".ckpt")
-"""Ends of the names of files that are read."""
+"""Endings of the files that are read."""
 
 _CONTAINERS = ("state_dict", "model_state_dict", "model", "teacher", "module", "net")
-_NUMBERS = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")  # in safetensors' words
+_DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")  # safetensors' dtype names
 
 
 def read_tensors(file: Path) -> State:
-    """Return the tensors of a file by name, on the CPU.
-
-    Raises:
-        CheckpointError: If it is missing, damaged, of another kind, holds objects that would need code to be run, or
-            numbers that are not finite. One line that says which.
-    """
+    """Return the tensors of a file by name, on the CPU; non-finite weights are an error."""
     try:
         if not file.is_file():
             raise CheckpointError(f"no model file '{file}'")
-        with open_regular(file, LARGEST_FILE) as stream:
-            state = _tensors(stream, file)
+        with open_regular(file, MAX_FILE_BYTES) as stream:
+            state = _read(stream, file)
     except OSError as error:
         raise CheckpointError(f"cannot read '{file}': {error.strerror or error}") from error
     if not state:
         raise CheckpointError(f"'{file}' holds no tensors")
     for name, tensor in state.items():
         if tensor.dtype not in READABLE:
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise CheckpointError(f"'{file}' holds {kind} in '{name}', expected floating-point or whole numbers")
-    bad = [name for name, t in state.items() if t.is_floating_point() and t.numel() and not _is_finite(t)]
-    if bad:
-        raise CheckpointError(f"'{file}' has weights that are not finite ({few(bad)}): it is damaged, or diverged")
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise CheckpointError(f"'{file}' has dtype {dtype} in '{name}', expected floating-point or integer numbers")
+    if bad := [name for name, t in state.items() if t.is_floating_point() and t.numel() and not _is_finite(t)]:
+        raise CheckpointError(
+            f"'{file}' has non-finite weights ({join_first(bad)}): it is damaged, or training diverged"
+        )
     return state
 
 
-def _tensors(stream: IO[bytes], file: Path) -> State:
-    """Read a file by what it begins with, and by its name."""
+def _read(stream: IO[bytes], file: Path) -> State:
     start = stream.read(64)
     stream.seek(0)
-    refuse_other_kinds(file, start)
+    reject_other_formats(file, start)
     if file.suffix == ".npz":
         return read_arrays(stream, file)
     if start.startswith(b"PK") or file.suffix in (".pth", ".pt", ".bin", ".tar", ".ckpt"):
         stored = PyTorchFile(stream, file)
-        return _without_wrapper(stored.tensors(_dense(file, stored.value)))
-    return _safetensors(file)
+        return _strip_prefixes(stored.tensors(_find_state_dict(file, stored.value)))
+    return _read_safetensors(file)
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    least, most = tensor.aminmax()  # one pass, and NaN goes through
-    return math.isfinite(least) and math.isfinite(most)
+    minimum, maximum = tensor.aminmax()  # one pass; both are NaN if any value is
+    return math.isfinite(minimum) and math.isfinite(maximum)
 
 
-def _safetensors(file: Path) -> State:
+def _read_safetensors(file: Path) -> State:
     header = read_header(file)
-    odd = [f"{name} ({dtype})" for name, dtype in header.dtypes.items() if dtype not in _NUMBERS]
-    if odd:
+    if unsupported := [f"{name} ({dtype})" for name, dtype in header.dtypes.items() if dtype not in _DTYPES]:
         raise CheckpointError(
-            f"'{file}' holds numbers of a type that is not read, in {few(odd)}: {', '.join(_NUMBERS)} are"
+            f"'{file}' has dtypes that are not supported, in {join_first(unsupported)}: expected one of "
+            f"{', '.join(_DTYPES)}"
         )
     try:
         with safe_open(file, framework="pt") as stored:
@@ -88,8 +83,8 @@ def _safetensors(file: Path) -> State:
         raise CheckpointError(f"'{file}' is damaged: {error}") from error
 
 
-def _dense(file: Path, loaded: Any) -> dict[str, TensorRef]:
-    """Find the state dict, bare or in the usual containers, and see that its tensors are dense."""
+def _find_state_dict(file: Path, loaded: Any) -> dict[str, TensorRef]:
+    """Return the state dict, at the top level or under one of the usual keys, and check that its tensors are dense."""
     found = loaded
     for _ in range(3):
         if isinstance(found, Mapping) and found and not all(map(_is_tensor, found.values())):
@@ -98,24 +93,25 @@ def _dense(file: Path, loaded: Any) -> dict[str, TensorRef]:
                 break
             found = found[inner]
     if not isinstance(found, Mapping) or not all(map(_is_tensor, found.values())):
-        kind = found.kind if isinstance(found, Odd) else "a tensor" if _is_tensor(found) else type(found).__name__
+        is_tensor = isinstance(found, TensorRef)
+        kind = found.kind if isinstance(found, Unsupported) else "a tensor" if is_tensor else type(found).__name__
         raise CheckpointError(
-            f"'{file}' holds {kind} and no state dict: names with tensors are expected, bare or "
-            f"under {', '.join(_CONTAINERS)}"
+            f"'{file}' has {kind} and no state dict: expected tensors by name, at the top level or under "
+            f"{', '.join(_CONTAINERS)}"
         )
-    for name, each in found.items():
-        if isinstance(each, Odd):
-            raise CheckpointError(f"'{file}' holds a {each.kind}, {name}: dense numbers are expected")
+    for name, value in found.items():
+        if isinstance(value, Unsupported):
+            raise CheckpointError(f"'{file}' has a {value.kind}, {name}: expected a dense tensor")
     return dict(found)
 
 
 def _is_tensor(value: Any) -> bool:
-    return isinstance(value, TensorRef) or (isinstance(value, Odd) and "tensor" in value.kind)
+    return isinstance(value, TensorRef) or (isinstance(value, Unsupported) and "tensor" in value.kind)
 
 
-def _without_wrapper(state: State) -> State:
-    """Take off what training wrappers put in front of every name."""
-    for front in ("module.", "_orig_mod.", "backbone.", "model."):
-        if state and all(name.startswith(front) for name in state):
-            state = {name.removeprefix(front): tensor for name, tensor in state.items()}
+def _strip_prefixes(state: State) -> State:
+    """Remove the prefixes that training wrappers add to every name."""
+    for prefix in ("module.", "_orig_mod.", "backbone.", "model."):
+        if state and all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return state

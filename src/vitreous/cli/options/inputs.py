@@ -1,4 +1,4 @@
-"""Which pictures a command means: files, folders, globs and lists on standard input."""
+"""Expand the IMAGES of a verb: files, folders, globs and lists on standard input."""
 
 from __future__ import annotations
 
@@ -14,65 +14,54 @@ from vitreous.cli.output.terminal import narrate
 from vitreous.errors import DataError, UsageError, VitreousError
 from vitreous.files.text import printable
 
-__all__ = ["expand", "files_of_images"]
+__all__ = ["expand", "image_files"]
 
-_LONGEST_LIST = 1 << 28  # bytes: some three million paths
+_MAX_LIST_BYTES = 1 << 28
 
 
 def expand(words: Iterable[str]) -> list[str]:
-    """Return the paths that words mean, in the order of the words; within a folder or a glob sorted.
+    """Return the paths of images, in the order of the arguments; those of a folder or a glob are sorted.
 
     Args:
-        words: Each a file; a folder, searched at any depth; a glob such as ``'photos/**/*.jpg'``, for shells that do
-            not expand it; or ``-`` for a list of paths on standard input, one a line, or with a NUL after each as
-            ``find -print0`` writes it. A file that does not exist is kept, for it to be reported beside the others.
-
-    Raises:
-        DataError: If a folder, a glob or the list has no pictures, the list is too long, or a word is a URL: nothing is
-            fetched.
-        UsageError: If ``-`` is given while standard input is a terminal.
+        words: Each a file; a folder, searched recursively; a glob such as ``'photos/**/*.jpg'``, for shells that do not
+            expand it; or ``-`` for a list of paths on standard input, one per line, or NUL-terminated as by
+            ``find -print0``. A missing file is returned too, and reported when it is opened.
     """
     return [path for word in words for path in _expand_one(word, narrate)]
 
 
-def files_of_images(words: Sequence[str]) -> Callable[[], Iterable[str | int]]:
-    """Return what lists the files that words mean, for a command that must not write them; standard input is 0."""
+def image_files(words: Sequence[str]) -> Callable[[], Iterable[str | int]]:
+    """Return a function that lists the files of the arguments, for overwrite checks; standard input is 0."""
 
-    def files() -> Iterable[str | int]:
+    def list_files() -> Iterable[str | int]:
         for word in words:
-            if word == "-":
-                yield 0
-            else:
-                with contextlib.suppress(VitreousError):  # nothing found: that is told where images are opened
-                    yield from _expand_one(word, lambda note: None)
+            with contextlib.suppress(VitreousError):  # reported when the images are opened
+                yield from [0] if word == "-" else _expand_one(word, warn=lambda note: None)
 
-    return files
+    return list_files
 
 
-def _expand_one(word: str, tell: Callable[[str], None]) -> Iterator[str]:
-    """The paths that a word means; ``tell`` is told what was passed over in a folder."""
-    from vitreous.data.sources.finding import (
-        find_pictures,  # here: a wrong option should be told before Pillow is loaded
-    )
+def _expand_one(word: str, warn: Callable[[str], None]) -> Iterator[str]:
+    from vitreous.data.sources.finding import find_images  # imports Pillow
     from vitreous.data.sources.urls import refuse_url
 
     if word == "-":
-        yield from _listed()
+        yield from _read_list()
     elif "\0" in word:
-        yield word  # to be reported: the system's own functions raise
+        yield word  # reported when it is opened; the functions below would raise
     elif os.path.isdir(word):
-        pictures, others, notes = find_pictures(word)
-        if not pictures:
-            files = f"only {len(others):,} other files" if others else "it is empty"
-            raise DataError(f"no pictures in the folder '{word}': {files}")
+        images, others, notes = find_images(word)
+        if not images:
+            content = f"only {len(others):,} other files" if others else "it is empty"
+            raise DataError(f"no images in the folder '{word}': {content}")
         for note in notes:
-            tell(f"{word}: {printable(note)}")
-        yield from map(os.fspath, pictures)
+            warn(f"{word}: {printable(note)}")
+        yield from map(os.fspath, images)
     elif not os.path.lexists(word) and glob.has_magic(word):
-        found = _matching(word)
-        if not found:
+        paths = _glob(word)
+        if not paths:
             raise DataError(f"no files match '{word}'")
-        yield from found
+        yield from paths
     else:
         try:
             refuse_url(word)
@@ -81,10 +70,11 @@ def _expand_one(word: str, tell: Callable[[str], None]) -> Iterator[str]:
         yield word
 
 
-def _matching(pattern: str) -> list[str]:
-    """The files that a glob means, sorted. Below ``**`` each real folder is visited once, as in a folder that is given.
+def _glob(pattern: str) -> list[str]:
+    """Return the files that match a glob, sorted.
 
-    Python's own ``**`` follows links to folders again and again: a dozen folders with links to each other never end.
+    Python's ``**`` follows symbolic links repeatedly, without end for folders that link to each other. Here each real
+    folder below ``**`` is visited once, as in a folder search.
     """
     parts = pattern.split("/") if os.sep == "/" else re.split(r"[/\\]", pattern)
     if "**" not in parts:
@@ -94,43 +84,42 @@ def _matching(pattern: str) -> list[str]:
     depth = parts.index("**")
     above = "/".join(parts[:depth])
     bases = (glob.glob(above) if glob.has_magic(above) else [above]) if above else ["/" if depth else os.curdir]
-    wanted = re.compile("".join(_as_regex(part, n == len(parts) - 1) for n, part in enumerate(parts) if n >= depth))
-    found = set()
+    below = re.compile("".join(_part_regex(part, n == len(parts) - 1) for n, part in enumerate(parts) if n >= depth))
+    matches = set()
     for base in filter(os.path.isdir, bases):
         for path in walk(base)[0]:
             inside = os.path.relpath(path, base).replace(os.sep, "/")
-            if wanted.fullmatch(inside) and path.is_file():
-                found.add(inside if base == os.curdir else os.path.join(base, inside))
-    return sorted(found)
+            if below.fullmatch(inside) and path.is_file():
+                matches.add(inside if base == os.curdir else os.path.join(base, inside))
+    return sorted(matches)
 
 
-def _as_regex(part: str, last: bool) -> str:
-    """One part of a glob, between slashes, as a regular expression."""
+def _part_regex(part: str, is_last: bool) -> str:
     if part == "**":
-        return "(?s:.*)" if last else "(?:[^/]+/)*"
+        return "(?s:.*)" if is_last else "(?:[^/]+/)*"
     pieces = re.split(r"(\*|\?|\[!?\]?[^\]]*\])", part)
-    meanings = {"*": "[^/]*", "?": "[^/]"}
+    wildcards = {"*": "[^/]*", "?": "[^/]"}
     return "".join(
-        meanings.get(piece) or (_as_set(piece) if piece.startswith("[") and piece.endswith("]") else re.escape(piece))
+        wildcards.get(piece)
+        or (_set_regex(piece) if piece.startswith("[") and piece.endswith("]") else re.escape(piece))
         for piece in pieces
-    ) + ("" if last else "/")
+    ) + ("" if is_last else "/")
 
 
-def _as_set(piece: str) -> str:
-    """A set of characters such as ``[!a-c]``."""
+def _set_regex(piece: str) -> str:
+    """Translate a set of characters such as ``[!a-c]``."""
     inside = piece[1:-1].replace("\\", "\\\\").replace("[", "\\[").replace("^", "\\^")
     return f"[^{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"
 
 
-def _listed() -> Iterator[str]:
-    """Read paths from standard input, one a line or, as `find -print0` writes them, each ended by a NUL."""
+def _read_list() -> list[str]:
     if sys.stdin.isatty():
         raise UsageError("- means a list of paths on standard input: pipe one in, such as `find . -name '*.jpg' | ...`")
-    text = sys.stdin.buffer.read(_LONGEST_LIST + 1)
-    if len(text) > _LONGEST_LIST:
-        raise DataError(f"the list of paths on standard input is longer than {_LONGEST_LIST:,} bytes: is it a list?")
+    text = sys.stdin.buffer.read(_MAX_LIST_BYTES + 1)
+    if len(text) > _MAX_LIST_BYTES:
+        raise DataError(f"the list of paths on standard input is longer than {_MAX_LIST_BYTES:,} bytes: is it a list?")
     rows = text.split(b"\0") if b"\0" in text else [line.rstrip(b"\r") for line in text.split(b"\n")]
     paths = [os.fsdecode(row) for row in rows if row.strip()]
     if not paths:
         raise DataError("the list of paths on standard input is empty")
-    yield from paths
+    return paths

@@ -1,4 +1,4 @@
-"""How the verbs that use a model open it: any family's file, folder or hub id, at another resolution where asked."""
+"""Options of the verbs that use a trained model, and how they load it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import Namespace
-from jsonargparse.typing import NonNegativeInt
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate
-from vitreous.data.sources.listing import many
+from vitreous.data.sources.listing import pluralize
 from vitreous.engines.names import EngineName, PrecisionName
 from vitreous.errors import UsageError
 
@@ -21,78 +21,79 @@ if TYPE_CHECKING:
 __all__ = [
     "MODEL_HELP",
     "Resample",
-    "add_augmentation_option",
-    "add_engine_options",
-    "add_size_options",
-    "computed_by",
-    "opened",
-    "pace",
-    "size_in_pixels",
+    "add_data",
+    "add_data_dir",
+    "add_images",
+    "add_inference_options",
+    "describe_compute",
+    "load_model",
+    "parse_image_size",
+    "throughput_line",
 ]
 
-MODEL_HELP = "a model.safetensors, a run folder, or any family's file, folder or hub id"
+MODEL_HELP = "a model.safetensors, a run directory, or a file, folder or hub id of any family"
 
 Resample = Literal["google", "timm", "huggingface", "torchvision", "dinov2"]
 
-
-def add_size_options(parser: Parser) -> None:
-    """Add the options of another resolution, which need no training."""
-    parser.add_argument("--image-size", type=str, metavar="N", help="see pictures at 384, or 480x640, pixels")
-    parser.add_argument(
-        "--resample", type=Resample | None, metavar="FAMILY", help="whose function then resizes position embeddings"
-    )
-
-
-def add_engine_options(parser: Parser) -> None:
-    """Add the options of what computes."""
-    parser.add_argument(
-        "--engine",
-        type=EngineName,
-        default="auto",
-        metavar="auto|torch|openvino|onnxruntime",
-        help="what computes; auto: the fastest that is installed, agrees with torch in float32 on check images, and "
-        "pays for as many images. A graph converted for it is kept in ~/.cache/vitreous",
-    )
-    parser.add_argument(
-        "--precision",
-        type=PrecisionName,
-        default="float32",
-        metavar="float32|bf16|auto",
-        help="what it multiplies in. float32: one image gets the same numbers from every call on one machine, "
-        "probabilities to 1e-4, features to 1e-4 of the largest, whichever engine and batch size. bf16: faster where "
-        "the machine computes it; probabilities are within 0.05 of float32's, features within 0.1 of the largest. "
-        "auto: bf16 where the machine computes it and it agrees, else float32",
-    )
-    parser.add_argument(
-        "--merge-tokens",
-        type=NonNegativeInt,
-        default=0,
-        metavar="R",
-        help="join R patches with others that look alike in each block: faster, at some loss (arXiv 2210.09461)",
-    )
+_ENGINE_HELP = (
+    "inference engine. auto: the fastest that is installed, agrees with torch in float32 on check images, and saves "
+    "more time on this many images than it takes to prepare. Converted graphs are cached in ~/.cache/vitreous"
+)
+_PRECISION_HELP = (
+    "precision of matrix products. float32: on one machine an image gets the same result from every engine and batch "
+    "size, probabilities to 1e-4 and features to 1e-4 of the largest. bf16: faster where the hardware supports it; "
+    "probabilities are within 0.05 of float32, features within 0.1 of the largest. auto: bf16 where the hardware "
+    "supports it and the results agree, else float32"
+)
+_MERGE_HELP = "merge R similar tokens in each block: faster, at some loss of accuracy (arXiv 2210.09461)"
 
 
-def add_augmentation_option(parser: Parser, help: str) -> None:
-    """Add test-time augmentation; ``help`` says what the verb makes of it."""
-    parser.add_argument("--tta", type=bool, default=False, help=help)
+def add_data(parser: Parser, model: bool = True) -> None:
+    """Add the positional arguments MODEL and DATA, or DATA alone."""
+    if model:
+        parser.add_argument("model", type=str, metavar="MODEL", help=MODEL_HELP)
+    text = "a folder, a .csv or .parquet manifest, or a known dataset, as for training"
+    parser.add_argument("data", type=str, metavar="DATA", help=text)
 
 
-def opened(options: Namespace, **changes: Any) -> Classifier:
-    """Load the model that the words of a verb name.
+def add_images(parser: Parser) -> None:
+    """Add the positional arguments MODEL and IMAGES."""
+    parser.add_argument("model", type=str, metavar="MODEL", help=MODEL_HELP)
+    text = "files, folders, quoted globs, or - for a list on stdin"
+    parser.add_argument("images", type=str, nargs="+", metavar="IMAGES", help=text)
 
-    Args:
-        options: The verb's; one without engines computes with PyTorch in float32.
-        changes: Arguments of :func:`vitreous.predictor.load` that are others than the words say.
 
-    Raises:
-        UsageError: If the image size is no size.
-        CheckpointError: If it is no model, or a damaged one.
+def add_data_dir(parser: Parser) -> None:
+    """Add the folder of the known datasets."""
+    parser.add_argument("--data-dir", type=str, metavar="DIR", help="folder of known datasets [~/.cache/vitreous]")
+
+
+def add_inference_options(parser: Parser, engines: bool = False, tta: str | None = None) -> None:
+    """Add batch size, device and image size; with ``engines`` engine and precision; with its help text ``--tta``."""
+    add = parser.add_argument
+    add("--batch-size", type=PositiveInt, default=32, help="images per forward pass")
+    add("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
+    if engines:
+        engine_names, precision_names = "auto|torch|openvino|onnxruntime", "float32|bf16|auto"
+        add("--engine", type=EngineName, default="auto", metavar=engine_names, help=_ENGINE_HELP)
+        add("--precision", type=PrecisionName, default="float32", metavar=precision_names, help=_PRECISION_HELP)
+        add("--merge-tokens", type=NonNegativeInt, default=0, metavar="R", help=_MERGE_HELP)
+    if tta is not None:
+        add("--tta", type=bool, default=False, help=tta)
+    add("--image-size", type=str, metavar="N", help="resize images to 384, or 480x640, pixels")
+    add("--resample", type=Resample | None, metavar="FAMILY", help="resample position embeddings as this family does")
+
+
+def load_model(options: Namespace, **changes: Any) -> Classifier:
+    """Load the model that the options name; ``changes`` are arguments of ``load`` that override them.
+
+    A verb without engine options uses PyTorch in float32.
     """
-    size = size_in_pixels("--image-size", options.image_size)
+    size = parse_image_size("--image-size", options.image_size)
     from vitreous.machine.allocator import keep_freed_memory
-    from vitreous.predictor import load  # here: torch takes seconds, a wrong option should not
+    from vitreous.predictor import load  # imports torch, so only after the options are checked
 
-    keep_freed_memory()  # each batch wants what the one before has freed
+    keep_freed_memory()  # each batch reuses the memory of the one before
     arguments = {
         "device": options.device,
         "image_size": size,
@@ -106,24 +107,20 @@ def opened(options: Namespace, **changes: Any) -> Classifier:
     return load(options.model, **(arguments | changes))
 
 
-def computed_by(classifier: Classifier, engine: Engine) -> dict[str, str]:
-    """Return what computed, as JSON output records it."""
-    made = {"engine": engine.name, "precision": engine.precision, "device": str(classifier.device)}
-    return made | ({"augmentation": "mirror"} if classifier.tta else {})
+def describe_compute(classifier: Classifier, engine: Engine) -> dict[str, str]:
+    """Return engine, precision and device, as JSON output records them."""
+    augmentation = {"augmentation": "mirror"} if classifier.tta else {}
+    return {"engine": engine.name, "precision": engine.precision, "device": str(classifier.device), **augmentation}
 
 
-def pace(pictures: int, seconds: float, classifier: Classifier, engine: Engine) -> str:
-    """Say how fast pictures were done, from the first file's opening to the last result, and by what."""
-    speed = f"{many(pictures, 'picture')} in {seconds:.1f} s, {pictures / max(seconds, 1e-9):,.1f} img/s"
+def throughput_line(images: int, seconds: float, classifier: Classifier, engine: Engine) -> str:
+    """Return a line on the throughput, from opening the first file to the last result."""
+    speed = f"{pluralize(images, 'image')} in {seconds:.1f} s, {images / max(seconds, 1e-9):,.1f} img/s"
     return f"{speed}: {engine.name}, {engine.precision}, {classifier.device}"
 
 
-def size_in_pixels(option: str, text: str | None) -> int | tuple[int, int] | None:
-    """Read 384 or 224x448, height first.
-
-    Raises:
-        UsageError: If it is neither.
-    """
+def parse_image_size(option: str, text: str | None) -> int | tuple[int, int] | None:
+    """Parse 384, or 224x448 as height x width; None remains None."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d+)(?:\s*[x,]\s*(\d+))?", text.strip().strip("[]()"))

@@ -1,4 +1,4 @@
-"""How predictions are written: JSON lines and CSV for programs, a table for people."""
+"""Writers of predictions: JSON lines and CSV for programs, a table for people."""
 
 from __future__ import annotations
 
@@ -13,80 +13,79 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from vitreous.cli.output.terminal import columns_of, print_table
+from vitreous.cli.output.terminal import print_table, stream_width
 from vitreous.files.text import csv_line, json_text, printable, visible
 from vitreous.files.writing import Outputs
 from vitreous.predictor import Failure, Prediction
 
-__all__ = ["record", "writer"]
+__all__ = ["to_record", "writer"]
 
 Write = Callable[[Prediction | Failure], None]
-_FRAME = len("probability") + 4 * 3 + 1  # columns of a table that are not for text of users
-_NAME = 36  # columns, to which a name is shortened before other classes are left out
-_REASON = 24  # columns, below which there is no room to say why a picture could not be read
+_FRAME = len("probability") + 4 * 3 + 1  # columns of a table besides file name, label and next classes
+_NAME_WIDTH = 36  # columns; names are shortened to that before next classes are left out
+_REASON_WIDTH = 24  # columns; with fewer there is no room for the reason of a failure
 
 
 @contextmanager
 def writer(
-    form: str, output: str | None, top_k: int, computed_by: Mapping[str, str], files: Outputs
+    output_format: str, output: str | None, top_k: int, computed_by: Mapping[str, str], files: Outputs
 ) -> Iterator[Write]:
-    """Give a function that writes one result; a file is written whole or not at all.
+    """Yield a function that writes one result; a file is written completely or not at all.
 
-    Args:
-        form: `table`, `jsonl`, `csv`, or `none`, which writes nothing.
-        output: The file; None is standard output.
-        top_k: Classes in a result.
-        computed_by: What computed, for the lines of `jsonl`.
-        files: Writes the file.
+    The format is `table`, `jsonl`, `csv`, or `none`, which writes nothing; ``output`` None is standard output.
+    ``computed_by`` has engine, precision and device for the lines of `jsonl`.
     """
-    formats: dict[str, Callable[[TextIO, int], Iterator[Write]]]
-    formats = {"table": _write_table, "jsonl": partial(_write_jsonl, computed_by), "csv": _write_csv}
-    if form == "none":
+    formats: dict[str, Callable[[TextIO, int], Iterator[Write]]] = {
+        "table": _write_table,
+        "jsonl": partial(_write_jsonl, computed_by),
+        "csv": _write_csv,
+    }
+    if output_format == "none":
         yield lambda result: None
         return
     if output is None:
-        yield from formats[form](sys.stdout, top_k)
+        yield from formats[output_format](sys.stdout, top_k)
         return
-    with files.replacing(output) as path, open(path, "w", newline="", encoding="utf-8") as stream:
-        yield from formats[form](stream, top_k)
+    with files.atomic_write(output) as path, open(path, "w", newline="", encoding="utf-8") as stream:
+        yield from formats[output_format](stream, top_k)
 
 
 def _write_jsonl(computed_by: Mapping[str, str], stream: TextIO, top_k: int) -> Iterator[Write]:
-    """One object a line: path, label, probability, top, engine, precision, device; or path, error."""
+    """Write one object per line: path, label, probability, top, engine, precision, device; or path, error."""
     unicode = (stream.encoding or "utf-8").lower().startswith("utf")
 
     def write(result: Prediction | Failure) -> None:
-        by = {} if isinstance(result, Failure) else computed_by
-        stream.write(json_text({**record(result), **by}, ascii_only=not unicode) + "\n")
+        provenance = {} if isinstance(result, Failure) else computed_by
+        stream.write(json_text({**to_record(result), **provenance}, ascii_only=not unicode) + "\n")
 
     yield write
 
 
-def record(result: Prediction | Failure) -> dict[str, Any]:
-    """A result as JSON has it: path, label, probability and top; or path and error."""
+def to_record(result: Prediction | Failure) -> dict[str, Any]:
+    """Return a result for JSON: path, label, probability and top; or path and error."""
     if isinstance(result, Failure):
         return {"path": result.name, "error": result.reason}
-    top = [{"label": label, "probability": _short(probability)} for label, probability in result.top]
-    return {"path": result.name, "label": result.label, "probability": _short(result.probability), "top": top}
+    top = [{"label": label, "probability": _round(probability)} for label, probability in result.top]
+    return {"path": result.name, "label": result.label, "probability": _round(result.probability), "top": top}
 
 
 def _write_csv(stream: TextIO, top_k: int) -> Iterator[Write]:
-    """A header, then a row each: path, label, probability, label_2, probability_2, ..., error."""
-    further = [f"{what}_{rank}" for rank in range(2, top_k + 1) for what in ("label", "probability")]
+    """Write a header, then one row per result: path, label, probability, label_2, probability_2, ..., error."""
+    further = [f"{field}_{rank}" for rank in range(2, top_k + 1) for field in ("label", "probability")]
     stream.write(csv_line(["path", "label", "probability", *further, "error"]))
 
     def write(result: Prediction | Failure) -> None:
         if isinstance(result, Failure):
             stream.write(csv_line([result.name, *[""] * (2 * top_k), result.reason]))
         else:
-            top = [field for label, probability in result.top for field in (label, _short(probability))]
+            top = [field for label, probability in result.top for field in (label, _round(probability))]
             stream.write(csv_line([result.name, *top, ""]))
 
     yield write
 
 
 def _write_table(stream: TextIO, top_k: int) -> Iterator[Write]:
-    """For people: one picture with a bar per class, several with a row each; after an interrupt, what there is."""
+    """Write a bar per class for one image, a table for several; after an interrupt, the results so far."""
     results: list[Prediction | Failure] = []
     try:
         yield results.append
@@ -100,38 +99,36 @@ def _write_table(stream: TextIO, top_k: int) -> Iterator[Write]:
                 table.add_row(Text(visible(label)), f"{probability:7.2%}", bar)
             print_table(table, stream, shorten=(0,))
         elif results:
-            print_table(_rows_for_people(results, columns_of(stream)), stream, shorten=(0, 1))
+            print_table(_table(results, stream_width(stream)), stream, shorten=(0, 1))
 
 
-def _rows_for_people(results: Sequence[Prediction | Failure], width: int) -> Table:
-    """A table with a row per picture, and in its last column as many further classes as the width has room for."""
+def _table(results: Sequence[Prediction | Failure], width: int) -> Table:
+    """Return a table with a row per image and, in its last column, as many next classes as fit into the width."""
     names = [Text(visible(result.name)) for result in results]
     labels = [Text("" if isinstance(result, Failure) else visible(result.label)) for result in results]
-    others = [[] if isinstance(result, Failure) else _others(result) for result in results]
-    longest = min(_NAME, max(text.cell_len for text in names)), max(text.cell_len for text in labels)
+    others = [
+        [] if isinstance(result, Failure) else [f"{visible(name)} {share:.1%}" for name, share in result.top[1:]]
+        for result in results
+    ]
+    longest = min(_NAME_WIDTH, max(text.cell_len for text in names)), max(text.cell_len for text in labels)
     room = width - _FRAME - sum(longest)
     count = max(map(len, others))
     while count and max(cell_len(", ".join(each[:count])) for each in others) > room:
         count -= 1
-    told = count > 0 or room >= _REASON
-    table = Table("picture", "label", "probability", *(["next"] if told else []), box=SIMPLE_HEAD)
+    has_next = count > 0 or room >= _REASON_WIDTH
+    table = Table("image", "label", "probability", *(["next"] if has_next else []), box=SIMPLE_HEAD)
     table.columns[2].justify = "right"
     for result, name, label, rest in zip(results, names, labels, others, strict=True):
-        if isinstance(result, Failure):  # the reason is told on standard error too
+        if isinstance(result, Failure):  # standard error has the full reason
             reason = Text(printable(result.reason, 500), style="red")
-            row = [name, Text(), Text(), reason] if told else [name, Text("not read", style="red"), Text()]
+            row = [name, Text(), Text(), reason] if has_next else [name, Text("not read", style="red"), Text()]
         else:
-            further = [Text(", ".join(rest[:count]))] if told else []
+            further = [Text(", ".join(rest[:count]))] if has_next else []
             row = [name, label, Text(f"{result.probability:.1%}"), *further]
         table.add_row(*row)
     return table
 
 
-def _others(result: Prediction) -> list[str]:
-    """The classes after the most probable one, each with its probability."""
-    return [f"{visible(label)} {probability:.1%}" for label, probability in result.top[1:]]
-
-
-def _short(probability: float) -> float:
-    """Six significant digits: what float32 holds."""
+def _round(probability: float) -> float:
+    """Round to six significant digits, the precision of float32."""
     return float(f"{probability:.6g}")

@@ -1,1 +1,5 @@
-"""One thin module per verb, imported only when it is called."""
+"""One module per verb, with ``run(argv) -> exit code``.
+
+`train` resolves recipe, --config files and options to a configuration; `plan` and `finetune` build on it. The others
+stand alone. To add a verb, write its module and add a line to :data:`vitreous.cli.main.VERBS`.
+"""

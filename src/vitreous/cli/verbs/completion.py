@@ -1,6 +1,6 @@
-"""`vitreous completion`: a script by which a shell completes verbs, options, their values and file names.
+"""`vitreous completion`: print a script that completes verbs, options, values and file names in a shell.
 
-The script holds all of them: completing runs no Python. shtab writes it (https://github.com/iterative/shtab).
+The script contains all of them, so completion starts no Python. shtab generates it (https://github.com/iterative/shtab).
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import argparse
 import importlib
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitreous.cli.main import VERBS
+from vitreous.cli.options.help import TOPICS
 from vitreous.cli.options.parser import Parser, choices_of, is_flag
 from vitreous.errors import UsageError, did_you_mean
 from vitreous.recipes import RECIPES
@@ -20,30 +21,21 @@ from vitreous.recipes import RECIPES
 __all__ = ["run"]
 
 _SHELLS = ("bash", "zsh", "fish")
-_FILES = ("FILE", "FILE.png", "DIR", "FOLDER", "MODEL", "IMAGES", "DATA", "SRC", "DST", "[FILE.png]")
-_FILE_OPTIONS = (
-    "--out",
-    "--data.dir",
-    "--data.exclude",
-    "--data-dir",
-    "--exclude",
-    "--from",
-    "--tune.source",
-    "--config",
-)
-_ALL_VERBS = ("--help", "--traceback")
+_FILE_PLACEHOLDERS = ("FILE", "FILE.png", "DIR", "FOLDER", "MODEL", "IMAGES", "DATA", "SRC", "DST", "[FILE.png]")
+_FILE_OPTIONS = ("--out", "--data.dir", "--data-dir", "--data.exclude", "--exclude", "--from", "--tune.source")
+_TRAINING_VERBS = ("train", "plan", "finetune")
 
 
 def _parser() -> Parser:
     parser = Parser(
         "completion",
         "bash|zsh|fish",
-        "Print a script by which a shell completes verbs, options, values and file names. It has to be read once by "
-        "each new shell; it is made anew after an update.",
+        "Print a script that completes verbs, options, values and file names. Each new shell has to read it once. "
+        "Print it again after an update.",
         [
-            ('eval "$(vitreous completion bash)"', "for this shell; in ~/.bashrc for every one"),
-            ("vitreous completion bash > ~/.local/share/bash-completion/completions/vitreous", "faster to start"),
-            ('vitreous completion zsh > "${fpath[1]}/_vitreous"', "zsh, after which it needs `compinit`"),
+            ('eval "$(vitreous completion bash)"', "for this shell; in ~/.bashrc for every shell"),
+            ("vitreous completion bash > ~/.local/share/bash-completion/completions/vitreous", "starts faster"),
+            ('vitreous completion zsh > "${fpath[1]}/_vitreous"', "zsh; run `compinit` afterwards"),
             ("vitreous completion fish > ~/.config/fish/completions/vitreous.fish", "fish"),
         ],
     )
@@ -58,70 +50,68 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(f"SHELL is '{shell}', it must be one of {', '.join(_SHELLS)}.{did_you_mean(shell, _SHELLS)}")
     import shtab
 
-    sys.stdout.write(shtab.complete(_whole_command(shtab.FILE), shell=shell))
+    sys.stdout.write(shtab.complete(_combined_parser(shtab.FILE), shell=shell))
     return 0
 
 
-def _whole_command(file: Mapping[str, Any]) -> argparse.ArgumentParser:
-    """All verbs as one parser of argparse, which is what shtab reads; ``file`` marks what is completed by files."""
-    whole = argparse.ArgumentParser(prog="vitreous", add_help=False)
-    whole.add_argument("--help", action="store_true", help="what there is")
-    whole.add_argument("--version", action="store_true", help="the version")
-    verbs = whole.add_subparsers()
+def _combined_parser(file: Mapping[str, Any]) -> argparse.ArgumentParser:
+    """Return all verbs as one parser of argparse, which shtab reads; ``file`` marks arguments completed by files."""
+    combined = argparse.ArgumentParser(prog="vitreous", add_help=False)
+    combined.add_argument("--help", action="store_true", help="the verbs")
+    combined.add_argument("--version", action="store_true", help="the version")
+    verbs = combined.add_subparsers()
     for verb in VERBS:
-        own = verbs.add_parser(verb, help=verb, add_help=False)
+        target = verbs.add_parser(verb, help=verb, add_help=False)
+        if verb in _TRAINING_VERBS:
+            target.add_argument("-h", "--help", choices=list(TOPICS), help="options by topic")
         parser, short = _parser_of(verb)
-        known = {name: action for action in parser._actions for name in action.option_strings}
+        options = {name: action for action in parser._actions for name in action.option_strings}
         for action in parser._actions:
-            _add(own, action.option_strings, action, file)
-        for name, meant in short.items():
-            _add(own, [name], known.get(meant.partition("=")[0]), file)
-        for name in _ALL_VERBS:
-            if name not in own._option_string_actions:
-                own.add_argument(name, action="store_true")
-    return whole
+            _add(target, action.option_strings, action, file)
+        for name, expansion in short.items():
+            _add(target, [name], options.get(expansion.partition("=")[0]), file)
+        for name in ("--help", "--traceback"):
+            if name not in target._option_string_actions:
+                target.add_argument(name, action="store_true")
+    return combined
 
 
 def _parser_of(verb: str) -> tuple[Parser, Mapping[str, str]]:
-    """The parser of a verb, and its further options with those that they stand for; the latter may be no option."""
+    """Return the parser of a verb and its short options with their expansions; --resume, a plain flag, has none."""
     module: Any = importlib.import_module(VERBS[verb])
-    short = {name: meant for name, meant in getattr(module, "_SHORT", {}).items() if "_" not in name}
-    if verb in ("train", "plan"):
-        from vitreous.cli.verbs.train import _SHORT, train_parser
+    if verb not in _TRAINING_VERBS:
+        return module._parser(), {}
+    from vitreous.cli.verbs.train import _HELP, _SHORT, make_parser
 
-        return train_parser(verb, "", ""), {**{n: m for n, m in _SHORT.items() if "_" not in n}, "--resume": ""}
-    make: Callable[[], Parser] = module._parser
-    return make(), {**short, "--resume": ""} if verb == "finetune" else short
+    parser = module._parser() if verb == "finetune" else make_parser(_HELP)
+    short = {name: option for name, option in getattr(module, "_SHORT", _SHORT).items() if "_" not in name}
+    return parser, {**short, "--resume": ""}
 
 
-def _named(names: Sequence[str], action: argparse.Action) -> list[str]:
-    """The words of an option that takes the name of something there is a list of."""
+def _names_for(names: Sequence[str], action: argparse.Action) -> list[str]:
     if "--recipe" in names:
         return list(RECIPES)
     if action.metavar == "SHELL":
         return list(_SHELLS)
     if "--size" in names or ("--model" in names and action.metavar != "MODEL"):
-        from vitreous.model.sizes import SIZES  # here: only the script needs them
+        from vitreous.model.sizes import SIZES
 
         return list(SIZES)
     return []
 
 
 def _add(
-    own: argparse.ArgumentParser, names: Sequence[str], action: argparse.Action | None, file: Mapping[str, Any]
+    target: argparse.ArgumentParser, names: Sequence[str], action: argparse.Action | None, file: Mapping[str, Any]
 ) -> None:
-    """Add an option, or a positional word, that completes as an action of a verb's parser does."""
-    if any(name in own._option_string_actions for name in names):
+    """Add an option, or a positional argument, that is completed like an action of a verb's parser."""
+    if any(name in target._option_string_actions for name in names):
         return
     text = re.sub(r"[^\w ,.()/-]", "", (action.help if action else "") or "")[:60].strip()
     if action is None or (names and is_flag(action)):
-        own.add_argument(*names, action="store_true", help=text)
+        target.add_argument(*names, action="store_true", help=text)
         return
-    choices = _named(names, action) or choices_of(action)
-    if names:
-        added = own.add_argument(*names, choices=choices or None, help=text)
-    else:
-        several: dict[str, Any] = {"nargs": action.nargs} if action.nargs in ("*", "+", "?") else {}
-        added = own.add_argument(action.dest, choices=choices or None, help=text, **several)
-    if str(action.metavar) in _FILES or any(name in _FILE_OPTIONS for name in names):
+    choices = _names_for(names, action) or choices_of(action)
+    arity: dict[str, Any] = {"nargs": action.nargs} if not names and action.nargs in ("*", "+", "?") else {}
+    added = target.add_argument(*(names or [action.dest]), choices=choices or None, help=text, **arity)
+    if str(action.metavar) in _FILE_PLACEHOLDERS or "--config" in names or any(name in _FILE_OPTIONS for name in names):
         added.complete = file  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""`vitreous plan`: what a training will take on this machine, before it is begun."""
+"""`vitreous plan`: the memory and time that a training run takes on this machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from vitreous.cli.options.outputs import files_of_data, files_of_model, outputs, write_document
-from vitreous.cli.output.terminal import narrate, number, print_table
-from vitreous.cli.verbs.train import process_started, resolve, train_parser
-from vitreous.data.sources.listing import many
+from vitreous.cli.options.help import VerbHelp, print_help, split_help
+from vitreous.cli.options.outputs import data_files, make_outputs, model_files, write_document
+from vitreous.cli.output.terminal import format_count, narrate, print_table
+from vitreous.cli.verbs.train import (
+    RECIPE_LIST,
+    make_parser,
+    parser_with_defaults,
+    process_start,
+    refuse_missing_data,
+    resolve,
+)
+from vitreous.data.sources.listing import pluralize
 from vitreous.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,107 +28,103 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_HELP = """\
-Tell what a training will take on this machine: memory, time of an epoch and of all, operations, and the largest batch \
-that fits. It makes a few of the run's own steps, keeps nothing of them, and writes no folder.
+_UNKNOWN = "unknown on this device"
+
+_HELP = VerbHelp(
+    "plan",
+    "DATA [--json FILE] [options of vitreous train]",
+    """\
+Measure what a training run takes on this machine: memory, time per epoch and in total, operations, and the largest \
+batch that fits. The command runs a few steps of the training, discards them, and creates no run directory.
 
 examples:
   vitreous plan photos/ --model S/16 --epochs 30
-      the words of the training that is meant: every option of `vitreous train` can be given
+      the arguments of the training run: every option of `vitreous train` is accepted
   vitreous plan cifar10 --budget 25m --json plan.json
-      how many epochs a budget allows, and all figures for a program
+      the number of epochs that fits into a budget, and every number as JSON
 
 recipes:
 """
+    + RECIPE_LIST,
+)
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb."""
+    topic, words = split_help(argv)
+    if topic is not None:
+        return print_help(topic, _HELP, lambda: parser_with_defaults(_HELP, words))
     end = argv.index("--") if "--" in argv else len(argv)
     words = [word for n, word in enumerate(argv) if n >= end or word != "--resume"]
-    parser = train_parser("plan", "DATA [--json FILE] [options of vitreous train]", _HELP)
-    config, given, typed = resolve(words, parser)
+    refuse_missing_data(words)
+    config, explicit, typed = resolve(words, make_parser(_HELP))
     if typed.get("show_batch") or typed.get("print_config"):
-        raise UsageError("--show-batch and --print-config train nothing, so there is nothing to plan: leave them away")
-    where = files_of_data(config.data.source, config.data.dir, config.data.exclude)
-    files = outputs(typed, each=(where, files_of_model(config.tune.source)))
+        raise UsageError("--show-batch and --print-config train nothing, so there is nothing to plan: remove them")
+    source_files = data_files(config.data.source, config.data.dir, config.data.exclude)
+    files = make_outputs(typed, inputs=(source_files, model_files(config.tune.source)))
     files.claim("--json", typed.get("json"))
-    from vitreous.train.planning.plan import plan  # here: torch takes seconds, a typo should not
+    from vitreous.train.planning.plan import plan
 
-    if sys.stderr.isatty():  # somebody waits
-        narrate("measuring: some steps of this run are made, which takes minutes where the model is large")
-    found = plan(config, keep=given, started=process_started())
+    if sys.stderr.isatty():
+        narrate("measuring: running some steps of this training, which takes minutes for a large model")
+    result = plan(config, keep=explicit, started=process_start())
     if typed.get("json"):
-        write_document(files, str(typed["json"]), found.to_dict())
+        write_document(files, str(typed["json"]), result.to_dict())
     if typed.get("json") != "-":
-        print_table(_table(found), sys.stdout)
-        from vitreous.train.console import View
+        print_table(_table(result), sys.stdout)
+        from vitreous.train.console import Display
 
-        View().advice(found.advice)
+        Display().advice(result.advice)
     return 0
 
 
-def _table(found: Plan) -> Table:
-    """The figures for people."""
+def _table(plan: Plan) -> Table:
+    """Return the numbers as a table."""
     from vitreous.train.console import duration
 
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    memory, part = found.memory, -(-found.batch_size // found.parts)
-    low, high = (f"{seconds:.3g}" for seconds in found.step_spread)
-    cut = f" in {found.parts} parts of {part}" if found.parts > 1 else ""
-    pictures = ", ".join(f"{count:,} {name}" for name, count in found.pictures.items())
-    held = (
-        f"{_size(memory.pictures)} of main memory" if memory.pictures else "none are held: they are read as they come"
-    )
-    fits = "" if memory.left is None else f", of {_size(memory.left)} that were free"
-    spread = f"{low} to {high}, the middle half of {found.steps_timed}"
+    memory, part_size = plan.memory, -(-plan.batch_size // plan.parts)
+    low, high = (f"{seconds:.3g}" for seconds in plan.step_spread)
+    parts = f" in {plan.parts} parts of {part_size}" if plan.parts > 1 else ""
+    in_memory = f"{_format_bytes(memory.pictures)} of main memory" if memory.pictures else "none: streamed from disk"
+    free = "" if memory.left is None else f", of {_format_bytes(memory.left)} free"
+    startup = f"including {_format_time(plan.start_seconds)} before the first step"
     rows = [
-        ("model", found.model),
-        ("machine", found.machine),
-        ("pictures", pictures),
-        ("batch", f"{many(found.batch_size, 'picture')}{cut}, {many(found.steps_per_epoch, 'step')} per epoch"),
-        ("memory", _total(found) + fits),
-        ("  weights and optimiser", _size(memory.weights)),
-        (
-            "  activations of a step",
-            "not known on this device" if memory.activations is None else _size(memory.activations),
-        ),
-        ("  pictures held", held),
-        ("time per step", f"{found.step_seconds:.3g} s ({spread})"),
-        ("time per epoch", f"{_time(found.epoch_seconds)} with its validation"),
-        ("epochs", f"{found.epochs:.3g}" if found.epochs < 1000 else f"{found.epochs:,.0f}"),
-        (
-            "time in all",
-            f"about {duration(found.total_seconds)}, {_time(found.start_seconds)} of it before the first step",
-        ),
-        ("operations", f"{number(found.total_flops)}FLOPs"),
-        ("largest batch", _largest(found)),
+        ("model", plan.model),
+        ("machine", plan.machine),
+        ("images", ", ".join(f"{count:,} {name}" for name, count in plan.pictures.items())),
+        ("batch", f"{pluralize(plan.batch_size, 'image')}{parts}, {pluralize(plan.steps_per_epoch, 'step')} per epoch"),
+        ("memory", (_UNKNOWN if memory.total is None else f"{_format_bytes(memory.total)} at most") + free),
+        ("  weights and optimiser", _format_bytes(memory.weights)),
+        ("  activations of a step", _UNKNOWN if memory.activations is None else _format_bytes(memory.activations)),
+        ("  images in memory", in_memory),
+        ("time per step", f"{plan.step_seconds:.3g} s ({low} to {high}, the middle half of {plan.steps_timed})"),
+        ("time per epoch", f"{_format_time(plan.epoch_seconds)} including validation"),
+        ("epochs", f"{plan.epochs:.3g}" if plan.epochs < 1000 else f"{plan.epochs:,.0f}"),
+        ("total time", f"about {duration(plan.total_seconds)}, {startup}"),
+        ("operations", f"{format_count(plan.total_flops)}FLOPs"),
+        ("largest batch", _describe_largest_batch(plan)),
     ]
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for label, text in rows:
         table.add_row(label, Text(text))
     return table
 
 
-def _total(found: Plan) -> str:
-    total = found.memory.total
-    return "not known on this device" if total is None else f"{_size(total)} at most"
+def _describe_largest_batch(plan: Plan) -> str:
+    if plan.largest_batch is None:
+        return _UNKNOWN
+    limit = ", the whole training set" if plan.largest_batch >= plan.pictures["train"] else ""
+    method = "verified by a step" if plan.checked else "extrapolated from smaller batches"
+    return f"{pluralize(plan.largest_batch, 'image')} in one part{limit} ({method})"
 
 
-def _largest(found: Plan) -> str:
-    if found.largest_batch is None:
-        return "not known on this device"
-    limit = ", all there are for training" if found.largest_batch >= found.pictures["train"] else ""
-    how = "a step of them was made" if found.checked else "from the growth of smaller ones"
-    return f"{many(found.largest_batch, 'picture')} in one part{limit} ({how})"
-
-
-def _size(count: int) -> str:
-    """Write a number of bytes: 85 MiB, 1.4 GiB."""
+def _format_bytes(count: int) -> str:
+    """Format a number of bytes: 85 MiB, 1.4 GiB."""
     return f"{count / 2**30:.3g} GiB" if count >= 2**30 else f"{count / 2**20:.3g} MiB"
 
 
-def _time(seconds: float) -> str:
-    """Write a time: 0.42 s, 7:10."""
+def _format_time(seconds: float) -> str:
+    """Format a duration: 0.42 s, 7:10."""
     from vitreous.train.console import duration
 
     return f"{seconds:.2g} s" if seconds < 60 else duration(seconds)

@@ -1,4 +1,8 @@
-"""`vitreous train`: from labelled pictures to a model file."""
+"""`vitreous train`: train a classifier on labelled images.
+
+The configuration imports torch, which takes seconds. So it is imported where it is used, after the checks that do not
+need it; the same holds for :mod:`vitreous.cli.verbs.plan` and :mod:`vitreous.cli.verbs.finetune`.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +12,38 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitreous.cli.options.conflicts import one_length, refuse_idle, refuse_other_size, refuse_two_spellings
-from vitreous.cli.options.outputs import (
-    JSON_HELP,
-    add_overwrite,
-    files_of_data,
-    files_of_model,
-    outputs,
-    write_document,
-)
+from vitreous.cli.options.config_files import split_config_files
+from vitreous.cli.options.conflicts import reject_idle_options, reject_size_mismatch, resolve_length
+from vitreous.cli.options.help import VerbHelp, print_help, split_help
+from vitreous.cli.options.model_parts import add_model_options
+from vitreous.cli.options.outputs import add_json_options, data_files, make_outputs, model_files, write_document
 from vitreous.cli.options.parser import Parser
 from vitreous.errors import UsageError, VitreousError
-from vitreous.model.sizes import config_of
 from vitreous.recipes import RECIPES, recipe, recipe_for
-from vitreous.train.config import RunConfig
+
+if TYPE_CHECKING:
+    from vitreous.train.config import RunConfig
 
 __all__ = [
-    "add_looks",
-    "asks_help",
-    "carry_out",
+    "Configure",
+    "add_preview_options",
     "configure",
-    "explain_defaults",
-    "given_fields",
-    "overlaid",
-    "parsed",
-    "process_started",
+    "effective_defaults",
+    "explicit_fields",
+    "make_parser",
+    "overlay",
+    "parse",
+    "parser_with_defaults",
+    "process_start",
+    "refuse_missing_data",
     "resolve",
     "run",
-    "split_words",
-    "train_parser",
-    "without_help",
+    "run_training",
 ]
 
-_STARTED = time.monotonic()
+_IMPORTED = time.monotonic()
 _SHORT = {
     "--data-dir": "--data.dir",
     "--data_dir": "--data.dir",
@@ -51,298 +52,292 @@ _SHORT = {
     "--model": "--size",
 }
 _SIZE_FIELDS = ("width", "depth", "mlp_dim", "heads")
-_HYBRID_FIELDS = ("stem", "resnet_layers")
 _FROM_DATA = ("model.num_classes", "model.in_channels")
-_FLAGS = ("--print-config", "--print_config", "--resume")  # words of the verb that are no part of a configuration
+_NO_DATA = "DATA is missing: `vitreous train digits` to try, or `vitreous train FOLDER` for your images"
+_FLAGS = ("--print-config", "--print_config", "--resume")  # options of the verb that are not in the configuration
 
-_HELP = """\
-Train a Vision Transformer on labelled pictures. The model file, a report, and pictures of what it learned go to a \
-folder under runs/.
+RECIPE_LIST = "\n".join(f"  {name:<19}{summary}" for name, summary in RECIPES.items())
+
+_HELP = VerbHelp(
+    "train",
+    "DATA [options]",
+    """\
+Train a Vision Transformer on labelled images. The model file, a report and figures go to a run directory under runs/.
 
 examples:
   vitreous train digits
       1,797 real handwritten digits, bundled: works offline
   vitreous train photos/
-      your own: one folder per class, named as the class, or train/ val/ [test/] folders of those
+      your own images: one folder per class, named after it, or train/ val/ [test/] with such folders
   vitreous train labels.csv
       a manifest (.csv or .parquet) with the columns path and label
   vitreous train cifar10 --data-dir ~/data --budget 25m
-      a known set that is there or can be downloaded, and a wall-clock limit for all of it
+      a known dataset, downloaded if it is missing, and a limit on the wall-clock time of the whole command
   vitreous train photos/ --model S/16 --model.image_size 224 --optim.lr 5e-4
-      another size and other settings: any field below can be set
+      another model size and other settings: every option listed by --help all
   vitreous train photos/ --show-batch
-      draw an augmented batch to batch.png, and train nothing
+      draw an augmented batch to batch.png and exit
   vitreous train --config runs/photos-1/recipe.yaml --seed 1
-      the same run again with one thing changed
+      repeat a run with one setting changed
 
 common options:
-  --epochs N   --budget 25m   how long
-  --model NAME                which size (`vitreous models` lists them)
-  --recipe NAME               which recipe; without it the data's name decides, else it is folder
-  --data-dir FOLDER           where known sets are, or are downloaded to (--data.dir)
-  --strict                    stop at files that cannot be read (--data.strict)
-  --exclude FILE              leave out the pictures it lists, as `vitreous audit --write-exclude` does (--data.exclude)
-  --out FOLDER                where to write, instead of runs/NAME-1
-  --resume                    go on where the same command stopped, or begin where there is nothing to go on from
-  --print-config              print every setting as it stands after all of this, and train nothing
+  --epochs N   --budget 25m   how long to train
+  --model NAME                model size (`vitreous models` lists them)
+  --recipe NAME               recipe; by default the one named like the dataset, else folder
+  --data-dir FOLDER           folder of the known datasets, for reading and downloading (--data.dir)
+  --strict                    stop if a file cannot be read (--data.strict)
+  --exclude FILE              skip the images listed, as by `vitreous audit --write-exclude` (--data.exclude)
+  --out FOLDER                run directory, instead of runs/NAME-1
+  --resume                    resume the run that the same command started, or start it
+  --print-config              print every setting as resolved, and exit
 
 recipes:
 """
+    + RECIPE_LIST,
+)
 
 
-Configure = Callable[[Sequence[str]], tuple[RunConfig, frozenset[str], Mapping[str, Any]]]
+Configure = Callable[[Sequence[str]], "tuple[RunConfig, frozenset[str], Mapping[str, Any]]"]
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb; 130 if Ctrl-C ended the training, 143 if SIGTERM did."""
-    return carry_out(argv, configure)
+    """Run the verb; exit code 130 after Ctrl-C, 143 after SIGTERM."""
+    topic, words = split_help(argv)
+    if topic is not None:
+        return print_help(topic, _HELP, lambda: parser_with_defaults(_HELP, words))
+    refuse_missing_data(argv)
+    return run_training(argv, configure)
 
 
-def carry_out(argv: Sequence[str], resolve: Configure) -> int:
-    """Train, or draw a batch, or print the configuration, as the words say; `resolve` is :func:`configure` or alike."""
+def refuse_missing_data(argv: Sequence[str]) -> None:
+    """Find out before the slow imports that DATA is missing, if the first argument is certainly DATA.
+
+    Raises:
+        UsageError: If there are no arguments.
+        VitreousError: If the first argument is the path of nothing.
+    """
+    if not argv:
+        raise UsageError(_NO_DATA)
+    if not argv[0].startswith("-") and "=" not in argv[0] and not {"--print-config", "--print_config"} & set(argv):
+        from vitreous.data.sources.opening import find_source
+
+        find_source(argv[0])
+
+
+def run_training(argv: Sequence[str], configure: Configure) -> int:
+    """Train, draw a batch, or print the configuration.
+
+    Args:
+        argv: The arguments after the verb.
+        configure: Resolves them, as :func:`configure` does.
+    """
     end = argv.index("--") if "--" in argv else len(argv)
     flags = {word.replace("_", "-") for word in argv[:end] if word in _FLAGS}
-    config, given, typed = resolve([word for n, word in enumerate(argv) if n >= end or word not in _FLAGS])
-    picture, document = typed.get("show_batch"), typed.get("json")
-    looks = sorted(flags | ({"--show-batch"} if picture is not None else set()))
-    if len(looks) > 1:
-        raise UsageError(f"{' and '.join(looks)} contradict each other: give one of them")
-    files = outputs(
+    config, explicit, typed = configure([word for n, word in enumerate(argv) if n >= end or word not in _FLAGS])
+    batch_image, document = typed.get("show_batch"), typed.get("json")
+    modes = sorted(flags | ({"--show-batch"} if batch_image is not None else set()))
+    if len(modes) > 1:
+        raise UsageError(f"{' and '.join(modes)} contradict each other: give one of them")
+    files = make_outputs(
         typed,
-        each=(
-            lambda: (word.partition("=")[2] for word in split_words(argv, {})[0]),
-            files_of_data(config.data.source, config.data.dir, config.data.exclude),
-            files_of_model(config.tune.source),
+        inputs=(
+            lambda: (word.partition("=")[2] for word in split_config_files(argv, {})[0]),
+            data_files(config.data.source, config.data.dir, config.data.exclude),
+            model_files(config.tune.source),
         ),
     )
-    files.claim("--show-batch", picture)
+    files.claim("--show-batch", batch_image)
     files.claim("--json", document)
     if "--print-config" in flags:
-        from vitreous.train.recipe_file import recipe_text  # here and below: torch takes seconds, a typo should not
+        from vitreous.train.recipe_file import recipe_text
 
         sys.stdout.write(recipe_text(config))
         return 0
-    if config.tune.source is None:  # in a fine-tuning a source that is not there is told first
+    if config.tune.source is None:  # in fine-tuning, a missing source model is reported first
         from vitreous.data.sources.opening import find_source
 
         find_source(config.data.source)
-    if picture is not None:
+    if batch_image is not None:
         from vitreous.train.run import show_batch
 
-        show_batch(config, Path(picture), keep=given, write=files.replacing)
+        show_batch(config, Path(batch_image), keep=explicit, write=files.atomic_write)
         return 0
     from rich.console import Console
 
-    from vitreous.train.console import View
+    from vitreous.train.console import Display
     from vitreous.train.run import run as train
 
-    # With the document on stdout, nothing else goes there.
-    view = View(Console(stderr=True, soft_wrap=True)) if document == "-" else None
-    result = train(config, keep=given, started=process_started(), view=view, resume="--resume" in flags)
+    # With the JSON document on stdout, nothing else may go there.
+    view = Display(Console(stderr=True, soft_wrap=True)) if document == "-" else None
+    result = train(config, keep=explicit, started=process_start(), view=view, resume="--resume" in flags)
     if document:
         write_document(files, document, result.to_dict())
     return result.exit_code
 
 
 def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], Mapping[str, Any]]:
-    """Resolve the words of the command: recipe, then --config, then --model, then every other option.
+    """Resolve the arguments in this order: recipe, --config, --model, every other option.
 
     Returns:
-        The configuration; what was set on purpose for this data, as :func:`given_fields` says; every option typed.
+        The configuration; the fields set explicitly for this data (see :func:`explicit_fields`); every option typed.
 
     Raises:
-        UsageError: If a word cannot be meant.
+        UsageError: If an option is unknown, or its value does not fit.
     """
-    return resolve(argv, train_parser("train", "DATA [options]", _HELP))
+    return resolve(argv, make_parser(_HELP))
 
 
 def resolve(argv: Sequence[str], parser: Parser) -> tuple[RunConfig, frozenset[str], Mapping[str, Any]]:
-    """Resolve words as :func:`configure` does.
-
-    Args:
-        argv: After the verb.
-        parser: Of :func:`train_parser`, which may know options besides.
-
-    Returns:
-        The configuration, what was set on purpose, and every option that was typed.
-
-    Raises:
-        UsageError: If a word cannot be meant.
-    """
-    files, words = split_words(argv, _SHORT)
-    if asks_help(words):
-        explain_defaults(parser, *_defaults(files, words, parser))
-    typed, stored = parsed(parser, files, words)
+    """Resolve arguments as :func:`configure` does, with a parser from :func:`make_parser`."""
+    files, words = split_config_files(argv, _SHORT)
+    typed, stored = parse(parser, files, words)
     source, name = _source_and_recipe(typed, stored)
     if name is None or (source is None and name == "folder"):
-        raise UsageError(
-            "DATA is missing: `vitreous train digits` to try, or `vitreous train FOLDER` for your pictures"
-        )
-    before = overlaid(recipe(name), stored)
-    if typed.get("size"):
-        before = _resized(before, typed["size"], typed.get("model", {}))
-    typed = one_length(typed)
-    config = dataclasses.replace(overlaid(before, typed), recipe=name)
-    refuse_idle(typed, config, before)
+        raise UsageError(_NO_DATA)
+    before = _base_config(name, typed, stored)
+    typed = resolve_length(typed)
+    config = dataclasses.replace(overlay(before, typed), recipe=name)
+    reject_idle_options(typed, config, before)
     for_this_data = [typed, stored] if "source" not in typed.get("data", {}) else [typed]
-    return config, given_fields(for_this_data), typed
+    return config, explicit_fields(for_this_data), typed
 
 
-def parsed(parser: Parser, files: Sequence[str], words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options that were typed and those in --config files, by group; the data is in `data.source` of each.
+def parse(parser: Parser, files: Sequence[str], words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options typed and those stored in --config files, nested by group; DATA is `data.source` in each.
 
     Raises:
-        UsageError: If an option is unknown or a value does not fit, or the data is named twice.
+        UsageError: If an option is unknown, a value does not fit, or two sources of images are given.
     """
     stored = parser.parse_args(files, defaults=False).as_dict() if files else {}
     typed = parser.parse_args(words, defaults=False).as_dict()
     for fields in (typed, stored):
         if fields.get("source"):
-            twice = fields.setdefault("data", {}).setdefault("source", fields["source"])
-            if twice != fields["source"]:
-                raise UsageError(f"'{fields['source']}' and --data.source {twice} are two sets of images: give one")
+            source = fields.setdefault("data", {}).setdefault("source", fields["source"])
+            if source != fields["source"]:
+                raise UsageError(f"'{fields['source']}' and --data.source {source} are two sets of images: give one")
     return typed, stored
 
 
 def _source_and_recipe(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The data and the recipe that are meant; None where nothing says."""
+    """Return the data and the recipe's name, each None where the options do not decide it."""
     source = typed.get("data", {}).get("source") or stored.get("data", {}).get("source")
     return source, typed.get("recipe") or stored.get("recipe") or (recipe_for(source) if source else None)
 
 
-def _defaults(files: Sequence[str], words: Sequence[str], parser: Parser) -> tuple[RunConfig | None, str]:
-    """What holds where an option is not typed, and what decides that; None where the words do not say."""
-    unknown = "The defaults are those of a recipe, which the data selects: name DATA before --help to see them."
+def _base_config(name: str, typed: Mapping[str, Any], stored: Mapping[str, Any]) -> RunConfig:
+    """Return what applies before the single options typed: a recipe, the --config files, and the size of --model."""
+    config = overlay(recipe(name), stored)
+    return _resize(config, typed["size"], typed.get("model", {})) if typed.get("size") else config
+
+
+def parser_with_defaults(verb: VerbHelp, words: Sequence[str]) -> tuple[Parser, str]:
+    """Return a parser whose help shows the defaults that apply to the other arguments, and a sentence on them."""
+    parser = make_parser(verb)
+    files, words = split_config_files(words, _SHORT)
     try:
-        typed, stored = parsed(parser, files, without_help(words))
+        typed, stored = parse(parser, files, words)
         source, name = _source_and_recipe(typed, stored)
-        if name is None:
-            return None, unknown
-        config = dataclasses.replace(overlaid(recipe(name), stored), recipe=name)
-        if typed.get("size"):
-            config = _resized(config, typed["size"], typed.get("model", {}))
-    except VitreousError:  # help is not the place to complain
-        return None, unknown
+        config = dataclasses.replace(_base_config(name, typed, stored), recipe=name) if name else None
+    except VitreousError:  # invalid arguments are not reported in the help
+        config = None
+    if config is None:
+        parser.show_defaults({})
+        return parser, "The defaults depend on the recipe, and so on the data: name DATA before --help to see them."
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, source=source or config.data.source))
-    chosen = "--config" if files else "--recipe" if typed.get("recipe") else f"'{source}'"
-    return config, f"Defaults in [brackets] are those of the recipe {name}, chosen by {chosen}."
+    parser.show_defaults(effective_defaults(config))
+    chosen_by = "--config" if files else "--recipe" if typed.get("recipe") else f"'{source}'"
+    return parser, f"Defaults in [brackets] are those of the recipe {name}, chosen by {chosen_by}."
 
 
-def asks_help(words: Sequence[str]) -> bool:
-    """Whether the words ask for help."""
-    return without_help(words) != list(words)
-
-
-def without_help(words: Sequence[str]) -> list[str]:
-    """The words but for those that ask for help."""
-    end = words.index("--") if "--" in words else len(words)
-    return [word for n, word in enumerate(words) if n >= end or word not in ("-h", "--help")]
-
-
-def explain_defaults(parser: Parser, config: RunConfig | None, how: str, hidden: Collection[str] = ()) -> None:
-    """Have the help show a configuration's values as the defaults, and none where there is no configuration.
+def effective_defaults(config: RunConfig, hidden: Collection[str] = ()) -> dict[str, Any]:
+    """Return the values of a configuration by option name, without those that are decided later.
 
     Args:
-        parser: Of a verb that trains.
-        config: What holds where nothing is typed.
-        how: A sentence that says what decides that.
-        hidden: Fields whose values the data or a source decides.
+        config: The configuration without the single options typed.
+        hidden: Further fields to leave out, because the data or the source model decides them.
     """
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(config) if config is not None else ():
+    for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
+        if field.name == "model":
+            for name, item in value.to_dict().items():
+                options = item if isinstance(item, dict) else {"kind": item}
+                values[f"model.{name}"] = options.pop("kind")
+                values |= {f"model.{name}.{option}": each for option, each in options.items()}
+        elif dataclasses.is_dataclass(value):
             values |= {f"{field.name}.{each.name}": getattr(value, each.name) for each in dataclasses.fields(value)}
         else:
             values[field.name] = value
-    if values.get("steps") is not None or values.get("budget") is not None:
-        values["epochs"] = None  # they decide
-    parser.show_defaults({name: value for name, value in values.items() if name not in (*_FROM_DATA, *hidden)})
-    parser.description = f"{parser.description}\n\n{how}"
+    if values["steps"] is not None or values["budget"] is not None:
+        values["epochs"] = None  # without effect
+    return {name: value for name, value in values.items() if name not in (*_FROM_DATA, *hidden)}
 
 
-def given_fields(parts: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """The fields of the model, by name, and of the evaluation pipeline, as `preprocess.mean`, in parsed words."""
-    model = (field for fields in parts for field in fields.get("model", {}))
-    return frozenset((*model, *(f"preprocess.{field}" for fields in parts for field in fields.get("preprocess", {}))))
+def explicit_fields(parts: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """Return the fields set by parsed options: `width` or `pool.kind` for the model, `preprocess.mean` for others."""
+    names = []
+    for fields in parts:
+        names += [f"preprocess.{field}" for field in fields.get("preprocess", {})]
+        for field, value in fields.get("model", {}).items():
+            names += [f"{field}.{option}" for option in value] if isinstance(value, dict) else [field]
+    return frozenset(names)
 
 
-def split_words(argv: Sequence[str], short: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Part the --config files from the other words, which win over them wherever they stand.
+def make_parser(verb: VerbHelp) -> Parser:
+    """Return a parser of every option of `vitreous train`, for train or plan."""
+    from vitreous.train.config import RunConfig
 
-    The short options are spelt in full, and --show-batch gets a file where it has none.
-    """
-    files: list[str] = []
-    words: list[str] = []
-    rest = list(argv)
-    spelt: dict[str, list[str]] = {}
-    while rest:
-        name, equals, value = rest.pop(0).partition("=")
-        if name == "--":
-            words += [name, *rest]
-            break
-        if name.startswith("--"):
-            spelt.setdefault(short.get(name, name).partition("=")[0].replace("-", "_"), []).append(name)
-        if name == "--config" and rest and not equals:
-            files.append(f"--config={rest.pop(0)}")
-        elif name == "--config":
-            files.append(name + equals + value)
-        elif name in ("--show-batch", "--show_batch") and not equals:
-            words.append(f"--show-batch={rest.pop(0) if rest and rest[0].endswith('.png') else 'batch.png'}")
-        else:
-            words.append(short.get(name, name) + equals + value)
-    refuse_two_spellings(spelt)
-    return files, words
-
-
-def train_parser(verb: str, usage: str, text: str) -> Parser:
-    """A parser of every option of `vitreous train`, for a verb with a help text of its own; the recipes end it."""
-    recipes = "\n".join(f"  {name:<19}{line}" for name, line in RECIPES.items())
-    parser = Parser(verb, usage, text + recipes)
+    parser = Parser(*verb)
     add = parser.add_argument
-    add("source", type=str, nargs="?", metavar="DATA", help="a folder, a manifest, or a known set such as digits")
-    add("--size", type=str | None, metavar="NAME", help="what --model NAME means: a size such as S/16")
+    add("source", type=str, nargs="?", metavar="DATA", help="a folder, a manifest, or a known dataset such as digits")
+    add("--size", type=str | None, metavar="NAME", help="model size such as S/16; --model NAME is short for it")
     add("--config", action="config", help="a YAML file of options, such as the recipe.yaml of a run")
-    add_looks(parser)
-    parser.add_class_arguments(RunConfig)
+    add_preview_options(parser)
+    parser.add_class_arguments(RunConfig, skip={"model"})
+    parser.parts = add_model_options(parser)
     return parser
 
 
-def add_looks(parser: Parser) -> None:
-    """Add the options that look at a run without training, and those of what is written beside its folder."""
+def add_preview_options(parser: Parser) -> None:
+    """Add the options that inspect a run without training, and those of the JSON document."""
     parser.add_argument(
-        "--show-batch", type=str | None, metavar="[FILE.png]", help="only draw an augmented batch [batch.png]"
+        "--show-batch", type=str | None, metavar="[FILE.png]", help="draw an augmented batch and exit [batch.png]"
     )
-    parser.add_argument("--print-config", action="store_true", help="only print every setting, resolved, as YAML")
-    parser.add_argument("--json", type=str | None, metavar="FILE", help=JSON_HELP)
-    add_overwrite(parser)
+    parser.add_argument("--print-config", action="store_true", help="print every setting as YAML and exit")
+    add_json_options(parser)
 
 
-def _resized(config: RunConfig, name: str, typed: Mapping[str, Any]) -> RunConfig:
-    """Replace the size of the model by a named one; without a patch size in the name, the recipe's stays."""
+def _resize(config: RunConfig, name: str, typed: Mapping[str, Any]) -> RunConfig:
+    """Replace the model's size by a named one; a name without a patch size keeps the patch size of the recipe."""
+    from vitreous.model.sizes import config_of
+
     named = config_of(name)
-    refuse_other_size(name, named, typed)
-    fields = [*_SIZE_FIELDS, *(["patch_size"] if "/" in name or named.stem == "resnet" else [])]
-    sizes = {field: getattr(named, field) for field in (*fields, *(_HYBRID_FIELDS if named.stem == "resnet" else ()))}
+    reject_size_mismatch(name, named, typed)
+    is_hybrid = named.stem.kind == "resnet"
+    fields = [*_SIZE_FIELDS, *["patch_size"] * ("/" in name or is_hybrid), *["stem"] * is_hybrid]
+    sizes = {field: getattr(named, field) for field in fields}
     return dataclasses.replace(config, model=dataclasses.replace(config.model, **sizes))
 
 
-def overlaid(config: RunConfig, fields: Mapping[str, Any]) -> RunConfig:
-    """Replace the fields that are named, group by group; what is no field of a run is passed over."""
+def overlay(config: RunConfig, fields: Mapping[str, Any]) -> RunConfig:
+    """Replace the named fields of a configuration, group by group; names that are not fields are ignored."""
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         if field.name in fields:
             old, new = getattr(config, field.name), fields[field.name]
-            changes[field.name] = dataclasses.replace(old, **new) if isinstance(new, dict) else new
+            if field.name == "model":
+                changes["model"] = old.with_options(new)
+            else:
+                changes[field.name] = dataclasses.replace(old, **new) if isinstance(new, dict) else new
     return dataclasses.replace(config, **changes)
 
 
-def process_started() -> float:
-    """When this process started, in the seconds of time.monotonic(): a budget counts from there."""
+def process_start() -> float:
+    """Return when this process started, in the seconds of time.monotonic(); a budget is counted from there."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
             ticks = int(file.read().rpartition(")")[2].split()[19])  # field 22: start after boot, in clock ticks
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-        return min(_STARTED, time.monotonic() - age)
-    except (OSError, AttributeError, ValueError, IndexError):  # not Linux: this module is imported first of all
-        return _STARTED
+        return min(_IMPORTED, time.monotonic() - age)
+    except (OSError, AttributeError, ValueError, IndexError):  # not Linux
+        return _IMPORTED

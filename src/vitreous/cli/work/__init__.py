@@ -1,1 +1,4 @@
-"""What the longer verbs do between their options and their output."""
+"""Work of the longer verbs between their options and their output.
+
+`scoring` and `evaluation` belong to evaluate, `probing` to probe, and `suspects` to audit.
+"""

@@ -1,4 +1,4 @@
-"""What `vitreous probe` does between reading its words and the end: features, the table, the JSON."""
+"""Features, table and JSON document of `vitreous probe`."""
 
 from __future__ import annotations
 
@@ -12,52 +12,43 @@ from rich.text import Text
 
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.cli.options.outputs import write_document
-from vitreous.cli.output.terminal import bar
-from vitreous.data.sources.listing import many
+from vitreous.cli.work.scoring import images_of, is_trained_on, stack_results
+from vitreous.data.sources.listing import pluralize
 from vitreous.data.sources.opening import ImageData
-from vitreous.errors import DataError
 from vitreous.evaluate.fewshot import FewShot
 from vitreous.evaluate.probes import ProbeReport
 from vitreous.files.text import visible
 from vitreous.files.writing import Outputs
-from vitreous.predictor import Classifier, Failure
+from vitreous.predictor import Classifier
 
-__all__ = ["features_of", "remarks", "table", "write_json"]
+__all__ = ["compute_features", "data_notes", "probe_table", "write_json"]
 
 
-def remarks(info: ModelInfo, data: ImageData) -> Iterator[str]:
-    """Yield what a reader should know before the scores."""
+def data_notes(info: ModelInfo, data: ImageData) -> Iterator[str]:
+    """Yield remarks on the data: unreadable files, and images the model was trained on."""
     yield from data.notes
     if data.unreadable:
         path, reason = data.unreadable[0]
         are = "is" if len(data.unreadable) == 1 else "are"
-        yield f"{many(len(data.unreadable), 'file')} cannot be read and {are} left out (first: {path}: {reason})"
-    trained_on = info.provenance.get("data")
-    if isinstance(trained_on, dict) and trained_on.get("fingerprint") == data.fingerprint:
-        yield "the model was trained on train: its features tell those pictures apart better than new ones"
+        yield f"{pluralize(len(data.unreadable), 'file')} cannot be read and {are} left out (first: {path}: {reason})"
+    if is_trained_on(info, data.fingerprint):
+        yield "the model was trained on train: its features separate those images better than new ones"
 
 
-def features_of(classifier: Classifier, data: ImageData, name: str, batch_size: int) -> npt.NDArray[np.float32]:
-    """Compute the features (n, D) of a split's pictures, with a bar."""
+def compute_features(classifier: Classifier, data: ImageData, name: str, batch_size: int) -> npt.NDArray[np.float32]:
+    """Compute the features (n, F) of the images of a split."""
     split = data.splits[name]
-    pictures = list(split.arrays) if split.arrays is not None else split.paths or []
-    rows = np.empty((len(split), classifier.features), np.float32)
-    with bar(f"features of {name}") as at:
-        for position, row in enumerate(classifier.embed_stream(pictures, batch_size)):
-            if isinstance(row, Failure):
-                raise DataError(f"{split.name_of(position)}: {row.reason}; it could be read a moment ago")
-            rows[position] = row.vector
-            at(position + 1, len(split))
-    return rows
+    features = classifier.embed_stream(images_of(split), batch_size)
+    return stack_results(f"features of {name}", features, [split.name_of(n) for n in range(len(split))])
 
 
-def table(name: str, report: ProbeReport) -> Table:
-    """The scores for people: a row per probe, a column per split that is scored."""
-    splits = [split for split in report.pictures if split != "train"]
-    counts = " and ".join(f"{split} {report.pictures[split]:,}" for split in splits)
+def probe_table(name: str, report: ProbeReport) -> Table:
+    """Return the scores as a table with a row per probe and a column per split."""
+    splits = [split for split in report.images if split != "train"]
+    counts = " and ".join(f"{split} {report.images[split]:,}" for split in splits)
     title = (
         f"{visible(name)}: {report.features:,} frozen features, {report.classes:,} classes\n"
-        f"fitted on train {report.pictures['train']:,}, scored on {counts}"
+        f"fitted on train {report.images['train']:,}, scored on {counts}"
     )
     rows = Table("probe", "setting", box=SIMPLE_HEAD, title=Text(title, style="bold"), title_justify="left")
     for split in splits:
@@ -66,8 +57,9 @@ def table(name: str, report: ProbeReport) -> Table:
         setting = f"k {score.k}, temperature {report.temperature:g}"
         rows.add_row("k-NN", setting, *(f"{score.accuracy[split]:.2%}" for split in splits))
     linear = report.linear
-    how = f", chosen on {linear.chosen_on}" if linear.sweep else ""
-    rows.add_row("linear probe", f"C {linear.strength:g}{how}", *(f"{linear.accuracy[split]:.2%}" for split in splits))
+    choice = f", chosen on {linear.chosen_on}" if linear.sweep else ""
+    shares = (f"{linear.accuracy[split]:.2%}" for split in splits)
+    rows.add_row("linear probe", f"C {linear.strength:g}{choice}", *shares)
     for each in report.few_shot:
         draws = len(each.accuracy["val"])
         setting = f"l2 {each.l2:g}, {'whitened, ' if report.whiten else ''}{draws} {'draws' if draws > 1 else 'draw'}"
@@ -77,8 +69,8 @@ def table(name: str, report: ProbeReport) -> Table:
 
 
 def write_json(files: Outputs, file: str, report: ProbeReport, *, model: str, data: ImageData) -> None:
-    """Write every number; ``file`` ``-`` is standard output."""
-    files.reads(each=lambda: (path for one in data.splits.values() for path in one.paths or []))
+    """Write every number as JSON; ``-`` is standard output."""
+    files.reads(each=lambda: (path for split in data.splits.values() for path in split.paths or []))
     document = {
         "model": model,
         "data": {"name": data.name, "fingerprint": data.fingerprint, "classes": list(data.classes)},
@@ -89,6 +81,6 @@ def write_json(files: Outputs, file: str, report: ProbeReport, *, model: str, da
 
 
 def _with_spread(each: FewShot, split: str) -> str:
-    """Mean and standard deviation over the draws, in points."""
+    """Format the mean and the standard deviation over the draws, in percentage points."""
     spread = each.spread(split)
     return f"{each.mean(split):.2%}" + ("" if spread is None else f" \u00b1 {100 * spread:.2f}")

@@ -1,6 +1,6 @@
-"""Colour operations on whole uint8 batches, each image with its own amount; as torchvision's, which take one for all.
+"""Colour operations on uint8 batches. As torchvision's, but each image has its own amount.
 
-Shapes: images (B, C, H, W) with C 1 or 3 in RGB order, amounts (B,) float32 on the images' device.
+Shapes: images (B, C, H, W), C = 1 or 3 in RGB order; amounts float32 (B,) on the images' device.
 """
 
 from __future__ import annotations
@@ -25,46 +25,25 @@ __all__ = [
 ]
 
 
-def _luma(pixels: Tensor) -> Tensor:
-    """ITU-R 601 luma, (B, 1, H, W); a single channel is its own."""
-    if pixels.shape[1] == 1:
-        return pixels
-    red, green, blue = pixels.split(1, 1)
-    return (red * 0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114)
-
-
-def _blend(pixels: Tensor, other: Tensor, amount: Tensor) -> Tensor:
-    """``amount`` of the pixels and the rest of the other; below 0 and above 1 go beyond the two. Floats in 0..255."""
-    return torch.lerp(other, pixels, amount.view(-1, 1, 1, 1)).clamp(0, 255)
-
-
-def _mean_luma(pixels: Tensor) -> Tensor:
-    return _luma(pixels).mean((1, 2, 3), keepdim=True)
-
-
-def _bytes(pixels: Tensor) -> Tensor:
-    return pixels.round().to(torch.uint8)
-
-
 def brightness(images: Tensor, amount: Tensor) -> Tensor:
     """Multiply by the amount: 0 is black, 1 changes nothing."""
-    return _bytes((images * amount.view(-1, 1, 1, 1)).clamp(0, 255))
+    return _to_uint8((images * amount.view(-1, 1, 1, 1)).clamp(0, 255))
 
 
 def contrast(images: Tensor, amount: Tensor) -> Tensor:
-    """Blend with the image's mean luma: 0 is flat grey, 1 changes nothing."""
+    """Blend with the image's mean luma: 0 is uniform grey, 1 changes nothing."""
     pixels = images.float()
-    return _bytes(_blend(pixels, _mean_luma(pixels), amount))
+    return _to_uint8(_blend(pixels, _mean_luma(pixels), amount))
 
 
 def saturation(images: Tensor, amount: Tensor) -> Tensor:
-    """Blend with the grey image: 0 is grey, 1 changes nothing. One channel stays as it is."""
+    """Blend with the greyscale image: 0 is greyscale, 1 changes nothing. One channel is returned unchanged."""
     pixels = images.float()
-    return _bytes(_blend(pixels, _luma(pixels), amount))
+    return _to_uint8(_blend(pixels, _luma(pixels), amount))
 
 
 def sharpness(images: Tensor, amount: Tensor) -> Tensor:
-    """Blend with a 3 x 3 smoothed image: 0 is smooth, 1 changes nothing. The outermost pixels stay."""
+    """Blend with a 3 x 3 smoothed image: 0 is smooth, 1 changes nothing. Border pixels are unchanged."""
     H, W = images.shape[2:]
     if H <= 2 or W <= 2:
         return images
@@ -73,13 +52,12 @@ def sharpness(images: Tensor, amount: Tensor) -> Tensor:
     inner = F.conv2d(pixels.flatten(0, 1)[:, None], kernel[None, None]).unflatten(0, images.shape[:2])[:, :, 0]
     smooth = pixels.clone()
     smooth[:, :, 1:-1, 1:-1] = inner
-    return _bytes(_blend(pixels, smooth, amount))
+    return _to_uint8(_blend(pixels, smooth, amount))
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
     """Keep the highest ``bits`` (1 to 8) of each pixel."""
-    mask = 256 - torch.pow(2.0, 8 - bits.round())
-    return images & mask.to(torch.uint8).view(-1, 1, 1, 1)
+    return images & (256 - torch.pow(2.0, 8 - bits.round())).to(torch.uint8).view(-1, 1, 1, 1)
 
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
@@ -89,48 +67,63 @@ def solarize(images: Tensor, threshold: Tensor) -> Tensor:
 
 def autocontrast(images: Tensor) -> Tensor:
     """Stretch each channel to the full range."""
-    result: Tensor = tv.autocontrast(images)
-    return result
+    return tv.autocontrast(images)
 
 
 def equalize(images: Tensor) -> Tensor:
-    """Flatten the histogram of each channel."""
-    result: Tensor = tv.equalize(images)
-    return result
+    """Equalize the histogram of each channel."""
+    return tv.equalize(images)
 
 
 def grayscale(images: Tensor) -> Tensor:
-    """Luma in every channel."""
-    return _bytes(_luma(images.float())).expand_as(images)
-
-
-def _blur_matrix(sigma: Tensor, size: int) -> Tensor:
-    """(B, size, size) Gaussian weights, reflected at the borders; rows sum to 1."""
-    at = torch.arange(size, device=sigma.device, dtype=sigma.dtype)
-    apart = (at[:, None] - at[None, :])[None]
-    variance = 2 * sigma.view(-1, 1, 1).square()
-    weight = torch.exp(-apart.square() / variance)
-    # Reflection folds pixel -j onto j and 2 (size - 1) - j onto j; the border pixels themselves have no second image.
-    left = torch.exp(-(at[:, None] + at[None, :]).square() / variance) * (at > 0)
-    right = torch.exp(-(2 * (size - 1) - at[:, None] - at[None, :]).square() / variance) * (at < size - 1)
-    return F.normalize(weight + left + right, p=1, dim=2)
+    """Return the luma in every channel."""
+    return _to_uint8(_luma(images.float())).expand_as(images)
 
 
 def blur(images: Tensor, sigma: Tensor) -> Tensor:
-    """Gaussian blur, sigma in pixels above 0; borders reflected."""
+    """Apply a Gaussian blur with sigma in pixels, above 0; borders are reflected."""
     rows, columns = (_blur_matrix(sigma, size)[:, None] for size in images.shape[2:])
-    return _bytes((rows @ images.float() @ columns.transpose(2, 3)).clamp(0, 255))
+    return _to_uint8((rows @ images.float() @ columns.transpose(2, 3)).clamp(0, 255))
 
 
-def jitter_(pixels: Tensor, amount: Tensor) -> Tensor:
-    """Vary brightness, then contrast, then saturation, in place and without rounding.
-
-    Args:
-        pixels: float32 (B, C, H, W) in [0, 255], and so it stays.
-        amount: (B, 3) the three factors, none below 0.
-    """
-    brightness, contrast, saturation = amount.view(-1, 3, 1, 1, 1).unbind(1)
+def jitter_(pixels: Tensor, factors: Tensor) -> Tensor:
+    """Vary brightness, then contrast, then saturation of float32 pixels in [0, 255] in place, by ``factors`` (B, 3)."""
+    brightness, contrast, saturation = factors.view(-1, 3, 1, 1, 1).unbind(1)
     pixels.mul_(brightness).clamp_(0, 255)
     level = _mean_luma(pixels) * (1 - contrast)
-    pixels.mul_(contrast).add_(level).clamp_(0, 255)  # addcmul with factors of one pixel takes three times as long
+    pixels.mul_(contrast).add_(level).clamp_(0, 255)  # addcmul is slower with one factor per image
     return torch.lerp(_luma(pixels), pixels, saturation, out=pixels).clamp_(0, 255)
+
+
+def _luma(pixels: Tensor) -> Tensor:
+    """Return the ITU-R 601 luma (B, 1, H, W); one channel is its own luma."""
+    if pixels.shape[1] == 1:
+        return pixels
+    red, green, blue = pixels.split(1, 1)
+    return (red * 0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114)
+
+
+def _mean_luma(pixels: Tensor) -> Tensor:
+    return _luma(pixels).mean((1, 2, 3), keepdim=True)
+
+
+def _blend(pixels: Tensor, other: Tensor, amount: Tensor) -> Tensor:
+    """Return ``amount * pixels + (1 - amount) * other``, clamped to [0, 255]; floats."""
+    return torch.lerp(other, pixels, amount.view(-1, 1, 1, 1)).clamp(0, 255)
+
+
+def _to_uint8(pixels: Tensor) -> Tensor:
+    return pixels.round().to(torch.uint8)
+
+
+def _blur_matrix(sigma: Tensor, size: int) -> Tensor:
+    """Return Gaussian weights (B, size, size) with reflected borders; rows sum to 1."""
+    position = torch.arange(size, device=sigma.device, dtype=sigma.dtype)
+    distance = (position[:, None] - position[None, :])[None]
+    total = position[:, None] + position[None, :]
+    variance = 2 * sigma.view(-1, 1, 1).square()
+    weight = torch.exp(-distance.square() / variance)
+    # Reflection maps pixel -j to j and 2 (size - 1) - j to j; the border pixels have no mirror image.
+    left = torch.exp(-total.square() / variance) * (position > 0)
+    right = torch.exp(-(2 * (size - 1) - total).square() / variance) * (position < size - 1)
+    return F.normalize(weight + left + right, p=1, dim=2)

@@ -1,8 +1,8 @@
-"""Moving pixels of whole batches: flips, reflect-padded crops, random resized crops and affine maps.
+"""Geometric operations on batches: flips, padded crops, random resized crops, affine maps.
 
-No chance is drawn here: :func:`crop_boxes` and :func:`erase_boxes` turn given uniform numbers into boxes.
+Nothing is drawn here: :func:`crop_boxes` and :func:`erase_boxes` turn given random numbers into boxes.
 
-Shapes: B batch, C channels, H x W picture, h x w result.
+Shapes: B images, C channels, H x W input pixels, h x w output pixels.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 __all__ = [
     "CROP_COLUMNS",
+    "Floats",
     "affine",
     "crop_boxes",
     "cut_each",
@@ -27,84 +28,67 @@ __all__ = [
     "resized_crop",
 ]
 
-_TRIES = 10  # torchvision draws a box anew this often before it falls back
-CROP_COLUMNS = 2 * _TRIES + 2  # uniform numbers that one box uses up
+_TRIES = 10  # boxes to try before falling back, as in torchvision
+CROP_COLUMNS = 2 * _TRIES + 2  # random numbers per box
+
 Floats = npt.NDArray[np.float32]
 Span = tuple[Tensor, Tensor]
-"""The first pixel of each image's box and the one after its last, in one direction, each (B,)."""
+"""First pixel of each image's box along one axis, and the pixel after its last, each (B,)."""
 
 
-def flip(images: Tensor, which: Tensor) -> Tensor:
-    """Mirror left-right the images that ``which`` (B,) marks; images (B, C, H, W) of any type."""
-    return torch.where(which.view(-1, 1, 1, 1), images.flip(3), images)
-
-
-def _reflect(index: Tensor, size: int) -> Tensor:
-    """Fold indices outside [0, size) back at the first and last pixel, which are not repeated."""
-    return (size - 1) - ((size - 1) - index.abs()).abs()
+def flip(images: Tensor, mirrored: Tensor) -> Tensor:
+    """Flip horizontally the images that ``mirrored`` (B,) marks; images (B, C, H, W) of any dtype."""
+    return torch.where(mirrored.view(-1, 1, 1, 1), images.flip(3), images)
 
 
 def pad_crop(images: Tensor, corner: Tensor, pad: int, mirrored: Tensor) -> Tensor:
-    """Cut from each reflect-padded image the window of its own size at ``corner``; mirror those marked afterwards.
+    """Pad each image by reflection, cut a window of the original size, then flip the images marked in ``mirrored``.
 
-    One gather does all: nothing is padded or copied twice.
-
-    Args:
-        images: (B, C, H, W) of any type.
-        corner: (B, 2) integers, top and left of the window in the padded image, each in [0, 2 pad].
-        pad: Pixels of padding on each side, below H and W.
-        mirrored: (B,) booleans.
+    A single gather does all of this without materialising the padded images (B, C, H, W). ``corner`` (B, 2) are the top
+    and left of the window in the padded image, integers in [0, 2 pad]; ``pad`` is below H and W.
     """
     B, C, H, W = images.shape
-    down = torch.arange(H, device=images.device)
-    along = torch.arange(W, device=images.device)
-    columns = torch.where(mirrored[:, None], W - 1 - along, along)  # (B, W)
-    rows = _reflect(corner[:, :1] - pad + down, H)  # (B, H)
-    columns = _reflect(corner[:, 1:] - pad + columns, W)
-    where = (rows[:, :, None] * W + columns[:, None, :]).view(B, 1, H * W).expand(B, C, H * W)
-    return images.reshape(B, C, H * W).gather(2, where).view(B, C, H, W)
+    y, x = torch.arange(H, device=images.device), torch.arange(W, device=images.device)
+    x = torch.where(mirrored[:, None], W - 1 - x, x)  # (B, W)
+    rows = _reflect(corner[:, :1] - pad + y, H)  # (B, H)
+    columns = _reflect(corner[:, 1:] - pad + x, W)  # (B, W)
+    index = (rows[:, :, None] * W + columns[:, None, :]).view(B, 1, H * W).expand(B, C, H * W)
+    return images.reshape(B, C, H * W).gather(2, index).view(B, C, H, W)
+
+
+def _reflect(index: Tensor, size: int) -> Tensor:
+    """Reflect indices outside [0, size) at the first and last pixel, which are not repeated."""
+    return (size - 1) - ((size - 1) - index.abs()).abs()
 
 
 def crop_boxes(uniform: Floats, aspect: Floats, smallest: float, ratio: tuple[float, float]) -> Floats:
-    """Boxes of a random resized crop (Inception's; as torchvision's RandomResizedCrop, rounded where they are cut).
+    """Return the boxes of a random resized crop, as torchvision's RandomResizedCrop but not rounded to pixels.
 
-    Share of area uniform in [smallest, 1], aspect ratio log-uniform; the first of 10 tries that fits, else the largest
-    middle box of an allowed ratio. Shares and ratios are of the real picture, whatever canvas it is stored on.
-
-    Args:
-        uniform: (B, CROP_COLUMNS) in [0, 1).
-        aspect: (B,) true width / height of each picture.
-        smallest: Least share of the area.
-        ratio: Least and greatest aspect ratio.
-
-    Returns:
-        (B, 4) top, left, height, width as shares of the picture's height and width.
+    The fraction of the area is uniform in [smallest, 1], the aspect ratio log-uniform in ``ratio``. The first of 10
+    boxes that fits is used; if none fits, the largest centred box of an allowed ratio. Fractions and ratios refer to
+    the original images, of width / height ``aspect`` (B,), even if they are stored with another one. The random numbers
+    ``uniform`` are (B, CROP_COLUMNS), the result is (B, 4): top, left, height, width as fractions of the image.
     """
     aspect = aspect[:, None]
-    share = smallest + (1 - smallest) * uniform[:, :_TRIES]
+    area = smallest + (1 - smallest) * uniform[:, :_TRIES]
     low, high = math.log(ratio[0]), math.log(ratio[1])
-    wanted = np.exp(low + (high - low) * uniform[:, _TRIES : 2 * _TRIES])
-    width, height = np.sqrt(share * wanted / aspect), np.sqrt(share * aspect / wanted)
+    box_ratio = np.exp(low + (high - low) * uniform[:, _TRIES : 2 * _TRIES])
+    width, height = np.sqrt(area * box_ratio / aspect), np.sqrt(area * aspect / box_ratio)
     fits = (width <= 1) & (height <= 1)
     first = fits.argmax(1)[:, None]
-    middle = np.clip(aspect, *ratio)
-    found = fits.any(1, keepdims=True)
-    width = np.where(found, np.take_along_axis(width, first, 1), np.minimum(middle / aspect, 1))
-    height = np.where(found, np.take_along_axis(height, first, 1), np.minimum(aspect / middle, 1))
-    corner = np.where(found, uniform[:, -2:], np.float32(0.5))
+    has_fit = fits.any(1, keepdims=True)
+    centred_ratio = np.clip(aspect, *ratio)
+    width = np.where(has_fit, np.take_along_axis(width, first, 1), np.minimum(centred_ratio / aspect, 1))
+    height = np.where(has_fit, np.take_along_axis(height, first, 1), np.minimum(aspect / centred_ratio, 1))
+    corner = np.where(has_fit, uniform[:, -2:], np.float32(0.5))
     top, left = corner[:, :1] * (1 - height), corner[:, 1:] * (1 - width)
     return np.concatenate([top, left, height, width], 1).astype(np.float32)
 
 
 def erase_boxes(uniform: Floats, size: tuple[int, int]) -> npt.NDArray[np.int64]:
-    """Boxes of random erasing (arXiv 1708.04896, as torchvision): 2 to 33 % of the area, aspect ratio 0.3 to 3.3.
+    """Return the boxes of random erasing (arXiv 1708.04896): 2 to 33 % of the area, aspect ratio 0.3 to 3.3.
 
-    Args:
-        uniform: (B, CROP_COLUMNS) in [0, 1).
-        size: Height and width in pixels.
-
-    Returns:
-        (B, 4) top, left, height, width in pixels; 0 high and wide where no try fits inside the image.
+    As :func:`crop_boxes`, but in pixels of an image of ``size``; height and width are 0 if none of 10 boxes fits.
     """
     H, W = size
     area = H * W * (0.02 + 0.31 * uniform[:, :_TRIES])
@@ -112,68 +96,56 @@ def erase_boxes(uniform: Floats, size: tuple[int, int]) -> npt.NDArray[np.int64]
     height, width = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
     fits = (height < H) & (width < W) & (height > 0) & (width > 0)
     first = fits.argmax(1)[:, None]
-    found = fits.any(1, keepdims=True)
-    extent = [np.where(found, np.take_along_axis(side, first, 1), 0)[:, 0] for side in (height, width)]
-    top = np.floor(uniform[:, -2] * (H - extent[0] + 1))
-    left = np.floor(uniform[:, -1] * (W - extent[1] + 1))
-    return np.stack([top, left, *extent], 1).astype(np.int64)
-
-
-def _pixels(start: Tensor, length: Tensor, size: int) -> Span:
-    """Shares of ``size`` pixels, each (B,), rounded to whole ones, at least one."""
-    first = (start * size).round().clamp(0, size - 1)
-    return first, torch.maximum(((start + length) * size).round().clamp(max=size), first + 1)
+    has_fit = fits.any(1, keepdims=True)
+    height, width = (np.where(has_fit, np.take_along_axis(side, first, 1), 0)[:, 0] for side in (height, width))
+    top = np.floor(uniform[:, -2] * (H - height + 1))
+    left = np.floor(uniform[:, -1] * (W - width + 1))
+    return np.stack([top, left, height, width], 1).astype(np.int64)
 
 
 def resized_crop(images: Tensor, boxes: Tensor, size: tuple[int, int], mirrored: Tensor | None = None) -> Tensor:
-    """Cut each image's box, rounded to whole pixels, and resize it, antialiased, to one size; mirror those marked.
+    """Cut each image's box, rounded to whole pixels; resize it with antialiasing; flip the images marked.
 
-    As torchvision's ``resized_crop`` of uint8 images: to the last bit on a CPU, within one level elsewhere.
-
-    Args:
-        images: uint8 (B, C, H, W); fastest where they lie as (B, H, W, C) in memory.
-        boxes: (B, 4) top, left, height, width as shares of H and W.
-        size: h, w of the result.
-        mirrored: (B,) booleans.
-
-    Returns:
-        uint8 (B, C, h, w).
+    Equal to torchvision's ``resized_crop`` of uint8 images: bit for bit on a CPU, within one level on other devices.
+    ``images`` are uint8 (B, C, H, W), fastest in channels-last format; ``boxes`` (B, 4) top, left, height, width as
+    fractions of H and W. The result is uint8 (B, C, h, w) for a ``size`` h, w.
     """
     top, left, height, width = boxes.unbind(1)
-    rows, columns = _pixels(top, height, images.shape[2]), _pixels(left, width, images.shape[3])
+    rows, columns = _pixel_span(top, height, images.shape[2]), _pixel_span(left, width, images.shape[3])
     mirrored = torch.zeros_like(top, dtype=torch.bool) if mirrored is None else mirrored
     cut = cut_each if images.device.type == "cpu" else cut_together
     return cut(images, rows, columns, size, mirrored)
 
 
-def cut_each(images: Tensor, rows: Span, columns: Span, size: tuple[int, int], mirrored: Tensor) -> Tensor:
-    """One image after the other, by torch's integer filter for uint8, which only CPUs have and which is faster there.
+def _pixel_span(start: Tensor, length: Tensor, size: int) -> Span:
+    """Round fractions (B,) of ``size`` pixels to whole pixels, at least one."""
+    first = (start * size).round().clamp(0, size - 1)
+    return first, torch.maximum(((start + length) * size).round().clamp(max=size), first + 1)
 
-    Args:
-        images: As of :func:`resized_crop`.
-        rows: Of each box.
-        columns: Of each box.
-        size: As of :func:`resized_crop`.
-        mirrored: As of :func:`resized_crop`.
+
+def cut_each(images: Tensor, rows: Span, columns: Span, size: tuple[int, int], mirrored: Tensor) -> Tensor:
+    """Cut and resize one image at a time with torch's integer filter for uint8, which only exists on CPUs.
+
+    Arguments and result as for :func:`resized_crop`, with the boxes as spans of pixels.
     """
     edges = torch.stack([*rows, *columns], 1).long().tolist()
     results = []
-    for image, (top, bottom, left, right), turned in zip(images.split(1), edges, mirrored.tolist(), strict=True):
+    for image, (top, bottom, left, right), is_mirrored in zip(images.split(1), edges, mirrored.tolist(), strict=True):
         box = image[:, :, top:bottom, left:right]
-        # The filter copies a box that is part of a picture; mirrored first, it finds a copy.
-        results.append(F.interpolate(box.flip(3) if turned else box, size, mode="bilinear", antialias=True))
-    return torch.cat(results).contiguous()  # B C h w, which is how colours change fastest
+        # The filter would copy a box that is not contiguous; flipping makes that copy already.
+        results.append(F.interpolate(box.flip(3) if is_mirrored else box, size, mode="bilinear", antialias=True))
+    return torch.cat(results).contiguous()  # (B, C, h, w): colour operations are fastest on it
 
 
 def cut_together(images: Tensor, rows: Span, columns: Span, size: tuple[int, int], mirrored: Tensor) -> Tensor:
-    """All images at once and without a look at the boxes, which would wait for the device; arguments as above.
+    """Cut and resize all images at once, without synchronising with the device to read the boxes.
 
-    The map is separable, and two or three pixels make one in each direction: so few that sums of rows of a table, once
-    for the rows and once for the columns, are several times faster than products with matrices of all weights.
+    Arguments and result as for :func:`cut_each`. The map is separable, and an output pixel depends on two or three
+    input pixels per axis, so weighted sums of table rows (embedding_bag) are faster than products with dense matrices.
     """
     C, H, W = images.shape[1:]
-    row, row_weight = _taps(*rows, H, size[0], None)
-    column, column_weight = _taps(*columns, W, size[1], mirrored)
+    row, row_weight = _taps(*rows, H, size[0], None)  # (B, h, k)
+    column, column_weight = _taps(*columns, W, size[1], mirrored)  # (B, w, k)
     pixels = images.permute(0, 2, 3, 1).flatten(2).float()  # B H W*C
     pixels = _weighted_sums(pixels, row, row_weight)  # B h W*C
     pixels = pixels.transpose(1, 2).reshape(-1, W, C * size[0])
@@ -182,13 +154,10 @@ def cut_together(images: Tensor, rows: Span, columns: Span, size: tuple[int, int
 
 
 def _taps(first: Tensor, end: Tensor, source: int, target: int, mirrored: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Antialiased linear interpolation of pixels [first, end) of ``source`` ones to ``target`` pixels.
+    """Return the weights of antialiased linear interpolation from pixels [first, end) of ``source`` to ``target``.
 
-    As torch's: the triangle filter widens with the scale when it shrinks, and sees nothing beside the box.
-
-    Returns:
-        The k source pixels that each target pixel is a weighted sum of, integers (B, target, k), and their weights
-        (B, target, k), which sum to 1.
+    As in torch: when shrinking, the triangle filter widens with the scale; pixels outside the box have no weight. The
+    result, both (B, target, k), is the k source pixels that each target pixel depends on and their weights (sum 1).
     """
     out = torch.arange(target, device=first.device, dtype=first.dtype) + 0.5
     if mirrored is not None:
@@ -196,36 +165,29 @@ def _taps(first: Tensor, end: Tensor, source: int, target: int, mirrored: Tensor
     scale = (end - first)[:, None] / target
     centre = first[:, None] + out * scale  # (B, target)
     reach = scale.clamp(min=1)[..., None]
-    most = math.ceil(2 * max(1, source / target))  # known without a look at the device
+    most = math.ceil(2 * max(1, source / target))  # an upper bound that needs no synchronisation
     pixel = (centre[..., None] - reach + 0.5).floor() + torch.arange(most, device=first.device)  # (B, target, k)
     weight = (1 - (pixel + 0.5 - centre[..., None]).abs() / reach).clamp(min=0)
-    inside = (pixel >= first[:, None, None]) & (pixel < end[:, None, None])
-    weight = torch.where(inside, weight, 0)
+    weight = torch.where((pixel >= first[:, None, None]) & (pixel < end[:, None, None]), weight, 0)
     return pixel.clamp_(0, source - 1).long(), weight / weight.sum(2, keepdim=True)
 
 
 def _weighted_sums(table: Tensor, taps: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sums of few rows each of tables (B, source, values): (B, target, values) for taps (B, target, k)."""
-    B, source, values = table.shape
+    """Return (B, target, V), weighted sums of the rows ``taps`` (B, target, k) of a table (B, source, V)."""
+    B, source, V = table.shape
     first = torch.arange(0, B * source, source, device=table.device).view(-1, 1, 1)
-    rows = (taps + first).flatten(0, 1)
-    sums = F.embedding_bag(rows, table.reshape(-1, values), mode="sum", per_sample_weights=weights.flatten(0, 1))
-    return sums.view(B, -1, values)
+    rows, weights = (taps + first).flatten(0, 1), weights.flatten(0, 1)
+    return F.embedding_bag(rows, table.reshape(-1, V), mode="sum", per_sample_weights=weights).view(B, -1, V)
 
 
 def affine(images: Tensor, matrices: Tensor, fill: Tensor) -> Tensor:
-    """Bilinear affine map of each image; what comes from outside is ``fill``.
+    """Apply a bilinear affine map to each image; pixels from outside the image have the colour ``fill`` (C,).
 
-    Args:
-        images: uint8 (B, C, H, W).
-        matrices: (B, 2, 3) from output to input position (x, y) in pixels, origin in the middle of the image.
-        fill: (C,) in 0..255.
-
-    Returns:
-        uint8 (B, C, H, W).
+    ``images`` and the result are uint8 (B, C, H, W); ``matrices`` (B, 2, 3) map output to input positions (x, y) in
+    pixels, origin at the image centre.
     """
     H, W = images.shape[2:]
-    # grid_sample's coordinates run from -1 to 1 on both axes.
+    # Coordinates of grid_sample range from -1 to 1 on both axes.
     scale = torch.tensor([[1, H / W, 2 / W], [W / H, 1, 2 / H]]).to(matrices.device, non_blocking=True)
     grid = F.affine_grid(matrices * scale, list(images.shape), align_corners=False)
     level = fill.view(1, -1, 1, 1)

@@ -1,6 +1,6 @@
-"""The loaders of a run: training batches in an order that (seed, epoch) gives, evaluation batches in order.
+"""Loaders of a run: samplers and datasets combined, for Lightning or any training loop.
 
-What a batch is stands in batches.py, the order in plans.py, what a training batch goes through in augment.py.
+The order of batches is in sampler.py, their content in dataset.py, their augmentation in augment/pipeline.py.
 """
 
 from __future__ import annotations
@@ -14,110 +14,44 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
 from vitreous.data.augment.pipeline import BatchAugment
-from vitreous.data.batches.dataset import Batch, MemoryBatches, Progress, StreamedBatches, cores, held_bytes
-from vitreous.data.batches.sampler import OrderedPlans, TrainPlans
+from vitreous.data.batches.dataset import Batch, MemoryDataset, StreamedDataset, cores, decoded_bytes
+from vitreous.data.batches.sampler import OrderedSampler, TrainSampler
 from vitreous.data.config import AugmentConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import ImageData
+from vitreous.data.sources.scan import Progress
 from vitreous.errors import DataError, VitreousError
 
-__all__ = ["ImageDataModule", "PlanLoader"]
+__all__ = ["BatchLoader", "ImageDataModule"]
 
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
-_GRACE = 5  # seconds that a worker goes on after a SIGTERM
-
-
-def _outlast_signals(worker: int) -> None:
-    """In a worker: Ctrl-C and a scheduler's SIGTERM reach all processes, and the main one still wants its batches.
-
-    SIGTERM is not ignored for good: Python ends with it the workers that are left when it exits, and waits for them.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(_GRACE))
-
-
-class PlanLoader(DataLoader[Batch | VitreousError]):
-    """A loader whose sampler gives plans of whole batches, and which a checkpoint can stop and go on at any batch.
-
-    Lightning saves and restores its state. The state counts the batches that were handed out, not those that workers
-    have prefetched.
-    """
-
-    def __init__(
-        self, dataset: MemoryBatches | StreamedBatches, plans: TrainPlans | OrderedPlans, workers: int
-    ) -> None:
-        super().__init__(
-            dataset,
-            batch_size=None,
-            sampler=plans,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            collate_fn=_as_it_is,
-            worker_init_fn=_outlast_signals,
-            pin_memory=torch.cuda.is_available(),
-        )
-        self.plans = plans
-        self._given = 0
-
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        """Batches of the epoch that the plans are at.
-
-        Raises:
-            DataError: If a picture cannot be read any more.
-        """
-        self._given = self.plans.start if isinstance(self.plans, TrainPlans) else 0
-        for batch in super().__iter__():
-            if isinstance(batch, VitreousError):
-                raise batch
-            self._given += 1
-            yield batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: epoch, batches handed out, and what the order depends on."""
-        if not isinstance(self.plans, TrainPlans):
-            return {}
-        return {**self.plans.identity(), "epoch": self.plans.epoch, "batch": self._given}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a state was taken.
-
-        Raises:
-            CheckpointError: If the state is of another order of batches.
-        """
-        if isinstance(self.plans, TrainPlans):
-            self.plans.check(state)
-            self.plans.seek(state["epoch"], state["batch"])
+_GRACE = 5  # seconds that a worker keeps running after SIGTERM
 
 
 class ImageDataModule(LightningDataModule):
-    """Loaders over labelled pictures, for any LightningModule.
+    """Training, validation and test loaders of labelled images, for any LightningModule.
 
-    Splits that fit into memory are decoded once by :meth:`setup`; others stream from files through workers.
+    If all splits fit into memory, :meth:`setup` decodes them once; otherwise workers decode them from files.
 
-    In a script of your own, ``ready=True`` gives a module what it expects, augmented on the device::
+    With ``ready=True``, a LightningModule receives augmented images and targets on the device::
 
         data = open_source(DataConfig("digits"))
         pipeline = EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
         Trainer(max_epochs=5).fit(my_module, ImageDataModule(data, pipeline, ready=True))
 
     Args:
-        data: The splits `train`, `val` and, if there is one, `test`.
-        pipeline: The evaluation pipeline; gives size and channels.
-        augment: How training batches vary.
+        data: The splits `train`, `val` and optionally `test`.
+        pipeline: The evaluation pipeline; provides size and channels.
+        augment: Augmentation of training batches.
         batch_size: Images per optimiser step.
-        accumulate: Batches that each step is cut into, as Trainer's `accumulate_grad_batches`.
-        seed: Of the order and of every draw.
-        workers: Processes that decode streamed pictures; None: one for each core, at most 16.
-        memory_gb: GiB that all decoded splits may take together to be held in memory.
-        label_smoothing: Of the training targets, with `ready`.
-        balanced: Show every class equally often in training (:func:`vitreous.data.batches.sampler.balanced_order`).
-        ready: Hand out (images float32, targets float32 (B, K)) for training and (images float32, labels) for
-            evaluation, instead of the raw dicts that :mod:`vitreous.data.batches.dataset` describes.
-        progress: Called with (done, all) while a split is decoded.
+        accumulate: Batches per optimiser step, the Trainer's `accumulate_grad_batches`.
+        seed: Seed of the order and of all augmentation.
+        workers: Processes that decode streamed images; None: one per core, at most 16.
+        memory_gb: GiB that all decoded splits together may use in memory.
+        label_smoothing: Label smoothing of the training targets, with `ready`.
+        balanced: Show all classes equally often in training (:func:`vitreous.data.batches.sampler.balanced_order`).
+        ready: Yield (images float32, targets float32 (B, K)) for training and (images float32, labels) for evaluation,
+            instead of the dicts described in :mod:`vitreous.data.batches.dataset`.
+        progress: Called with (done, total) while a split is decoded.
     """
 
     def __init__(
@@ -139,91 +73,129 @@ class ImageDataModule(LightningDataModule):
         super().__init__()
         self.data, self.pipeline, self.augment = data, pipeline, augment or AugmentConfig()
         self.batch_size, self.accumulate, self.seed = batch_size, accumulate, seed
-        self.workers = min(cores(), 16) if workers is None else workers
-        self.progress = progress
-        self.ready = ready
+        self.progress, self.ready = progress, ready
         self.batch_augment = BatchAugment(self.augment, pipeline, len(data.classes), seed, label_smoothing)
         train = data.splits["train"]
-        self.plans = TrainPlans(len(train), batch_size, accumulate, seed, train.labels if balanced else None)
+        self.train_sampler = TrainSampler(len(train), batch_size, accumulate, seed, train.labels if balanced else None)
         cropped = self.augment.resized_crop < 1
-        needed = sum(held_bytes(split, pipeline, cropped and name == "train") for name, split in data.splits.items())
+        needed = sum(decoded_bytes(split, pipeline, cropped and name == "train") for name, split in data.splits.items())
         self.in_memory = needed <= memory_gb * 2**30
-        self._sets: dict[str, MemoryBatches | StreamedBatches] = {}
+        self.workers = min(cores(), 16) if workers is None else workers
+        self._datasets: dict[str, MemoryDataset | StreamedDataset] = {}
+
+    def setup(self, stage: str | None = None) -> None:
+        """Decode the splits that a stage needs, once, if they are held in memory."""
+        splits = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}.get(stage or "", self.data.splits)
+        for name in splits:
+            if name in self.data.splits:
+                self._dataset(name)
+
+    def train_dataloader(self) -> BatchLoader:
+        """Return the training batches of the current epoch, uint8 and not augmented unless `ready`."""
+        return BatchLoader(self._dataset("train"), self.train_sampler, self._loader_workers)
+
+    def val_dataloader(self) -> BatchLoader:
+        """Return the validation batches, in order."""
+        return self._ordered_loader("val", self._dataset("val"), self._loader_workers)
+
+    def test_dataloader(self) -> BatchLoader:
+        """Return the test batches, in order."""
+        return self._ordered_loader("test", self._dataset("test"), self._loader_workers)
+
+    def feature_dataloader(self, name: str) -> BatchLoader:
+        """Return all images of any split, in order and not augmented, for feature extraction."""
+        if name == "train" and self.augment.resized_crop < 1:  # memory holds images that are still to be cropped
+            split = self.data.splits[name]
+            return self._ordered_loader(name, StreamedDataset(split, self.pipeline), self.workers if split.paths else 0)
+        return self._ordered_loader(name, self._dataset(name), self._loader_workers)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Augment or normalise on the device, with `ready`; called by Lightning."""
+        if not self.ready or not isinstance(batch, dict):
+            return batch
+        if (trainer := self.trainer) is None or not trainer.training:
+            return self.pipeline.normalise(batch["images"]), batch["labels"]
+        progress = min(trainer.global_step / max(trainer.estimated_stepping_batches, 1), 1.0)
+        return self.batch_augment.augment_batch(batch, progress)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimiser steps in an epoch; images that do not fill the last one wait for another epoch."""
-        return self.plans.steps
+        """Optimiser steps per epoch; images that do not fill the last step are left out of the epoch."""
+        return self.train_sampler.steps
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass over the training loader; a Trainer does this by itself."""
-        self.plans.set_epoch(epoch)
+        """Choose the epoch of the next iteration over the training loader; a Trainer does this itself."""
+        self.train_sampler.set_epoch(epoch)
 
-    def cut_steps(self, parts: int) -> None:
-        """Cut the steps of the next pass into another number of parts: the order and the steps stay the same."""
-        self.accumulate = self.plans.parts = parts
+    def set_accumulation(self, parts: int) -> None:
+        """Set the number of batches per optimiser step from the next iteration on; steps and order do not change."""
+        self.accumulate = self.train_sampler.parts = parts
 
-    def setup(self, stage: str | None = None) -> None:
-        """Decode what is held in memory, once: train and val for fitting, test when it is tested."""
-        wanted = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}.get(stage or "", self.data.splits)
-        for name in wanted:
-            if name in self.data.splits:
-                self._set(name)
-
-    def _set(self, name: str) -> MemoryBatches | StreamedBatches:
+    def _dataset(self, name: str) -> MemoryDataset | StreamedDataset:
         if name not in self.data.splits:
-            known = ", ".join(self.data.splits)
-            raise DataError(f"{self.data.name} has no '{name}' split, it has {known}")
-        if name not in self._sets:
+            raise DataError(f"{self.data.name} has no '{name}' split, it has {', '.join(self.data.splits)}")
+        if name not in self._datasets:
             split, augment = self.data.splits[name], self.augment if name == "train" else None
             if self.in_memory:
-                self._sets[name] = MemoryBatches(split, self.pipeline, augment, self.seed, self.progress)
+                self._datasets[name] = MemoryDataset(split, self.pipeline, augment, self.seed, self.progress)
             else:
-                self._sets[name] = StreamedBatches(split, self.pipeline, augment, self.seed)
-        return self._sets[name]
+                self._datasets[name] = StreamedDataset(split, self.pipeline, augment, self.seed)
+        return self._datasets[name]
 
-    def _ordered(self, name: str) -> PlanLoader:
-        plans = OrderedPlans(len(self.data.splits.get(name, ())), max(1, self.batch_size // self.accumulate))
-        return PlanLoader(self._set(name), plans, self._processes)
-
-    def plain_dataloader(self, name: str) -> PlanLoader:
-        """All pictures of any split, in order and as the evaluation pipeline has them: for features.
-
-        Raises:
-            DataError: If the data has no such split.
-        """
-        if name == "train" and self.augment.resized_crop < 1:  # what is held of it are canvases to cut from
-            split = self.data.splits[name]
-            plans = OrderedPlans(len(split), max(1, self.batch_size // self.accumulate))
-            return PlanLoader(StreamedBatches(split, self.pipeline), plans, self.workers if split.paths else 0)
-        return self._ordered(name)
+    def _ordered_loader(self, name: str, dataset: MemoryDataset | StreamedDataset, workers: int) -> BatchLoader:
+        sampler = OrderedSampler(len(self.data.splits[name]), max(1, self.batch_size // self.accumulate))
+        return BatchLoader(dataset, sampler, workers)
 
     @property
-    def _processes(self) -> int:
+    def _loader_workers(self) -> int:
         return 0 if self.in_memory else self.workers
 
-    def train_dataloader(self) -> PlanLoader:
-        """Training batches of the current epoch, uint8 and not yet augmented unless `ready`."""
-        return PlanLoader(self._set("train"), self.plans, self._processes)
 
-    def val_dataloader(self) -> PlanLoader:
-        """Validation batches, in order."""
-        return self._ordered("val")
+class BatchLoader(DataLoader[Batch | VitreousError]):
+    """A DataLoader whose sampler yields the plans of whole batches, and that a checkpoint can resume at any batch.
 
-    def test_dataloader(self) -> PlanLoader:
-        """Test batches, in order.
+    Lightning saves and restores its state, which counts the batches yielded, not those that workers have prefetched.
+    """
 
-        Raises:
-            DataError: If the data has no test split.
-        """
-        return self._ordered("test")
+    def __init__(
+        self, dataset: MemoryDataset | StreamedDataset, sampler: TrainSampler | OrderedSampler, workers: int
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size=None,
+            sampler=sampler,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            worker_init_fn=_defer_signals,
+            pin_memory=torch.cuda.is_available(),
+        )
+        self._yielded = 0
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """With `ready`, augment or normalise on the device; Lightning calls it."""
-        if not self.ready or not isinstance(batch, dict):
-            return batch
-        trainer = self.trainer
-        if trainer is None or not trainer.training:
-            return self.pipeline.normalise(batch["images"]), batch["labels"]
-        progress = min(trainer.global_step / max(trainer.estimated_stepping_batches, 1), 1.0)
-        return self.batch_augment.of_batch(batch, progress)
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        self._yielded = self.sampler.start if isinstance(self.sampler, TrainSampler) else 0
+        for batch in super().__iter__():
+            if isinstance(batch, VitreousError):
+                raise batch
+            self._yielded += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position: the epoch, the number of batches yielded, and what the order depends on."""
+        if not isinstance(self.sampler, TrainSampler):
+            return {}
+        return {**self.sampler.identity(), "epoch": self.sampler.epoch, "batch": self._yielded}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume at the position of a checkpoint."""
+        if isinstance(self.sampler, TrainSampler):
+            self.sampler.check(state)
+            self.sampler.seek(state["epoch"], state["batch"])
+
+
+def _defer_signals(worker: int) -> None:
+    """Keep a worker running after Ctrl-C and SIGTERM, which reach all processes: the main one still needs its batches.
+
+    SIGTERM ends the worker after a delay: when Python exits, it sends SIGTERM to the remaining workers and waits.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(_GRACE))

@@ -1,4 +1,4 @@
-"""Work done in threads ahead of whoever uses it, in order: decoding pictures while the model computes."""
+"""Work done ahead in threads, in order: prediction decodes images while the model computes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["done_ahead"]
+__all__ = ["map_ahead"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def done_ahead(work: Callable[[int, Item], Result], items: Iterable[Item], ahead: int) -> Iterator[Result]:
-    """Yield what ``work`` makes of each item and its position, in order.
+def map_ahead(work: Callable[[int, Item], Result], items: Iterable[Item], ahead: int) -> Iterator[Result]:
+    """Yield ``work(position, item)`` for each item, in order; items are consumed lazily and may be infinite.
 
-    Args:
-        work: Called in threads; it should let go of Python's lock, as Pillow's decoders do.
-        items: Read as far as needed, so it may be endless.
-        ahead: Items that are begun, at most, before the first of them is taken.
+    ``work`` runs in threads, so it should release the GIL, as Pillow's decoders do. At most ``ahead`` calls are in
+    progress or finished but not yet yielded.
     """
     pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1), thread_name_prefix="vitreous-decode")
     waiting: deque[Future[Result]] = deque()

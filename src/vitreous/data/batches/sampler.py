@@ -1,6 +1,6 @@
-"""The order of training: which images make which batch, as a function of (seed, epoch), resumable at any batch.
+"""Samplers: which images form which batch, and in which order, as a function of (seed, epoch).
 
-A sampler's item is the plan of a whole batch, so that workers cannot change the order.
+An item is the plan of a whole batch, so the number of workers cannot change the order.
 """
 
 from __future__ import annotations
@@ -15,59 +15,30 @@ from torch.utils.data import Sampler
 from vitreous.data.rng import generator
 from vitreous.errors import CheckpointError
 
-__all__ = ["BatchPlan", "OrderedPlans", "TrainPlans", "balanced_order"]
+__all__ = ["BatchPlan", "OrderedSampler", "TrainSampler", "balanced_order"]
 
 
 class BatchPlan(NamedTuple):
-    """One batch before any picture is read.
-
-    Args:
-        epoch: Epoch, from 0.
-        step: Optimiser step within the epoch, from 0.
-        offset: Position of the first image within the step; above 0 only with gradient accumulation.
-        indices: (B,) positions in the split.
-    """
+    """The images of one batch and its position in the run."""
 
     epoch: int
-    step: int
-    offset: int
-    indices: npt.NDArray[np.int64]
+    step: int  # optimiser step within the epoch
+    offset: int  # of the first image within the step; above 0 only with gradient accumulation
+    indices: npt.NDArray[np.int64]  # (B,) positions in the split
 
 
-def balanced_order(labels: npt.NDArray[np.int64], seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """An epoch's order in which every class has the same number of images, but for one where they do not divide evenly.
+class TrainSampler(Sampler[BatchPlan]):
+    """Yield the batches of an epoch in random order; resumable at any batch.
 
-    Within a class no image comes twice before each has come once.
-
-    Args:
-        labels: Class of each image, (n,).
-        seed: Of the draws.
-        epoch: From 0.
-
-    Returns:
-        Positions (n,) in random order.
-    """
-    draws = generator(seed, epoch, stream="balanced")
-    classes = np.unique(labels)
-    share, rest = divmod(len(labels), len(classes))
-    counts = share + (draws.permutation(len(classes)) < rest)
-    chosen = []
-    for label, count in zip(classes, counts.tolist(), strict=True):
-        members = np.flatnonzero(labels == label)
-        whole, part = divmod(count, len(members))
-        chosen += [members] * whole + [draws.permutation(members)[:part]]
-    return draws.permutation(np.concatenate(chosen))
-
-
-class TrainPlans(Sampler[BatchPlan]):
-    """Every epoch in its own random order; the last images that fill no step are left out of that epoch.
+    The images that do not fill the last step of an epoch are left out of that epoch. A split smaller than one step
+    forms a single smaller step.
 
     Args:
-        images: Number of images. A set smaller than one step is one smaller step.
+        images: Number of images.
         batch_size: Images per optimiser step.
-        accumulate: Batches that a step is cut into; the order is the same for every value.
-        seed: Of the order.
-        balance: Classes of the images, (images,), to show equally often; None shows each image once an epoch.
+        accumulate: Batches per optimiser step; the order does not depend on it.
+        seed: Seed of the order.
+        balance: Class of each image, (images,), to show all classes equally often; None: each image once per epoch.
     """
 
     def __init__(
@@ -78,75 +49,82 @@ class TrainPlans(Sampler[BatchPlan]):
         seed: int = 0,
         balance: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        self.images = images
-        self.batch_size = min(batch_size, images)
+        self.images, self.batch_size = images, min(batch_size, images)
         self.parts = min(accumulate, self.batch_size)
-        self.seed = seed
-        self.balance = balance
-        self.epoch = 0
-        self.start = 0
+        self.seed, self.balance = seed, balance
+        self.epoch = self.start = 0
+
+    def __iter__(self) -> Iterator[BatchPlan]:
+        """Yield the batches of the current epoch, from the batch that :meth:`seek` chose or from the first."""
+        epoch, start, self.start = self.epoch, self.start, 0
+        if self.balance is None:
+            order = generator(self.seed, epoch, stream="order").permutation(self.images)
+        else:
+            order = balanced_order(self.balance, self.seed, epoch)
+        for batch in range(start, len(self)):
+            step, part = divmod(batch, self.parts)
+            first, end = (self.batch_size * edge // self.parts for edge in (part, part + 1))  # within the step
+            yield BatchPlan(epoch, step, first, order[step * self.batch_size :][first:end])
 
     @property
     def steps(self) -> int:
-        """Optimiser steps in an epoch."""
+        """Optimiser steps per epoch."""
         return self.images // self.batch_size
 
     def __len__(self) -> int:
-        """Batches in a whole epoch, also while one is resumed."""
+        """Return the number of batches of a whole epoch, also while one is resumed."""
         return self.steps * self.parts
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch, as Lightning tells; the epoch that :meth:`seek` chose goes on where it was."""
+        """Go to the start of an epoch. Lightning calls it; the current epoch keeps the start that :meth:`seek` set."""
         if epoch != self.epoch:
             self.epoch, self.start = epoch, 0
 
     def seek(self, epoch: int, batch: int) -> None:
-        """Let the next pass begin at a batch of an epoch."""
+        """Start the next iteration at a batch of an epoch."""
         self.epoch, self.start = epoch, batch
 
-    def __iter__(self) -> Iterator[BatchPlan]:
-        """Plans from the start, which is 0 unless :meth:`seek` moved it for this one pass."""
-        epoch, start, self.start = self.epoch, self.start, 0
-        order = (
-            generator(self.seed, epoch, stream="order").permutation(self.images)
-            if self.balance is None
-            else balanced_order(self.balance, self.seed, epoch)
-        )
-        for batch in range(start, len(self)):
-            step, part = divmod(batch, self.parts)
-            first, last = (self.batch_size * edge // self.parts for edge in (part, part + 1))
-            yield BatchPlan(epoch, step, first, order[step * self.batch_size :][first:last])
-
     def identity(self) -> dict[str, Any]:
-        """What the order depends on besides the epoch."""
+        """Return what the order depends on besides the epoch."""
         counts = {"seed": self.seed, "images": self.images, "batch_size": self.batch_size, "parts": self.parts}
         return counts | {"balanced": self.balance is not None}
 
     def check(self, state: dict[str, Any]) -> None:
-        """Compare with a saved state.
-
-        Raises:
-            CheckpointError: If the state is of another order of batches.
-        """
+        """Raise CheckpointError unless the :meth:`identity` of a checkpoint is this one."""
         differing = [
             f"{key} was {state.get(key)}, now {now}" for key, now in self.identity().items() if state.get(key) != now
         ]
         if differing:
-            raise CheckpointError(f"the run cannot go on with other batches: {'; '.join(differing)}")
+            raise CheckpointError(f"the run cannot be resumed with other batches: {'; '.join(differing)}")
 
 
-class OrderedPlans(Sampler[BatchPlan]):
-    """All images in order, for evaluation; the last batch may be smaller."""
+def balanced_order(labels: npt.NDArray[np.int64], seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """Return an order of an epoch in which all classes have the same number of images, to within one.
+
+    Within a class no image is repeated before every image has been used. ``labels`` and the result have shape (n,).
+    """
+    draws = generator(seed, epoch, stream="balanced")
+    classes = np.unique(labels)
+    quotient, remainder = divmod(len(labels), len(classes))
+    counts = quotient + (draws.permutation(len(classes)) < remainder)
+    chosen = []
+    for label, count in zip(classes, counts.tolist(), strict=True):
+        members = np.flatnonzero(labels == label)
+        repeats, rest = divmod(count, len(members))
+        chosen += [members] * repeats + [draws.permutation(members)[:rest]]
+    return draws.permutation(np.concatenate(chosen))
+
+
+class OrderedSampler(Sampler[BatchPlan]):
+    """Yield all images in order, for evaluation; the last batch may be smaller."""
 
     def __init__(self, images: int, batch_size: int) -> None:
         self.images, self.batch_size = images, batch_size
 
-    def __len__(self) -> int:
-        """Batches."""
-        return (self.images + self.batch_size - 1) // self.batch_size
-
     def __iter__(self) -> Iterator[BatchPlan]:
-        """Plans of epoch 0."""
         for step in range(len(self)):
             first = step * self.batch_size
             yield BatchPlan(0, step, 0, np.arange(first, min(first + self.batch_size, self.images)))
+
+    def __len__(self) -> int:
+        return (self.images + self.batch_size - 1) // self.batch_size

@@ -1,4 +1,4 @@
-"""The bytes of one file on their way to a decoder, and no longer: a large one is not held beside its image."""
+"""The bytes of an image file, held so that a decoder can drop them before the decoded image takes memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ __all__ = ["Content"]
 
 
 class Content:
-    """The bytes of a file, until they are let go.
-
-    Args:
-        data: The bytes.
-    """
+    """The bytes of a file, until they are released."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -21,10 +17,10 @@ class Content:
         return len(self.data)
 
     def release(self) -> None:
-        """Let them go."""
+        """Drop the bytes."""
         self.data = b""
 
-    def handed_over(self) -> Iterator[bytes]:
-        """Give them away, in one part."""
+    def drain(self) -> Iterator[bytes]:
+        """Yield the bytes in one piece, and drop them."""
         data, self.data = self.data, b""
         yield data

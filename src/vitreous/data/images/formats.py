@@ -1,64 +1,56 @@
-"""The image formats that are read, one line each with its limits, and those that people have and that are not read.
+"""The supported image formats with their limits, and common formats that are not supported.
 
-A format is told by a file's first bytes, never by its extension. The limits hold the promise of
-:mod:`vitreous.data.images.watched`: 2 s of processor time and 512 MB for one file. They come from measurements of the slowest
-good image of each kind; ``benchmarks/fuzz_pictures.py`` checks them with hostile ones.
+The format is detected from a file's first bytes, never from its extension. The limits keep one file within 2 s of
+processor time and 512 MB of memory (docs/reliability.md); ``benchmarks/fuzz_pictures.py`` checks them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FORMATS", "MAX_BYTES", "MAX_SIDE", "REFUSED_EXTENSIONS", "Format", "extensions", "recognise", "refused"]
+__all__ = [
+    "FORMATS",
+    "MAX_BYTES",
+    "MAX_SIDE",
+    "UNSUPPORTED_EXTENSIONS",
+    "Format",
+    "detect_format",
+    "detect_unsupported",
+    "image_extensions",
+]
 
 MAX_BYTES = 152 << 20
-"""Bytes of the largest file that is opened; a 48-megapixel photograph as an uncompressed TIFF has 144 MB."""
+"""Largest file that is opened; an uncompressed 48-megapixel TIFF has 144 MB."""
 
 MAX_SIDE = 65_535
-"""Pixels of the longest side, that of JPEG: what is made of an image to resize it grows with its side."""
+"""Longest side in pixels, as in JPEG: the memory that resizing needs grows with the side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format that is read.
+    """A supported format and its limits."""
 
-    Args:
-        name: As Pillow calls it.
-        extensions: Lower case, with the dot.
-        max_pixels: Most pixels of an image, before any is decoded.
-        whole_pixels: Most pixels of an image that comes at its own size; a larger one comes at a half of its width and
-            height, or less, so that this process does not hold as much as the one that decodes it.
-        here_pixels: Most pixels that are decoded in this process; larger ones are decoded in a watched process. 0: all
-            of them are.
-        here_bytes: Most bytes of a file that is decoded in this process.
-        space: Bytes of memory per pixel while it is decoded and converted.
-    """
-
-    name: str
-    extensions: tuple[str, ...]
-    max_pixels: int
-    whole_pixels: int
-    here_pixels: int
-    here_bytes: int
-    space: int
+    extensions: tuple[str, ...]  # lower case, with the dot
+    max_pixels: int  # larger images are not decoded
+    full_size_pixels: int  # larger images are decoded at half their width and height, or less
+    in_process_pixels: int  # larger images are decoded in a watched process; 0: all of them
+    in_process_bytes: int  # larger files are decoded in a watched process
+    bytes_per_pixel: int  # memory that decoding and conversion take
 
 
 FORMATS = {
-    row.name: row
-    for row in (
-        Format("JPEG", (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"), 210_000_000, 40_000_000, 64_000_000, 48 << 20, 8),
-        Format("PNG", (".png", ".apng"), 50_000_000, 32_000_000, 26_000_000, 24 << 20, 8),
-        Format("WEBP", (".webp",), 25_000_000, 16_000_000, 8_000_000, 16 << 20, 18),
-        Format("GIF", (".gif",), 50_000_000, 32_000_000, 26_000_000, 24 << 20, 8),
-        Format("BMP", (".bmp",), 50_000_000, 32_000_000, 26_000_000, 96 << 20, 8),
-        Format("TIFF", (".tif", ".tiff"), 50_000_000, 32_000_000, 26_000_000, 96 << 20, 8),
-        Format("AVIF", (".avif",), 50_000_000, 24_000_000, 0, 0, 10),
-        Format("HEIF", (".heic", ".heif", ".hif"), 26_000_000, 26_000_000, 0, 0, 8),
-    )
+    "JPEG": Format((".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"), 210_000_000, 40_000_000, 64_000_000, 48 << 20, 8),
+    "PNG": Format((".png", ".apng"), 50_000_000, 32_000_000, 26_000_000, 24 << 20, 8),
+    "WEBP": Format((".webp",), 25_000_000, 16_000_000, 8_000_000, 16 << 20, 18),
+    "GIF": Format((".gif",), 50_000_000, 32_000_000, 26_000_000, 24 << 20, 8),
+    "BMP": Format((".bmp",), 50_000_000, 32_000_000, 26_000_000, 96 << 20, 8),
+    "TIFF": Format((".tif", ".tiff"), 50_000_000, 32_000_000, 26_000_000, 96 << 20, 8),
+    "AVIF": Format((".avif",), 50_000_000, 24_000_000, 0, 0, 10),
+    "HEIF": Format((".heic", ".heif", ".hif"), 26_000_000, 26_000_000, 0, 0, 8),  # HEIC photos from phones
 }
-"""By name. HEIF is what phones call HEIC: 26 megapixels are what its decoder does in the time that a file may take."""
+"""Supported formats, by Pillow's names."""
 
-_REFUSED = {
+_UNSUPPORTED = {
     "PNM": (".ppm", ".pgm", ".pbm", ".pnm", ".pam", ".pfm"),
     "JPEG 2000": (".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx"),
     "QOI": (".qoi",),
@@ -72,57 +64,52 @@ _REFUSED = {
     "EPS": (".eps",),
     "camera raw": (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"),
 }
-REFUSED_EXTENSIONS = {extension: name for name, own in _REFUSED.items() for extension in own}
-"""Extension of images that are not read, and what they are: they are named as unusable, never passed over."""
+UNSUPPORTED_EXTENSIONS = {extension: name for name, group in _UNSUPPORTED.items() for extension in group}
+"""Unsupported formats by extension. Such files are reported as unreadable, not ignored."""
 
-_STARTS = (
-    (b"\xff\xd8\xff", "JPEG"),
-    (b"\x89PNG\r\n\x1a\n", "PNG"),
-    (b"GIF87a", "GIF"),
-    (b"GIF89a", "GIF"),
-    (b"II*\0", "TIFF"),
-    (b"MM\0*", "TIFF"),
-    (b"II+\0", "TIFF"),
-    (b"MM\0+", "TIFF"),
-)
-_BMP_HEADERS = (12, 16, 40, 52, 56, 64, 108, 124)  # bytes; two letters alone are the start of too much else
-_REFUSED_STARTS = (
-    *((b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"), (b"\xff\x4f\xff\x51", "JPEG 2000")),
-    *((b"qoif", "QOI"), (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"), (b"8BPS\0", "Photoshop")),
-    *((b"\0\0\1\0", "ICO"), (b"\0\0\2\0", "ICO"), (b"%!PS-Adobe", "EPS")),
-    *((b"P" + kind + space, "PNM") for kind in (b"1", b"2", b"3", b"4", b"5", b"6", b"7") for space in (b"\n", b" ")),
-)
-_AVIF = (b"avif", b"avis")
-_HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-
-
-def extensions() -> tuple[str, ...]:
-    """Extensions of all images, read or not."""
-    return (*(one for row in FORMATS.values() for one in row.extensions), *REFUSED_EXTENSIONS)
+_SIGNATURES = {
+    "JPEG": (b"\xff\xd8\xff",),
+    "PNG": (b"\x89PNG\r\n\x1a\n",),
+    "GIF": (b"GIF87a", b"GIF89a"),
+    "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+}
+_UNSUPPORTED_SIGNATURES = {
+    "PNM": tuple(b"P%d%c" % (kind, space) for kind in range(1, 8) for space in b"\n "),
+    "JPEG 2000": (b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51"),
+    "QOI": (b"qoif",),
+    "ICO": (b"\0\0\1\0", b"\0\0\2\0"),
+    "JPEG XL": (b"\0\0\0\x0cJXL \r\n\x87\n",),
+    "Photoshop": (b"8BPS\0",),
+    "EPS": (b"%!PS-Adobe",),
+}
+_BMP_HEADER_BYTES = (12, 16, 40, 52, 56, 64, 108, 124)  # checked because "BM" alone begins many other files
+_AVIF_BRANDS = (b"avif", b"avis")
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 
-def recognise(start: bytes) -> str:
-    """The name of the format that a file's first bytes are of; empty where it is none that is read.
+def image_extensions() -> tuple[str, ...]:
+    """Return the extensions of all known image formats, supported or not."""
+    return (*(one for row in FORMATS.values() for one in row.extensions), *UNSUPPORTED_EXTENSIONS)
 
-    Args:
-        start: The first 64 bytes, or fewer.
-    """
-    for sign, name in _STARTS:
-        if start.startswith(sign):
+
+def detect_format(start: bytes) -> str:
+    """Return the name of the supported format that a file's first 64 bytes belong to; empty if none."""
+    for name, signatures in _SIGNATURES.items():
+        if start.startswith(signatures):
             return name
-    if start[:2] == b"BM" and int.from_bytes(start[14:18], "little") in _BMP_HEADERS:
+    if start[:2] == b"BM" and int.from_bytes(start[14:18], "little") in _BMP_HEADER_BYTES:
         return "BMP"
     if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
         return "WEBP"
-    if start[4:8] == b"ftyp":  # an ISO media file: the major brand, its version, and what else it is compatible with
+    if start[4:8] == b"ftyp":  # ISO base media file: major brand, version, compatible brands
         brands = [start[8:12], *(start[at : at + 4] for at in range(16, min(len(start), start[3]), 4))]
-        if brands[0] in _AVIF or (brands[0] in (b"mif1", b"msf1") and any(brand in _AVIF for brand in brands)):
+        if brands[0] in _AVIF_BRANDS or (brands[0] in (b"mif1", b"msf1") and any(b in _AVIF_BRANDS for b in brands)):
             return "AVIF"
-        if brands[0] in _HEIC:
+        if brands[0] in _HEIC_BRANDS:
             return "HEIF"
     return ""
 
 
-def refused(start: bytes) -> str:
-    """What the first bytes are of, among images that are not read; empty where they are of none."""
-    return next((name for sign, name in _REFUSED_STARTS if start.startswith(sign)), "")
+def detect_unsupported(start: bytes) -> str:
+    """Return the name of the unsupported format that a file's first bytes belong to; empty if none."""
+    return next((name for name, group in _UNSUPPORTED_SIGNATURES.items() if start.startswith(group)), "")

@@ -1,4 +1,4 @@
-"""How much memory all threads that read images may take together: others wait until there is room."""
+"""The memory that all threads reading images may hold together; a thread waits until its share is free."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ from collections.abc import Iterator
 
 __all__ = ["BUDGET", "Budget"]
 
-_AT_ONCE = contextlib.nullcontext()
-
 
 class Budget:
-    """Bytes that are held by files' contents and by the images that are being made of them.
+    """Limits the bytes held by file contents and by the images decoded from them.
 
-    A thread holds a content first, and then asks for the image's space. It gets that in any case where no other has
-    some: two that waited for each other would wait for ever.
+    A thread reserves its content first, then its image. To rule out deadlock, an image is admitted whenever no other
+    image is being decoded, even if it exceeds the budget.
 
     Args:
-        contents: Bytes of files that are held at a time; one alone may be larger.
-        total: Bytes in all.
-        uncounted: Bytes up to which a content or an image is not counted: most images are small, and counting takes
-            longer than opening one.
+        contents: Bytes of file contents held at a time; a larger file is read while nothing else is held.
+        total: Bytes of contents and images together.
+        uncounted: Sizes up to this are not counted: most images are small, and counting takes longer than opening one.
     """
 
     def __init__(self, contents: int, total: int, uncounted: int = 0) -> None:
@@ -31,40 +28,35 @@ class Budget:
         self.changed = threading.Condition()
 
     def content(self, size: int) -> contextlib.AbstractContextManager[None]:
-        """Hold the content of a file of so many bytes, when there is room."""
-        return self._content(size) if size > self.uncounted else _AT_ONCE
+        """Reserve ``size`` bytes for a file's content; waits until they are free."""
+        return self._reserve(size, 0) if size > self.uncounted else contextlib.nullcontext()
 
     def image(self, size: int) -> contextlib.AbstractContextManager[None]:
-        """Hold what decoding an image takes, when there is room."""
-        return self._image(size) if size > self.uncounted else _AT_ONCE
+        """Reserve ``size`` bytes for decoding an image; waits until they are free."""
+        return self._reserve(0, size) if size > self.uncounted else contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def _content(self, size: int) -> Iterator[None]:
+    def _reserve(self, content: int, image: int) -> Iterator[None]:
+        def has_room() -> bool:
+            if content:
+                return self.held + content <= self.contents or self.held == self.decoding == 0
+            return self.decoding == 0 or self.held + self.decoding + image <= self.total
+
         with self.changed:
-            self.changed.wait_for(lambda: self.held + size <= self.contents or (self.held == 0 and self.decoding == 0))
-            self.held += size
+            self.changed.wait_for(has_room)
+            self.held += content
+            self.decoding += image
         try:
             yield
         finally:
             with self.changed:
-                self.held -= size
-                self.changed.notify_all()
-
-    @contextlib.contextmanager
-    def _image(self, size: int) -> Iterator[None]:
-        with self.changed:
-            self.changed.wait_for(lambda: self.decoding == 0 or self.held + self.decoding + size <= self.total)
-            self.decoding += size
-        try:
-            yield
-        finally:
-            with self.changed:
-                self.decoding -= size
+                self.held -= content
+                self.decoding -= image
                 self.changed.notify_all()
 
 
 BUDGET = Budget(contents=112 << 20, total=512 << 20, uncounted=1 << 18)
-"""Of this process. What other threads hold is not held in a fork, where they are not."""
+"""The budget of this process. A forked process starts with an empty one: it does not have its parent's threads."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: BUDGET.__init__(BUDGET.contents, BUDGET.total, BUDGET.uncounted))  # type: ignore[misc]

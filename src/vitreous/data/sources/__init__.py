@@ -1,1 +1,10 @@
-"""Where labelled images come from: known datasets, folders, manifests; and how they are split."""
+"""Where labelled images come from, and how they are split. In reading order, from the outside in.
+
+- opening.py: :func:`open_source` turns any source into splits of labelled images (:class:`ImageData`).
+- listing.py: what all sources have in common: entries of path, label and split; the list of exclusions.
+- folders.py, manifest.py, known.py: one kind of source each. To add a known dataset, add a line to `known.KNOWN`.
+- finding.py: the image files under a folder.
+- scan.py: reads every file once: content hash, size, whether it can be decoded.
+- split.py: which images are held out, decided by content.
+- urls.py: refuses web addresses.
+"""

@@ -1,4 +1,4 @@
-"""The pictures of a folder, at any depth, by name or by content. What is in one is :mod:`vitreous.data.images.reading`."""
+"""Finding the image files under a folder. Reading them is in :mod:`vitreous.data.images.reading`."""
 
 from __future__ import annotations
 
@@ -9,82 +9,68 @@ from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
-from vitreous.data.images.formats import extensions, recognise, refused
+from vitreous.data.images.formats import detect_format, detect_unsupported, image_extensions
 from vitreous.errors import DataError
 from vitreous.files.opening import open_regular
 
-__all__ = ["Found", "find_pictures", "walk"]
+__all__ = ["Found", "find_images", "walk"]
 
-_EXTENSIONS = frozenset(extensions())
-_START = 64  # bytes that tell a format
+_EXTENSIONS = frozenset(image_extensions())
+_START = 64  # bytes that identify a format
 _NAMED = 3  # folders that a note names
 
 
 class Found(NamedTuple):
-    """What lies under a folder.
+    """The files under a folder."""
 
-    Attributes:
-        pictures: Files that are pictures by extension or first bytes, also of formats that are not read; sorted.
-        others: The other files that are not hidden; sorted.
-        notes: A line about folders that are listed once though several paths lead to them; none where all is plain.
+    pictures: list[Path]  # images by extension or first bytes, including formats that cannot be read; sorted
+    others: list[Path]  # the other files, except hidden ones; sorted
+    notes: list[str]  # at most one line, about folders that several paths lead to
+
+
+def find_images(folder: str | os.PathLike[str]) -> Found:
+    """Find the image files under a folder, at any depth.
+
+    A file is an image by its extension in any case, or by its first bytes. Hidden files and folders are skipped.
+    Symbolic links are followed, and each real folder is visited once (:func:`walk`).
     """
-
-    pictures: list[Path]
-    others: list[Path]
-    notes: list[str]
-
-
-def find_pictures(folder: str | os.PathLike[str]) -> Found:
-    """Find the pictures under a folder, at any depth.
-
-    A file is a picture by its extension in any case, or by its first bytes. Hidden files and folders are left out.
-    Links are followed, and each real folder is visited once (:func:`walk`).
-
-    Raises:
-        DataError: If a folder cannot be listed.
-    """
-    pictures: list[Path] = []
+    images: list[Path] = []
     others: list[Path] = []
-    files, again = walk(folder)
+    files, repeated = walk(folder)
     for path in files:
-        (pictures if _looks_like_picture(path) else others).append(path)
+        (images if _is_image(path) else others).append(path)
     notes = []
-    if again:
-        named = "; ".join(f"{link} is {first}" for link, first in again[:_NAMED])
-        more = f"; and {len(again) - _NAMED:,} more" if len(again) > _NAMED else ""
-        count = "1 link leads" if len(again) == 1 else f"{len(again):,} links lead"
-        notes.append(f"{count} to folders that are listed already, their pictures count once: {named}{more}")
-    return Found(sorted(pictures), sorted(others), notes)
+    if repeated:
+        named = "; ".join(f"{link} is {first}" for link, first in repeated[:_NAMED])
+        more = f"; and {len(repeated) - _NAMED:,} more" if len(repeated) > _NAMED else ""
+        count = "1 link leads" if len(repeated) == 1 else f"{len(repeated):,} links lead"
+        notes.append(f"{count} to folders already listed, whose images count once: {named}{more}")
+    return Found(sorted(images), sorted(others), notes)
 
 
 def walk(folder: str | os.PathLike[str]) -> tuple[list[Path], list[tuple[str, str]]]:
-    """List the files under a folder that are not hidden, visiting each real folder once, however many links lead there.
+    """List the files under a folder that are not hidden, visiting each real folder once.
 
-    A folder is named by its own path where that lies under ``folder``; else by the shortest path over links, and among
-    those by the first in order.
-
-    Returns:
-        The files, and the links that were not followed, each with the path that its folder has, both relative.
-
-    Raises:
-        DataError: If a folder cannot be listed.
+    A real folder is listed under its own path if that lies under ``folder``; otherwise under the shortest path through
+    links, the first in sorted order among equals. Also return the links that were not followed, each with the path
+    under which its folder is listed, both relative to ``folder``.
     """
     root = os.fspath(folder)
     files: list[Path] = []
-    again: list[tuple[str, str]] = []
-    names: dict[tuple[int, int], str] = {}  # by device and inode of each folder that was visited
-    links = [(0, root)]  # the shortest first
+    repeated: list[tuple[str, str]] = []
+    visited: dict[tuple[int, int], str] = {}  # (device, inode) of each folder -> relative path
+    links = [(0, root)]  # a heap, shortest path first
     while links:
-        waiting = deque([heapq.heappop(links)[1]])  # a folder that a link leads to, and all that really lies in it
-        while waiting:
-            parent = waiting.popleft()
+        pending = deque([heapq.heappop(links)[1]])  # the target of one link, and the real folders below it
+        while pending:
+            parent = pending.popleft()
             try:
                 status = os.stat(parent)
                 key = (status.st_dev, status.st_ino)
-                if key in names:
-                    again.append((os.path.relpath(parent, root), names[key]))
+                if key in visited:
+                    repeated.append((os.path.relpath(parent, root), visited[key]))
                     continue
-                names[key] = os.path.relpath(parent, root)
+                visited[key] = os.path.relpath(parent, root)
                 with os.scandir(parent) as entries:
                     listed = sorted(entries, key=lambda entry: entry.name)
             except OSError as error:
@@ -98,22 +84,22 @@ def walk(folder: str | os.PathLike[str]) -> tuple[list[Path], list[tuple[str, st
                 elif entry.is_symlink():
                     heapq.heappush(links, (entry.path.count(os.sep), entry.path))
                 else:
-                    waiting.append(entry.path)
-    return files, again
+                    pending.append(entry.path)
+    return files, repeated
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder, or a link to one; a link to itself is neither."""
+    """Whether an entry is a folder or a link to one; False for a link that leads to itself."""
     try:
         return entry.is_dir()
     except OSError:
         return False
 
 
-def _looks_like_picture(path: Path) -> bool:
-    """Whether the extension or the first bytes say picture; only files with another extension are opened.
+def _is_image(path: Path) -> bool:
+    """Whether a file is an image by its extension, or else by its first bytes.
 
-    A link to nothing is one by its extension, to be reported; a pipe is none: reading it could wait for ever.
+    A broken link counts by its extension, so that it is reported later. A pipe is never opened: that could block.
     """
     by_name = path.suffix.lower() in _EXTENSIONS
     try:
@@ -127,4 +113,4 @@ def _looks_like_picture(path: Path) -> bool:
             start = file.read(_START)
     except OSError:
         return False
-    return recognise(start) != "" or refused(start) in ("JPEG 2000", "QOI", "JPEG XL", "Photoshop")
+    return detect_format(start) != "" or detect_unsupported(start) in ("JPEG 2000", "QOI", "JPEG XL", "Photoshop")

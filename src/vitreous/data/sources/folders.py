@@ -1,11 +1,11 @@
-"""Labelled pictures in folders: one folder per class, with or without folders for the splits above them."""
+"""Labelled images in folders: one folder per class, optionally below folders for the splits."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from vitreous.data.sources.finding import find_pictures
-from vitreous.data.sources.listing import SPLIT_NAMES, Entry, Listing, first_ten, many, plain_name
+from vitreous.data.sources.finding import find_images
+from vitreous.data.sources.listing import SPLIT_NAMES, Entry, Listing, first_ten, plain_name, pluralize
 from vitreous.errors import DataError
 
 __all__ = ["LAYOUT", "list_folder"]
@@ -19,74 +19,65 @@ LAYOUT = (
 def list_folder(root: Path) -> Listing:
     """List `train/ val/ [test/]` folders of class folders, or a single folder of class folders.
 
-    Pictures at any depth below a class folder belong to that class. Folders count as splits where `train` (or
-    `training`) itself holds folders with pictures; `valid`, `validation` and `testing` are understood too.
-
-    Args:
-        root: An existing folder.
-
-    Raises:
-        DataError: If there are no pictures, or they are not in class folders.
+    Images at any depth below a class folder belong to that class. Folders are splits if `train` (or `training`)
+    contains folders with images; `valid`, `validation` and `testing` are recognised too.
     """
-    pictures, others, notes = find_pictures(root)
-    if not pictures:
-        seen = f" (it has {many(len(others), 'other file')})" if others else ""
-        raise DataError(f"folder {root} holds no pictures{seen}: {LAYOUT}")
-    parts = [(path, path.relative_to(root).parts) for path in pictures]
-    has_splits = any(len(p) >= 3 and SPLIT_NAMES.get(p[0].lower()) == "train" for _, p in parts)
+    images, others, notes = find_images(root)
+    if not images:
+        rest = f" (it has {pluralize(len(others), 'other file')})" if others else ""
+        raise DataError(f"folder {root} holds no images{rest}: {LAYOUT}")
+    relative = [(path, path.relative_to(root).parts) for path in images]
+    has_splits = any(len(parts) >= 3 and SPLIT_NAMES.get(parts[0].lower()) == "train" for _, parts in relative)
     if not has_splits:
-        _check_no_lone_splits(root, {p[0] for _, p in parts if len(p) > 1})
-    depth = 1 if has_splits else 0
-    entries, loose, outside = [], [], set()
-    for path, p in parts:
-        split = SPLIT_NAMES.get(p[0].lower()) if has_splits else None
+        _check_split_folders(root, {parts[0] for _, parts in relative if len(parts) > 1})
+    depth = 1 if has_splits else 0  # of the class folder
+    entries, loose, beside = [], [], set()
+    for path, parts in relative:
+        split = SPLIT_NAMES.get(parts[0].lower()) if has_splits else None
         if has_splits and split is None:
-            outside.add(p[0])
-        elif len(p) < depth + 2:
-            loose.append("/".join(p))
+            beside.add(parts[0])
+        elif len(parts) < depth + 2:
+            loose.append("/".join(parts))
         else:
-            entries.append(Entry(path, "/".join(p), plain_name(p[depth]), split))
+            entries.append(Entry(path, "/".join(parts), plain_name(parts[depth]), split))
     if not entries:
-        raise DataError(f"{root} holds {many(len(pictures), 'picture')}, but not in class folders: {LAYOUT}")
+        raise DataError(f"{root} holds {pluralize(len(images), 'image')}, but not in class folders: {LAYOUT}")
     if others:
         first = others[0].relative_to(root).as_posix()
-        notes.append(f"{many(len(others), 'file')} ignored, not pictures (first: {first})")
+        notes.append(f"{pluralize(len(others), 'file')} ignored, not images (first: {first})")
     if loose:
-        notes.append(f"{many(len(loose), 'picture')} ignored, outside class folders (first: {loose[0]})")
-    if outside:
-        notes.append(f"beside the splits, ignored: {first_ten(sorted(outside))}")
-    notes += _empty_folders(root, depth, entries)
-    return Listing(root, entries, notes)
+        notes.append(f"{pluralize(len(loose), 'image')} ignored, outside class folders (first: {loose[0]})")
+    if beside:
+        notes.append(f"folders beside the splits ignored: {first_ten(sorted(beside))}")
+    return Listing(root, entries, notes + _empty_folders(root, depth, entries))
 
 
-def _check_no_lone_splits(root: Path, folders: set[str]) -> None:
-    """Refuse `val/` and `test/` without a usable `train/`: they would pass as classes."""
+def _check_split_folders(root: Path, folders: set[str]) -> None:
+    """Refuse folders `val` and `test` without a usable `train`, which would otherwise be taken for classes."""
     splits = sorted(name for name in folders if name.lower() in SPLIT_NAMES)
     if splits and len(splits) == len(folders):
-        lack = (
-            "no folder train" if all(SPLIT_NAMES[s.lower()] != "train" for s in splits) else "no class folders in train"
-        )
+        has_train = any(SPLIT_NAMES[name.lower()] == "train" for name in splits)
+        lack = "no class folders in train" if has_train else "no folder train"
         raise DataError(f"{root} has {first_ten(splits)} and {lack}: {LAYOUT}")
 
 
 def _empty_folders(root: Path, depth: int, entries: list[Entry]) -> list[str]:
-    """Note the class folders in which no picture was found, and the splits."""
+    """Note the splits and class folders in which no image was found."""
     full = {entry.path.relative_to(root).parts[: depth + 1] for entry in entries}
-    used = {parts[0] for parts in full}
-    candidates = [folder for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith(".")]
+    candidates = _folders_in(root)
     notes = []
     if depth == 1:
-        candidates = [folder for folder in candidates if folder.name.lower() in SPLIT_NAMES]
-        for split in sorted(folder.name for folder in candidates if folder.name not in used):
-            notes.append(f"folder {split} has no pictures in class folders, it is ignored")
-        candidates = [
-            inner for folder in candidates if folder.name in used for inner in folder.iterdir() if inner.is_dir()
-        ]
-    empty = sorted(
-        folder.relative_to(root).as_posix()
-        for folder in candidates
-        if folder.relative_to(root).parts not in full and not folder.name.startswith(".")
-    )
+        used = {parts[0] for parts in full}
+        splits = [folder for folder in candidates if folder.name.lower() in SPLIT_NAMES]
+        unused = sorted({folder.name for folder in splits} - used)
+        notes = [f"folder {name} has no images in class folders, it is ignored" for name in unused]
+        candidates = [inner for folder in splits if folder.name in used for inner in _folders_in(folder)]
+    relative = [folder.relative_to(root) for folder in candidates]
+    empty = sorted(folder.as_posix() for folder in relative if folder.parts not in full)
     if empty:
-        notes.append(f"{many(len(empty), 'class folder')} without pictures: {first_ten(empty)}")
+        notes.append(f"{pluralize(len(empty), 'class folder')} without images: {first_ten(empty)}")
     return notes
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]

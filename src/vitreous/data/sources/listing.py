@@ -1,6 +1,6 @@
-"""What a folder or a manifest says before any picture is opened: which file has which label, and in which split.
+"""Labelled files before any of them is opened: path, label and split; and the list of files to exclude.
 
-Also the list of pictures to leave out. Files are opened in :mod:`vitreous.data.sources.scan`.
+Files are opened in :mod:`vitreous.data.sources.scan`.
 """
 
 from __future__ import annotations
@@ -20,177 +20,145 @@ __all__ = [
     "SPLIT_NAMES",
     "Entry",
     "Listing",
-    "as_line",
-    "excluded",
+    "exclusion_line",
     "first_ten",
-    "many",
+    "match_exclusions",
     "ordered_classes",
     "plain_name",
+    "pluralize",
     "read_list",
 ]
 
-_LIST_BYTES = 1 << 30  # of a list of exclusions
+_LIST_BYTES = 1 << 30  # size limit of a list of exclusions
 
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-"""How people call their splits, in lower case, and what each is called here."""
+"""Names of splits in folders and manifests, in lower case, and the split that each stands for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One labelled file.
-
-    Args:
-        path: Where it is.
-        name: The path as the user would write it: relative to the data folder, or as in the manifest.
-        label: Class name.
-        split: `train`, `val` or `test`; None where the data does not say.
-    """
+    """One labelled file."""
 
     path: Path
-    name: str
-    label: str
-    split: str | None
+    name: str  # the path as the user writes it: relative to the data folder, or as in the manifest
+    label: str  # class name
+    split: str | None  # `train`, `val` or `test`; None if the data does not say
 
 
 @dataclass
 class Listing:
-    """All labelled files of a source.
+    """All labelled files of a source."""
 
-    Args:
-        root: The data folder, that names are relative to.
-        entries: The files.
-        notes: Lines for the terminal: what was ignored.
-        classes: The classes in their official order; None orders them by name.
-        trusted: The files are known to be whole (verified archives): they are not opened before training.
-    """
-
-    root: Path
+    root: Path  # the data folder, to which names are relative
     entries: list[Entry]
-    notes: list[str] = field(default_factory=list)
-    classes: tuple[str, ...] | None = None
-    trusted: bool = False
+    notes: list[str] = field(default_factory=list)  # lines to print, about what was ignored
+    classes: tuple[str, ...] | None = None  # in their official order; None: sorted by :func:`ordered_classes`
+    trusted: bool = False  # the files are known to be intact (verified archives) and need not be read before training
+
+
+def ordered_classes(names: Collection[str]) -> tuple[str, ...]:
+    """Sort distinct class names: by number if all are whole numbers, else by Unicode code point."""
+    unique = set(names)
+    numeric = all(name.isdecimal() for name in unique)
+    return tuple(sorted(unique, key=lambda name: (int(name) if numeric else 0, name)))
+
+
+def plain_name(name: str) -> str:
+    """Return a class name in Unicode form NFC: macOS writes 'é' as two characters, other systems as one."""
+    return unicodedata.normalize("NFC", name)
 
 
 def first_ten(items: Sequence[object], separator: str = ", ") -> str:
-    """The first ten of many, joined, and how many more there are."""
+    """Join the first ten items, and append how many more there are."""
     more = f" and {len(items) - 10:,} more" if len(items) > 10 else ""
     return separator.join(str(item) for item in items[:10]) + more
 
 
-def many(count: int, what: str, plural: str | None = None) -> str:
-    """``1 picture``, ``2 pictures``; a plural that is not formed by an s is given."""
+def pluralize(count: int, what: str, plural: str | None = None) -> str:
+    """Return a count with its noun: ``1 image``, ``2 images``. ``plural`` is given if it is not formed with an s."""
     return f"{count:,} {what if count == 1 else plural or what + 's'}"
 
 
-def plain_name(name: str) -> str:
-    """A class name in one Unicode form: macOS writes 'é' as two characters, others as one."""
-    return unicodedata.normalize("NFC", name)
-
-
-def as_line(name: str) -> str:
-    """A picture's name as a line of a list of exclusions; in JSON's quotes where it would not come back as it is."""
-    plain = name.isprintable() and name == name.strip() and not name.startswith(("#", '"', "~")) and ": " not in name
-    return name if plain and name else json.dumps(name)
-
-
-def ordered_classes(names: Collection[str]) -> tuple[str, ...]:
-    """Class names in order: by number where all are whole numbers, else by Unicode code point."""
-    unique = set(names)
-    if all(name.isdecimal() for name in unique):
-        return tuple(sorted(unique, key=lambda name: (int(name), name)))
-    return tuple(sorted(unique))
-
-
-def excluded(
+def match_exclusions(
     list_file: str, names: Sequence[str], paths: Sequence[Path] | None = None, root: Path | None = None
 ) -> tuple[set[int], list[str]]:
-    """Which pictures a list of exclusions names.
+    """Return the positions of the images that a list of exclusions names, and notes, also about lines without effect.
 
-    A line is a picture's name as this package prints it, a path relative to the data folder or to the current one, an
-    absolute path, or a bare file name that only one picture has. Lines that start with `#` are comments. What
-    follows a colon is ignored where the line is no path as it stands, so that a run's list of unreadable files, with
-    its reasons, can be used as it is. Any name can be written as a JSON string, as :func:`as_line` does with odd ones.
-
-    Args:
-        list_file: Path of the text file, UTF-8.
-        names: Name of each picture.
-        paths: Path of each picture, if they are files.
-        root: The data folder, if there is one.
-
-    Returns:
-        Positions of the pictures to leave out, and notes on the lines that match none.
-
-    Raises:
-        DataError: If the list cannot be read.
+    A line is an image's name as this package prints it, a path relative to the data folder or the current folder, an
+    absolute path, or a file name that only one image has. Lines that start with `#` are comments. If a line matches
+    nothing, the text after a colon is ignored, so that a run's `unreadable.txt`, which contains reasons, is a valid
+    list. Any name may be written as a JSON string, as :func:`exclusion_line` does if necessary.
     """
-    wanted = [line.strip() for line in read_list(list_file) if not line.strip().startswith("#")]
-    exact: dict[str, list[int]] = {}
-    known: dict[str, list[int]] = {}
+    by_name: dict[str, list[int]] = {}
+    by_path: dict[str, list[int]] = {}  # name, file name and absolute path
     for position, name in enumerate(names):
-        exact.setdefault(name, []).append(position)
+        by_name.setdefault(name, []).append(position)
         keys = {name, os.path.basename(name)}
         if paths is not None:
             keys.add(os.path.abspath(paths[position]))
         for key in keys:
-            known.setdefault(key, []).append(position)
-    found: set[int] = set()
-    missed: list[str] = []
-    vague: list[str] = []
-    for line in wanted:
-        meanings = _meanings(line, root)
-        named = next((exact[key] for key in meanings if key in exact), None)
-        hits = named or next((known[key] for key in meanings if key in known), [])
-        if len(hits) == 1 or named:
-            found.update(hits)
+            by_path.setdefault(key, []).append(position)
+    positions: set[int] = set()
+    unmatched: list[str] = []
+    ambiguous: list[str] = []
+    for line in (line.strip() for line in read_list(list_file)):
+        if line.startswith("#"):
+            continue
+        keys_of_line = _keys(line, root)
+        exact = next((by_name[key] for key in keys_of_line if key in by_name), None)
+        matches = exact or next((by_path[key] for key in keys_of_line if key in by_path), [])
+        if exact or len(matches) == 1:
+            positions.update(matches)
         else:
-            (vague if hits else missed).append(visible(line))
-    notes = [f"{many(len(found), 'picture')} left out by {list_file}"]
-    if missed:
-        notes.append(f"in {list_file}, {many(len(missed), 'line')} without a picture: {first_ten(missed)}")
-    if vague:
-        notes.append(
-            f"in {list_file}, {many(len(vague), 'line')} for several pictures, write the folder too: {first_ten(vague)}"
-        )
-    return found, notes
+            (ambiguous if matches else unmatched).append(visible(line))
+    notes = [f"{pluralize(len(positions), 'image')} excluded by {list_file}"]
+    if unmatched:
+        notes.append(f"{list_file}: {pluralize(len(unmatched), 'line')} without an image: {first_ten(unmatched)}")
+    if ambiguous:
+        lines = f"{pluralize(len(ambiguous), 'line')} for several images, add the folder"
+        notes.append(f"{list_file}: {lines}: {first_ten(ambiguous)}")
+    return positions, notes
 
 
 def read_list(list_file: str) -> list[str]:
-    """The lines of a list of exclusions that are not empty, comments too.
-
-    Raises:
-        DataError: If it cannot be read.
-    """
+    """Return the lines of a list of exclusions, with comments and without empty lines."""
     try:
         text = read_regular(os.path.expanduser(list_file), _LIST_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        reason = getattr(error, "strerror", None) or error
         raise DataError(f"the list of images to exclude, {list_file}, cannot be read: {reason}") from error
     return [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
 
 
-def _meanings(line: str, root: Path | None) -> list[str]:
-    """The keys that a line may stand for, the most literal first."""
+def exclusion_line(name: str) -> str:
+    """Return a name as a line of a list of exclusions; as a JSON string if it would not be read back unchanged."""
+    plain = name.isprintable() and name == name.strip() and not name.startswith(("#", '"', "~")) and ": " not in name
+    return name if plain and name else json.dumps(name)
+
+
+def _keys(line: str, root: Path | None) -> list[str]:
+    """Return the names and paths that a line may stand for, the most literal first."""
     colons = [at for at in range(len(line)) if line.startswith(": ", at)]
-    meanings = []
-    for text in (line, *_quoted(line), *(text for at in colons for text in (line[:at], *_quoted(line[:at])))):
+    keys = []
+    for text in (line, *_unquoted(line), *(text for at in colons for text in (line[:at], *_unquoted(line[:at])))):
         expanded = os.path.expanduser(text)
-        meanings += [text, os.path.normpath(text).replace(os.sep, "/")]
+        keys += [text, os.path.normpath(text).replace(os.sep, "/")]
         if root is not None:
-            meanings.append(os.path.abspath(os.path.join(root, expanded)))
-        meanings.append(os.path.abspath(expanded))
-    return meanings
+            keys.append(os.path.abspath(os.path.join(root, expanded)))
+        keys.append(os.path.abspath(expanded))
+    return keys
 
 
-def _quoted(line: str) -> list[str]:
-    """What a line says as a JSON string, if it is one."""
+def _unquoted(line: str) -> list[str]:
+    """Return the content of a JSON string; empty if the line is none."""
     if not line.startswith('"'):
         return []
     try:
-        inside = json.loads(line)
+        content = json.loads(line)
     except ValueError:
         return []
-    return [inside] if isinstance(inside, str) else []
+    return [content] if isinstance(content, str) else []

@@ -1,4 +1,4 @@
-"""Labelled pictures in a table: a CSV or Parquet file with a column of paths, one of labels, perhaps one of splits."""
+"""Labelled images in a table: a CSV or Parquet file with columns for path, label and optionally split."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from vitreous.data.sources.listing import SPLIT_NAMES, Entry, Listing, first_ten, many, plain_name
+from vitreous.data.sources.listing import SPLIT_NAMES, Entry, Listing, first_ten, plain_name, pluralize
 from vitreous.errors import DataError, MissingExtraError
 from vitreous.files.opening import open_regular
 from vitreous.files.text import visible
@@ -25,38 +25,31 @@ _COLUMNS = {
     "label": ("label", "class", "target", "category", "class_name", "y"),
     "split": ("split", "subset", "fold", "set"),
 }
-_MOST_ROWS = 20_000_000  # ImageNet-21k has 14 million; a few hundred bytes of Parquet may claim any number
+_MOST_ROWS = 20_000_000  # ImageNet-21k has 14 million; a Parquet file of a few hundred bytes can claim any number
 _CSV_BYTES = 4 << 30
-_PARQUET_BYTES = 1 << 40  # pictures may be in it too: only the columns that are needed are read
-_LINE = 1 << 20  # characters of a line of a CSV
-_TEXT_BYTES = (16 << 20, 8192)  # of a Parquet column once decompressed: at any rate, and for each row besides
+_PARQUET_BYTES = 1 << 40  # the file may contain images; only the needed columns are read
+_LINE = 1 << 20  # characters per line of a CSV file
+_TEXT_BYTES = (16 << 20, 8192)  # limit of a decompressed Parquet column: a constant, plus bytes per row
 
 _Table = tuple[list[str], list[list[Any]], list[int]]
+"""Names of the needed columns, their cells, and the number of each row in messages."""
 
 
 def list_manifest(manifest: Path) -> Listing:
-    """List the pictures of a table.
+    """List the images of an existing .csv, .tsv, .parquet or .pq file.
 
-    Columns are `path` and `label` (or `file`, `filename`, `image`; `class`, `target`, `category`, in any case), and
-    optionally `split` with `train`, `val` or `test`. Where two columns have names of one meaning, the best-known name
-    is read, and a note says so if their cells differ. A relative path is relative to the table's folder. A CSV may be
+    Columns are `path` (or `file`, `filename`, `image`), `label` (or `class`, `target`, `category`) and optionally
+    `split` with `train`, `val` or `test`; case does not matter. If several columns qualify, the first in this order is
+    read, and a note says so if their cells differ. Relative paths are relative to the table's folder. A CSV file may be
     separated by commas, semicolons or tabs.
-
-    Args:
-        manifest: An existing .csv, .tsv, .parquet or .pq file.
-
-    Raises:
-        DataError: If the table cannot be read, lacks a column or has one twice, or has cells that are empty, no text or
-            no split, naming rows.
-        MissingExtraError: If a Parquet file is given and pyarrow is not installed.
     """
     is_parquet = manifest.suffix.lower() in (".parquet", ".pq")
     header, columns, numbers = _read_parquet(manifest) if is_parquet else _read_csv(manifest)
     if not numbers:
         raise DataError(f"{manifest} has a header and no rows")
-    roles = {role: [header.index(name) for name in _named(role, header)] for role in _COLUMNS}
-    cells = {role: columns[at[0]] for role, at in roles.items() if at}
-    _check_cells(manifest, cells, {role: header[at[0]] for role, at in roles.items() if at}, numbers)
+    indices = {role: [header.index(name) for name in _columns_for(role, header)] for role in _COLUMNS}
+    cells = {role: columns[index[0]] for role, index in indices.items() if index}
+    _check_cells(manifest, cells, {role: header[index[0]] for role, index in indices.items() if index}, numbers)
     splits = cells.get("split")
     entries = [
         Entry(
@@ -68,10 +61,10 @@ def list_manifest(manifest: Path) -> Listing:
         for n, (path, label) in enumerate(zip(cells["path"], cells["label"], strict=True))
     ]
     notes = [
-        f"{role} is read from column {header[at[0]]!r}, not from {header[other]!r}, which differs"
-        for role, at in roles.items()
-        for other in at[1:]
-        if columns[other] != columns[at[0]]
+        f"{role} is read from column {header[index[0]]!r}, not from {header[other]!r}, which differs"
+        for role, index in indices.items()
+        for other in index[1:]
+        if columns[other] != columns[index[0]]
     ]
     return Listing(manifest.parent, entries, notes + _conflicts(entries))
 
@@ -79,59 +72,55 @@ def list_manifest(manifest: Path) -> Listing:
 def _check_cells(
     manifest: Path, cells: Mapping[str, Sequence[str]], names: Mapping[str, str], numbers: Sequence[int]
 ) -> None:
-    """Refuse cells that cannot be what their column is for, naming their rows."""
-    for role, own in cells.items():
+    for role, values in cells.items():
         where = f"(column {names[role]!r})"
-        if empty := [numbers[n] for n, cell in enumerate(own) if not cell]:
+        if empty := [numbers[n] for n, cell in enumerate(values) if not cell]:
             raise DataError(f"{manifest}: rows {first_ten(empty)} have no {role} {where}")
-        if broken := [numbers[n] for n, cell in enumerate(own) if "\0" in cell]:
+        if broken := [numbers[n] for n, cell in enumerate(values) if "\0" in cell]:
             raise DataError(
                 f"{manifest}: rows {first_ten(broken)} have a NUL character in their {role} {where}: repair them, or "
-                "write the table anew as UTF-8"
+                "save the table again as UTF-8"
             )
     splits = enumerate(cells.get("split", ()))
-    foreign = [f"{numbers[n]} ({visible(cell)})" for n, cell in splits if cell.lower() not in SPLIT_NAMES]
-    if foreign:
-        raise DataError(f"{manifest}: split must be train, val or test; rows {first_ten(foreign)} have another")
+    unknown = [f"{numbers[n]} ({visible(cell)})" for n, cell in splits if cell.lower() not in SPLIT_NAMES]
+    if unknown:
+        raise DataError(f"{manifest}: split must be train, val or test; rows {first_ten(unknown)} have another")
 
 
-def _text(cell: object) -> str:
-    """A cell as text: Parquet holds numbers, and 3.0 where pandas met a missing value in a column of whole numbers."""
-    if isinstance(cell, float):
-        cell = int(cell) if cell.is_integer() else None if math.isnan(cell) else cell
-    if isinstance(cell, bytes):
-        cell = cell.decode("utf-8")
-    return "" if cell is None else str(cell).strip()
+def _conflicts(entries: Sequence[Entry]) -> list[str]:
+    """Note the files that are listed with more than one label."""
+    labels: dict[Path, set[str]] = {}
+    for entry in entries:
+        labels.setdefault(entry.path, set()).add(entry.label)
+    several = [path.name for path, names in labels.items() if len(names) > 1]
+    if not several:
+        return []
+    return [f"{pluralize(len(several), 'image')} listed with more than one label: {first_ten(several)}"]
 
 
-def _named(role: str, header: Sequence[str]) -> list[str]:
-    """The columns that a role may be read from, the best-known name first."""
+def _columns_for(role: str, header: Sequence[str]) -> list[str]:
     by_name = {name.strip().lower(): name for name in header}
     return [by_name[name] for name in _COLUMNS[role] if name in by_name]
 
 
 def _needed(manifest: Path, header: Sequence[str]) -> list[str]:
-    """The columns that are read, in the header's order.
-
-    Raises:
-        DataError: If a column comes twice, or none can be a path or a label.
-    """
+    """Return the columns to read, in the header's order."""
     counts = Counter(name.strip().lower() for name in header)
     twice = [repr(name) for name, count in counts.items() if count > 1 and name]  # spreadsheets leave some unnamed
     if twice:
         raise DataError(f"{manifest} has more than one column {first_ten(twice)}: rename or remove all but one")
     for role in ("path", "label"):
-        if not _named(role, header):
+        if not _columns_for(role, header):
             raise DataError(
                 f"{manifest} has no column {role} (or {', '.join(_COLUMNS[role][1:4])}): its columns are "
                 f"{first_ten([visible(name) for name in header])}"
             )
-    wanted = {name for role in _COLUMNS for name in _named(role, header)}
-    return [name for name in header if name in wanted]
+    needed = {name for role in _COLUMNS for name in _columns_for(role, header)}
+    return [name for name in header if name in needed]
 
 
 def _read_csv(manifest: Path) -> _Table:
-    """The needed columns' names and cells, and the line that each row ends on."""
+    """Read the needed columns of a CSV file; rows are numbered by the line they end on."""
     try:
         with (
             open_regular(manifest, _CSV_BYTES) as raw,
@@ -145,20 +134,20 @@ def _read_csv(manifest: Path) -> _Table:
             if header is None:
                 raise DataError(f"{manifest} is empty: its first line must name the columns path and label")
             needed = _needed(manifest, header)
-            at = [header.index(name) for name in needed]
+            index = [header.index(name) for name in needed]
             columns: list[list[Any]] = [[] for _ in needed]
             numbers: list[int] = []
             ragged: list[int] = []
             for row in reader:
                 if len(row) == len(header):
-                    for column, n in zip(columns, at, strict=True):
+                    for column, n in zip(columns, index, strict=True):
                         column.append(row[n].strip())
                     numbers.append(reader.line_num)
                 elif row:
                     ragged.append(reader.line_num)
                 _check_rows(manifest, len(numbers))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        reason = getattr(error, "strerror", None) or error
         raise DataError(f"{manifest} cannot be read as a CSV file in UTF-8: {reason}") from error
     if ragged:
         raise DataError(f"{manifest}: rows {first_ten(ragged)} do not have the header's {len(header)} columns")
@@ -166,7 +155,7 @@ def _read_csv(manifest: Path) -> _Table:
 
 
 def _lines(file: TextIO) -> Iterator[str]:
-    """Yield lines, and never read more than one of them allows."""
+    """Yield lines, without reading more than the limit of one line."""
     while line := file.readline(_LINE):
         if len(line) == _LINE and line[-1] not in "\r\n":
             raise csv.Error(f"it has a line of over {_LINE:,} characters")
@@ -175,11 +164,11 @@ def _lines(file: TextIO) -> Iterator[str]:
 
 def _check_rows(manifest: Path, count: int) -> None:
     if count > _MOST_ROWS:
-        raise DataError(f"{manifest} has {count:,} rows or more, the limit is {_MOST_ROWS:,}: give it in parts")
+        raise DataError(f"{manifest} has {count:,} rows or more, the limit is {_MOST_ROWS:,}: split it up")
 
 
 def _read_parquet(manifest: Path) -> _Table:
-    """The needed columns' names and cells, and the rows' numbers from 0, as data frames count."""
+    """Read the needed columns of a Parquet file; rows are numbered from 0, as in data frames."""
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -195,13 +184,13 @@ def _read_parquet(manifest: Path) -> _Table:
             table = file.read(columns=needed)
             columns = [[_text(cell) for cell in table.column(name).to_pylist()] for name in needed]
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        reason = getattr(error, "strerror", None) or error
         raise DataError(f"{manifest} cannot be read as a Parquet file: {reason}") from error
     return needed, columns, list(range(count))
 
 
 def _check_columns(manifest: Path, file: Any, needed: Sequence[str]) -> None:
-    """Refuse columns whose cells are no text, number or truth value, and those that unpack to more than a table has."""
+    """Raise if a needed column is not text, numbers or booleans, or would decompress to an implausible size."""
     from pyarrow import types
 
     plain = (
@@ -211,7 +200,7 @@ def _check_columns(manifest: Path, file: Any, needed: Sequence[str]) -> None:
     for name in needed:
         kind = file.schema_arrow.field(name).type
         inner = kind.value_type if types.is_dictionary(kind) else kind
-        if not any(is_one(inner) for is_one in plain):
+        if not any(is_plain(inner) for is_plain in plain):
             raise DataError(
                 f"{manifest}: column {name!r} holds {visible(str(kind))[:80]}, it must hold text; name another column "
                 "path or label"
@@ -221,16 +210,16 @@ def _check_columns(manifest: Path, file: Any, needed: Sequence[str]) -> None:
         for column in (group.column(n) for n in range(group.num_columns)):
             name, size, limit = column.path_in_schema, column.total_uncompressed_size, base + each * group.num_rows
             if name in needed and size > limit:
-                rows = many(group.num_rows, "row")
+                rows = pluralize(group.num_rows, "row")
                 raise DataError(
-                    f"{manifest}: column {name!r} unpacks to {size:,} bytes in {rows}, at most {limit:,} may be"
+                    f"{manifest}: column {name!r} unpacks to {size:,} bytes in {rows}, the limit is {limit:,}"
                 )
 
 
-def _conflicts(entries: Sequence[Entry]) -> list[str]:
-    """Note the files that are listed with more than one label."""
-    labels: dict[Path, set[str]] = {}
-    for entry in entries:
-        labels.setdefault(entry.path, set()).add(entry.label)
-    several = [path.name for path, names in labels.items() if len(names) > 1]
-    return [f"{many(len(several), 'picture')} listed with more than one label: {first_ten(several)}"] if several else []
+def _text(cell: object) -> str:
+    """Return a cell as text. Parquet contains numbers; pandas stores 3 as 3.0 in a column with missing values."""
+    if isinstance(cell, float):
+        cell = int(cell) if cell.is_integer() else None if math.isnan(cell) else cell
+    if isinstance(cell, bytes):
+        cell = cell.decode("utf-8")
+    return "" if cell is None else str(cell).strip()

@@ -1,7 +1,7 @@
-"""Where labelled images come from: a known set, a folder or a manifest, opened to the same :class:`ImageData`.
+"""Opening a source of labelled images: a known dataset, a folder or a manifest becomes an :class:`ImageData`.
 
-How each is listed is in :mod:`vitreous.data.sources.known`, :mod:`vitreous.data.sources.folders` and :mod:`vitreous.data.sources.manifest`.
-Here the pictures are checked, split and counted. Turning them into batches is :mod:`vitreous.data.batches.data_module`.
+Files are listed in known.py, folders.py and manifest.py. Here they are checked, split and counted. They become batches
+in :mod:`vitreous.data.batches`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy.typing as npt
 from PIL import Image
 
 from vitreous.data.config import DataConfig
-from vitreous.data.images.reading import PictureFacts, read_picture
+from vitreous.data.images.reading import ImageFacts, read_image
 from vitreous.data.sources.folders import LAYOUT, list_folder
 from vitreous.data.sources.known import KNOWN, PixelSet, load_known
-from vitreous.data.sources.listing import Entry, Listing, excluded, first_ten, many, ordered_classes
+from vitreous.data.sources.listing import Entry, Listing, first_ten, match_exclusions, ordered_classes, pluralize
 from vitreous.data.sources.manifest import MANIFEST_SUFFIXES, list_manifest
 from vitreous.data.sources.scan import Progress, Scanned, content_hash, scan
 from vitreous.data.sources.split import absent_classes, copies_across, held_out, hold_out_val
@@ -34,55 +34,41 @@ _ORDER = ("all", "train", "val", "test")
 
 @dataclass(frozen=True)
 class Split:
-    """The labelled pictures of one split: files, or pixels in memory.
+    """The labelled images of one split: files, or pixels in memory."""
 
-    Args:
-        labels: int64 (n,), positions in the classes.
-        names: How to call each picture: its path relative to the data folder, or `train/17`.
-        paths: The files; None for pixels in memory.
-        arrays: Pixels uint8 (n, H, W, C); None for files.
-    """
-
-    labels: npt.NDArray[np.int64]
-    names: tuple[str, ...]
-    paths: list[Path] | None = None
-    arrays: npt.NDArray[np.uint8] | None = None
+    labels: npt.NDArray[np.int64]  # (n,) indices of classes
+    names: tuple[str, ...]  # of each image: its path relative to the data folder, or `train/17`
+    paths: list[Path] | None = None  # None for pixels in memory
+    arrays: npt.NDArray[np.uint8] | None = None  # pixels (n, H, W, C); None for files
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def picture(self, index: int) -> Image.Image:
-        """Picture number ``index`` in mode RGB.
-
-        Raises:
-            DataError: If its file cannot be decoded any more.
-        """
-        if self.arrays is not None:
-            return read_picture(self.arrays[index])
-        return read_picture((self.paths or [])[index])
+    def image(self, index: int) -> Image.Image:
+        """Return one image in mode RGB; raise DataError if its file can no longer be decoded."""
+        return read_image(self.arrays[index] if self.arrays is not None else (self.paths or [])[index])
 
     def name_of(self, index: int) -> str:
-        """What to call picture number ``index``."""
+        """Return the name of one image."""
         return self.names[index]
 
 
 @dataclass(frozen=True)
 class ImageData:
-    """A source, opened: every picture is readable and has a label and a split.
+    """An opened source: every image is readable and has a label and a split.
 
     Args:
-        name: Of the known set, the folder or the manifest; for run folders and titles.
-        classes: Class names; labels are positions in it.
-        splits: `train` and `val`, and `test` where there is one. Where nothing was to be held out: the splits that the
-            data has, or `all` where it has none.
-        channels: 1 where every picture is stored without colour, else 3.
-        native_size: Height and width in pixels where all pictures share them, else None.
-        median_size: Median height and median width of the pictures.
-        fingerprint: Hash over every picture's name, label and content; independent of order and split.
-        order: Hash over the classes, and over every picture's name, label and content in the order of each split.
-        held_out: What was split off here as val, for the model's file (:func:`vitreous.data.sources.split.record_of`).
-        unreadable: Path and reason of each file that is left out because it cannot be decoded.
-        notes: Lines for the terminal: how it was split, what was ignored, what may surprise.
+        name: Name of the known dataset, the folder or the manifest; for run directories and titles.
+        classes: Class names; labels are indices into it.
+        splits: `train`, `val` and, if there is one, `test`. Without holding out: the splits of the data, or `all`.
+        channels: 1 if every image is stored without colour, else 3.
+        native_size: Height and width in pixels if all images share them, else None.
+        median_size: Median height and median width of the images.
+        fingerprint: Hash of every image's name, label and content; independent of order and split.
+        order: Hash of the classes, and of every image's name, label and content in the order of each split.
+        held_out: Record of the images held out here (:func:`vitreous.data.sources.split.record_of`).
+        unreadable: Path and reason of each file left out because it cannot be decoded.
+        notes: Lines to print: how the data was split, what was ignored, what may be unexpected.
     """
 
     name: str
@@ -98,7 +84,7 @@ class ImageData:
     notes: list[str] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """Pictures per class, over all splits, in the order of the classes."""
+        """Return the number of images per class, over all splits, in the order of the classes."""
         total = sum(np.bincount(split.labels, minlength=len(self.classes)) for split in self.splits.values())
         return dict(zip(self.classes, np.asarray(total).tolist(), strict=True))
 
@@ -106,37 +92,33 @@ class ImageData:
 def open_source(
     config: DataConfig, progress: Progress | None = None, hold_out: bool = True, record: object = None
 ) -> ImageData:
-    """Open the source that a configuration names, and check every picture of it.
+    """Open the configured source and check every image.
 
-    Files are read once: hashed, decoded and measured, in threads. Those that cannot be decoded are left out of the
-    splits and listed.
+    Every file is read once, in threads, to be hashed, decoded and measured. Files that cannot be decoded are left out
+    and listed.
 
     Args:
         config: What to open, how to split it, and how strict to be.
         progress: Called with (done, total) while files are read.
-        hold_out: Split a val off train where the data has none, as training needs it. If not, data without any split
-            comes whole, as split `all`, and may be of one class: enough to evaluate a model on it.
-        record: What a model's training held out of this source, from its file: that is val then, as far as it is here.
+        hold_out: Split val off train if the data has no val, as training needs it. If False, data without any split is
+            a single split `all`, and one class is enough; evaluation needs no more.
+        record: What the training of a model held out of this source, from its model file; these images become val.
 
     Raises:
-        UsageError: If the source is the name of nothing.
-        DataError: If it is missing, empty, has one class only, does not fit its own splits, or, with `strict`, has
-            files that cannot be decoded.
+        UsageError: If the source is neither a path nor a known dataset.
+        DataError: If it is missing, empty, has a single class, contradicts its own splits, or, with `strict`, has files
+            that cannot be decoded.
     """
-    opened = list_source(config)
-    if isinstance(opened, PixelSet):
-        return _from_pixels(config, opened, record)
-    return _from_files(config, opened, progress, hold_out, record)
+    listed = list_source(config)
+    if isinstance(listed, PixelSet):
+        return _from_pixels(config, listed, record)
+    return _from_files(config, listed, progress, hold_out, record)
 
 
 def list_source(config: DataConfig) -> PixelSet | Listing:
-    """Find out what the source is, and list it, before any picture of a folder or a manifest is opened.
+    """Identify the source and list it, without opening any image of a folder or a manifest.
 
-    Files come in the order of their names and labels, whatever order a manifest or the disk has them in.
-
-    Raises:
-        UsageError: If the source is the name of nothing.
-        DataError: If it is missing or holds no labelled pictures.
+    Files are sorted by name and label, regardless of their order in a manifest or on disk.
     """
     path = find_source(config.source)
     if path is None:
@@ -149,57 +131,50 @@ def list_source(config: DataConfig) -> PixelSet | Listing:
 
 
 def find_source(source: str) -> Path | None:
-    """Find a source by its name, and open nothing: a folder, a manifest, or None for a known set.
-
-    Raises:
-        UsageError: If it is the name of nothing.
-        DataError: If it is missing.
-    """
+    """Return the path of a folder or manifest, or None for a known dataset, without opening anything."""
     if source in KNOWN:
         return None
     path = Path(os.path.expanduser(source))
     if path.is_dir() or (path.is_file() and path.suffix.lower() in MANIFEST_SUFFIXES):
         return path
     if path.is_file():
-        kinds = f"a folder of pictures, unpacked if it is an archive, or a manifest ({', '.join(MANIFEST_SUFFIXES)})"
+        kinds = f"a folder of images, unpacked if it is an archive, or a manifest ({', '.join(MANIFEST_SUFFIXES)})"
         raise UsageError(f"{source} is a file: give {kinds}")
     if path.exists():
         raise UsageError(f"{source} is neither a folder nor a regular file: give a folder of images, or a manifest")
     refuse_url(source, as_data=True)
     near = path.parent if path.parent.is_dir() else Path()
-    siblings = [str(near / name) if near != Path() else name for name in _folders(near)]
+    siblings = [str(near / name) if near != Path() else name for name in _folders_in(near)]
     if os.sep in source or "/" in source or "." in source or source.startswith("~"):
-        hint = did_you_mean(os.path.normpath(path), siblings) or " Check the spelling and where you are"
+        hint = did_you_mean(os.path.normpath(path), siblings) or " Check the spelling and the current folder"
         raise DataError(f"folder not found: {source}.{hint}")
     hint = did_you_mean(source, [*KNOWN, *siblings])
-    raise UsageError(f"'{source}' is neither a folder nor a known set ({', '.join(KNOWN)}).{hint}")
+    raise UsageError(f"'{source}' is neither a folder nor a known dataset ({', '.join(KNOWN)}).{hint}")
 
 
-def _folders(near: Path) -> list[str]:
-    """Names of the folders in a folder; none where it cannot be listed."""
+def _folders_in(folder: Path) -> list[str]:
     try:
-        return [entry.name for entry in near.iterdir() if entry.is_dir()]
+        return [entry.name for entry in folder.iterdir() if entry.is_dir()]
     except OSError:
         return []
 
 
 def _from_pixels(config: DataConfig, pixels: PixelSet, record: object) -> ImageData:
-    """Split a set that is decoded in memory."""
-    images = np.concatenate([pixels.splits[split][0] for split in pixels.splits])
-    labels = np.concatenate([pixels.splits[split][1] for split in pixels.splits])
-    sides = np.concatenate([np.full(len(own), split) for split, (_, own) in pixels.splits.items()])
-    folders = {split: split if len(pixels.splits) > 1 else config.source for split in pixels.splits}
-    names = [f"{folders[split]}/{n}" for split, (_, own) in pixels.splits.items() for n in range(len(own))]
+    images = np.concatenate([images for images, _ in pixels.splits.values()])
+    labels = np.concatenate([labels for _, labels in pixels.splits.values()])
+    sides = np.concatenate([np.full(len(labels), split) for split, (_, labels) in pixels.splits.items()])
+    prefixes = {split: split if len(pixels.splits) > 1 else config.source for split in pixels.splits}
+    names = [f"{prefixes[split]}/{n}" for split, (_, labels) in pixels.splits.items() for n in range(len(labels))]
     digests = [content_hash(image.data) for image in images]
     notes: list[str] = []
     if config.exclude:
-        gone, notes = excluded(config.exclude, names)
-        kept = np.setdiff1d(np.arange(len(names)), sorted(gone))
+        dropped, notes = match_exclusions(config.exclude, names)
+        kept = np.setdiff1d(np.arange(len(names)), sorted(dropped))
         images, labels, sides = images[kept], labels[kept], sides[kept]
         names, digests = [names[n] for n in kept], [digests[n] for n in kept]
-    if pixels.test_fraction:  # regardless of classes, as always: scores on it stay comparable
+    if pixels.test_fraction:  # never stratified, so that scores stay comparable with earlier versions
         sides = np.where(held_out(digests, pixels.test_fraction, salt=1), "test", sides)
-    sides, how, made = hold_out_val(config, digests, labels.tolist(), sides, record)
+    sides, how, new_record = hold_out_val(config, digests, labels.tolist(), sides, record)
     notes += [how, *absent_classes(pixels.classes, labels, sides)]
     splits, order = _by_split(pixels.classes, names, labels, digests, sides, arrays=images)
     size = (int(images.shape[1]), int(images.shape[2]))
@@ -212,7 +187,7 @@ def _from_pixels(config: DataConfig, pixels: PixelSet, record: object) -> ImageD
         median_size=size,
         fingerprint=fingerprint_of(names, [pixels.classes[label] for label in labels], digests),
         order=order,
-        held_out=made,
+        held_out=new_record,
         notes=notes,
     )
 
@@ -220,12 +195,11 @@ def _from_pixels(config: DataConfig, pixels: PixelSet, record: object) -> ImageD
 def _from_files(
     config: DataConfig, listing: Listing, progress: Progress | None, hold_out: bool, record: object
 ) -> ImageData:
-    """Read the files of a listing, leave out the unreadable ones, and split the rest."""
     entries, notes = listing.entries, list(listing.notes)
     if config.exclude:
         names, paths = [entry.name for entry in entries], [entry.path for entry in entries]
-        gone, more = excluded(config.exclude, names, paths, listing.root)
-        entries = [entry for n, entry in enumerate(entries) if n not in gone]
+        dropped, more = match_exclusions(config.exclude, names, paths, listing.root)
+        entries = [entry for n, entry in enumerate(entries) if n not in dropped]
         notes += more
     if listing.trusted:
         scanned = [_unopened(entry) for entry in entries]
@@ -233,20 +207,20 @@ def _from_files(
     else:
         scanned = measured = scan([entry.path for entry in entries], progress=progress)
     unreadable = _check_readable(config, entries, scanned)
-    good = [n for n, file in enumerate(scanned) if not file.facts.reason]
-    labelled = {entry.label for entry in entries}
-    entries, digests = [entries[n] for n in good], [scanned[n].digest for n in good]
+    readable = [n for n, file in enumerate(scanned) if not file.facts.reason]
+    all_labels = {entry.label for entry in entries}
+    entries, digests = [entries[n] for n in readable], [scanned[n].digest for n in readable]
     classes = listing.classes or _classes_of(config.source, entries, least=2 if hold_out else 1)
-    lost = labelled - set(classes)
+    lost = all_labels - set(classes)
     if lost:
-        notes.append(f"classes without a readable picture, left out: {first_ten(sorted(lost))}")
-    at = {name: n for n, name in enumerate(classes)}
-    names, labels = [entry.name for entry in entries], np.asarray([at[entry.label] for entry in entries], np.int64)
+        notes.append(f"classes without a readable image, left out: {first_ten(sorted(lost))}")
+    index = {name: n for n, name in enumerate(classes)}
+    names, labels = [entry.name for entry in entries], np.asarray([index[entry.label] for entry in entries], np.int64)
     sides = np.asarray([entry.split or ("train" if hold_out else "all") for entry in entries])
     notes += copies_across(names, digests, sides)
-    made = None
+    new_record = None
     if hold_out:
-        sides, how, made = hold_out_val(config, digests, labels.tolist(), sides, record)
+        sides, how, new_record = hold_out_val(config, digests, labels.tolist(), sides, record)
         notes.append(how)
     notes += absent_classes(classes, labels, sides)
     splits, order = _by_split(classes, names, labels, digests, sides, paths=[entry.path for entry in entries])
@@ -262,10 +236,50 @@ def _from_files(
         median_size=median,
         fingerprint=fingerprint_of(names, [entry.label for entry in entries], digests),
         order=order,
-        held_out=made,
+        held_out=new_record,
         unreadable=unreadable,
         notes=notes,
     )
+
+
+def _unopened(entry: Entry) -> Scanned:
+    """Return the result for a trusted file, which is not read: name and length stand for its content."""
+    identity = f"{entry.name} {entry.path.stat().st_size}"
+    return Scanned(content_hash(identity.encode()), ImageFacts((0, 0), False, None))
+
+
+def _check_readable(config: DataConfig, entries: Sequence[Entry], scanned: Sequence[Scanned]) -> list[tuple[Path, str]]:
+    """Return the files that cannot be decoded, with reasons; raise with `strict`, or if no file can be."""
+    files = {entry.path: (entry, file.facts.reason) for entry, file in zip(entries, scanned, strict=True)}
+    bad = [(entry, reason) for entry, reason in files.values() if reason]  # once each: a table may repeat a file
+    named = first_ten([f"{entry.name}: {reason}" for entry, reason in bad], "; ")
+    if len(bad) == len(files):
+        raise DataError(f"{config.source}: none of {pluralize(len(files), 'image')} can be read ({named})")
+    if bad and config.strict:
+        raise DataError(
+            f"{len(bad):,} of {len(files):,} files of {config.source} cannot be read ({named}): "
+            f"repair or remove them, list them in data.exclude, or leave out --strict"
+        )
+    return [(entry.path, str(reason)) for entry, reason in bad]
+
+
+def _classes_of(source: str, entries: Sequence[Entry], least: int) -> tuple[str, ...]:
+    """Return the classes of train, and check that there are enough and that the other splits have no more."""
+    classes = ordered_classes({entry.label for entry in entries if entry.split in (None, "train")})
+    for split in ("val", "test"):
+        unknown = {entry.label for entry in entries if entry.split == split} - set(classes)
+        if unknown:
+            extra = first_ten(sorted(unknown))
+            raise DataError(f"{split} has classes that train does not have: {extra}; train has {first_ten(classes)}")
+    if len(classes) < least:
+        inner = sorted({parts[1] for entry in entries if len(parts := Path(entry.name).parts) > 2 and not entry.split})
+        hint = ""
+        if len(inner) > 1:
+            deeper = os.path.join(source, Path(entries[0].name).parts[0])
+            hint = f"; if {first_ten(inner)} are the classes, give {deeper}"
+        found = f"only one class, {classes[0]!r}" if classes else "no class in train"
+        raise DataError(f"{source} has {found}, at least two are needed: {LAYOUT}{hint}")
+    return classes
 
 
 def _by_split(
@@ -278,73 +292,30 @@ def _by_split(
     paths: Sequence[Path] | None = None,
     arrays: npt.NDArray[np.uint8] | None = None,
 ) -> tuple[dict[str, Split], str]:
-    """The splits, and the hash of their order: two runs on data of one hash see the same pictures in the same steps."""
+    """Return the splits and the hash of their order; runs on data of equal hash see the same images in each step."""
     splits, order = {}, hashlib.blake2b(repr(classes).encode(), digest_size=16)
     for name in _ORDER:
-        chosen = np.flatnonzero(sides == name).tolist()
-        rows = [(names[n], int(labels[n]), digests[n]) for n in chosen]
+        members = np.flatnonzero(sides == name).tolist()
+        rows = [(names[n], int(labels[n]), digests[n]) for n in members]
         order.update(repr((name, rows)).encode())
-        if chosen:
+        if members:
             splits[name] = Split(
-                labels[chosen],
-                tuple(names[n] for n in chosen),
-                paths=None if paths is None else [paths[n] for n in chosen],
-                arrays=None if arrays is None else arrays[chosen],
+                labels[members],
+                tuple(names[n] for n in members),
+                paths=None if paths is None else [paths[n] for n in members],
+                arrays=None if arrays is None else arrays[members],
             )
     return splits, order.hexdigest()
 
 
-def _unopened(entry: Entry) -> Scanned:
-    """What stands for the content of a file that is trusted: its name and length."""
-    identity = f"{entry.name} {entry.path.stat().st_size}"
-    return Scanned(content_hash(identity.encode()), PictureFacts((0, 0), False, None))
-
-
-def _check_readable(config: DataConfig, entries: Sequence[Entry], scanned: Sequence[Scanned]) -> list[tuple[Path, str]]:
-    """The files that cannot be decoded, with reasons; an error with `strict`, or where none is left."""
-    files = {entry.path: (entry, file.facts.reason) for entry, file in zip(entries, scanned, strict=True)}
-    bad = [(entry, reason) for entry, reason in files.values() if reason]  # once each: a table may list a file twice
-    named = first_ten([f"{entry.name}: {reason}" for entry, reason in bad], "; ")
-    if len(bad) == len(files):
-        raise DataError(f"{config.source}: none of {many(len(files), 'picture')} can be read ({named})")
-    if bad and config.strict:
-        raise DataError(
-            f"{len(bad):,} of {len(files):,} files of {config.source} cannot be read ({named}): "
-            f"repair or remove them, list them in data.exclude, or leave out --strict"
-        )
-    return [(entry.path, str(reason)) for entry, reason in bad]
-
-
-def _classes_of(source: str, entries: Sequence[Entry], least: int) -> tuple[str, ...]:
-    """The classes, at least so many: those of train, checked against the other splits."""
-    classes = ordered_classes({entry.label for entry in entries if entry.split in (None, "train")})
-    for split in ("val", "test"):
-        foreign = {entry.label for entry in entries if entry.split == split} - set(classes)
-        if foreign:
-            raise DataError(
-                f"{split} has classes that train does not have: {first_ten(sorted(foreign))}; "
-                f"train has {first_ten(classes)}"
-            )
-    if len(classes) < least:
-        inner = sorted({parts[1] for entry in entries if len(parts := Path(entry.name).parts) > 2 and not entry.split})
-        hint = ""
-        if len(inner) > 1:
-            deeper = os.path.join(source, Path(entries[0].name).parts[0])
-            hint = f"; if {first_ten(inner)} are the classes, give {deeper}"
-        shown = f"only one class, {classes[0]!r}" if classes else "no class in train"
-        raise DataError(f"{source} has {shown}, at least two are needed: {LAYOUT}{hint}")
-    return classes
+def fingerprint_of(names: Sequence[str], labels: Sequence[str], digests: Sequence[str]) -> str:
+    """Return the BLAKE2b of the sorted (name, label, content hash) of all images, 32 hex digits."""
+    total = hashlib.blake2b(digest_size=16)
+    for row in sorted(zip(names, labels, digests, strict=True)):
+        total.update(repr(row).encode())
+    return total.hexdigest()
 
 
 def _plain_source_name(source: str) -> str:
-    """The last part of a folder's or manifest's path."""
     path = Path(os.path.expanduser(source)).resolve()
     return (path.name if path.is_dir() else path.stem) or "data"
-
-
-def fingerprint_of(names: Sequence[str], labels: Sequence[str], digests: Sequence[str]) -> str:
-    """BLAKE2b over the sorted (name, label, content hash) of all pictures, 32 hex digits."""
-    whole = hashlib.blake2b(digest_size=16)
-    for row in sorted(zip(names, labels, digests, strict=True)):
-        whole.update(repr(row).encode())
-    return whole.hexdigest()

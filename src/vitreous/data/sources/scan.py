@@ -1,4 +1,4 @@
-"""One pass over picture files, in threads: content hash, whether each can be decoded, its size."""
+"""One pass over image files, in threads: content hash, size, and whether each can be decoded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vitreous.data.images.decoding import TOO_LARGE
 from vitreous.data.images.headers import UnreadableError
-from vitreous.data.images.reading import PictureFacts, inspect_picture, opened_file
+from vitreous.data.images.reading import ImageFacts, inspect_image, open_image_file
 
 __all__ = ["Progress", "Scanned", "content_hash", "scan"]
 
@@ -23,37 +23,20 @@ _CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """One file after the pass.
+    """The result for one file."""
 
-    Args:
-        digest: 16-byte BLAKE2b of the file's bytes, in hex; empty where the file could not be read at all.
-        facts: Size, and why it cannot be decoded.
-    """
-
-    digest: str
-    facts: PictureFacts
-
-
-def content_hash(content: bytes | memoryview) -> str:
-    """BLAKE2b of 16 bytes, in hex: the same picture has the same hash under any name."""
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    digest: str  # :func:`content_hash` of the file's bytes; empty if it could not be read at all
+    facts: ImageFacts
 
 
 def scan(paths: Sequence[Path], workers: int | None = None, progress: Progress | None = None) -> list[Scanned]:
     """Read every file once: hash its bytes and decode it fully.
 
-    Threads are enough: Pillow and hashlib release Python's lock.
-
-    Args:
-        paths: Files to read.
-        workers: Threads; None is one per core.
-        progress: Called from this thread as files are done.
-
-    Returns:
-        One result per path, in the order of the paths.
+    Runs in ``workers`` threads, by default one per core: Pillow and hashlib release the GIL. The results are in the
+    order of the paths.
     """
     results: list[Scanned] = []
-    chunks = [paths[at : at + _CHUNK] for at in range(0, len(paths), _CHUNK)]
+    chunks = [paths[start : start + _CHUNK] for start in range(0, len(paths), _CHUNK)]
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         for part in pool.map(lambda chunk: [_scan_one(path) for path in chunk], chunks):
             results += part
@@ -64,9 +47,14 @@ def scan(paths: Sequence[Path], workers: int | None = None, progress: Progress |
 
 def _scan_one(path: Path) -> Scanned:
     try:
-        with opened_file(path) as content:
-            return Scanned(content_hash(content.data), inspect_picture(content))
+        with open_image_file(path) as content:
+            return Scanned(content_hash(content.data), inspect_image(content))
     except UnreadableError as error:
-        return Scanned("", PictureFacts((0, 0), False, str(error)))
+        return Scanned("", ImageFacts((0, 0), False, str(error)))
     except MemoryError:
-        return Scanned("", PictureFacts((0, 0), False, TOO_LARGE))
+        return Scanned("", ImageFacts((0, 0), False, TOO_LARGE))
+
+
+def content_hash(content: bytes | memoryview) -> str:
+    """Return the 16-byte BLAKE2b of some bytes, in hex."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""Addresses on the web in the place of a path: refused with the reason, as nothing is fetched."""
+"""Refusal of web addresses given instead of a path: nothing is downloaded from a URL."""
 
 from __future__ import annotations
 
@@ -9,20 +9,15 @@ from vitreous.errors import DataError
 
 __all__ = ["refuse_url"]
 
-# pathlib makes one slash of two. A single letter and a colon are a drive of Windows.
+# pathlib collapses two slashes to one. A single letter and a colon are a Windows drive.
 _URL = re.compile(r"(?:[a-z][a-z0-9+.-]+://|(?:https?|ftps?|s3|gs|hf|file):/|data:image/)", re.IGNORECASE)
 _REMEDIES = {"data": "decode it and give the bytes", "file": "give the path behind file://"}
 
 
 def refuse_url(word: str, as_data: bool = False) -> None:
-    """Refuse a URL; a file that is there under that very name is a path.
+    """Raise DataError, with the remedy, if a path is a URL; an existing file of that name is a path.
 
-    Args:
-        word: A path, or what was given for one.
-        as_data: A folder or a manifest was asked for, not an image; the reason then begins with the word.
-
-    Raises:
-        DataError: If it is one: the reason and the remedy, to be read after its name.
+    With ``as_data``, a folder or manifest was expected, not an image; the message then begins with the path.
     """
     if _URL.match(word) and not os.path.lexists(word):
         remedy = _REMEDIES.get(word.partition(":")[0].lower(), "download it first and give the file")

@@ -1,6 +1,6 @@
-"""Before a fine-tuning: what the source's frozen features are worth. After it: whether it did better, and if not, why.
+"""Scores the frozen features before fine-tuning, and afterwards compares the fine-tuned model with them.
 
-Everything is judged on the validation split; the test split is not touched here.
+All scores are on the validation split.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,59 +18,49 @@ import torch
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.evaluate.probes import probe_report
 from vitreous.model.config import pair
-from vitreous.train.console import View
-from vitreous.train.finetune.initialisation import Start, in_pixels
-from vitreous.train.results import Selected
-from vitreous.train.setup import Prepared
+from vitreous.train.console import Display
+from vitreous.train.finetune.initialisation import Pretrained, in_pixels
+from vitreous.train.results import SelectedWeights
+from vitreous.train.setup import Setup
 
-__all__ = ["Probed", "Verdict", "frozen_features", "judge", "probe_first"]
+__all__ = ["ProbeResult", "Verdict", "compare_with_probe", "finetune_report", "frozen_features", "probe_first"]
 
 _FEW_STEPS = 200
-_FAR_MEAN, _FAR_STD = 1.5, (0.2, 3.0)  # of normalised pixels; photographs under any usual normalisation are within
+_MAX_MEAN, _STD_RANGE = 1.5, (0.2, 3.0)  # normalised pixels of photographs are within under any usual normalisation
 
 
 @dataclass(frozen=True, eq=False)
-class Probed:
-    """What frozen features reached, as plain values: a resumed run is told them again.
+class ProbeResult:
+    """Scores of the frozen features, as JSON values, which a checkpoint stores."""
 
-    Attributes:
-        report: Of all probes, as :meth:`~vitreous.evaluate.probes.ProbeReport.to_dict` gives it.
-        pixels: Mean and standard deviation of the normalised pixels of the validation split.
-        seconds: Wall-clock time of features and probes.
-    """
-
-    report: dict[str, Any]
-    pixels: tuple[float, float]
-    seconds: float
+    report: dict[str, Any]  # all probes, from ProbeReport.to_dict
+    pixels: tuple[float, float]  # mean and standard deviation of the normalised pixels of the validation split
+    seconds: float  # time of features and probes
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields by name, ready for JSON."""
+        """Return the fields as JSON values."""
         return {"report": self.report, "pixels": list(self.pixels), "seconds": self.seconds}
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Probed:
-        """Make one of what :meth:`to_dict` gave."""
+    def from_dict(cls, fields: Mapping[str, Any]) -> ProbeResult:
+        """Restore what :meth:`to_dict` returned."""
         mean, std = fields["pixels"]
         return cls(fields["report"], (mean, std), fields["seconds"])
 
     @property
     def knn(self) -> dict[str, Any]:
-        """The number of neighbours `k` that is best on val, the smallest of equals, and its `accuracy` by split."""
+        """The best number of neighbours `k` on val, the smallest of equals, and its `accuracy` by split."""
         scores: list[dict[str, Any]] = self.report["knn"]["scores"]
         return max(scores, key=lambda score: score["accuracy"]["val"])
 
     @property
     def best(self) -> tuple[str, float]:
-        """The better of the probes and its top-1 on the validation split."""
-        scores = {
-            "k-NN": self.knn["accuracy"]["val"],
-            "the linear probe": self.report["linear"]["accuracy"]["val"],
-        }
-        name = max(scores, key=lambda each: scores[each])
-        return name, scores[name]
+        """Name and validation top-1 of the better probe."""
+        scores = {"k-NN": self.knn["accuracy"]["val"], "the linear probe": self.report["linear"]["accuracy"]["val"]}
+        return max(scores.items(), key=lambda item: item[1])
 
     def describe(self) -> str:
-        """Both scores in a line."""
+        """Describe both scores in one line."""
         knn, linear = self.knn, self.report["linear"]
         return (
             f"k-NN {100 * knn['accuracy']['val']:.1f} % (k {knn['k']}), linear probe "
@@ -81,102 +71,77 @@ class Probed:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a fine-tuning compares with the probes.
+    """Comparison of a fine-tuned model with the probes."""
 
-    Attributes:
-        worse: Whether a probe did better on the validation split.
-        text: That in a line.
-        reasons: Where it was worse: why that may be and what to try, a line each.
-    """
-
-    worse: bool
-    text: str
-    reasons: tuple[str, ...]
+    worse: bool  # whether a probe is better on the validation split
+    text: str  # the comparison in one line
+    reasons: tuple[str, ...]  # if worse: possible reasons and what to try, one line each
 
 
-def probe_first(ready: Prepared, view: View) -> Probed:
-    """Compute the features of train and val once, at the run's own resolution, and probe them.
-
-    Args:
-        ready: The model is still as its source, but for the head, which no feature has passed.
-        view: Shows how far it is.
-    """
-    began = time.monotonic()
-    features = {}
-    pixels = (0.0, 1.0)
+def probe_first(setup: Setup, view: Display) -> ProbeResult:
+    """Probe the features of the training and validation split at the resolution of the run."""
+    started, features, pixels = time.monotonic(), {}, (0.0, 1.0)
     for name in ("train", "val"):
         with view.counting(f"{name} features"[:9]) as count:
-            features[name], pixels = frozen_features(ready, name, count)
+            features[name], pixels = frozen_features(setup, name, count)
     with view.counting("probing") as count:
         report = probe_report(
             features["train"],
-            ready.data.splits["train"].labels,
+            setup.data.splits["train"].labels,
             features["val"],
-            ready.data.splits["val"].labels,
-            on_val="test" in ready.data.splits,  # as `vitreous probe`, whose numbers these are
+            setup.data.splits["val"].labels,
+            on_val="test" in setup.data.splits,  # as in `vitreous probe`, which gives the same scores
             shots=(),
-            device="cuda" if ready.device.type == "cuda" else "cpu",
+            device="cuda" if setup.device.type == "cuda" else "cpu",
             progress=count,
         )
-    return Probed(report.to_dict(), pixels, time.monotonic() - began)
+    return ProbeResult(report.to_dict(), pixels, time.monotonic() - started)
 
 
 @torch.no_grad()
 def frozen_features(
-    ready: Prepared, split: str, progress: Any = lambda done, total: None
+    setup: Setup, split: str, progress: Any = lambda done, total: None
 ) -> tuple[npt.NDArray[np.float32], tuple[float, float]]:
-    """What the head's last layer would read, for every picture of a split in order.
-
-    Args:
-        ready: Of the run; its model is moved to the run's device.
-        split: `train`, `val` or `test`.
-        progress: Called with (pictures done, all).
+    """Compute the input of the head for all images of a split, in order; this moves the model to the run's device.
 
     Returns:
-        Features (n, D), and the mean and standard deviation of the normalised pixels.
+        Features (images, width), and the mean and standard deviation of the normalised pixels.
     """
-    model, total = ready.model.to(ready.device), len(ready.data.splits[split])
+    model, total = setup.model.to(setup.device), len(setup.data.splits[split])
     training = model.training
     model.eval()
     rows, sums = [], torch.zeros(3, dtype=torch.float64)
-    for batch in ready.loading.plain_dataloader(split):
-        images = ready.pipeline.normalise(batch["images"].to(ready.device))  # B C H W
+    for batch in setup.data_module.feature_dataloader(split):
+        images = setup.pipeline.normalise(batch["images"].to(setup.device))
         sums += torch.stack((images.sum(), images.square().sum(), images.new_tensor(images.numel()))).double().cpu()
-        found = model.pooled(images)  # B D, in float32 as `vitreous probe`
-        rows.append(found.float().cpu().numpy())
+        rows.append(model(images, "features").float().cpu().numpy())  # in float32 as `vitreous probe`
         progress(sum(map(len, rows)), total)
     model.train(training)
     mean, square = (sums[:2] / sums[2]).tolist()
     return np.concatenate(rows), (mean, math.sqrt(max(square - mean**2, 0.0)))
 
 
-def judge(
-    ready: Prepared, start: Start, probed: Probed, selected: Selected, history: Sequence[Mapping[str, float]]
-) -> Verdict:
-    """Compare a fine-tuning with the probes, and look for causes where it did worse.
-
-    Args:
-        ready: Of the run.
-        start: Its source.
-        probed: What the frozen features reached.
-        selected: The weights that are saved.
-        history: Rows of metrics.csv.
-    """
-    name, best = probed.best
+def compare_with_probe(
+    setup: Setup, probe: ProbeResult | None, selected: SelectedWeights, history: Sequence[Mapping[str, float]]
+) -> Verdict | None:
+    """Compare a fine-tuned model with the probes, and look for reasons in `history` (metrics.csv) if it is worse."""
+    if setup.pretrained is None or probe is None:
+        return None
+    name, best = probe.best
     margin = 100 * (selected.scores.top1 - best)
     if margin >= 0:
-        text = f"fine-tuning is {margin:.1f} points better than {name} on val" if margin > 0 else ""
-        return Verdict(False, text or f"fine-tuning is as good as {name} on val", ())
+        how = f"{margin:.1f} points better than" if margin > 0 else "as good as"
+        return Verdict(False, f"fine-tuning is {how} {name} on val", ())
     reasons = [
-        *_of_rate(history, ready.config.optim.lr, selected.epoch),
-        *_of_steps(history, selected.epoch),
-        *_of_resolution(ready, start),
-        *_of_normalisation(ready.pipeline, start, probed.pixels),
+        *_learning_rate_reasons(history, setup.config.optim.lr, selected.epoch),
+        *_step_reasons(history, selected.epoch),
+        *_resolution_reasons(setup, setup.pretrained),
+        *_normalisation_reasons(setup.pipeline, setup.pretrained, probe.pixels),
     ]
     if not reasons:
         reasons = [
-            "learning rate, steps, resolution and normalisation show nothing unusual: so few pictures may not move "
-            "these features to better places: --tune linear or --tune last-1 keeps more of them"
+            "learning rate, steps, resolution and normalisation look normal: the images may be too few to "
+            "improve these features. --tune linear or --tune last-1 keeps more of them"
         ]
     text = (
         f"fine-tuning did worse than {name}: {100 * selected.scores.top1:.1f} % against {100 * best:.1f} % on val, "
@@ -185,27 +150,36 @@ def judge(
     return Verdict(True, text, tuple(reasons))
 
 
-def _of_rate(history: Sequence[Mapping[str, float]], rate: float, epoch: int) -> list[str]:
-    """What the training loss says of the learning rate."""
+def finetune_report(setup: Setup, probe: ProbeResult | None, verdict: Verdict | None) -> dict[str, Any] | None:
+    """Return the section of report.json on fine-tuning; None for a run from random weights."""
+    if setup.pretrained is None:
+        return None
+    return {
+        "source": setup.pretrained.to_dict(),
+        "mode": setup.config.tune.mode,
+        "trained_parameters": sum(p.numel() for p in setup.model.parameters() if p.requires_grad),
+        "probe": probe.report if probe else None,
+        "verdict": asdict(verdict) if verdict else None,
+    }
+
+
+def _learning_rate_reasons(history: Sequence[Mapping[str, float]], rate: float, epoch: int) -> list[str]:
     losses = [row["train_loss"] for row in history]
     if len(losses) < 2:
         return []
     span = f"from {losses[0]:.2f} to {losses[-1]:.2f}"
     if losses[-1] > 1.1 * min(losses):
-        return [
-            f"learning rate: the training loss rose to {losses[-1]:.2f}: try a lower one, --optim.lr {rate / 3:.1g}"
-        ]
+        rose = f"the training loss rose to {losses[-1]:.2f}"
+        return [f"learning rate: {rose}: try a lower one, --optim.lr {rate / 3:.1g}"]
     if losses[-1] > 0.9 * losses[0]:
-        return [f"learning rate: the training loss hardly moved, {span}: try --optim.lr {3 * rate:.1g}, or a tenth"]
+        return [f"learning rate: the training loss hardly changed, {span}: try --optim.lr {3 * rate:.1g}, or a tenth"]
     if epoch <= len(losses) // 4:
-        return [
-            f"learning rate: epoch {epoch} of {len(losses)} was the best, then val fell: try --optim.lr {rate / 3:.1g}"
-        ]
+        best = f"epoch {epoch} of {len(losses)} was the best"
+        return [f"learning rate: {best}, val fell after it: try --optim.lr {rate / 3:.1g}"]
     return []
 
 
-def _of_steps(history: Sequence[Mapping[str, float]], epoch: int) -> list[str]:
-    """Whether training was too short."""
+def _step_reasons(history: Sequence[Mapping[str, float]], epoch: int) -> list[str]:
     steps = int(history[-1]["step"]) if history else 0
     if steps < _FEW_STEPS:
         return [f"too few steps: {steps} in all: give more --epochs, or a smaller --batch-size"]
@@ -214,36 +188,33 @@ def _of_steps(history: Sequence[Mapping[str, float]], epoch: int) -> list[str]:
     return []
 
 
-def _of_resolution(ready: Prepared, start: Start) -> list[str]:
-    """Whether the model sees another resolution than its source, or than the pictures have."""
-    ours, theirs, have = pair(ready.config.model.image_size), pair(start.config.image_size), ready.data.median_size
+def _resolution_reasons(setup: Setup, pretrained: Pretrained) -> list[str]:
+    ours, theirs, have = pair(setup.config.model.image_size), pair(pretrained.config.image_size), setup.data.median_size
     reasons = []
     if ours != theirs:
         reasons.append(
             f"resolution: the source was trained at {in_pixels(theirs)} pixels, this run at {in_pixels(ours)}, which "
-            f"takes steps to get used to: try --image-size {in_pixels(theirs)}"
+            f"takes steps to adapt to: try --image-size {in_pixels(theirs)}"
         )
     if 2 * max(have) <= min(ours):
-        reasons.append(f"resolution: pictures of {in_pixels(have)} pixels, enlarged to {in_pixels(ours)}, are blurred")
+        reasons.append(f"resolution: images of {in_pixels(have)} pixels, enlarged to {in_pixels(ours)}, are blurred")
     return reasons
 
 
-def _of_normalisation(pipeline: EvalPipeline, start: Start, pixels: tuple[float, float]) -> list[str]:
-    """Whether pictures reach the model otherwise than its source had them."""
-    ours, theirs = pipeline.config, start.preprocess
-    told = ", ".join(f"{n} {getattr(ours, n)} where the source has {getattr(theirs, n)}" for n in ("mean", "std")
-                     if getattr(ours, n) != getattr(theirs, n))  # fmt: skip
-    if told:
-        return [f"normalisation does not match the source: {told}: leave --preprocess away"]
-    if start.assumed:
+def _normalisation_reasons(pipeline: EvalPipeline, pretrained: Pretrained, pixels: tuple[float, float]) -> list[str]:
+    ours, theirs = pipeline.config, pretrained.preprocess
+    if names := [name for name in ("mean", "std") if getattr(ours, name) != getattr(theirs, name)]:
+        differing = ", ".join(f"{n} {getattr(ours, n)} where the source has {getattr(theirs, n)}" for n in names)
+        return [f"normalisation does not match the source: {differing}: omit --preprocess"]
+    if pretrained.assumed:
         return [
-            f"normalisation: nothing beside the source's weights says it, mean {ours.mean} and std {ours.std} are "
-            "assumed: give the source's own with --preprocess.mean and --preprocess.std"
+            f"normalisation: the source does not specify it, mean {ours.mean} and std {ours.std} are "
+            "assumed: give those of the source with --preprocess.mean and --preprocess.std"
         ]
     mean, std = pixels
-    if abs(mean) > _FAR_MEAN or not _FAR_STD[0] < std < _FAR_STD[1]:
+    if abs(mean) > _MAX_MEAN or not _STD_RANGE[0] < std < _STD_RANGE[1]:
         return [
-            f"normalisation: these pictures come out with mean {mean:.2f} and standard deviation {std:.2f}, far from "
-            "what the source saw: try --preprocess.mean '[]' --preprocess.std '[]', which measures them here"
+            f"normalisation: the normalised images have mean {mean:.2f} and standard deviation {std:.2f}, far from "
+            "0 and 1: try --preprocess.mean '[]' --preprocess.std '[]', which measures them on these images"
         ]
     return []

@@ -1,4 +1,4 @@
-"""The trained model that a fine-tuning starts from: opened, given a new head, and brought to the size wanted."""
+"""Opens the pretrained model that a fine-tuning starts from, removes its head, and resizes it."""
 
 from __future__ import annotations
 
@@ -9,66 +9,55 @@ from typing import Any
 
 from torch import Tensor
 
-from vitreous.checkpoint.adapters.common import few
+from vitreous.checkpoint.adapters.common import join_first
 from vitreous.checkpoint.memory_check import check_image
-from vitreous.checkpoint.opening import OpenOptions, open_fully
-from vitreous.checkpoint.resize import resized
+from vitreous.checkpoint.opening import OpenOptions, open_with_details
+from vitreous.checkpoint.resize import resize_model
 from vitreous.data.config import PreprocessConfig
 from vitreous.errors import CheckpointError, ConfigError
 from vitreous.model.config import Size2d, ViTConfig, pair
 from vitreous.model.vit import VisionTransformer
 from vitreous.train.config import RunConfig
 
-__all__ = ["Start", "in_pixels", "start_from"]
+__all__ = ["Pretrained", "in_pixels", "open_pretrained"]
 
-_FREE = (  # fields of the model that fine-tuning may set as it likes: they change no tensor that is kept
-    *("num_classes", "zero_head", "zero_residual", "init", "checkpoint_blocks"),
-    *("dropout", "attention_dropout", "proj_dropout", "drop_path", "patch_dropout"),
-)
-_ASKED = ("image_size", "patch_size", "resample")  # the source's, unless others are asked for
+_FREE: dict[str, tuple[str, ...]] = {  # options that fine-tuning may change: they affect no tensor that is kept
+    "attention": ("dropout", "proj_dropout"),
+    "block": ("drop_path", "zero_residual", "checkpoint"),
+    "head": ("zero",),
+}
+_FREE_FIELDS = ("num_classes", "init", "dropout", "patch_dropout")
+_FROM_SOURCE = ("image_size", "patch_size", "position.resample", "mlp.activation")  # unless the user sets them
 
 
 @dataclass(frozen=True, eq=False)
-class Start:
-    """A source, opened.
+class Pretrained:
+    """An opened pretrained model."""
 
-    Attributes:
-        name: As the user wrote it.
-        family: Where it comes from: `vitreous`, `timm`, `google`, `huggingface` or `torchvision`.
-        config: Of the source, at its own size.
-        preprocess: Its evaluation pipeline.
-        assumed: Whether that pipeline is only assumed, because nothing beside the weights says how.
-        classes: That its head knew.
-        state: The tensors that are kept, at the size wanted.
-        resampled: What was done to positions and patches; empty where nothing was.
-    """
+    name: str  # as the user wrote it
+    family: str  # `vitreous`, `timm`, `google`, `huggingface` or `torchvision`
+    config: ViTConfig  # at its original size
+    preprocess: PreprocessConfig  # its evaluation pipeline
+    assumed: bool  # whether that pipeline is an assumption, because the source does not specify one
+    classes: tuple[str, ...]  # of its head
+    state: dict[str, Tensor]  # the tensors that are kept, at the new size
+    resampled: dict[str, Any]  # how position embeddings and patch filters were resampled; empty if they were not
 
-    name: str
-    family: str
-    config: ViTConfig
-    preprocess: PreprocessConfig
-    assumed: bool
-    classes: tuple[str, ...]
-    state: dict[str, Tensor]
-    resampled: dict[str, Any]
-
-    def give(self, model: VisionTransformer) -> None:
-        """Give a new model all of the source's tensors; its head stays as it is.
-
-        Raises:
-            CheckpointError: If a tensor would be lost or is missing.
-        """
-        missing, lost = model.load_state_dict(self.state, strict=False)
+    def load_into(self, model: VisionTransformer) -> None:
+        """Load the tensors into a new model, whose head stays as it is."""
+        missing, unexpected = model.load_state_dict(self.state, strict=False)
         missing = [name for name in missing if not name.startswith("head.")]
-        if missing or lost:
-            raise CheckpointError(f"'{self.name}' does not fit: missing {few(missing)}; left over {few(lost)}")
+        if missing or unexpected:
+            raise CheckpointError(
+                f"'{self.name}' does not fit: missing {join_first(missing)}; unexpected {join_first(unexpected)}"
+            )
 
     def to_dict(self) -> dict[str, Any]:
-        """What a model file and a report say of it."""
+        """Return what the model file and the report record."""
         return {"name": self.name, "family": self.family, "resampled": self.resampled, "classes": len(self.classes)}
 
     def describe(self, new: ViTConfig) -> str:
-        """The source in a line: where it comes from, and from what to what it changes."""
+        """Describe the model and how its classes, size and position embeddings change, in one line."""
         size = " -> ".join(dict.fromkeys(in_pixels(c.image_size) for c in (self.config, new)))
         text = f"{self.name} ({self.family}), {len(self.classes)} classes -> {new.num_classes}, {size} px"
         if "positions" in self.resampled:
@@ -78,63 +67,68 @@ class Start:
 
 
 def in_pixels(size: Size2d) -> str:
-    """A size for people, as it may be typed: 384 or 480x640."""
+    """Format an image size as the user may type it: 384 or 480x640."""
     height, width = pair(size)
     return str(height) if height == width else f"{height}x{width}"
 
 
-def start_from(config: RunConfig, keep: Collection[str]) -> tuple[RunConfig, Start]:
-    """Open the source of a fine-tuning, and take the model and the evaluation pipeline from it.
+def open_pretrained(config: RunConfig, keep: Collection[str]) -> tuple[RunConfig, Pretrained]:
+    """Open the pretrained model, and take the model configuration and the evaluation pipeline from it.
 
-    Args:
-        config: Of the run; its `tune.source` is named.
-        keep: What the user set on purpose: fields of the model by their name, those of the pipeline as
-            `preprocess.mean`. Sizes, dropout and the like are set; others must be as in the source.
-
-    Returns:
-        The configuration, with the classes still to be taken from the data, and the source.
-
-    Raises:
-        CheckpointError: If the source cannot be opened.
-        ConfigError: If the user's model has another structure, or patches do not tile the size.
+    `keep` names the fields that the user set: model fields by name, pipeline fields as `preprocess.mean`. Sizes,
+    dropout and the like override those of the pretrained model; all other model fields must equal them. The classes of
+    the returned configuration are still to be taken from the data.
     """
     name, asked = str(config.tune.source), config.model
-    activation = asked.activation if "activation" in keep else None
-    opened = open_fully(name, OpenOptions(activation=activation))
+    activation = asked.mlp.activation if "mlp.activation" in keep else None
+    opened = open_with_details(name, OpenOptions(activation=activation))
     own, pipeline = opened.model.config, opened.info.pipeline.config
-    image_size, patch_size, method = (getattr(asked, field) if field in keep else None for field in _ASKED)
+    image_size = asked.image_size if "image_size" in keep else None
+    patch_size = asked.patch_size if "patch_size" in keep else None
+    method = getattr(asked.position, "resample", None) if "position.resample" in keep else None
     check_image(name, own, opened.info.pipeline, image_size, patch_size)
-    sized, state, record = resized(own, opened.model.state_dict(), image_size, patch_size, method)
-    model = replace(sized, **{field: getattr(asked, field) for field in _FREE})
-    model = replace(model, zero_head=asked.zero_head is not False)  # section 3.2
-    keeps_hidden = own.head == "mlp" and "head" in keep and asked.head == "mlp"
-    if not keeps_hidden:  # section 3.1: one linear layer at fine-tuning time
-        model = replace(model, head="linear", head_hidden=None)
+    model, state, record = resize_model(own, opened.model.state_dict(), image_size, patch_size, method)
+    for part, options in _FREE.items():
+        model = model.with_options({part: {option: getattr(getattr(asked, part), option) for option in options}})
+    model = model.with_options({field: getattr(asked, field) for field in _FREE_FIELDS})
+    keeps_hidden = own.head.kind == "mlp" and "head.kind" in keep and asked.head.kind == "mlp"
+    # Section 3.1: a single linear layer for fine-tuning; section 3.2: it starts at zero.
+    zero = {"zero": asked.head.zero is not False}
+    model = model.with_options({"head": zero if keeps_hidden else {"kind": "linear", **zero}})
     _check(name, model, asked, keep)
     replaced = ("head.",) if keeps_hidden else ("head.", "pre_logits.")
-    wanted = {field.name: getattr(config.preprocess, field.name) for field in dataclasses.fields(pipeline)}
-    start = Start(
+    pretrained = Pretrained(
         name=name,
         family=opened.family,
         config=own,
         preprocess=pipeline,
-        assumed=any("nothing beside the weights says how" in reason for reason in opened.reasons),
+        assumed=opened.assumed_pipeline,
         classes=opened.info.classes,
         state={key: value for key, value in state.items() if not key.startswith(replaced)},
         resampled=record,
     )
-    changes = {field: value for field, value in wanted.items() if f"preprocess.{field}" in keep}
-    return replace(config, model=model, preprocess=replace(pipeline, **changes)), start
+    fields = [field.name for field in dataclasses.fields(pipeline) if f"preprocess.{field.name}" in keep]
+    changes = {field: getattr(config.preprocess, field) for field in fields}
+    return replace(config, model=model, preprocess=replace(pipeline, **changes)), pretrained
 
 
 def _check(name: str, model: ViTConfig, asked: ViTConfig, keep: Collection[str]) -> None:
-    """Refuse what the user set about the model's structure, where the source has another."""
-    fields = [field.name for field in dataclasses.fields(model) if field.name in keep]
-    structure = [field for field in fields if field not in (*_FREE, *_ASKED)]
+    """Refuse an architecture, set by the user, that differs from that of the pretrained model."""
+    free = {*_FREE_FIELDS, *_FROM_SOURCE, *(f"{part}.{name}" for part, options in _FREE.items() for name in options)}
+    values, theirs = _by_option(asked), _by_option(model)
     differing = [
-        f"model.{field} is {getattr(asked, field)}, but '{name}' has {getattr(model, field)}"
-        for field in structure
-        if getattr(asked, field) != getattr(model, field)
+        f"model.{option.removesuffix('.kind')} is {values[option]}, but '{name}' has {theirs.get(option)}"
+        for option in sorted(keep)
+        if option in values and option not in free and values[option] != theirs.get(option)
     ]
     if differing:
-        raise ConfigError(f"{'; '.join(differing)}: fine-tuning keeps the source's structure, leave it away")
+        raise ConfigError(f"{'; '.join(differing)}: fine-tuning keeps the source's architecture, omit these options")
+
+
+def _by_option(config: ViTConfig) -> dict[str, Any]:
+    """Return every value of a configuration by option name, such as ``position.kind``."""
+    found: dict[str, Any] = {}
+    for name, value in config.to_dict().items():
+        inner = isinstance(value, dict)
+        found |= {f"{name}.{option}": each for option, each in value.items()} if inner else {name: value}
+    return found

@@ -1,14 +1,12 @@
-"""Which of a model's weights a run trains: all, the head, the last blocks, or low-rank additions to frozen ones.
+"""Which weights of a model a run trains: all, the head, the last blocks, or low-rank adapters; and class weights.
 
-Plain torch, and peft where additions are wanted. Frozen parts compute as in evaluation.
+Plain PyTorch; adapters use peft. Frozen modules stay in evaluation mode.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import warnings
-from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -16,31 +14,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.errors import ConfigError, MissingExtraError
 from vitreous.model.vit import VisionTransformer
 from vitreous.train.config import TuneConfig
 
-__all__ = ["choose_trained", "class_weights", "plain", "still"]
+__all__ = ["choose_trained", "class_weights", "freeze_modules", "merge_adapters"]
 
 _ABOVE_BLOCKS = ("norm", "fc_norm", "attn_pool", "seq_pool", "pre_logits", "head")
 _LORA_TARGETS = r"blocks\.\d+\.(attn\.(qkv|proj)|mlp\.(fc1|fc2))"
 _EFFECTIVE_BETA = 0.999
 
 
-def choose_trained(model: VisionTransformer, config: TuneConfig) -> VisionTransformer:
-    """Freeze what is not to be trained, in place; with `lora`, put the additions in.
-
-    Args:
-        model: Any state; its parameters' ``requires_grad`` is set.
-        config: Reads `mode`, `lora_rank` and `lora_alpha`.
-
-    Returns:
-        The same model.
-
-    Raises:
-        ConfigError: If there are fewer blocks than are to be trained.
-        MissingExtraError: If additions are wanted and peft is not installed.
-    """
+def choose_trained(model: FastVisionTransformer, config: TuneConfig) -> FastVisionTransformer:
+    """Set ``requires_grad`` of all parameters, and add adapters for `lora`, in place; return the same model."""
     depth = len(model.blocks)
     if (config.blocks or 0) > depth:
         raise ConfigError(f"tune is {config.mode}, but the model has {depth} blocks: last-{depth} trains them all")
@@ -56,18 +43,18 @@ def choose_trained(model: VisionTransformer, config: TuneConfig) -> VisionTransf
     return model
 
 
-def still(model: nn.Module) -> None:
-    """Set frozen parts to evaluation: no dropout in them, and batch norm keeps its statistics."""
+def freeze_modules(model: nn.Module) -> None:
+    """Set frozen modules to evaluation mode, which disables dropout and fixes the statistics of batch norm."""
     for path, module in model.named_modules():
         parameters = list(module.parameters())
         if path and parameters and not any(p.requires_grad for p in parameters):
             module.eval()
     if isinstance(model, VisionTransformer) and not model.patch_embed.training:
-        model.pos_drop.eval()  # it has no parameter that would tell
+        model.pos_drop.eval()  # it has no parameters, so the loop skips it
 
 
-def plain(model: VisionTransformer) -> VisionTransformer:
-    """The model without additions: itself where it has none, else a copy that has them merged into its matrices."""
+def merge_adapters(model: VisionTransformer) -> VisionTransformer:
+    """Return a copy with the adapters merged into the weight matrices; the model itself if it has none."""
     if not any(hasattr(module, "lora_A") for module in model.modules()):
         return model
     merged = copy.deepcopy(model)
@@ -83,15 +70,9 @@ def plain(model: VisionTransformer) -> VisionTransformer:
 
 
 def class_weights(labels: npt.NDArray[np.int64], classes: int, kind: str) -> Tensor | None:
-    """Weight of each class, as `RunConfig.class_weights` says.
+    """Compute the weight of each class in the loss (float32), as `RunConfig.class_weights` describes `kind`.
 
-    Args:
-        labels: Of the training images, (n,).
-        classes: K.
-        kind: `none`, `inverse` or `effective`.
-
-    Returns:
-        float32 (K,), with mean 1 over the images; 0 for a class without one. None for `none`.
+    The mean over the training images is 1; classes without images have weight 0.
     """
     if kind == "none":
         return None
@@ -104,21 +85,13 @@ def class_weights(labels: npt.NDArray[np.int64], classes: int, kind: str) -> Ten
 
 
 def _add_lora(model: VisionTransformer, config: TuneConfig) -> None:
-    """Put low-rank additions to the matrices of all blocks, zero at first."""
-    with _no_warnings():
+    """Add low-rank adapters, initially zero, to the weight matrices of all blocks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations among peft and its dependencies
         try:
-            import peft  # here: it brings transformers, which takes seconds
+            import peft  # imports transformers, which takes seconds
         except ImportError as error:
             raise MissingExtraError("tune lora needs peft: pip install 'vitreous[lora]'") from error
-        wanted = peft.LoraConfig(
-            r=config.lora_rank, lora_alpha=config.lora_alpha, lora_dropout=0.0, target_modules=_LORA_TARGETS
-        )
-        peft.inject_adapter_in_model(wanted, model)
-
-
-@contextlib.contextmanager
-def _no_warnings() -> Iterator[None]:
-    """Within, what other libraries deprecate among themselves is not shown."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+        rank, alpha = config.lora_rank, config.lora_alpha
+        lora = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=_LORA_TARGETS)
+        peft.inject_adapter_in_model(lora, model)

@@ -1,7 +1,6 @@
-"""What a run will take on this machine: memory, time and operations, measured in a few of its own steps.
+"""Estimates the memory, time and FLOPs of a run on this machine from a few of its own steps.
 
-The steps are those of :mod:`vitreous.train.run`: the same preparation, module, loaders and Trainer. What follows them
-(selection, checkpoints, report) is left away, and so is all that they learned.
+The steps use the setup, module, loaders and Trainer of :mod:`vitreous.train.run`. Nothing is saved.
 """
 
 from __future__ import annotations
@@ -22,155 +21,110 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitreous.data.batches.dataset import held_bytes
-from vitreous.machine.peak_memory import Meter
-from vitreous.runs.folder import held
-from vitreous.train.advice import few_images, unlike_classes
-from vitreous.train.assembly import Assembled, assemble
+from vitreous.data.batches.dataset import decoded_bytes
+from vitreous.machine.peak_memory import MemoryMeter
+from vitreous.runs.folder import lock_run_dir
+from vitreous.train.advice import few_images, imbalance_note
+from vitreous.train.assembly import Session, assemble
 from vitreous.train.config import RunConfig, parse_duration
-from vitreous.train.console import View
+from vitreous.train.console import Display
 from vitreous.train.planning.trials import Trials, validation_seconds
 from vitreous.train.recipe_file import recipe_text
 from vitreous.train.results import report_seconds, scoring_seconds
 from vitreous.train.resume.signals import Signals
-from vitreous.train.setup import Prepared, describe_model, describe_place, fitting_threads, prepare
-from vitreous.train.trainer import quiet
+from vitreous.train.setup import Setup, describe_hardware, describe_model, one_thread_if_tiny, prepare
+from vitreous.train.trainer import silence_lightning
 
 __all__ = ["Memory", "Plan", "plan"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Memory of a run, in bytes.
+    """Memory of a run, in bytes; None if the device does not report it."""
 
-    Attributes:
-        weights: Of the model, its gradients, the optimiser's state and the average, which do not grow with the batch.
-        activations: What a step takes besides, at the micro-batch that was measured.
-        pictures: Held decoded, in main memory: 0 where they are read from files as they come.
-        total: The highest mark of the run: on the CPU of the whole process, on CUDA of what torch allocates there.
-        left: What could be taken besides when the steps began.
-    """
-
-    weights: int
-    activations: int | None
-    pictures: int
-    total: int | None
-    left: int | None
+    weights: int  # weights, gradients, optimiser state and moving average: independent of the batch size
+    activations: int | None  # what a step with the measured micro-batch needs besides
+    pictures: int  # decoded images in main memory; 0 if they are read from files in each epoch
+    total: int | None  # peak: on a CPU of the whole process, on CUDA of what torch allocates
+    left: int | None  # free memory when the steps began
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run will take.
+    """The estimated cost of a run."""
 
-    Attributes:
-        model: In a line.
-        machine: The hardware and the precision.
-        parameters: Of the model.
-        pictures: Of each split.
-        batch_size: Pictures of an optimiser step.
-        parts: Into which the step is cut; more than was asked for where the memory does not hold a part.
-        steps_per_epoch: Optimiser steps.
-        memory: What it takes.
-        step_seconds: Median time of a step, the mean of the run's phases where these differ.
-        step_spread: Its quartiles.
-        steps_timed: How many steps that is of.
-        epoch_seconds: Training and validation of one epoch.
-        start_seconds: From the command's start to the first step.
-        epochs: That the configuration or the budget allows.
-        total_seconds: Of the whole command; the budget, where there is one.
-        total_flops: Floating-point operations of all steps and validations, 2 per multiply-add.
-        largest_batch: Pictures in one part that fit, at most those of the training split; None where the system does
-            not tell.
-        checked: Whether a step of that size was made.
-        advice: Sentences, and commands as lists of words.
-    """
-
-    model: str
-    machine: str
-    parameters: int
-    pictures: dict[str, int]
-    batch_size: int
-    parts: int
+    model: str  # description in one line
+    machine: str  # hardware and precision
+    parameters: int  # of the model
+    pictures: dict[str, int]  # images of each split
+    batch_size: int  # images per optimiser step
+    parts: int  # micro-batches per step; more than configured if the memory does not hold them
     steps_per_epoch: int
     memory: Memory
-    step_seconds: float
-    step_spread: tuple[float, float]
+    step_seconds: float  # median time of a step, averaged over the phases of the run
+    step_spread: tuple[float, float]  # first and third quartile of that time
     steps_timed: int
-    epoch_seconds: float
-    start_seconds: float
-    epochs: float
-    total_seconds: float
-    total_flops: float
-    largest_batch: int | None
-    checked: bool
-    advice: tuple[str | list[str], ...] = ()
+    epoch_seconds: float  # one epoch with its validation
+    start_seconds: float  # from the start of the command to the first step
+    epochs: float  # by the configuration or the budget
+    total_seconds: float  # of the whole command; the budget if there is one
+    total_flops: float  # of all steps and validations, 2 per multiply-add
+    largest_batch: int | None  # images of the largest micro-batch that fits, at most the training split
+    checked: bool  # whether a step of that size was made
+    advice: tuple[str | list[str], ...] = ()  # sentences, and commands as lists of words
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields by name, ready for JSON."""
+        """Return the fields as JSON values."""
         return dataclasses.asdict(self)
 
 
 def plan(config: RunConfig, *, keep: Collection[str] = (), started: float | None = None) -> Plan:
-    """Measure what a run will take, and leave nothing behind.
-
-    Args:
-        config: Of the run.
-        keep: As of :func:`vitreous.train.run.run`.
-        started: As there.
-
-    Raises:
-        VitreousError: Whatever is wrong with the configuration or the data; if a single picture is too much.
-    """
+    """Measure the cost of a run; nothing stays on disk. Arguments are those of :func:`vitreous.train.run.run`."""
     started = time.monotonic() if started is None else started
-    view, silent = View(), View(Console(file=io.StringIO(), force_terminal=False))
+    view, silent = Display(), Display(Console(file=io.StringIO(), force_terminal=False))
+    silent.counting = view.counting  # type: ignore[method-assign]  # shows progress bars and nothing else
     budget = parse_duration(config.budget) if config.budget is not None else None
-    with quiet(), tempfile.TemporaryDirectory(prefix="vitreous-plan-") as folder:
-        ready = prepare(dataclasses.replace(config, loggers=(), budget=None), keep, view)
-        meter = Meter(ready.device)
-        with held(Path(folder), recipe_text(ready.config), resume=False) as place:
-            this = assemble(ready, place, _with_bar(view, silent), Signals(), None, started=started, leaving=0.0)
+    with silence_lightning(), tempfile.TemporaryDirectory(prefix="vitreous-plan-") as folder:
+        setup = prepare(dataclasses.replace(config, loggers=(), budget=None), keep, view)
+        meter = MemoryMeter(setup.device)
+        with lock_run_dir(Path(folder), recipe_text(setup.config), resume=False) as run_dir:
+            session = assemble(setup, run_dir, silent, Signals(), None, started=started, exit_seconds=0.0)
             start_seconds = time.monotonic() - started
-            with fitting_threads(ready):
-                return _measured(this, meter, budget, start_seconds)
+            with one_thread_if_tiny(setup):
+                return _measure(session, meter, budget, start_seconds)
 
 
-def _with_bar(view: View, silent: View) -> View:
-    """A view that shows the decoding and says nothing else."""
-    silent.counting = view.counting  # type: ignore[method-assign]
-    return silent
-
-
-def _measured(this: Assembled, meter: Meter, budget: float | None, start_seconds: float) -> Plan:
-    """Make the steps and put together what they showed."""
-    ready, loading = this.ready, this.ready.loading
-    found = Trials(this, meter)
-    part = found.choose_part()
-    timed = found.timed()
-    found.add(part, found.last_growth)
-    validation = validation_seconds(this)
-    reporting = report_seconds(len(ready.data.classes))
-    memory = _memory(found, part, meter.most())  # now: what draws the report is loaded, no larger batch was tried
-    largest, checked = found.largest(part)
-    config, per_epoch = ready.config, loading.steps_per_epoch
+def _measure(session: Session, meter: MemoryMeter, budget: float | None, start_seconds: float) -> Plan:
+    setup, loading = session.setup, session.setup.data_module
+    trials = Trials(session, meter)
+    micro_batch = trials.choose_micro_batch()
+    timed = trials.time_phases()
+    trials.record_growth(micro_batch, trials.last_growth)
+    validation = validation_seconds(session)
+    reporting = report_seconds(len(setup.data.classes))
+    memory = _memory(trials, micro_batch, meter.most())  # after drawing is imported, before larger batches are tried
+    largest, checked = trials.largest(micro_batch)
+    config, per_epoch = setup.config, loading.steps_per_epoch
     means = [statistics.fmean(times) for times in timed]
-    weights = _shares_of_steps(config, means, by_time=budget is not None)
+    weights = _phase_weights(config, means, by_time=budget is not None)
     quartiles = [statistics.quantiles(times, n=4) for times in timed]
-    lower, step, upper = (_mean(weights, [of[i] for of in quartiles]) for i in range(3))
-    epoch_seconds = per_epoch * _mean(weights, means) + validation
-    ending = reporting + scoring_seconds(validation, _test_share(ready), ready.precision)
+    lower, step, upper = (_weighted_mean(weights, [phase[i] for phase in quartiles]) for i in range(3))
+    epoch_seconds = per_epoch * _weighted_mean(weights, means) + validation
+    test_share = len(setup.data.splits.get("test", ())) / len(setup.data.splits["val"])
+    ending = reporting + scoring_seconds(validation, test_share, setup.precision)
     epochs = config.epochs if config.steps is None else config.steps / per_epoch
     if budget is not None:
         epochs = max(0.0, (budget - start_seconds - ending) / epoch_seconds)
     total = budget if budget is not None else start_seconds + epochs * epoch_seconds + ending
-    images = epochs * per_epoch * min(config.batch_size, len(ready.data.splits["train"]))
-    validated = epochs * len(ready.data.splits["val"])
+    images = epochs * per_epoch * min(config.batch_size, len(setup.data.splits["train"]))
+    validated = epochs * len(setup.data.splits["val"])
     return Plan(
-        model=describe_model(config.model, ready.cost),
-        machine=describe_place(ready.device, ready.precision),
-        parameters=ready.cost.parameters,
-        pictures={name: len(split) for name, split in ready.data.splits.items()},
+        model=describe_model(config.model, setup.cost),
+        machine=describe_hardware(setup.device, setup.precision),
+        parameters=setup.cost.parameters,
+        pictures={name: len(split) for name, split in setup.data.splits.items()},
         batch_size=config.batch_size,
-        parts=loading.plans.parts,
+        parts=loading.train_sampler.parts,
         steps_per_epoch=per_epoch,
         memory=memory,
         step_seconds=step,
@@ -180,86 +134,71 @@ def _measured(this: Assembled, meter: Meter, budget: float | None, start_seconds
         start_seconds=start_seconds,
         epochs=epochs,
         total_seconds=total,
-        total_flops=images * _mean(weights, _step_flops(ready)) + validated * ready.cost.flops,
+        total_flops=images * _weighted_mean(weights, _step_flops(setup)) + validated * setup.cost.flops,
         largest_batch=largest,
         checked=checked,
-        advice=tuple(_advice(ready)),
+        advice=tuple(_advice(setup)),
     )
 
 
-def _advice(ready: Prepared) -> Iterator[str | list[str]]:
-    """Yield what may do better than the training that is meant."""
-    yield from few_images(ready)
-    if (unlike := unlike_classes(ready)) is not None:
-        yield f"classes are {unlike}"
+def _advice(setup: Setup) -> Iterator[str | list[str]]:
+    yield from few_images(setup)
+    if (imbalance := imbalance_note(setup)) is not None:
+        yield f"classes are {imbalance}"
 
 
-def _shares_of_steps(config: RunConfig, seconds: list[float], by_time: bool) -> list[float]:
-    """The share of the run's steps that each phase has, given its seconds per step; in a budget its length is time."""
-    lengths = [end - begin for begin, end in config.phases]
+def _phase_weights(config: RunConfig, seconds: list[float], by_time: bool) -> list[float]:
+    """Return the fraction of the steps in each phase, given its seconds per step; with a budget, phases last a time."""
+    lengths = [end - start for start, end in config.phases]
     if by_time:
         lengths = [length / each for length, each in zip(lengths, seconds, strict=True)]
     return [length / sum(lengths) for length in lengths]
 
 
-def _mean(weights: list[float], values: list[float]) -> float:
+def _weighted_mean(weights: list[float], values: list[float]) -> float:
     return sum(weight * value for weight, value in zip(weights, values, strict=True))
 
 
-def _test_share(ready: Prepared) -> float:
-    return len(ready.data.splits.get("test", ())) / len(ready.data.splits["val"])
+def _memory(trials: Trials, micro_batch: int, peak: int) -> Memory:
+    setup, image_bytes = trials.session.setup, 0
+    if setup.data_module.in_memory:
+        cropped = setup.data_module.augment.resized_crop < 1
+        splits = setup.data.splits.items()
+        image_bytes = sum(decoded_bytes(s, setup.pipeline, cropped and name == "train") for name, s in splits)
+    if trials.free is None:
+        return Memory(trials.fixed, None, image_bytes, None, None)
+    growth = trials.growth[micro_batch]
+    weights = sum(p.nbytes for p in setup.model.parameters()) if setup.device.type == "cpu" else 0  # allocated before
+    activations = max(0, growth + weights - trials.fixed)
+    return Memory(trials.fixed, activations, image_bytes, max(peak, trials.before + growth), trials.free)
 
 
-def _memory(found: Trials, part: int, most: int) -> Memory:
-    """The memory of the run with parts of so many pictures."""
-    ready, pictures = found.this.ready, 0
-    if ready.loading.in_memory:
-        cropped = ready.loading.augment.resized_crop < 1
-        splits = ready.data.splits.items()
-        pictures = sum(held_bytes(s, ready.pipeline, cropped and name == "train") for name, s in splits)
-    if found.left is None:
-        return Memory(found.fixed, None, pictures, None, None)
-    weights = sum(p.nbytes for p in ready.model.parameters())
-    grown = found.growth[part] + (weights if ready.device.type == "cpu" else 0)  # they were there before
-    return Memory(
-        found.fixed, max(0, grown - found.fixed), pictures, max(most, found.before + found.growth[part]), found.left
-    )
-
-
-def _step_flops(ready: Prepared) -> list[float]:
-    """Operations that training takes for a picture in each phase, counted in a forward and backward pass of two."""
-    model, config = ready.model, ready.config
-    dropped, counts = model.patch_dropout, []
-    with _trained(model):
-        for middle in map(statistics.fmean, config.phases):  # rounding may put a phase's edge into its neighbour
+def _step_flops(setup: Setup) -> list[float]:
+    """Count the FLOPs of training per image in each phase, in a forward and backward pass of two images."""
+    model, config, counts = setup.model, setup.config, []
+    dropped, training = model.patch_dropout, model.training
+    model.train()
+    try:
+        for middle in map(statistics.fmean, config.phases):  # not an edge, which rounding may put into the next phase
             model.patch_dropout = config.patches_dropped(middle)
-            counts.append(_counted(ready, middle))
+            counts.append(_count_flops(setup, middle))
+    finally:
         model.patch_dropout = dropped
+        model.train(training)
+        model.zero_grad(set_to_none=True)
     return counts
 
 
-@contextlib.contextmanager
-def _trained(model: torch.nn.Module) -> Iterator[None]:
-    before = model.training
-    model.train()
-    try:
-        yield
-    finally:
-        model.train(before)
-        model.zero_grad(set_to_none=True)
+def _count_flops(setup: Setup, progress: float) -> float:
+    """Count the FLOPs per image at a point of the run.
 
-
-def _counted(ready: Prepared, progress: float) -> float:
-    """Operations for a picture at a point of the run.
-
-    With torch's plain attention, because only its products can be counted anywhere.
+    Uses torch's plain attention, the only backend whose products FlopCounterMode counts on every device.
     """
-    device = next(ready.model.parameters()).device
-    size = (ready.config.augment.side(side, progress) for side in ready.pipeline.size)
-    images = torch.zeros(2, ready.pipeline.channels, *size, device=device)
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        compiler = torch.compiler.set_stance("force_eager") if ready.config.compile else contextlib.nullcontext()
-        with compiler:
-            logits = ready.model(images)
-            F.cross_entropy(logits.float(), torch.zeros(2, dtype=torch.int64, device=device)).backward()
+    device = next(setup.model.parameters()).device
+    size = (setup.config.augment.side_at(side, progress) for side in setup.pipeline.size)
+    images = torch.zeros(2, setup.pipeline.channels, *size, device=device)
+    eager = torch.compiler.set_stance("force_eager") if setup.config.compile else contextlib.nullcontext()
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), eager:
+        logits = setup.model(images)
+        F.cross_entropy(logits.float(), torch.zeros(2, dtype=torch.int64, device=device)).backward()
     return counter.get_total_flops() / 2

@@ -1,4 +1,4 @@
-"""The watch over the loss and the gradient norm: training stops at the first one that is not finite."""
+"""Stops a run at the first step whose loss or gradient norm is not finite, with what `replay.py` needs to repeat it."""
 
 from __future__ import annotations
 
@@ -12,96 +12,67 @@ from torch import Tensor, nn
 
 from vitreous.errors import NonFiniteError
 
-__all__ = ["FiniteWatch", "NonFiniteStepError"]
+__all__ = ["FiniteWatch", "NonFiniteStepError", "Step"]
 
-_CUDA_INTERVAL = 16  # steps between two looks on CUDA, where each look waits for the device
-_COPY_INTERVAL = 16  # steps, at least, between two copies of good weights
+_CUDA_INTERVAL = 16  # steps per check on CUDA, where each check waits for the device
+_COPY_INTERVAL = 16  # minimum number of steps between two copies of good weights
 
 
 @dataclass
-class _Step:
-    """What is remembered of a step until it has been looked at."""
+class Step:
+    """A step to be checked."""
 
     batches: Sequence[Mapping[str, Any]]
     epoch: int
     step: int
     progress: float
     lr: float
-    loss: Tensor
+    loss: Tensor  # detached, like the gradient norm
     norm: Tensor
 
 
+@dataclass(eq=False, repr=False)
 class NonFiniteStepError(NonFiniteError):
-    """A :class:`~vitreous.errors.NonFiniteError` that carries what is needed to look into it.
+    """A :class:`~vitreous.errors.NonFiniteError` with what a replay of the step needs."""
 
-    Attributes:
-        batches: The batches of the step as they were loaded (:mod:`vitreous.data.batches.dataset`), on the CPU.
-        good: The model's state dict of at most 32 steps before, which gave a finite loss.
-        weights: The state dict that the step began with; on CUDA, where later updates have passed over it, `good`.
-        behind: Updates that were made between `weights` and the step.
-        progress: Share of the run that was done.
-    """
+    message: str
+    batches: Sequence[dict[str, Any]]  # as they were loaded (vitreous.data.batches.dataset), on the CPU
+    good: dict[str, Tensor]  # a state dict from at most 32 steps before, which gave a finite loss and gradient
+    weights: dict[str, Tensor]  # the state dict before the step; on CUDA, where it is overwritten by then, `good`
+    behind: int  # updates between `weights` and the step
+    progress: float  # share of the run that was complete, in [0, 1]
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        batches: Sequence[dict[str, Any]],
-        good: dict[str, Tensor],
-        weights: dict[str, Tensor],
-        behind: int,
-        progress: float,
-    ) -> None:
-        super().__init__(message)
-        self.batches, self.good, self.weights = batches, good, weights
-        self.behind, self.progress = behind, progress
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
 
 
 class FiniteWatch:
-    """Looks at every step's loss and gradient norm, and raises at the first one that is NaN or infinite.
+    """Checks the loss and gradient norm of every step, and raises at the first that is NaN or infinite.
 
-    On the CPU it looks before each update. On CUDA, looking means waiting for the device: there it looks at several
-    steps at once. Every 16 steps or so it copies the weights if they gave a finite loss and gradient: those of the bad
-    step itself did not, although they may look fine.
-
-    Args:
-        model: The model in training.
-        interval: Steps between two looks; None is 1, and 16 on CUDA.
+    On the CPU each step is checked before its update. On CUDA a check waits for the device, so several steps are
+    checked together. About every 16 steps the weights are copied, if they gave a finite loss and gradient. The weights
+    of the failing step are no substitute: they did not, even if they are finite themselves.
     """
 
     def __init__(self, model: nn.Module, interval: int | None = None) -> None:
         on_cuda = next(model.parameters()).device.type == "cuda"
         self.model = model
         self.interval = interval or (_CUDA_INTERVAL if on_cuda else 1)
-        self._pending: list[_Step] = []
+        self._pending: list[Step] = []
         self._good = self._copy()
         self._since_copy = 0
 
-    def check(
-        self,
-        batches: Sequence[Mapping[str, Any]],
-        *,
-        epoch: int,
-        step: int,
-        progress: float,
-        lr: float,
-        loss: Tensor,
-        norm: Tensor,
-    ) -> None:
-        """Register a step before its update, and look if it is time to.
-
-        Raises:
-            NonFiniteStepError: If the loss or the gradient norm of a registered step is not finite.
-        """
-        self._pending.append(_Step(batches, epoch, step, progress, lr, loss.detach(), norm.detach()))
+    def check(self, step: Step) -> None:
+        """Register a step before its update, and check all registered steps if the interval is complete."""
+        self._pending.append(step)
         if len(self._pending) >= self.interval:
             self.flush()
 
     def flush(self) -> None:
-        """Look at all registered steps now."""
+        """Check all registered steps now."""
         if not self._pending:
             return
-        values = torch.stack([torch.stack([s.loss.float(), s.norm.float()]) for s in self._pending])
+        values = torch.stack([torch.stack([s.loss.float(), s.norm.float()]) for s in self._pending])  # steps x 2
         finite = values.isfinite().all(dim=1).tolist()
         if not all(finite):
             first = finite.index(False)
@@ -114,16 +85,16 @@ class FiniteWatch:
     def _copy(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
 
-    def _fail(self, place: int, loss: float, norm: float) -> None:
-        bad = self._pending[place]
-        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
+    def _fail(self, index: int, loss: float, norm: float) -> None:
+        bad = self._pending[index]
+        problem = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
         good = {name: value.cpu() for name, value in self._good.items()}
-        at_once = self.interval == 1  # then no update has followed
+        not_updated = self.interval == 1  # the model still holds the weights of the failing step
         raise NonFiniteStepError(
-            f"{what} in epoch {bad.epoch + 1}, step {bad.step}, at learning rate {bad.lr:.3g}",
+            f"{problem} in epoch {bad.epoch + 1}, step {bad.step}, at learning rate {bad.lr:.3g}",
             batches=[{n: v.cpu() if isinstance(v, Tensor) else v for n, v in each.items()} for each in bad.batches],
             good=good,
-            weights={name: value.cpu() for name, value in self._copy().items()} if at_once else good,
-            behind=0 if at_once else self._since_copy + place,
+            weights={name: value.cpu() for name, value in self._copy().items()} if not_updated else good,
+            behind=0 if not_updated else self._since_copy + index,
             progress=bad.progress,
         )

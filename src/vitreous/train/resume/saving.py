@@ -1,6 +1,7 @@
-"""When a run's state is saved, and which of the saved ones a resume uses: the last two good ones are kept.
+"""When the state of a run is saved, and which of the two kept checkpoints a resume reads.
 
-Training goes on while a state is written: what is saved is a copy, and only the copying takes time from the steps.
+A state is a copy, written by a thread while training continues. What a state holds is in `state.py`, the file format in
+`vitreous.runs.state_file`.
 """
 
 from __future__ import annotations
@@ -22,27 +23,19 @@ from vitreous.runs.lock import Lock
 from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.module import VitModule
 from vitreous.train.resume.signals import Signals
-from vitreous.train.resume.state import RunState, fitting_this_run, load_optimizer
+from vitreous.train.resume.state import RunState, load_optimizer, report_mismatch
 
-__all__ = ["LAST", "PREVIOUS", "Checkpoint", "Saver", "newest"]
+__all__ = ["LAST", "PREVIOUS", "Checkpoint", "Saver", "load_newest"]
 
 
-def newest(folder: Path, tell: Callable[[str], None]) -> tuple[Path, RunState] | None:
-    """Read the newest good state of a run's folder.
+def load_newest(run_dir: Path, warn: Callable[[str], None]) -> tuple[Path, RunState] | None:
+    """Read the newest intact state of a run, and return it with its file; None if nothing has been saved yet.
 
-    Args:
-        folder: Of the run.
-        tell: Called with a line about a file that is damaged and passed over.
-
-    Returns:
-        The file and the state; None where nothing was saved yet.
-
-    Raises:
-        CheckpointError: If there are files, and all are damaged.
+    `warn` is called with a line about each damaged file that is skipped.
     """
     damaged = []
     for name in (LAST, PREVIOUS):
-        path = folder / name
+        path = run_dir / name
         if not os.path.lexists(path):
             continue
         try:
@@ -51,33 +44,27 @@ def newest(folder: Path, tell: Callable[[str], None]) -> tuple[Path, RunState] |
             damaged.append(f"{error}" if str(path) in str(error) else f"'{path}' cannot be used: {error}")
             continue
         for line in damaged:
-            tell(f"{line}; the one before, '{path}', is used")
+            warn(f"{line}; '{path}' is used instead")
         return path, state
     if damaged:
-        raise CheckpointError(f"nothing to go on from: {'; '.join(damaged)}. Begin with another --out")
+        raise CheckpointError(f"no usable checkpoint: {'; '.join(damaged)}. Start a new run with another --out")
     return None
 
 
 class Saver:
-    """Writes states one after the other, in a thread.
+    """Writes states one at a time, in a background thread.
 
-    The newest file becomes the one before only if it is known to be good: as this process wrote it, or read once more
-    with its checksum. Else it is replaced, and the one before stays.
-
-    Args:
-        folder: Of the run.
-        lock: Is told while a state is being written.
-
-    Attributes:
-        saved: The point of the run that is safe on the disk, for people; None where nothing is.
+    The newest checkpoint becomes the previous one only if it is known to be intact: either this process wrote it, or it
+    passes its checksum when read again. Otherwise it is overwritten, and the previous one stays.
     """
 
-    def __init__(self, folder: Path, lock: Lock) -> None:
-        self._folder, self._lock = folder, lock
+    def __init__(self, run_dir: Path, lock: Lock) -> None:
+        self._run_dir, self._lock = run_dir, lock
         self.saved: str | None = None
-        self._written: tuple[int, ...] | None = None  # the newest file, as it was when this process had written it
+        """The point of the run that is safe on disk, in words; None if nothing is."""
+        self._written: tuple[int, ...] | None = None  # the signature of the newest file, as this process wrote it
         self._thread: threading.Thread | None = None
-        self._failed: BaseException | None = None
+        self._error: BaseException | None = None
 
     @property
     def busy(self) -> bool:
@@ -85,54 +72,50 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def save(self, state: RunState) -> None:
-        """Begin to write a state, which nobody may change any more."""
+        """Start writing a state, which must not be modified afterwards."""
         self.wait()
         self._thread = threading.Thread(target=self._write, args=(state,), daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until everything is written.
-
-        Raises:
-            OutputError: If something could not be; then the last state that was written is still there.
-        """
+        """Wait until the state is written; raise the error if it could not be."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         self.check()
 
     def check(self) -> None:
-        """Raise what went wrong since the last look, without waiting."""
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
+        """Raise the error of the background thread, if there is one, without waiting."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def _write(self, state: RunState) -> None:
-        self._lock.say(saving=True)
+        self._lock.record(saving=True)
         try:
-            last = self._folder / LAST
-            keep = self._folder / PREVIOUS if self._is_good(last, state.identity) else None
+            last = self._run_dir / LAST
+            keep = self._run_dir / PREVIOUS if self._is_intact(last, state.identity) else None
             write_state(last, state.to_dict(), keep=keep)
-            self._written, self.saved = _mark(last), state.where
+            self._written, self.saved = _signature(last), state.where
         except BaseException as error:
-            self._failed = error
+            self._error = error
         finally:
-            self._lock.say(saving=False)
+            self._lock.record(saving=False)
 
-    def _is_good(self, last: Path, identity: dict[str, str]) -> bool:
-        """Whether the newest file is a whole state of this run, so that it may take the place of the one before."""
-        mark = _mark(last)
-        if mark is None or mark == self._written:
-            return mark is not None
+    def _is_intact(self, last: Path, identity: dict[str, str]) -> bool:
+        """Return whether the newest file is an intact state of this run, which may replace the previous one."""
+        signature = _signature(last)
+        if signature is None or signature == self._written:
+            return signature is not None
         try:
-            found = RunState.from_dict(read_state(last)).identity
+            stored = RunState.from_dict(read_state(last)).identity
         except CheckpointError:
             return False
-        return {**found, "recipe": ""} == {**identity, "recipe": ""}  # which may have got more epochs
+        return {**stored, "recipe": ""} == {**identity, "recipe": ""}  # the recipe may ask for more epochs by now
 
 
-def _mark(path: Path) -> tuple[int, ...] | None:
-    """What changes with a file's content; None for what is no regular file."""
+def _signature(path: Path) -> tuple[int, ...] | None:
+    """Return what changes whenever a file is rewritten; None if the path is not a regular file."""
     try:
         status = path.lstat()
     except OSError:
@@ -143,19 +126,10 @@ def _mark(path: Path) -> tuple[int, ...] | None:
 
 
 class Checkpoint(Callback):
-    """Saves the state of a run now and then, after a signal, and when training ends; the last of the callbacks.
+    """Saves the state at intervals, after a signal, and when training ends. It must be the last callback.
 
-    Args:
-        saver: Writes it.
-        capture: Gives the state, as of between two epochs or within one, and whether training is over.
-        state: To go on from; None begins.
-        signals: Of the user or a scheduler.
-        lock: Is told what the run is doing.
-        every: Seconds after which to save again.
-        epochs: Save at the end of every so many; None is off.
-
-    Attributes:
-        begun: Whether training has begun, with all that the state had given back.
+    `capture` captures the state, given whether the epoch is complete and whether training is. `state` is the one to
+    resume from. States are saved after `every` seconds, and after each `epochs` epochs.
     """
 
     def __init__(
@@ -171,74 +145,70 @@ class Checkpoint(Callback):
     ) -> None:
         self._saver, self._capture, self._state = saver, capture, state
         self._signals, self._lock, self._every, self._epochs = signals, lock, every, epochs
-        self._saved = time.monotonic()
+        self._saved_at = time.monotonic()
         self.begun = False
+        """Whether training has begun, with the state restored."""
 
     def save(self, *, between: bool = False, trained: bool = False, wait: bool = False) -> None:
-        """Save the state as it is.
-
-        Args:
-            between: Whether the epoch has ended, with all that follows its last step.
-            trained: Whether no step is left to make.
-            wait: For the disk.
-        """
+        """Save the current state; `between` if the epoch is complete, with everything that follows its last step."""
         self._saver.save(self._capture(between, trained))
-        self._saved = time.monotonic()
+        self._saved_at = time.monotonic()
         if wait:
             self._saver.wait()
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Give the optimiser its state back."""
-        self._saved = time.monotonic()
-        self._lock.say(phase="training")
+        """Restore the optimiser, which does not exist before this point."""
+        self._saved_at = time.monotonic()
+        self._lock.record(phase="training")
         if self._state is not None and self._state.optimizer.get("state"):
-            with fitting_this_run():
+            with report_mismatch():
                 load_optimizer(trainer.optimizers[0], self._state.optimizer)
         self._state, self.begun = None, True
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Say which epoch it is."""
-        self._lock.say(phase="training")
+        """Record the phase in the lock file."""
+        self._lock.record(phase="training")
 
     def on_train_batch_end(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """After a whole step, save if it is time or if a signal came."""
+        """After a whole step, save if a signal has arrived or the interval has passed."""
         self._saver.check()
-        self._lock.live()
+        self._lock.keep_alive()
         if (batch_idx + 1) % cast(VitModule, pl_module).accumulate:
             return
-        self._obey(pl_module)
-        if time.monotonic() - self._saved >= self._every and not self._saver.busy:
-            cast(VitModule, pl_module).look()
+        self._save_and_stop_if_signalled(pl_module)
+        if self._is_due() and not self._saver.busy:
+            cast(VitModule, pl_module).check_finite()
             self.save()
 
     def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Let nothing be written while workers are made: they would be copies of a process in the middle of it."""
+        """Finish writing before data loader workers are forked, which must not copy a process in the middle of it."""
         self._saver.wait()
-        self._lock.say(phase="validating")
+        self._lock.record(phase="validating")
 
     def on_validation_batch_end(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, *_: Any, **__: Any
     ) -> None:
-        """After a signal, save: nothing has changed since the last step."""
-        self._lock.live()
-        self._obey(pl_module)
+        """Save after a signal; the state is that after the last step."""
+        self._lock.keep_alive()
+        self._save_and_stop_if_signalled(pl_module)
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Save at the end of training, after a signal, and if it is time."""
-        self._lock.say(phase="between epochs")
-        module, over = cast(VitModule, pl_module), trainer.should_stop
-        asked = self._signals.asked is not None
-        number = trainer.current_epoch + 1
-        due = self._epochs is not None and number % self._epochs == 0
-        if over or asked or due or time.monotonic() - self._saved >= self._every:
-            module.look()
-            self.save(between=True, trained=over, wait=over or asked)
-        self._signals.obey()
+        """Save if training is complete, a signal has arrived, or the interval has passed."""
+        self._lock.record(phase="between epochs")
+        over, signalled = trainer.should_stop, self._signals.received is not None
+        due = self._is_due() or (self._epochs is not None and (trainer.current_epoch + 1) % self._epochs == 0)
+        if over or signalled or due:
+            cast(VitModule, pl_module).check_finite()
+            self.save(between=True, trained=over, wait=over or signalled)
+        self._signals.raise_if_received()
 
-    def _obey(self, pl_module: lightning.LightningModule) -> None:
-        if self._signals.asked is not None:
-            cast(VitModule, pl_module).look()
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._saved_at >= self._every
+
+    def _save_and_stop_if_signalled(self, pl_module: lightning.LightningModule) -> None:
+        if self._signals.received is not None:
+            cast(VitModule, pl_module).check_finite()
             self.save(wait=True)
-            self._signals.obey()
+            self._signals.raise_if_received()

@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM: while a run trains they wait for the step to end; else they end what is going on, which is short.
+"""Ctrl-C and SIGTERM: during training they take effect after the current step, at any other time at once.
 
-A run that they end leaves a checkpoint and the exit code that shells expect: 128 and the signal's number.
+The run leaves a checkpoint and exits with the code that shells expect, 128 plus the number of the signal.
 """
 
 from __future__ import annotations
@@ -9,22 +9,17 @@ import contextlib
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Iterator
 from types import FrameType
 
 __all__ = ["Signals", "Stopped"]
 
-
-_LATER = 0.02  # seconds
+_RETRY = 0.02  # seconds after which a signal that arrived inside a destructor is sent again
 
 
 class Stopped(BaseException):
-    """The user or a scheduler ended the run. Not an Exception, so that nothing on the way takes it for a failure.
-
-    Attributes:
-        number: Of the signal.
-        at_once: Whether Ctrl-C came twice: nothing more is to be saved.
-    """
+    """A signal ended the run; `at_once` if Ctrl-C was pressed twice. Not an Exception, so no handler catches it."""
 
     def __init__(self, number: int, at_once: bool = False) -> None:
         super().__init__(number)
@@ -40,23 +35,19 @@ class Stopped(BaseException):
 
 
 class Signals:
-    """Handles Ctrl-C and SIGTERM while it is entered, in the main thread; elsewhere signals are not seen.
-
-    Attributes:
-        asked: The signal that came first, which :meth:`obey` raises; None while none came.
-    """
+    """Handles Ctrl-C and SIGTERM within :meth:`handled`."""
 
     def __init__(self) -> None:
-        self.asked: int | None = None
+        self.received: int | None = None  # the first signal that arrived
         self._waiting = False
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[Signals]:
-        """Within, a signal raises :class:`Stopped`."""
-        if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        """Raise :class:`Stopped` when a signal arrives within this context; does nothing outside the main thread."""
+        if threading.current_thread() is not threading.main_thread():  # Python allows handlers only there
             yield self
             return
-        before = {number: signal.signal(number, self._take) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield self
         finally:
@@ -64,40 +55,28 @@ class Signals:
                 signal.signal(number, handler)
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Within, a signal is only remembered, for the next :meth:`obey`; a second Ctrl-C is not."""
+    def deferred(self) -> Iterator[None]:
+        """Hold back a signal until the context ends; a second Ctrl-C still takes effect at once."""
         self._waiting = True
         try:
             yield
         finally:
             self._waiting = False
-        self.obey()
+        self.raise_if_received()
 
-    def obey(self) -> None:
-        """Raise what came.
+    def raise_if_received(self) -> None:
+        """Raise :class:`Stopped` if a signal has arrived."""
+        if self.received is not None:
+            raise Stopped(self.received)
 
-        Raises:
-            Stopped: If a signal came.
-        """
-        if self.asked is not None:
-            raise Stopped(self.asked)
-
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        if _in_destructor(frame):  # Python prints what is raised there, and goes on
-            threading.Timer(_LATER, os.kill, (os.getpid(), number)).start()
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if any(each.f_code.co_name == "__del__" for each, _ in traceback.walk_stack(frame)):
+            # Python only prints an exception that is raised in a destructor.
+            threading.Timer(_RETRY, os.kill, (os.getpid(), number)).start()
             return
-        again = self.asked is not None
-        if again and number != signal.SIGINT:  # schedulers repeat themselves
+        again = self.received is not None
+        if again and number != signal.SIGINT:  # schedulers send SIGTERM repeatedly
             return
-        self.asked = self.asked or number
+        self.received = self.received or number
         if again or not self._waiting:
-            raise Stopped(self.asked, at_once=again)
-
-
-def _in_destructor(frame: FrameType | None) -> bool:
-    """Whether a signal came while an object is being taken apart."""
-    while frame is not None:
-        if frame.f_code.co_name == "__del__":
-            return True
-        frame = frame.f_back
-    return False
+            raise Stopped(self.received, at_once=again)

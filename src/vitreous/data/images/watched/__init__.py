@@ -1,5 +1,5 @@
-"""Processes that decode what nobody can vouch for, each with limits: what hangs, crashes or swells costs one file.
+"""Watched processes: decoding with limits on time and memory, so that a hostile file fails alone.
 
-:mod:`.limits` has the limits and how the system keeps them, :mod:`.worker` the process, :mod:`.child` its handle, and
-:mod:`.pool` those of this process.
+Read `limits.py` (the limits and how the system enforces them), `worker.py` (the process that decodes), `child.py` (its
+handle and the message format) and `pool.py` (the processes kept by this process).
 """

@@ -1,4 +1,4 @@
-"""What one file may take, and how the system holds a process to it."""
+"""The limits on decoding one file, and how the operating system enforces them."""
 
 from __future__ import annotations
 
@@ -7,59 +7,56 @@ import os
 import signal
 from collections.abc import Iterator
 
-__all__ = ["MEMORY", "SECONDS", "bound_memory", "bounded_time", "reason_of"]
+__all__ = ["CPU_SECONDS", "MEMORY_BYTES", "cpu_time_limit", "exit_reason", "limit_memory"]
 
-SECONDS = 2.0
-"""Of processor time, in which a file has to be decoded."""
+CPU_SECONDS = 2.0
+"""Processor time for decoding a file, of all threads together."""
 
-MEMORY = 480 << 20
-"""Bytes of address space beyond those of the idle process."""
+MEMORY_BYTES = 480 << 20
+"""Address space for decoding a file, beyond that of the idle process."""
 
 
 @contextlib.contextmanager
-def bounded_time(seconds: float = SECONDS) -> Iterator[None]:
-    """Have the system end this process where what is done inside takes more processor time, of all threads.
+def cpu_time_limit() -> Iterator[None]:
+    """Let the operating system kill this process if the block takes more than :data:`CPU_SECONDS`.
 
-    Windows has no such clock: the watcher's own is all there is.
+    Windows has no such timer; there the parent process limits the wall-clock time.
     """
     if not hasattr(signal, "setitimer"):
         yield
         return
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def bound_memory(more: int = MEMORY) -> None:
-    """Have the system refuse this process more memory than it has and ``more`` bytes, from now on."""
+def limit_memory() -> None:
+    """Limit this process to its present address space and :data:`MEMORY_BYTES` more; only Linux supports this."""
     try:
         import resource
 
         with open("/proc/self/statm", encoding="ascii") as file:
-            now = int(file.read().split()[0]) * resource.getpagesize()
+            present = int(file.read().split()[0]) * resource.getpagesize()
     except (ImportError, OSError, ValueError):  # not Linux
         return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = now + more if hard == resource.RLIM_INFINITY else min(now + more, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    limit = present + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-def reason_of(code: int, late: bool, seconds: float = SECONDS) -> str:
-    """What to say of a file whose process ended, after "its decoder ".
+def exit_reason(code: int, late: bool, seconds: float = CPU_SECONDS) -> str:
+    """Explain why a decoder process exited, in words that follow "its decoder ".
 
-    Args:
-        code: How it ended, as ``subprocess`` has it.
-        late: Whether it was ended from here, for the time it took.
-        seconds: The limit on its time.
+    ``code`` is its return code, as ``subprocess`` reports it. If ``late``, the parent killed it after ``seconds``.
     """
     if hasattr(signal, "SIGPROF") and code == -signal.SIGPROF:
-        late, seconds = True, SECONDS
+        late, seconds = True, CPU_SECONDS
     if late or (hasattr(signal, "SIGXCPU") and code == -signal.SIGXCPU):
         return f"takes more than {seconds:g} s: save it as PNG or JPEG again"
     name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     if name == "SIGKILL" and os.name != "nt":
-        return "ends for lack of memory (SIGKILL): save it smaller"
-    return f"ends in a crash ({name}): save it as PNG or JPEG again"
+        return "runs out of memory (SIGKILL): save it smaller"
+    return f"crashes ({name}): save it as PNG or JPEG again"

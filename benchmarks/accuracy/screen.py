@@ -1,0 +1,85 @@
+"""Compare settings of a recipe on a validation split in short runs, as docs/log/cifar10.md does.
+
+    python benchmarks/accuracy/screen.py --steps 400 'baseline=' 'rotary=--model.position rope-2d' \\
+        -- cifar10 --recipe cifar10-cpu --data.val_fraction 0.2 --data-dir ~/data
+
+Each variant has a name and options of `vitreous train`, added to those after `--`. A variant trains for --steps steps
+or --minutes minutes with its whole schedule fitted into them, and is scored once on the validation split. The test
+split is never opened. Prints a Markdown table; the time is that of the steps on one thread with loading and
+augmentation. Two instances may run side by side on two cores; with --minutes, start them together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from vitreous.cli.verbs.train import configure
+from vitreous.train.assembly import make_module
+from vitreous.train.config import RunConfig
+from vitreous.train.console import Display
+from vitreous.train.progress import Budget, Clock, Steps
+from vitreous.train.setup import prepare
+from vitreous.train.trainer import build_trainer, silence_lightning
+
+
+class End(Callback):
+    """Ends training at the time limit, without reserving time for evaluation."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.clock.begin()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+        trainer.should_stop = self.clock.over(trainer.global_step)
+
+
+def score(config: RunConfig, steps: int, minutes: float | None) -> str:
+    """Train and return the cells of a table's row: top-1, log loss, steps, seconds."""
+    with silence_lightning():
+        setup = prepare(config, (), Display())
+        setup.data_module.setup("fit")
+        clock: Clock = Steps(steps) if minutes is None else Budget(time.monotonic(), 60 * minutes, 0)
+        module = make_module(setup, clock.progress)
+        folder = Path(tempfile.gettempdir())
+        trainer = build_trainer(folder, setup.device, setup.precision, [End(clock)], [])
+        trainer.limit_val_batches = 0
+        began = time.perf_counter()
+        trainer.fit(module, datamodule=setup.data_module)
+        seconds = time.perf_counter() - began
+        trainer.limit_val_batches = 1.0
+        trainer.validate(module, dataloaders=setup.data_module.val_dataloader(), verbose=False)
+    return f"{100 * module.scores.top1:.2f} % | {module.scores.log_loss:.4f} | {trainer.global_step} | {seconds:.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("variants", nargs="+", metavar="NAME=WORDS")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--minutes", type=float, help="train for this many minutes instead")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options, words = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
+    torch.set_num_threads(options.threads)
+    print("| variant | seed | top-1 | log loss | steps | seconds |\n|---|---|---|---|---|---|")
+    for variant in options.variants:
+        name, _, added = variant.partition("=")
+        for seed in range(options.seeds):
+            config, _, _ = configure([*words, *added.split()])
+            row = score(dataclasses.replace(config, seed=seed), options.steps, options.minutes)
+            print(f"| {name} | {seed} | {row} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Classification heads (section 3.1, equation 4). Shapes: B batch, D width, K classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from vitreous.model.init import Scheme
+from vitreous.model.mlp import ACTIVATIONS
+from vitreous.model.part import Part, Shape
+
+__all__ = ["HEADS", "Head", "LinearHead", "MlpHead", "PreLogits"]
+
+
+@dataclass(frozen=True)
+class Head(Part):
+    """A kind of head. Its last layer is linear, from ``features`` to the classes.
+
+    Args:
+        zero: Start the last layer at zero (section 3.2). None: as the model's ``init`` does.
+    """
+
+    zero: bool | None = None
+
+    def features(self, pooled_width: int, shape: Shape) -> int:
+        """Return the length of what the last layer reads."""
+        return pooled_width
+
+    def build_pre_logits(self, pooled_width: int, shape: Shape) -> nn.Module:
+        """Return the module before the last layer, from B x ``pooled_width`` to B x ``features``."""
+        return nn.Identity()
+
+    def start(self, layer: nn.Module, scheme: Scheme) -> None:
+        """Set the last layer to zero where this configuration or the scheme says so."""
+        if isinstance(layer, nn.Linear) and (scheme.zero_head if self.zero is None else self.zero):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+
+@dataclass(frozen=True)
+class LinearHead(Head):
+    """`linear`: one layer, the paper's head in fine-tuning."""
+
+    kind = "linear"
+
+
+@dataclass(frozen=True)
+class MlpHead(Head):
+    """`mlp`: one hidden layer, the paper's head in pre-training.
+
+    Args:
+        hidden: Size of the hidden layer. None: the width.
+        activation: The paper's code uses tanh.
+    """
+
+    kind = "mlp"
+    hidden: int | None = None
+    activation: Literal["tanh", "relu", "gelu"] = "tanh"
+
+    def problems(self, shape: Shape) -> Iterator[str]:
+        if self.hidden is not None and self.hidden < 1:
+            yield f"head.hidden is {self.hidden}, it must be at least 1, or null for the width"
+
+    def features(self, pooled_width: int, shape: Shape) -> int:
+        return self.hidden or shape.width
+
+    def build_pre_logits(self, pooled_width: int, shape: Shape) -> nn.Module:
+        return PreLogits(pooled_width, self.features(pooled_width, shape), self.activation)
+
+
+HEADS: tuple[type[Head], ...] = (LinearHead, MlpHead)
+
+
+class PreLogits(nn.Module):
+    """The hidden layer of the MLP head; its output is what the paper's code calls "pre_logits"."""
+
+    def __init__(self, width: int, hidden: int, activation: str) -> None:
+        super().__init__()
+        self.fc = nn.Linear(width, hidden)
+        self.act = ACTIVATIONS[activation]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map B x D to B x hidden."""
+        return self.act(self.fc(x))
+
+    def initialise(self, scheme: Scheme) -> None:
+        """Draw the weights in place."""
+        scheme.pre_logits(self.fc)

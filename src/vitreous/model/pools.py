@@ -1,0 +1,208 @@
+"""Pooling: one vector from all tokens, for the head to read (equation 4).
+
+A new kind is a subclass of :class:`Pool` here or in a file of its own, and its name in ``POOLS``.
+
+Shapes: B batch, H heads, P prefix tokens ([CLS] and registers), N tokens, D width, d channels of a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.model.init import Scheme
+from vitreous.model.mlp import MlpConfig
+from vitreous.model.part import Part, Shape
+
+__all__ = [
+    "POOLS",
+    "AttentionPool",
+    "AttentionPoolModule",
+    "ClassToken",
+    "ClassTokenMean",
+    "Mean",
+    "Pool",
+    "SequencePool",
+]
+
+
+@dataclass(frozen=True)
+class Pool(Part):
+    """A kind of pooling."""
+
+    reads_class_token: ClassVar[bool] = False
+    module_name: ClassVar[str] = "token_pool"
+    """The module's name in the state dict."""
+
+    def output_width(self, shape: Shape) -> int:
+        """Return the length of the pooled vector."""
+        return shape.width
+
+    def build(self, shape: Shape, mlp: MlpConfig) -> nn.Module:
+        """Return the module, from tokens B x N x D to B x ``output_width``."""
+        raise NotImplementedError
+
+    def numbers(self, shape: Shape, tokens: int) -> int:
+        """Count the numbers per image that are held besides the tokens."""
+        return 0
+
+
+@dataclass(frozen=True)
+class ClassToken(Pool):
+    """`cls`: the class token (equation 4)."""
+
+    kind = "cls"
+    reads_class_token = True
+
+    def build(self, shape: Shape, mlp: MlpConfig) -> nn.Module:
+        return _ClassTokenModule()
+
+
+@dataclass(frozen=True)
+class Mean(Pool):
+    """`mean`: the mean of the patch tokens (appendix D.3).
+
+    Args:
+        prefix: Whether [CLS] and registers are pooled too.
+    """
+
+    kind = "mean"
+    prefix: bool = False
+
+    def build(self, shape: Shape, mlp: MlpConfig) -> nn.Module:
+        return _MeanModule(0 if self.prefix else shape.prefix_tokens)
+
+
+@dataclass(frozen=True)
+class ClassTokenMean(Pool):
+    """`cls-mean`: the class token and the mean of the patches, side by side (DINOv2's classifiers, arXiv 2304.07193).
+
+    Args:
+        prefix: Whether the mean pools [CLS] and registers too.
+    """
+
+    kind = "cls-mean"
+    reads_class_token = True
+    prefix: bool = False
+
+    def output_width(self, shape: Shape) -> int:
+        return 2 * shape.width
+
+    def build(self, shape: Shape, mlp: MlpConfig) -> nn.Module:
+        return _ClassTokenMeanModule(0 if self.prefix else shape.prefix_tokens)
+
+
+@dataclass(frozen=True)
+class AttentionPool(Pool):
+    """`map`: a learned query attends to the tokens, followed by an MLP (MAP head, arXiv 2106.04560).
+
+    Args:
+        prefix: Whether [CLS] and registers are pooled too.
+    """
+
+    kind = "map"
+    module_name = "attn_pool"  # timm's
+    prefix: bool = True
+
+    def build(self, shape: Shape, mlp: MlpConfig) -> nn.Module:
+        return AttentionPoolModule(shape, mlp, 0 if self.prefix else shape.prefix_tokens)
+
+    def numbers(self, shape: Shape, tokens: int) -> int:
+        return 15 * tokens * shape.width  # keys and values of all tokens, scaled for one query
+
+
+@dataclass(frozen=True)
+class SequencePool(Pool):
+    """`seq`: a learned weighted mean (SeqPool, arXiv 2104.05704, section 3.2).
+
+    Args:
+        prefix: Whether [CLS] and registers are pooled too.
+    """
+
+    kind = "seq"
+    module_name = "seq_pool"
+    prefix: bool = True
+
+    def build(self, shape: Shape, mlp: MlpConfig) -> nn.Module:
+        return _SequencePoolModule(shape, 0 if self.prefix else shape.prefix_tokens)
+
+
+POOLS: tuple[type[Pool], ...] = (ClassToken, Mean, ClassTokenMean, AttentionPool, SequencePool)
+
+
+class _ClassTokenModule(nn.Module):
+    """z^0 of equation 4."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return B x D for tokens B x N x D."""
+        return z[:, 0]
+
+
+class _MeanModule(nn.Module):
+    """The mean of all tokens but the first ``skip``."""
+
+    def __init__(self, skip: int) -> None:
+        super().__init__()
+        self.skip = skip
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return B x D for tokens B x N x D."""
+        return z[:, self.skip :].mean(1)
+
+
+class _ClassTokenMeanModule(_MeanModule):
+    """The class token beside the mean."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return B x 2D for tokens B x N x D."""
+        return torch.cat((z[:, 0], super().forward(z)), -1)
+
+
+class AttentionPoolModule(nn.Module):
+    """One learned query; parameter names are those of timm's AttentionPoolLatent."""
+
+    def __init__(self, shape: Shape, mlp: MlpConfig, skip: int) -> None:
+        super().__init__()
+        D = shape.width
+        self.heads, self.skip = shape.heads, skip
+        self.latent = nn.Parameter(torch.zeros(1, 1, D))
+        self.q = nn.Linear(D, D)
+        self.kv = nn.Linear(D, 2 * D)
+        self.proj = nn.Linear(D, D)
+        self.norm = nn.LayerNorm(D, eps=shape.norm_eps)
+        self.mlp = mlp.build(shape)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return B x D for tokens B x N x D."""
+        z = z[:, self.skip :]
+        q = self.q(self.latent.expand(z.shape[0], -1, -1)).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # B H 1 d
+        k, v = (part.transpose(1, 2) for part in self.kv(z).unflatten(-1, (2, self.heads, -1)).unbind(2))  # B H N d
+        y = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # B 1 D
+        return (y + self.mlp(self.norm(y)))[:, 0]  # B D
+
+    def initialise(self, scheme: Scheme) -> None:
+        """Draw the weights in place."""
+        scheme.attention_pool(self.q, self.kv, self.proj)
+
+    def initialise_tokens(self, scheme: Scheme) -> None:
+        """Draw the query in place."""
+        scheme.latent(self.latent)
+
+
+class _SequencePoolModule(nn.Module):
+    """A softmax over tokens of one learned score each."""
+
+    def __init__(self, shape: Shape, skip: int) -> None:
+        super().__init__()
+        self.skip = skip
+        self.score = nn.Linear(shape.width, 1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return B x D for tokens B x N x D."""
+        z = z[:, self.skip :]
+        weights = self.score(z).softmax(1)  # B N 1
+        return (weights.to(z.dtype).transpose(1, 2) @ z)[:, 0]  # B D

@@ -1,0 +1,16 @@
+"""Position embeddings, one file for each kind.
+
+A new kind is a subclass of :class:`~vitreous.model.positions.base.Position` in a file of its own, and one import here.
+The command line, its help, model files and the tests of every position follow from that.
+"""
+
+from vitreous.model.positions.base import Position as Position
+from vitreous.model.positions.learned import Learned as Learned
+from vitreous.model.positions.learned_2d import Learned2d as Learned2d
+from vitreous.model.positions.none import NoPosition as NoPosition
+from vitreous.model.positions.relative import Relative as Relative
+from vitreous.model.positions.rope_2d import Rope2d as Rope2d
+from vitreous.model.positions.sincos_2d import SinCos2d as SinCos2d
+
+POSITIONS: tuple[type[Position], ...] = tuple(Position.__subclasses__())
+"""The kinds imported above."""

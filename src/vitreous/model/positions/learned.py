@@ -1,0 +1,63 @@
+"""Learned 1-D position embeddings: one vector per token (equation 1). Shapes: P prefix tokens, N patches, D width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.model.part import Shape
+from vitreous.model.positions.base import Grid, Position
+from vitreous.model.positions.resample import Resample, resample
+
+__all__ = ["Learned"]
+
+
+@dataclass(frozen=True)
+class Learned(Position):
+    """`learned`: one vector per token (equation 1).
+
+    Args:
+        prefix: Which leading tokens have a position: `cls`, the class token (equation 1); `all`, registers too (timm);
+            `none` (timm's no_embed_class).
+        resample: Library whose interpolation resizes the embedding for another image size (section 3.2).
+    """
+
+    kind = "learned"
+    adds = True
+    prefix: Literal["cls", "all", "none"] = "cls"
+    resample: Resample = "timm"
+
+    def prefix_positions(self, shape: Shape) -> int:
+        """Return how many prefix tokens have a position."""
+        return {"none": 0, "cls": int(shape.has_class_token), "all": shape.prefix_tokens}[self.prefix]
+
+    def parameters(self, shape: Shape) -> dict[str, Tensor]:
+        return {"pos_embed": torch.zeros(1, self.prefix_positions(shape) + shape.patches, shape.width)}
+
+    def initialise(self, module: nn.Module, std: float) -> None:
+        if hasattr(module, "pos_embed"):
+            nn.init.normal_(module.pos_embed, std=std)  # type: ignore[arg-type]
+
+    def embedding(self, model: nn.Module, shape: Shape, grid: Grid) -> Tensor:
+        table: Tensor = model.pos_embed  # type: ignore[assignment]
+        own = self.prefix_positions(shape)
+        if grid != shape.grid:
+            table = torch.cat((table[:, :own], resample(table[:, own:], shape.grid, grid, self.resample)), 1)
+        if own == shape.prefix_tokens:
+            return table
+        return torch.cat(
+            (table[:, :own], table.new_zeros(1, shape.prefix_tokens - own, shape.width), table[:, own:]), 1
+        )
+
+    def resized(self, state: dict[str, Tensor], old: Shape, new: Shape) -> dict[str, Tensor]:
+        table = state["pos_embed"]
+        own = table.shape[1] - old.patches
+        return {
+            "pos_embed": torch.cat((table[:, :own], resample(table[:, own:], old.grid, new.grid, self.resample)), 1)
+        }
+
+    def table_bytes(self, shape: Shape, grid: Grid) -> int:
+        return 0 if grid == shape.grid else 12 * grid[0] * grid[1] * shape.width

@@ -1,0 +1,59 @@
+"""Learned 2-D position embeddings of appendix D.4. Shapes: (h, w) patches down and across, N = h w, D width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.model.part import Shape
+from vitreous.model.positions.base import Grid, Position, needs_multiple_of_4
+from vitreous.model.positions.resample import Resample, resample
+
+__all__ = ["Learned2d"]
+
+
+@dataclass(frozen=True)
+class Learned2d(Position):
+    """`learned-2d`: half of the width encodes the row, half the column (appendix D.4). Prefix tokens have no position.
+
+    Args:
+        resample: Library whose interpolation resizes the embeddings for another image size.
+    """
+
+    kind = "learned-2d"
+    adds = True
+    resample: Resample = "timm"
+
+    def problems(self, shape: Shape) -> Iterator[str]:
+        yield from needs_multiple_of_4(self.kind, shape)
+
+    def parameters(self, shape: Shape) -> dict[str, Tensor]:
+        rows, columns = shape.grid
+        half = shape.width // 2
+        return {"pos_embed_row": torch.zeros(1, rows, half), "pos_embed_column": torch.zeros(1, columns, half)}
+
+    def initialise(self, module: nn.Module, std: float) -> None:
+        if hasattr(module, "pos_embed_row"):
+            nn.init.normal_(module.pos_embed_row, std=std)  # type: ignore[arg-type]
+            nn.init.normal_(module.pos_embed_column, std=std)  # type: ignore[arg-type]
+
+    def embedding(self, model: nn.Module, shape: Shape, grid: Grid) -> Tensor:
+        (rows, columns), (h, w) = shape.grid, grid
+        row = resample(model.pos_embed_row, (rows, 1), (h, 1), self.resample)  # type: ignore[arg-type]  # 1 h D/2
+        column = resample(model.pos_embed_column, (1, columns), (1, w), self.resample)  # type: ignore[arg-type]  # 1 w D/2
+        halves = row[:, :, None].expand(-1, -1, w, -1), column[:, None].expand(-1, h, -1, -1)
+        return F.pad(torch.cat(halves, -1).flatten(1, 2), (0, 0, shape.prefix_tokens, 0))  # 1 P+N D
+
+    def resized(self, state: dict[str, Tensor], old: Shape, new: Shape) -> dict[str, Tensor]:
+        (rows, columns), (h, w) = old.grid, new.grid
+        return {
+            "pos_embed_row": resample(state["pos_embed_row"], (rows, 1), (h, 1), self.resample),
+            "pos_embed_column": resample(state["pos_embed_column"], (1, columns), (1, w), self.resample),
+        }
+
+    def table_bytes(self, shape: Shape, grid: Grid) -> int:
+        return 0 if grid == shape.grid else 12 * grid[0] * grid[1] * shape.width

@@ -1,0 +1,16 @@
+"""No position embedding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vitreous.model.positions.base import Position
+
+__all__ = ["NoPosition"]
+
+
+@dataclass(frozen=True)
+class NoPosition(Position):
+    """`none`: no positions, so the order of the patches does not matter."""
+
+    kind = "none"

@@ -1,0 +1,65 @@
+"""Relative positions of appendix D.4. Shapes: B batch, H heads, P prefix tokens, N patches, d channels of a head."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.model.part import Shape
+from vitreous.model.positions.base import Grid, Position
+
+__all__ = ["Relative"]
+
+Context = tuple[Tensor, int]  # raster index of each patch, (1 or B) x n, and the number of patches of the whole image
+
+
+@dataclass(frozen=True)
+class Relative(Position):
+    """`relative`: an attention of its own, whose keys are embeddings of raster offsets (appendix D.4).
+
+    Its scores are added to the others, per block. Scores between a patch and a prefix token have no such term.
+    """
+
+    kind = "relative"
+    acts_in_attention = True
+
+    def attention_parameters(self, shape: Shape) -> dict[str, Tensor]:
+        return {"relative": torch.zeros(2 * shape.patches - 1, shape.head_dim)}
+
+    def initialise(self, module: nn.Module, std: float) -> None:
+        if hasattr(module, "relative"):
+            nn.init.normal_(module.relative, std=0.02)  # type: ignore[arg-type]
+
+    def context(self, shape: Shape, grid: Grid, like: Tensor) -> Context:
+        patches = grid[0] * grid[1]
+        return torch.arange(patches, device=like.device)[None], patches
+
+    def select(self, context: Context, kept: Tensor) -> Context:
+        return kept, context[1]
+
+    def bias(self, attention: nn.Module, q: Tensor, context: Context) -> Tensor:
+        index, patches = context
+        table: Tensor = attention.relative  # type: ignore[assignment]
+        if len(table) != 2 * patches - 1:  # another resolution: the offsets are stretched linearly
+            table = _stretched(table, 2 * patches - 1)
+        prefix = q.shape[2] - index.shape[1]
+        offsets = index[:, :, None] - index[:, None, :] + patches - 1  # (1 or B) n n
+        scores = q[:, :, prefix:] @ table.t().to(q.dtype) / math.sqrt(q.shape[-1])  # B H n 2N-1
+        scores = scores.gather(-1, offsets[:, None].expand(q.shape[0], q.shape[1], -1, -1))  # B H n n
+        return F.pad(scores, (prefix, 0, prefix, 0))  # B H P+n P+n
+
+    def resized(self, state: dict[str, Tensor], old: Shape, new: Shape) -> dict[str, Tensor]:
+        names = [name for name in state if name.endswith("attn.relative")]
+        return {name: _stretched(state[name], 2 * new.patches - 1).contiguous() for name in names}
+
+    def score_numbers(self, shape: Shape, patches: int) -> int:
+        tokens = patches + shape.prefix_tokens  # offsets' scores, gathered, padded and added
+        return shape.heads * tokens * (2 * patches) + 3 * shape.heads * tokens**2 + 2 * patches**2
+
+
+def _stretched(table: Tensor, length: int) -> Tensor:
+    return F.interpolate(table.t()[None], size=length, mode="linear", align_corners=True)[0].t()

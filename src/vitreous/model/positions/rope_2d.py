@@ -1,0 +1,65 @@
+"""Rotary 2-D positions. Shapes: B batch, H heads, P prefix tokens, N patches, d channels of a head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitreous.model.part import Shape
+from vitreous.model.positions.base import Grid, Position, raster
+
+__all__ = ["Rope2d", "rotary_table"]
+
+
+@dataclass(frozen=True)
+class Rope2d(Position):
+    """`rope-2d`: queries and keys turn by row and column, half of the channels each (axial RoPE, arXiv 2403.13298).
+
+    Prefix tokens do not turn.
+
+    Args:
+        theta: Base of the frequencies, above 0.
+    """
+
+    kind = "rope-2d"
+    acts_in_attention = True
+    theta: float = 100.0
+
+    def problems(self, shape: Shape) -> Iterator[str]:
+        if shape.width % shape.heads == 0 and shape.head_dim % 4:
+            yield f"position rope-2d needs width / heads to be a multiple of 4, it is {shape.head_dim}"
+        if not self.theta > 0:
+            yield f"position.theta is {self.theta}, it must be above 0"
+
+    def context(self, shape: Shape, grid: Grid, like: Tensor) -> Tensor:
+        return rotary_table(grid, shape.head_dim, self.theta).to(like.dtype).to(like.device)
+
+    def select(self, context: Tensor, kept: Tensor) -> Tensor:
+        return context[:, 0, 0][:, kept][:, :, None]  # 2 B 1 n d
+
+    def rotate(self, x: Tensor, context: Tensor) -> Tensor:
+        cos, sin = context.to(x.dtype)  # 1 1 N d each, or B 1 n d
+        prefix = x.shape[2] - cos.shape[2]
+        unturned, patches = x[:, :, :prefix], x[:, :, prefix:]  # B H P d, B H N d
+        even, odd = patches.unflatten(-1, (x.shape[-1] // 2, 2)).unbind(-1)  # B H N d/2 each
+        turned = torch.stack((-odd, even), -1).flatten(-2)  # B H N d
+        return torch.cat((unturned, patches * cos + turned * sin), 2)
+
+    def table_bytes(self, shape: Shape, grid: Grid) -> int:
+        return 40 * grid[0] * grid[1] * shape.head_dim  # float64
+
+
+def rotary_table(grid: Grid, head_dim: int, theta: float = 100.0) -> Tensor:
+    """Return cosines and sines of a grid's angles, 2 x 1 x 1 x N x d in float64.
+
+    The first half of the channel pairs turns with the column, the second with the row, each at d / 4 frequencies
+    theta^(-4 i / d).
+    """
+    rows, columns = raster(grid)
+    omega = theta ** -(torch.arange(head_dim // 4, dtype=torch.float64) * 4 / head_dim)
+    angles = torch.cat((columns[:, None] * omega, rows[:, None] * omega), 1)  # N d/2
+    angles = angles.repeat_interleave(2, 1)  # N d
+    return torch.stack((angles.cos(), angles.sin()))[:, None, None]

@@ -1,0 +1,60 @@
+"""The paper's stem, as a strided convolution or as one matrix for flattened patches. Both share one state dict.
+
+Shapes: B batch, C channels, (h, w) patches down and across, P_h x P_w pixels of a patch, N = h w patches, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.model.part import Shape
+from vitreous.model.stems.base import PatchEmbed, Stem
+
+__all__ = ["LinearPatchEmbed", "LinearStem", "PatchStem", "StridedPatchEmbed", "flattened"]
+
+
+@dataclass(frozen=True)
+class PatchStem(Stem):
+    """`patch`: a convolution whose stride is the patch (equation 1)."""
+
+    kind = "patch"
+    has_patch_kernel = True
+
+    def build(self, shape: Shape) -> PatchEmbed:
+        return StridedPatchEmbed(self, shape)
+
+
+@dataclass(frozen=True)
+class LinearStem(Stem):
+    """`linear`: flatten each patch, then one matrix; the same map and the same weights as `patch`."""
+
+    kind = "linear"
+    has_patch_kernel = True
+
+    def build(self, shape: Shape) -> PatchEmbed:
+        return LinearPatchEmbed(self, shape)
+
+
+class StridedPatchEmbed(PatchEmbed):
+    """E as a convolution of kernel and stride P."""
+
+    def __init__(self, stem: Stem, shape: Shape) -> None:
+        super().__init__(stem, shape)
+        self.proj = nn.Conv2d(self.channels, shape.width, self.patch, self.patch)
+
+
+class LinearPatchEmbed(StridedPatchEmbed):
+    """E as a matrix: the convolution's kernel, flattened."""
+
+    def project(self, images: Tensor) -> Tensor:
+        return F.linear(flattened(images, self.patch), self.proj.weight.flatten(1), self.proj.bias)  # B N D
+
+
+def flattened(images: Tensor, patch: tuple[int, int]) -> Tensor:
+    """Return the patches of images B x C x H x W in raster order, each flattened: B x N x (C P_h P_w)."""
+    ph, pw = patch
+    x = images.unflatten(3, (-1, pw)).unflatten(2, (-1, ph))  # B C h P_h w P_w
+    return x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # B N C*P_h*P_w

@@ -1,0 +1,118 @@
+"""The fast model against the plain one: one state dict, the same answers and the same gradients."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from vit_reference import small_config, stir
+from vitreous.accelerate.model import FastVisionTransformer, accelerate, build, create
+from vitreous.model.block import Block
+from vitreous.model.config import PARTS, ViTConfig
+from vitreous.model.vit import VisionTransformer
+
+LARGE = {
+    "resnet": {"image_size": (32, 48), "patch_size": 16, "stem": {"kind": "resnet", "width": 32, "layers": (1, 1, 1)}}
+}
+CASES: list[dict[str, object]] = [
+    *({part: kind.kind} | LARGE.get(kind.kind, {}) for part, kinds in PARTS.items() for kind in kinds),
+    {"registers": 2, "class_token": True, "pool": "mean", "position": {"prefix": "none"}},
+    {"registers": 2, "position": {"prefix": "all"}, "final_norm": "none"},
+    {"pool": "map", "final_norm": "pooled", "head": {"kind": "mlp", "hidden": 7}, "mlp": {"activation": "relu"}},
+    {"attention": {"qk_norm": True, "qkv_bias": False}, "block": {"layer_scale": 0.3}, "position": "relative"},
+    {"position": {"kind": "rope-2d", "theta": 10.0}, "pool": {"kind": "seq", "prefix": False}, "registers": 1},
+    {"stem": {"kind": "conv", "downsample": "stride"}, "position": "learned-2d", "block": {"checkpoint": True}},
+]
+name_of = ", ".join
+
+
+def both(case: dict[str, object]) -> tuple[VisionTransformer, FastVisionTransformer]:
+    plain = stir(VisionTransformer(small_config(**case))).double()
+    return plain, accelerate(copy.deepcopy(plain))  # type: ignore[arg-type, return-value]
+
+
+def images_of(config: ViTConfig, scale: int = 1) -> torch.Tensor:
+    height, width = config.image_size  # type: ignore[misc]
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(3, 3, scale * height, scale * width, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_answers_are_those_of_the_plain_model(case: dict[str, object]) -> None:
+    plain, fast = both(case)
+    plain.eval(), fast.eval()
+    for scale, output in itertools.product((1, 2), ("logits", "features", "tokens")):
+        images = images_of(plain.config, scale)
+        with torch.no_grad():
+            expected = plain(images, output)
+            for _ in range(2):  # the second time from the tables that are kept
+                torch.testing.assert_close(fast(images, output), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradients_are_those_of_the_plain_model(case: dict[str, object]) -> None:
+    plain, fast = both(case)
+    for model in (plain, fast):
+        model.train()(images_of(plain.config)).square().sum().backward()
+    for (name, expected), (same, found) in zip(plain.named_parameters(), fast.named_parameters(), strict=True):
+        assert name == same
+        if expected.grad is None:
+            assert found.grad is None or not found.grad.any(), name
+        else:
+            torch.testing.assert_close(found.grad, expected.grad, rtol=1e-8, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_both_have_one_state_dict_and_start_from_the_same_weights(case: dict[str, object]) -> None:
+    config = small_config(**case)
+    torch.manual_seed(3)
+    plain = VisionTransformer(config)
+    torch.manual_seed(3)
+    fast = build(config)
+    assert type(plain) is VisionTransformer
+    assert type(fast) is FastVisionTransformer
+    ours, theirs = plain.state_dict(), fast.state_dict()
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+@pytest.mark.parametrize("rates", [{"dropout": 0.3}, {"block": {"drop_path": 0.5}}, {"patch_dropout": 0.4}], ids=str)
+def test_both_draw_the_same(rates: dict[str, object]) -> None:
+    plain, fast = both({"pool": "mean", "class_token": True, **rates})
+    answers = []
+    for model in (plain, fast):
+        torch.manual_seed(5)
+        answers.append(model.train()(images_of(plain.config)))
+    torch.testing.assert_close(answers[1], answers[0], rtol=1e-10, atol=1e-12)
+
+
+def test_create_returns_the_fast_model_and_the_class_the_plain_one() -> None:
+    assert type(create("mu/16", num_classes=3, image_size=32)) is FastVisionTransformer
+    model = VisionTransformer(ViTConfig(image_size=32, width=32, depth=1, heads=2, mlp_dim=64))
+    assert not any(type(module).__module__.startswith("vitreous.accelerate") for module in model.modules())
+
+
+def test_what_a_user_wrote_stays() -> None:
+    """Only our own classes are replaced: a block of another class is left as it is, and a derived model too."""
+
+    class OwnBlock(Block):
+        """A user's."""
+
+    model = VisionTransformer(small_config())
+    model.blocks[0].__class__ = OwnBlock
+    head = nn.Linear(24, 5)
+    model.head = head
+    fast = accelerate(model)
+    assert type(fast.blocks[0]) is OwnBlock
+    assert type(fast.head) is nn.Linear
+
+    class OwnModel(VisionTransformer):
+        """A user's."""
+
+    own = OwnModel(small_config())
+    assert accelerate(own) is own
+    assert type(own) is OwnModel

@@ -1,0 +1,249 @@
+"""No figure has texts that overlap or leave the canvas, whatever the data; light and dark differ in colour alone."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from PIL import Image
+
+from vitreous.data.config import PreprocessConfig
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.evaluate.calibration import calibrate, reliability
+from vitreous.report import style
+from vitreous.report.batch_figure import save_batch_figure
+from vitreous.report.figures import draw_calibration, draw_confusion, draw_curves
+from vitreous.report.mistakes import Mistake, draw_mistakes
+
+GAP = 6  # pixels that two texts side by side keep apart
+
+NAMES = {
+    "numbers": lambda k: [str(n) for n in range(k)],
+    "long": lambda k: [f"a rather long name of class number {n}, with more words" for n in range(k)],
+    "wide": lambda k: [f"花の名前はとても長いものです {n}" for n in range(k)],
+}
+
+
+@contextmanager
+def saved_figures() -> Iterator[list[Figure]]:
+    """Collect the figures that are saved within the block."""
+    saved: list[Figure] = []
+    save = Figure.savefig
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Figure, "savefig", lambda self, *args, **kwargs: saved.append(self) or save(self, *args, **kwargs)
+        )
+        yield saved
+
+
+def draw_checked(draw: Callable[[], bytes]) -> tuple[bytes, Figure]:
+    """Draw a figure, check the layout of its texts, and return its PNG and the figure."""
+    with saved_figures() as saved:
+        png = draw()
+    (figure,) = saved
+    check_texts(figure)
+    return png, figure
+
+
+def check_texts(figure: Figure) -> None:
+    """Assert that no two texts of a figure overlap or nearly touch, and that none leaves the canvas."""
+    boxes = [(text.get_text(), _corners(text, figure)) for text in drawn_texts(figure)]
+    width, height = figure.bbox.size
+    for text, corners in boxes:
+        assert (corners >= -1).all(), f"{text!r} leaves the canvas at the left or bottom"
+        assert (corners <= (width + 1, height + 1)).all(), f"{text!r} leaves the canvas at the right or top"
+    for (one, a), (other, b) in itertools.combinations(boxes, 2):
+        assert _apart(a, b), f"{one!r} and {other!r} overlap"
+
+
+def drawn_texts(figure: Figure) -> list[Text]:
+    """Return the texts that are drawn, without tick labels beyond the ends of an axis."""
+    drawn: dict[Text, None] = {}
+    draw = Text.draw
+
+    def record(self: Text, renderer: object) -> None:
+        if self.get_visible() and self.get_text().strip():
+            drawn[self] = None
+        draw(self, renderer)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Text, "draw", record)
+        FigureCanvasAgg(figure).draw()
+    return list(drawn)
+
+
+def _corners(text: Text, figure: Figure) -> np.ndarray:
+    """Return the (4, 2) corners of a text's box in pixels, turned as the text is, without a pixel of its margin."""
+    renderer = figure.canvas.get_renderer()
+    turned, angle = text.get_window_extent(renderer), text.get_rotation()
+    text.set_rotation(0)
+    flat = text.get_window_extent(renderer)
+    text.set_rotation(angle)
+    half = np.array([flat.width / 2 - 1, flat.height / 2 - 1]).clip(min=0)
+    cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+    corners = np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)]) * half @ np.array([(cos, sin), (-sin, cos)])
+    return corners + np.array([turned.x0 + turned.x1, turned.y0 + turned.y1]) / 2
+
+
+def _apart(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether a line separates two boxes; texts on one line need a gap as well."""
+    for index in range(2):
+        for box in (a, b):
+            edge = box[index + 1] - box[index]
+            axis = edge / max(float(np.hypot(*edge)), 1e-9)
+            gap = GAP if index == 0 and np.allclose(a[1] - a[0], [np.hypot(*(a[1] - a[0])), 0]) else 0
+            one, other = a @ axis, b @ axis
+            if one.max() + gap <= other.min() or other.max() + gap <= one.min():
+                return True
+    return False
+
+
+def history(epochs: int, lr: float) -> list[dict[str, float]]:
+    scores = [(e, 1 - 0.9 / e) for e in range(1, epochs + 1)]
+    return [
+        {"epoch": e, "train_loss": 2 / e, "val_log_loss": 1.5 / e, "val_top1": s, "val_macro_f1": s, "lr": lr / e}
+        for e, s in scores
+    ]
+
+
+@pytest.mark.parametrize("lr", [3e-3, 1e-3, 1.23e-4, 4e-6, 1e-12, 0.8, 30.0, 0.0])
+@pytest.mark.parametrize("epochs", [1, 50, 12000])
+def test_curves(lr, epochs):
+    _, figure = draw_checked(lambda: draw_curves(history(epochs, lr), epochs, {"top1": 1.0, "macro_f1": 1.0}, "bf16"))
+    assert "Learning rate" in [text.get_text() for text in drawn_texts(figure)]
+
+
+def test_curves_without_data():
+    draw_checked(lambda: draw_curves([]))
+
+
+def test_the_axis_of_the_learning_rate_has_no_text_apart_from_its_ticks():
+    _, figure = draw_checked(lambda: draw_curves(history(5, 3e-3), 5))
+    assert figure.axes[2].yaxis.get_offset_text().get_text() == ""
+    shown = {text.get_text() for text in drawn_texts(figure)}
+    assert {"0", "0.001", "0.003"} <= shown
+    _, figure = draw_checked(lambda: draw_curves(history(5, 5e-5), 5))
+    assert {"0", "1e-5", "5e-5"} <= {text.get_text() for text in drawn_texts(figure)}
+
+
+@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("mistakes", ["none", "one", "all over"])
+@pytest.mark.parametrize("k", [1, 2, 10, 21, 40, 100, 1000])
+def test_confusion(k, mistakes, names):
+    confusion = np.diag(np.full(k, 1234))
+    if mistakes == "all over":
+        confusion = confusion + np.random.default_rng(0).integers(
+            0, 1_000_000 if k < 4 else 3000 if k < 20 else 30, (k, k)
+        )
+    elif mistakes == "one" and k > 1:
+        confusion[0, 1] = 1
+    draw_checked(lambda: draw_confusion(confusion, NAMES[names](k)))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_matrix_without_mistakes_fills_its_canvas(dark):
+    png, _ = draw_checked(lambda: draw_confusion(np.diag([13, 18, 14, 22]), list("abcd"), dark=dark))
+    with Image.open(io.BytesIO(png)) as image:
+        pixels = np.asarray(image.convert("RGB")).astype(int)
+        assert "no mistakes" in image.text["Title"]
+    used = np.abs(pixels - pixels[0, 0]).sum(axis=2).any(axis=0)  # columns with anything in them
+    gaps = np.split(used, np.flatnonzero(np.diff(used)) + 1)
+    assert max(len(gap) for gap in gaps if not gap[0]) < 0.1 * pixels.shape[1]
+
+
+@pytest.mark.parametrize("crossed", [False, True])
+@pytest.mark.parametrize("situation", ["usual", "one image", "perfect", "unsure", "no temperature"])
+def test_calibration(situation, crossed):
+    n = 1 if situation == "one image" else 100_000
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 10, (n,), generator=generator)
+    sure = {"perfect": 99.0, "unsure": 0.0}.get(situation, 3.0)
+    logits = torch.randn(n, 10, generator=generator) * (sure != 99) + sure * torch.eye(10)[labels]
+    temperature = 1.0 if situation == "no temperature" else 12.345
+    bins = [reliability(torch.softmax(logits / t, dim=1), labels) for t in (1.0, temperature)]
+    summary = calibrate(logits, labels, temperature)
+    _, figure = draw_checked(lambda: draw_calibration(*bins, summary, "validation", crossed))
+    shown = [text.get_text() for text in drawn_texts(figure)]
+    assert "images" in shown
+    assert not [text for text in shown if "picture" in text]
+
+
+@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("size", [(8, 8), (400, 100), (100, 400)])
+@pytest.mark.parametrize("count", [0, 1, 3, 25])
+def test_mistakes(count, size, names):
+    image = np.zeros((*size, 3), np.uint8)
+    a, b = NAMES[names](2)
+    rows = [Mistake(image if n % 2 else None, a, b, 1.0, f"train/{a}/{n}.jpg") for n in range(count)]
+    draw_checked(lambda: draw_mistakes(rows, 12345 if count else 0, 1_000_000))
+
+
+@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize(("count", "size"), [(1, (8, 8)), (40, (64, 48)), (3, (48, 128))])
+def test_batch(tmp_path, count, size, names):
+    pipeline = EvalPipeline(size, 3, PreprocessConfig(mean=(0.4,) * 3, std=(0.3,) * 3))
+    images, targets = torch.zeros(count, 3, *size), torch.tensor([0.4, 0.6]).expand(count, 2)
+    path = tmp_path / "batch.png"
+
+    def draw() -> bytes:
+        save_batch_figure(path, images, targets, NAMES[names](2), pipeline)
+        return path.read_bytes()
+
+    draw_checked(draw)
+
+
+def luminance(colour: np.ndarray) -> float:
+    parts = colour / 255
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+@pytest.mark.parametrize("theme", ["LIGHT", "DARK"])
+def test_texts_and_lines_stand_out_from_their_background(theme):
+    """Contrast of WCAG 2.2, AA: 4.5 : 1 for texts, and 3 : 1 for the lines that light and dark colours draw."""
+    colours = getattr(style, theme)
+
+    def contrast(one: str, other: str) -> float:
+        low, high = sorted(luminance(255 * np.array(to_rgb(colour))) for colour in (one, other))
+        return (high + 0.05) / (low + 0.05)
+
+    for text in (colours.text, colours.muted, colours.red):
+        for ground in (colours.background, colours.empty):
+            assert contrast(text, ground) >= (4.5 if ground == colours.background or text != colours.red else 3)
+    for line in (colours.blue, colours.green):
+        assert contrast(line, colours.background) >= 3
+
+
+DRAWINGS = {
+    "curves": lambda dark: draw_curves(history(9, 1e-3), 7, dark=dark),
+    "confusion": lambda dark: draw_confusion(np.arange(16).reshape(4, 4), list("abcd"), dark=dark),
+    "no mistakes": lambda dark: draw_confusion(np.diag([3, 4]), list("ab"), dark=dark),
+    "mistakes": lambda dark: draw_mistakes([Mistake(None, "a", "b", 0.5, "a.jpg")], 1, 9, dark=dark),
+    "calibration": lambda dark: draw_calibration(
+        *[reliability(torch.eye(4), torch.arange(4))] * 2, calibrate(torch.eye(4), torch.arange(4), 2.0), dark=dark
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_dark_figures_have_the_same_layout_on_a_dark_ground(name):
+    (light, one), (dark, other) = (draw_checked(lambda dark=dark: DRAWINGS[name](dark)) for dark in (False, True))
+    with Image.open(io.BytesIO(light)) as a, Image.open(io.BytesIO(dark)) as b:
+        assert a.size == b.size
+        assert a.text["Title"] == b.text["Title"]
+        white, black = (np.asarray(image.convert("RGB")) for image in (a, b))
+    assert luminance(white[0, 0]) == 1
+    assert luminance(black[0, 0]) < 0.02
+    assert [t.get_text() for t in drawn_texts(one)] == [t.get_text() for t in drawn_texts(other)]
+    dark_share = (black.max(axis=2) < 60).mean()
+    assert dark_share > 0.5  # no panel stays white

@@ -1,0 +1,271 @@
+"""A Vision Transformer written a second time, slowly and plainly: no fused kernel, no nn.Module, heads in a loop.
+
+It reads a state dict in timm's names and follows the papers that ``ViTConfig`` names, not the code under test.
+Shapes: B images, N tokens, D width, d channels of a head.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from vitreous.model.config import ViTConfig, pair
+
+Weights = dict[str, Tensor]
+
+
+def small_config(**overrides: object) -> ViTConfig:
+    """A rectangular picture of 3 x 4 patches, two blocks, three heads of 8 channels."""
+    fields = {
+        "image_size": (12, 16),
+        "patch_size": 4,
+        "num_classes": 5,
+        "width": 24,
+        "depth": 2,
+        "heads": 3,
+        "mlp_dim": 40,
+    }
+    head = overrides.pop("head", "linear")
+    head = {"zero": False} | (head if isinstance(head, dict) else {"kind": head})
+    return ViTConfig(**(fields | overrides), head=head)  # type: ignore[arg-type]
+
+
+def stir(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+    """Draw every parameter and buffer anew, so that none is zero or one and a forgotten one shows."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if not tensor.is_floating_point():
+                continue
+            noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+            if name.endswith("running_var"):
+                tensor.copy_(noise.abs() + 0.5)
+            elif tensor.ndim == 1 and name.endswith("weight"):  # the gain of a norm
+                tensor.copy_(1 + 0.3 * noise)
+            else:
+                tensor.copy_(noise / math.sqrt(max(4, tensor[0].numel())) if tensor.ndim > 1 else 0.2 * noise)
+    return model
+
+
+def linear(x: Tensor, w: Weights, name: str) -> Tensor:
+    y = torch.einsum("...i,oi->...o", x, w[f"{name}.weight"])
+    return y + w[f"{name}.bias"] if f"{name}.bias" in w else y
+
+
+def layer_norm(x: Tensor, w: Weights, name: str, eps: float) -> Tensor:
+    mean = x.mean(-1, keepdim=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdim=True)
+    return (x - mean) / torch.sqrt(variance + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+
+def softmax(x: Tensor, dim: int) -> Tensor:
+    e = torch.exp(x - x.amax(dim, keepdim=True))
+    return e / e.sum(dim, keepdim=True)
+
+
+def activate(x: Tensor, name: str) -> Tensor:
+    if name == "gelu":
+        return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+    if name == "gelu-tanh":
+        return x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return torch.tanh(x) if name == "tanh" else torch.where(x > 0, x, torch.zeros_like(x))
+
+
+def conv_norm(x: Tensor, w: Weights, conv: str, norm: str, stride: int, flavour: str) -> Tensor:
+    """Weight-standardised convolution padded as SAME, then group norm of 32 groups."""
+    kernel = w[f"{conv}.weight"]
+    mean = kernel.mean((1, 2, 3), keepdim=True)
+    variance = ((kernel - mean) ** 2).mean((1, 2, 3), keepdim=True)
+    kernel = (kernel - mean) / (variance.sqrt() + 1e-5 if flavour == "google" else (variance + 1e-8).sqrt())
+    y = torch.nn.functional.conv2d(same(x, kernel.shape[-1], stride, 0.0), kernel, stride=stride)
+    groups = y.reshape(len(y), 32, -1)
+    mean = groups.mean(-1, keepdim=True)
+    variance = ((groups - mean) ** 2).mean(-1, keepdim=True)
+    y = ((groups - mean) / torch.sqrt(variance + (1e-6 if flavour == "google" else 1e-5))).reshape(y.shape)
+    return y * w[f"{norm}.weight"][:, None, None] + w[f"{norm}.bias"][:, None, None]
+
+
+def same(x: Tensor, kernel: int, stride: int, value: float) -> Tensor:
+    """TensorFlow's SAME: as many windows as strides that begin inside, the odd row and column of padding last."""
+    need = [max(0, (math.ceil(n / stride) - 1) * stride + kernel - n) for n in x.shape[2:]]
+    top, left = need[0] // 2, need[1] // 2
+    out = x.new_full((*x.shape[:2], x.shape[2] + need[0], x.shape[3] + need[1]), value)
+    out[:, :, top : top + x.shape[2], left : left + x.shape[3]] = x
+    return out
+
+
+def resnet(x: Tensor, w: Weights, c: ViTConfig) -> Tensor:
+    """ResNetV2 of the hybrids: root, max pool, then stages of post-activation bottlenecks."""
+    root, flavour = "patch_embed.backbone", c.stem.norm
+    x = activate(conv_norm(x, w, f"{root}.stem.conv", f"{root}.stem.norm", 2, flavour), "relu")
+    x = same(x, 3, 2, -1e30).unfold(2, 3, 2).unfold(3, 3, 2).amax((-2, -1))
+    for i, length in enumerate(c.stem.layers):
+        for j in range(length):
+            name, stride = f"{root}.stages.{i}.blocks.{j}", 2 if i and not j else 1
+            y = activate(conv_norm(x, w, f"{name}.conv1", f"{name}.norm1", 1, flavour), "relu")
+            y = activate(conv_norm(y, w, f"{name}.conv2", f"{name}.norm2", stride, flavour), "relu")
+            y = conv_norm(y, w, f"{name}.conv3", f"{name}.norm3", 1, flavour)
+            if f"{name}.downsample.conv.weight" in w:
+                x = conv_norm(x, w, f"{name}.downsample.conv", f"{name}.downsample.norm", stride, flavour)
+            x = activate(x + y, "relu")
+    return x
+
+
+def patches(images: Tensor, w: Weights, c: ViTConfig) -> tuple[Tensor, tuple[int, int]]:
+    """x_p E, one patch after the other in raster order: B x n x D."""
+    (ph, pw), x = pair(c.patch_size), images
+    if c.stem.kind == "conv":  # batch norm in evaluation
+        layer, pooled = 0, c.stem.downsample == "max-pool"
+        while f"patch_embed.backbone.{layer}.0.weight" in w:
+            name = f"patch_embed.backbone.{layer}"
+            x = torch.nn.functional.conv2d(x, w[f"{name}.0.weight"], stride=1 if pooled else 2, padding=1)
+            x = x.unfold(2, 2, 2).unfold(3, 2, 2).amax((-2, -1)) if pooled else x
+            norm = f"{name}.{1 + pooled}"
+            mean, variance = w[f"{norm}.running_mean"], w[f"{norm}.running_var"]
+            gain = w[f"{norm}.weight"] / torch.sqrt(variance + 1e-5)
+            shift = w[f"{norm}.bias"] - mean * gain
+            x = activate(x * gain[:, None, None] + shift[:, None, None], "gelu")
+            layer += 1
+        ph = pw = 1
+    if c.stem.kind == "resnet":
+        x = resnet(x, w, c)
+        ph, pw = ph * x.shape[2] // images.shape[2], pw * x.shape[3] // images.shape[3]
+    rows, columns = x.shape[2] // ph, x.shape[3] // pw
+    kernel, bias = w["patch_embed.proj.weight"], w["patch_embed.proj.bias"]
+    if c.stem.kind == "conv":  # one cell a token, with its neighbours or without
+        x = same(x, kernel.shape[2], 1, 0.0)
+    out = []
+    for r in range(rows):
+        for q in range(columns):
+            cut = x[:, :, r * ph : r * ph + kernel.shape[2], q * pw : q * pw + kernel.shape[3]]
+            out.append(torch.einsum("bcij,dcij->bd", cut, kernel) + bias)
+    tokens = torch.stack(out, 1)
+    return (activate(tokens, "relu") if c.stem.activation == "relu" else tokens), (rows, columns)
+
+
+def embed(images: Tensor, w: Weights, c: ViTConfig) -> tuple[Tensor, tuple[int, int]]:
+    """Equation 1: all tokens with their positions, none dropped: B x N x D."""
+    x, (rows, columns) = patches(images, w, c)
+    prefix = [w[name][0] for name in ("cls_token", "reg_token") if name in w]
+    front = torch.cat(prefix) if prefix else x.new_zeros(0, c.width)
+    if c.position.kind == "learned":
+        table = w["pos_embed"][0]
+        own = len(table) - rows * columns
+        front = torch.stack([front[i] + table[i] if i < own else front[i] for i in range(len(front))] or [front.sum(0)])
+        front = front[: len(prefix) and sum(map(len, prefix))]
+        x = x + table[own:]
+    elif c.position.kind == "learned-2d":
+        row, column = w["pos_embed_row"][0], w["pos_embed_column"][0]
+        x = x + torch.stack([torch.cat((row[r], column[q])) for r in range(rows) for q in range(columns)])
+    elif c.position.kind == "sincos-2d":  # Simple ViT: x sine, x cosine, y sine, y cosine, D/4 frequencies each
+        quarter = c.width // 4
+        omega = [10_000 ** (-k / (quarter - 1)) for k in range(quarter)]
+        table = [
+            [f(place * o) for place in (q, r) for f in (math.sin, math.cos) for o in omega]
+            for r in range(rows)
+            for q in range(columns)
+        ]
+        x = x + torch.tensor(table, dtype=x.dtype)
+    return torch.cat((front.expand(len(x), -1, -1), x), 1), (rows, columns)
+
+
+def rope(x: Tensor, places: list[list[tuple[int, int]]], prefix: int) -> Tensor:
+    """RoPE-ViT, axial: consecutive channels are complex numbers, turned by the column, then by the row; B x N x d."""
+    d = x.shape[-1]
+    numbers = torch.view_as_complex(x.reshape(*x.shape[:-1], d // 2, 2).contiguous())
+    turns = torch.ones_like(numbers)
+    frequencies = [100.0 ** (-4 * i / d) for i in range(d // 4)]
+    for b, image in enumerate(places):
+        for n, (row, column) in enumerate(image):
+            angles = [column * f for f in frequencies] + [row * f for f in frequencies]
+            turns[b, prefix + n] = torch.polar(torch.ones(d // 2, dtype=x.dtype), torch.tensor(angles, dtype=x.dtype))
+    return torch.view_as_real(numbers * turns).flatten(-2)
+
+
+def attention(x: Tensor, w: Weights, name: str, c: ViTConfig, kept: list[list[int]], grid: tuple[int, int]) -> Tensor:
+    """Appendix A, a head at a time; ``kept`` lists the raster index of each patch token of each image."""
+    D, d, P = c.width, c.width // c.heads, c.prefix_tokens
+    qkv, heads = linear(x, w, f"{name}.qkv"), []
+    for h in range(c.heads):
+        q, k, v = (qkv[..., part * D + h * d : part * D + (h + 1) * d] for part in range(3))  # B N d
+        if c.attention.qk_norm:
+            q, k = layer_norm(q, w, f"{name}.q_norm", c.norm_eps), layer_norm(k, w, f"{name}.k_norm", c.norm_eps)
+        if c.position.kind == "rope-2d":
+            places = [[divmod(i, grid[1]) for i in image] for image in kept]
+            q, k = rope(q, places, P), rope(k, places, P)
+        scores = torch.einsum("bnd,bmd->bnm", q, k) / math.sqrt(d)
+        if c.position.kind == "relative":
+            last = grid[0] * grid[1] - 1
+            rows = []
+            for b, image in enumerate(kept):
+                offsets = torch.tensor([[i - j + last for j in image] for i in image])
+                keys = w[f"{name}.relative"][offsets]  # n n d
+                extra = torch.einsum("nd,nmd->nm", q[b, P:], keys) / math.sqrt(d)
+                top = torch.zeros(P, P + len(image), dtype=x.dtype)
+                rows.append(torch.cat((top, torch.cat((torch.zeros(len(image), P, dtype=x.dtype), extra), 1))))
+            scores = scores + torch.stack(rows)
+        heads.append(torch.einsum("bnm,bmd->bnd", softmax(scores, -1), v))
+    return linear(torch.cat(heads, -1), w, f"{name}.proj")
+
+
+def mlp(x: Tensor, w: Weights, name: str, c: ViTConfig) -> Tensor:
+    return linear(activate(linear(x, w, f"{name}.fc1"), c.mlp.activation), w, f"{name}.fc2")
+
+
+def encode(z: Tensor, w: Weights, c: ViTConfig, kept: list[list[int]], grid: tuple[int, int]) -> Tensor:
+    """Equations 2 and 3, block after block, and the norm of equation 4 where it stands before pooling."""
+    for i in range(c.depth):
+        name = f"blocks.{i}"
+        branch = attention(layer_norm(z, w, f"{name}.norm1", c.norm_eps), w, f"{name}.attn", c, kept, grid)
+        z = z + branch * w.get(f"{name}.ls1.gamma", torch.ones(1, dtype=z.dtype))
+        branch = mlp(layer_norm(z, w, f"{name}.norm2", c.norm_eps), w, f"{name}.mlp", c)
+        z = z + branch * w.get(f"{name}.ls2.gamma", torch.ones(1, dtype=z.dtype))
+    return layer_norm(z, w, "norm", c.norm_eps) if c.final_norm == "tokens" else z
+
+
+def head(z: Tensor, w: Weights, c: ViTConfig) -> Tensor:
+    """Pool and classify."""
+    P = c.prefix_tokens
+    if c.pool.kind in ("map", "seq") and c.pool.prefix is False:
+        z = z[:, P:]
+    if c.pool.kind == "cls":
+        y = z[:, 0]
+    elif c.pool.kind in ("mean", "cls-mean"):
+        first = P if not c.pool.prefix else 0
+        y = sum(z[:, n] for n in range(first, z.shape[1])) / (z.shape[1] - first)
+        y = torch.cat((z[:, 0], y), 1) if c.pool.kind == "cls-mean" else y
+    elif c.pool.kind == "seq":
+        share = softmax(linear(z, w, "seq_pool.score"), 1)  # B N 1
+        y = (share * z).sum(1)
+    else:
+        D, d, outs = c.width, c.width // c.heads, []
+        q, kv = linear(w["attn_pool.latent"][0], w, "attn_pool.q"), linear(z, w, "attn_pool.kv")
+        for h in range(c.heads):
+            k, v = kv[..., h * d : (h + 1) * d], kv[..., D + h * d : D + (h + 1) * d]
+            scores = torch.einsum("d,bnd->bn", q[0, h * d : (h + 1) * d], k) / math.sqrt(d)
+            outs.append(torch.einsum("bn,bnd->bd", softmax(scores, -1), v))
+        y = linear(torch.cat(outs, -1), w, "attn_pool.proj")
+        y = y + mlp(layer_norm(y, w, "attn_pool.norm", c.norm_eps), w, "attn_pool.mlp", c)
+    if c.final_norm == "pooled":
+        y = layer_norm(y, w, "fc_norm", c.norm_eps)
+    if c.head.kind == "mlp":
+        y = activate(linear(y, w, "pre_logits.fc"), c.head.activation)
+    return linear(y, w, "head") if c.num_classes else y
+
+
+def reference(images: Tensor, w: Weights, c: ViTConfig, kept: list[list[int]] | None = None) -> Tensor:
+    """Logits B x K; with ``kept`` only those patches of each image, by raster index, pass through the encoder."""
+    z, grid = embed(images, w, c)
+    P = c.prefix_tokens
+    if kept is None:
+        kept = [list(range(grid[0] * grid[1]))] * len(images)
+    z = torch.stack([image[list(range(P)) + [P + i for i in chosen]] for image, chosen in zip(z, kept, strict=True)])
+    return head(encode(z, w, c, kept, grid), w, c)
+
+
+def head_of(model: torch.nn.Module, tokens: Tensor, output: str = "logits") -> Tensor:
+    """What a model makes of tokens behind its final norm: features, or logits."""
+    features = model.pre_logits(model.fc_norm(model.pool(tokens)))
+    return features if output == "features" else model.head(features)
