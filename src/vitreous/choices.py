@@ -71,7 +71,12 @@ def fits(value: Any, hint: Any) -> bool:
         same_length = isinstance(value, tuple) and len(value) == len(parts)
         return same_length and all(fits(item, part) for item, part in zip(value, parts, strict=True))
     if hint is float:
-        return type(value) in (int, float) and abs(value) < _LARGEST_NUMBER and math.isfinite(value)
+        return (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and abs(value) < _LARGEST_NUMBER
+            and math.isfinite(value)
+        )
     if hint is int:
-        return type(value) is int and abs(value) < _LARGEST_NUMBER
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST_NUMBER
     return type(value) is hint
