@@ -4,7 +4,7 @@ What is faster: bfloat16 on a CPU by the kernels of :mod:`vitreous.accelerate.ke
 more than the class token where nothing else is read; position tables kept for image sizes met before; tokens merged in
 evaluation (:mod:`vitreous.accelerate.merging`); blocks recomputed in the backward pass to save memory.
 
-Shapes: B batch, H heads, N patches, P prefix tokens ([CLS] and registers), D width, d channels of a head.
+Shapes: B batch, H heads, N patches, P prefix tokens ([CLS] and registers), T = P + N tokens, D width, d head channels.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class FastBlock(Block):
     """A block that can compute the first tokens alone, and be given its draws of stochastic depth."""
 
     def forward(self, z: Tensor, context: Any = None, queries: int | None = None, keep: Tensor | None = None) -> Tensor:
-        """Map tokens B x N x D to B x N x D, or to the first ``queries`` tokens.
+        """Map tokens B x T x D to B x T x D, or to the first ``queries`` tokens.
 
         Args:
             z: Tokens.
@@ -225,21 +225,21 @@ class _FastAttention(Attention):
     """Attention by the fastest kernel of the device, for all queries or the first ones."""
 
     def forward(self, x: Tensor, context: Any = None, queries: int | None = None) -> Tensor:
-        """Mix tokens B x N x D; return all of them, or the first ``queries``."""
-        q, k, v = project_heads(x, self.qkv, 3, self.heads)  # B H N d
+        """Mix tokens B x T x D; return all of them, or the first ``queries``."""
+        q, k, v = project_heads(x, self.qkv, 3, self.heads)  # B H T d
         q, k = self.position.rotate(self.q_norm(q), context), self.position.rotate(self.k_norm(k), context)
         bias = self.position.bias(self, q, context)
         if bias is not None:
             bias = bias[:, :, :queries]
-        out = attend(q[:, :, :queries], k, v, bias, self.dropout if self.training else 0.0)  # B H N d
-        return cast(Tensor, self.proj_drop(self.proj(out.transpose(1, 2).flatten(2))))  # B N D
+        out = attend(q[:, :, :queries], k, v, bias, self.dropout if self.training else 0.0)  # B H T d
+        return cast(Tensor, self.proj_drop(self.proj(out.transpose(1, 2).flatten(2))))  # B T D
 
 
 class _FastLayerScale(LayerScale):
     """In bfloat16 on a CPU, a float32 factor would turn the residual stream to float32 from here on."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale B x N x D."""
+        """Scale B x T x D."""
         return x * (self.gamma.to(x.dtype) if in_bfloat16_on_cpu(x) else self.gamma)
 
 
@@ -247,10 +247,10 @@ class _FastAttentionPool(AttentionPoolModule):
     """Attention pooling by the fastest kernel of the device."""
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return B x D for tokens B x N x D."""
+        """Return B x D for tokens B x T x D."""
         z = z[:, self.skip :]
         (q,) = project_heads(self.latent.expand(z.shape[0], -1, -1), self.q, 1, self.heads)  # B H 1 d
-        k, v = project_heads(z, self.kv, 2, self.heads)  # B H N d
+        k, v = project_heads(z, self.kv, 2, self.heads)  # B H T d
         y = self.proj(attend(q, k, v).transpose(1, 2).flatten(2))  # B 1 D
         return cast(Tensor, (y + self.mlp(self.norm(y)))[:, 0])  # B D
 
@@ -259,7 +259,7 @@ class _FastLinearPatchEmbed(LinearPatchEmbed):
     """The patch projection as one matrix product."""
 
     def project(self, images: Tensor) -> Tensor:
-        """Return tokens B x N x D."""
+        """Return tokens B x T x D."""
         images = images.to(torch.bfloat16) if in_bfloat16_on_cpu(images) else images
         return linear(flattened(images, self.patch), self.proj.weight.flatten(1), self.proj.bias)
 
@@ -268,7 +268,7 @@ class _FastStridedPatchEmbed(StridedPatchEmbed):
     """The strided convolution, or in bfloat16 on a CPU the same as one matrix product."""
 
     def project(self, images: Tensor) -> Tensor:
-        """Return tokens B x N x D."""
+        """Return tokens B x T x D."""
         if in_bfloat16_on_cpu(images):
             return _FastLinearPatchEmbed.project(cast(_FastLinearPatchEmbed, self), images)
         return super().project(images)
@@ -278,7 +278,7 @@ class _ChannelsLast(PatchEmbed):
     """In bfloat16 on a CPU, faster convolutions, and tokens that are contiguous."""
 
     def project(self, images: Tensor) -> Tensor:
-        """Return tokens B x N x D."""
+        """Return tokens B x T x D."""
         if in_bfloat16_on_cpu(images):
             images = images.contiguous(memory_format=torch.channels_last)
         return super().project(images)

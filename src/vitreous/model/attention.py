@@ -1,6 +1,6 @@
 """Multi-head self-attention (appendix A of arXiv 2010.11929).
 
-Shapes: B batch, H heads, N tokens, D width, d = D / H channels of a head.
+Shapes: B batch, H heads, T tokens (prefix and patches), D width, d = D / H channels of a head.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class Attention(nn.Module):
             self.register_parameter(name, nn.Parameter(tensor))
 
     def forward(self, x: Tensor, context: Any = None) -> Tensor:
-        """Mix tokens B x N x D; ``context`` is what the position embedding made for the image size."""
-        q, k, v = (part.transpose(1, 2) for part in self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2))  # B H N d
+        """Mix tokens B x T x D; ``context`` is what the position embedding made for the image size."""
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2))  # B H T d
         q, k = self.position.rotate(self.q_norm(q), context), self.position.rotate(self.k_norm(k), context)
-        bias = self.position.bias(self, q, context)  # B H N N, or None
-        out = F.scaled_dot_product_attention(q, k, v, bias, self.dropout if self.training else 0.0)  # B H N d
-        return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))  # B N D
+        bias = self.position.bias(self, q, context)  # B H T T, or None
+        out = F.scaled_dot_product_attention(q, k, v, bias, self.dropout if self.training else 0.0)  # B H T d
+        return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))  # B T D
 
     def initialise(self, scheme: Scheme) -> None:
         """Draw the weights in place."""

@@ -1,6 +1,6 @@
 """The encoder block: attention and MLP, each after a norm and with a residual connection.
 
-Shapes: B batch, N tokens, D width.
+Shapes: B batch, T tokens (prefix and patches), D width.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Block(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, z: Tensor, context: Any = None) -> Tensor:
-        """Map tokens B x N x D to B x N x D; ``context`` is passed to attention."""
+        """Map tokens B x T x D to B x T x D; ``context`` is passed to attention."""
         keep1, keep2 = self.drop_path(z)
         z = z + keep1 * self.ls1(self.attn(self.norm1(z), context))  # equation 2: z' = MSA(LN(z)) + z
         return z + keep2 * self.ls2(self.mlp(self.norm2(z)))  # equation 3: z = MLP(LN(z')) + z'
@@ -85,7 +85,7 @@ class LayerScale(nn.Module):
         self.gamma = nn.Parameter(torch.full((width,), value))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale B x N x D."""
+        """Scale B x T x D."""
         return x * self.gamma
 
 

@@ -55,7 +55,7 @@ class Mlp(nn.Module):
         self.drop = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map B x N x D to B x N x D."""
+        """Map B x T x D to B x T x D."""
         return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
 
     def initialise(self, scheme: Scheme) -> None:

@@ -2,7 +2,7 @@
 
 A new kind is a subclass of :class:`Pool` here or in a file of its own, and its name in ``POOLS``.
 
-Shapes: B batch, H heads, P prefix tokens ([CLS] and registers), N tokens, D width, d channels of a head.
+Shapes: B batch, H heads, P prefix tokens ([CLS] and registers), T = P + N tokens, D width, d channels of a head.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Pool(Part):
         return shape.width
 
     def build(self, shape: Shape, mlp: MlpConfig) -> nn.Module:
-        """Return the module, from tokens B x N x D to B x ``output_width``."""
+        """Return the module, from tokens B x T x D to B x ``output_width``."""
         raise NotImplementedError
 
     def numbers(self, shape: Shape, tokens: int) -> int:
@@ -138,7 +138,7 @@ class _ClassTokenModule(nn.Module):
     """z^0 of equation 4."""
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return B x D for tokens B x N x D."""
+        """Return B x D for tokens B x T x D."""
         return z[:, 0]
 
 
@@ -150,7 +150,7 @@ class _MeanModule(nn.Module):
         self.skip = skip
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return B x D for tokens B x N x D."""
+        """Return B x D for tokens B x T x D."""
         return z[:, self.skip :].mean(1)
 
 
@@ -158,7 +158,7 @@ class _ClassTokenMeanModule(_MeanModule):
     """The class token beside the mean."""
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return B x 2D for tokens B x N x D."""
+        """Return B x 2D for tokens B x T x D."""
         return torch.cat((z[:, 0], super().forward(z)), -1)
 
 
@@ -177,10 +177,10 @@ class AttentionPoolModule(nn.Module):
         self.mlp = mlp.build(shape)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return B x D for tokens B x N x D."""
+        """Return B x D for tokens B x T x D."""
         z = z[:, self.skip :]
         q = self.q(self.latent.expand(z.shape[0], -1, -1)).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # B H 1 d
-        k, v = (part.transpose(1, 2) for part in self.kv(z).unflatten(-1, (2, self.heads, -1)).unbind(2))  # B H N d
+        k, v = (part.transpose(1, 2) for part in self.kv(z).unflatten(-1, (2, self.heads, -1)).unbind(2))  # B H T d
         y = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # B 1 D
         return (y + self.mlp(self.norm(y)))[:, 0]  # B D
 
@@ -202,7 +202,7 @@ class _SequencePoolModule(nn.Module):
         self.score = nn.Linear(shape.width, 1)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return B x D for tokens B x N x D."""
+        """Return B x D for tokens B x T x D."""
         z = z[:, self.skip :]
-        weights = self.score(z).softmax(1)  # B N 1
+        weights = self.score(z).softmax(1)  # B T 1
         return (weights.to(z.dtype).transpose(1, 2) @ z)[:, 0]  # B D

@@ -55,7 +55,7 @@ class VisionTransformer(nn.Module):
         """Classify images.
 
         Args:
-            images: B x C x H x W, normalised as the evaluation pipeline does. Any size that patches tile will do.
+            images: B x C x H x W, normalised as the evaluation pipeline does; H and W are multiples of the patch.
             output: `logits`, B x K; `features`, what the last layer reads, B x ``config.features``; or `tokens`, all
                 tokens after the final norm, B x (P + N) x D: [CLS], registers, then patches in raster order.
 
@@ -65,11 +65,12 @@ class VisionTransformer(nn.Module):
         if output not in get_args(Output):
             raise ConfigError(f"output is '{output}', it must be {', '.join(get_args(Output))}")
         c, weight = self.config, self.patch_embed.proj.weight
-        x_p_E, grid = self.patch_embed(images)  # B N D
-        E_pos = c.position.embedding(self, c, grid).to(weight)  # 1 P+N D, or a zero
-        context = c.position.context(c, grid, like=weight)  # what attention needs of positions
+        x_p_E, grid = self.patch_embed(images)  # each patch times the matrix E: B N D
+        x_class = self.prefix(len(images))  # [CLS], then registers: B P D
+        E_pos = c.position.embedding(self, c, grid).to(weight)  # by default self.pos_embed: 1 P+N D, or a zero
+        z = torch.cat((x_class, x_p_E), 1) + E_pos  # equation 1: z_0 = [x_class; x_p E] + E_pos, B P+N D
 
-        z = torch.cat((self.prefix(x_p_E.shape[0]), x_p_E), 1) + E_pos  # equation 1: B P+N D
+        context = c.position.context(c, grid, like=weight)  # what attention needs of positions
         z, context = self.drop_patches(z, context)
         z = self.pos_drop(z)
         for block in self.blocks:

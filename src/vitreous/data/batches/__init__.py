@@ -14,6 +14,11 @@ B images, C channels, H x W pixels of the model's input, K classes.
    checkpoint can resume at any batch. Lightning moves each batch to the device.
 4. augment/pipeline.py: augmentation and normalisation on the device. :class:`BatchAugment` maps uint8 B x C x H x W to
    float32 B x C x H x W and labels to targets, float32 B x K, also as a function of (seed, epoch, step).
+   ``VitModule.training_step`` of train/module.py calls it.
+
+One batch of CIFAR-10, which fits in memory, passes through these calls:
+``TrainSampler.__iter__`` (128 indices), ``MemoryDataset.__getitem__`` (uint8 128 x 3 x 32 x 32),
+``BatchLoader.__iter__`` (the same), ``BatchAugment.augment_batch`` (float32 128 x 3 x 32 x 32 and 128 x 10), the model.
 
 Validation and test batches come in order from :class:`OrderedSampler` and are normalised in step 4, not augmented.
 Prediction has no batches of this kind; read_ahead.py decodes its images in threads.
