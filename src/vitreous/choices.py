@@ -60,7 +60,7 @@ def _named(hint: Any) -> str:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Return whether a plain value, its lists made tuples, has the type of a field. True is no number."""
+    """Return whether a plain value has the type of a field. Lists must be tuples already; a bool is not a number."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return isinstance(value, str) and value in arguments

@@ -1,4 +1,4 @@
-"""The plain model: torch alone, and nothing of training, files, the web or speed. Begin with ``vit.py``.
+"""The plain model. It imports only torch; training, files and fast kernels live elsewhere. Begin with ``vit.py``.
 
 - ``vit.py``: the Vision Transformer, equations 1 to 4; it composes the parts below.
 - ``config.py``: the configuration, made of those of the parts; ``part.py``: what a part is; ``sizes.py``: named sizes.

@@ -47,7 +47,7 @@ class BlockConfig(Part):
         return Block(self, shape, self.drop_path * index / max(1, shape.depth - 1), attn, mlp)
 
     def start(self, blocks: nn.Module) -> None:
-        """Set the weights that this configuration starts at zero."""
+        """Set the last matrix of each branch to zero, if `zero_residual` is set."""
         for name, weight in blocks.named_parameters():
             if self.zero_residual and name.endswith(("attn.proj.weight", "mlp.fc2.weight")):
                 nn.init.zeros_(weight)

@@ -28,7 +28,7 @@ class Scheme:
     """Whether the last layer starts at zero where the configuration does not say."""
 
     def initialise(self, model: nn.Module) -> None:
-        """Draw all weights in place: every layer, then what each part does otherwise, then tokens and positions."""
+        """Draw all weights in place. Parts may change those of their layers; tokens and positions come last."""
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
                 self.layer(module)
@@ -142,8 +142,9 @@ class Torchvision(Scheme):
 class Mimetic(Jax):
     """Mimetic initialisation (arXiv 2305.09828): attention starts as trained ViTs end; the rest is as :class:`Jax`.
 
-    Each head's queries times keys are near the identity, so that tokens attend to similar ones; values times the
-    projection are near its negative; learned positions start as sines and cosines, half as large.
+    In each head, the product of the query and key weights is near the identity, so tokens attend to similar tokens. The
+    product of the value and output weights is near the negative identity. Learned positions start as sines and cosines
+    of half the usual size.
     """
 
     @torch.no_grad()

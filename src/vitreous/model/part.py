@@ -115,7 +115,7 @@ def choose(name: str, kinds: Sequence[type[AnyPart]], given: Any, current: AnyPa
         name: The part's field in the configuration, for errors.
         kinds: The kinds that there are.
         given: A part; the name of a kind; or a mapping of options, with the kind under ``kind``.
-        current: The part that options without another kind change.
+        current: The present part. A mapping without a `kind` changes its options.
 
     Raises:
         ConfigError: If the kind or an option is unknown. The nearest one is suggested.

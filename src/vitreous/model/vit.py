@@ -83,9 +83,12 @@ class VisionTransformer(nn.Module):
 
     def prefix(self, batch: int) -> Tensor:
         """Return the tokens before the patches, B x P x D: [CLS] and registers, if the model has them."""
-        tokens = [getattr(self, name) for name in ("cls_token", "reg_token") if hasattr(self, name)]
-        none = self.patch_embed.proj.weight.new_zeros(1, 0, self.config.width)
-        return torch.cat((none, *tokens), 1).expand(batch, -1, -1)
+        tokens = [self.patch_embed.proj.weight.new_zeros(1, 0, self.config.width)]
+        if self.config.has_class_token:
+            tokens.append(self.cls_token)
+        if self.config.registers:
+            tokens.append(self.reg_token)
+        return torch.cat(tokens, 1).expand(batch, -1, -1)
 
     def drop_patches(self, z: Tensor, context: Any) -> tuple[Tensor, Any]:
         """In training, drop the share ``patch_dropout`` of each image's patches (arXiv 2208.07220).

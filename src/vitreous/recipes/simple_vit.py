@@ -44,7 +44,7 @@ def simple_vit() -> RunConfig:
             name="adamw",
             lr=1e-3,
             betas=(0.9, 0.999),
-            weight_decay=0.1,  # big_vision's 1e-4 over the learning rate, which PyTorch multiplies by
+            weight_decay=0.1,  # big_vision's 1e-4 divided by lr: PyTorch multiplies the two
             warmup=10_000 / _STEPS,
             clip=1.0,
         ),

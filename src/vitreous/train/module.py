@@ -86,7 +86,7 @@ class VitModule(lightning.LightningModule):
         self.scores: Scores | None = None  # of the last validation pass, with its logits and labels
         self.logits, self.labels = torch.empty(0, 0), torch.empty(0, dtype=torch.int64)  # float32 (N, K) and (N,), CPU
         self.images_seen = self.steps_made = 0  # in the epoch so far
-        self.is_consistent = True  # false during an update: else the weights are those after `steps_made` steps
+        self.is_consistent = True  # False while an update is under way
         self._loss_sum: Tensor | float = 0.0
         self._sums_after_step: tuple[Tensor | float, int] = (0.0, 0)  # loss and images of the completed steps
         self._skip_batch = False

@@ -56,7 +56,7 @@ from vitreous.train.trainer import silence_lightning
 __all__ = ["RunResult", "run", "show_batch"]
 
 Write = Callable[[Path], AbstractContextManager[Path]]
-_EXIT_OVER_IMPORT = 0.35  # time in which Python unloads the libraries over that in which it imports them
+_EXIT_OVER_IMPORT = 0.35  # Python takes this share of the import time to unload the libraries on exit
 
 
 def run(

@@ -154,7 +154,8 @@ class ImageDataModule(LightningDataModule):
 class BatchLoader(DataLoader[Batch | VitreousError]):
     """A DataLoader whose sampler yields the plans of whole batches, and that a checkpoint can resume at any batch.
 
-    Lightning saves and restores its state, which counts the batches yielded, not those that workers have prefetched.
+    Lightning checkpoints hold its state, which counts the batches yielded, not those that workers have prefetched.
+    ``vitreous train`` writes no such checkpoints: it restores the position from its own record of a run.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class Stem(Part):
         raise NotImplementedError
 
     def numbers(self, shape: Shape, height: int, width: int) -> int:
-        """Count the numbers that the largest layer holds for an image, beside its pixels and its tokens."""
+        """Count the numbers that the largest layer holds for an image, in addition to its pixels and tokens."""
         return 0
 
 
@@ -61,7 +61,7 @@ class PatchEmbed(nn.Module):
         if images.ndim != 4 or images.shape[1] != self.channels:
             raise ConfigError(f"images have shape {tuple(images.shape)}, expected (B, {self.channels}, H, W)")
         if not images.is_floating_point():
-            raise ConfigError(f"images are {images.dtype}, expected floats, normalised as the evaluation pipeline does")
+            raise ConfigError(f"images are {images.dtype}, expected normalised floats")
         (H, W), (ph, pw) = images.shape[2:], self.patch
         if H % ph or W % pw or not (H and W):
             raise ConfigError(f"images are {H} x {W} pixels, both sides must be multiples of the patch, {ph} x {pw}")
