@@ -66,7 +66,7 @@ class VisionTransformer(nn.Module):
             raise ConfigError(f"output is '{output}', it must be {', '.join(get_args(Output))}")
         c, weight = self.config, self.patch_embed.proj.weight
         x_p_E, grid = self.patch_embed(images)  # each patch times the matrix E: B N D
-        x_class = self.prefix(len(images))  # [CLS], then registers: B P D
+        x_class = self.prefix(images.shape[0])  # [CLS], then registers: B P D
         E_pos = c.position.embedding(self, c, grid).to(weight)  # by default self.pos_embed: 1 P+N D, or a zero
         z = torch.cat((x_class, x_p_E), 1) + E_pos  # equation 1: z_0 = [x_class; x_p E] + E_pos, B P+N D
 
