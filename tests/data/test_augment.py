@@ -10,8 +10,8 @@ from photos import digits, pipeline, tiles
 from torchvision.transforms.v2 import functional as tv
 
 from vitreous.data.augment import mixing
-from vitreous.data.augment.geometry import resized_crop
 from vitreous.data.augment.pipeline import BatchAugment
+from vitreous.data.augment.resized_crop import resized_crop
 from vitreous.data.config import AugmentConfig, PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import generator, uniforms

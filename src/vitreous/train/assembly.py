@@ -144,7 +144,7 @@ def make_module(setup: Setup, progress: Callable[[int], float]) -> VitModule:
         config.optim,
         setup.data_module.batch_augment,
         setup.pipeline,
-        accumulate=setup.data_module.train_sampler.parts,
+        accumulate=setup.data_module.train_sampler.accumulate,
         ema=config.ema,
         class_weights=class_weights(data.splits["train"].labels, len(data.classes), config.class_weights),
         patches_last=config.patches_last,
@@ -156,7 +156,7 @@ def rebuild(session: Session, state: RunState | None) -> None:
     """Replace the module, callbacks and Trainer of a session by new ones, restored from a state if one is given."""
     setup, folder, view = session.setup, session.run_dir.path, session.view
     config, splits, per_epoch = setup.config, setup.data.splits, setup.data_module.steps_per_epoch
-    if state is not None and state.parts != setup.data_module.train_sampler.parts:
+    if state is not None and state.parts != setup.data_module.train_sampler.accumulate:
         setup.data_module.set_accumulation(state.parts)
     session.module = make_module(setup, session.clock.progress)
     test_share = len(splits.get("test", ())) / len(splits["val"])
@@ -197,6 +197,6 @@ def _restore(session: Session, state: RunState) -> None:
     session.selection.best = state.selected()
     session.selection.improved_epoch, session.selection.stopped_early = state.risen, state.stopped_early
     restore_module(session.module, state)
-    batches_done = state.step * plans.parts
+    batches_done = state.step * plans.accumulate
     plans.seek(state.epoch, max(batches_done - 1, 0))
-    restore_trainer(session.trainer, state.epoch, batches_done, len(plans), plans.parts)
+    restore_trainer(session.trainer, state.epoch, batches_done, len(plans), plans.accumulate)

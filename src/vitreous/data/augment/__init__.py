@@ -3,7 +3,8 @@
 In reading order:
 
 - pipeline.py: :class:`BatchAugment`, the sequence of all steps and the random numbers that each consumes.
-- geometry.py: flips, crops and affine maps; boxes from given random numbers.
+- resized_crop.py: random resized crops, from files and from memory.
+- geometry.py: flips, padded crops and affine maps; boxes to erase.
 - policies.py: RandAugment, TrivialAugment and 3-Augment.
 - color.py: brightness, contrast, saturation and other colour operations.
 - mixing.py: label smoothing, mixup, CutMix and random erasing.

@@ -22,6 +22,7 @@ from torch import Tensor
 from vitreous.data.augment import POLICIES, color, geometry, mixing
 from vitreous.data.augment.geometry import Floats
 from vitreous.data.augment.policies import Policy, to_device
+from vitreous.data.augment.resized_crop import resized_crop
 from vitreous.data.config import AugmentConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import generator, uniforms
@@ -111,9 +112,9 @@ class BatchAugment:
         config = self.config
         mirrored = draw.move(draw.per_image("flip", 1)[:, 0] < config.flip)  # B
         if boxes is not None and config.pad_crop == 0:
-            return geometry.resized_crop(images, boxes, self.pipeline.size, mirrored)
+            return resized_crop(images, boxes, self.pipeline.size, mirrored)
         if boxes is not None:
-            images = geometry.resized_crop(images, boxes, self.pipeline.size)
+            images = resized_crop(images, boxes, self.pipeline.size)
         if config.pad_crop:
             corner = (draw.per_image("shift", 2) * (2 * config.pad_crop + 1)).astype(np.int64)
             return geometry.pad_crop(images, draw.move(corner), config.pad_crop, mirrored)
@@ -140,7 +141,7 @@ class BatchAugment:
     def _erase(self, images: Tensor, draw: _Draws) -> Tensor:
         if self.config.erasing == 0:
             return images
-        uniform = draw.per_image("erase", geometry.CROP_COLUMNS + 2)
+        uniform = draw.per_image("erase", geometry.ERASE_COLUMNS + 2)
         index = np.flatnonzero(uniform[:, 0] < self.config.erasing)
         if not len(index):
             return images

@@ -1,25 +1,26 @@
-"""How a training batch comes to be, from file to tensor: four files, each read from top to bottom.
+"""How a training batch comes to be, from file to tensor.
 
-B images, C channels, H x W pixels of the model's input, K classes.
+The path takes four files, each read from top to bottom. This is a batch of 128 images of CIFAR-10 on it::
 
-1. sampler.py: which images, in which order. :class:`TrainSampler` permutes the images of an epoch, as a function of
-   (seed, epoch), and cuts the permutation into batches. Each item is a :class:`BatchPlan`: epoch, step and the indices
-   of the batch, int64 (B,).
-2. dataset.py: from indices to pixels. Each file is decoded to uint8 (any size) x 3 and fitted to uint8 H x W x C by
-   :class:`~vitreous.data.preprocess.EvalPipeline`. The batch is uint8 B x C x H x W with labels int64 (B,).
-   :class:`MemoryDataset` decodes a whole split once; :class:`StreamedDataset` decodes each batch in a worker process.
-   The boxes of random resized crops are a function of (seed, epoch, step). StreamedDataset cuts them while it resizes;
-   MemoryDataset adds them to the batch, and step 4 cuts them.
-3. data_module.py: loaders. :class:`ImageDataModule` combines samplers and datasets in a :class:`BatchLoader`, which a
-   checkpoint can resume at any batch. Lightning moves each batch to the device.
-4. augment/pipeline.py: augmentation and normalisation on the device. :class:`BatchAugment` maps uint8 B x C x H x W to
-   float32 B x C x H x W and labels to targets, float32 B x K, also as a function of (seed, epoch, step).
-   ``VitModule.training_step`` of train/module.py calls it.
+    sampler.py       TrainSampler.__iter__        indices  int64    (128,)
+    dataset.py       MemoryDataset.__getitem__    images   uint8    (128, 3, 32, 32)   labels   int64    (128,)
+    data_module.py   BatchLoader.__iter__         the same; Lightning then moves the batch to the device
+    pipeline.py      BatchAugment.augment_batch   images   float32  (128, 3, 32, 32)   targets  float32  (128, 10)
 
-One batch of CIFAR-10, which fits in memory, passes through these calls:
-``TrainSampler.__iter__`` (128 indices), ``MemoryDataset.__getitem__`` (uint8 128 x 3 x 32 x 32),
-``BatchLoader.__iter__`` (the same), ``BatchAugment.augment_batch`` (float32 128 x 3 x 32 x 32 and 128 x 10), the model.
+1. sampler.py decides which images form a batch. :class:`TrainSampler` shuffles the images of an epoch and yields one
+   :class:`BatchPlan` for each batch: epoch, step and the indices of its images.
+2. dataset.py turns indices into pixels. :class:`~vitreous.data.preprocess.EvalPipeline` fits each decoded image to the
+   model's size. :class:`MemoryDataset` decodes a whole split once, and :class:`StreamedDataset` decodes each batch from
+   its files, for data that does not fit into memory.
+3. data_module.py combines samplers and datasets. :class:`ImageDataModule` chooses between memory and files, and makes
+   the loaders. A :class:`BatchLoader` can be resumed at any batch.
+4. ../augment/pipeline.py augments and normalises a batch on the device, and makes its targets. ``training_step`` in
+   train/module.py calls it and passes the result to the model.
 
-Validation and test batches come in order from :class:`OrderedSampler` and are normalised in step 4, not augmented.
-Prediction has no batches of this kind; read_ahead.py decodes its images in threads.
+Order, crops and augmentation are functions of (seed, epoch, step). A run therefore does not depend on the number of
+workers, and a resumed run continues exactly. Random resized crops are in ../augment/resized_crop.py: step 2 cuts them
+from files, step 4 from memory.
+
+Validation and test batches come in order, from :class:`OrderedSampler`; step 4 only normalises them. Prediction has no
+batches of this kind: read_ahead.py decodes its images in threads.
 """

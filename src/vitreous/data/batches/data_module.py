@@ -14,6 +14,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
 from vitreous.data.augment.pipeline import BatchAugment
+from vitreous.data.augment.resized_crop import RandomResizedCrop
 from vitreous.data.batches.dataset import Batch, MemoryDataset, StreamedDataset, cores, decoded_bytes
 from vitreous.data.batches.sampler import OrderedSampler, TrainSampler
 from vitreous.data.config import AugmentConfig
@@ -77,9 +78,8 @@ class ImageDataModule(LightningDataModule):
         self.batch_augment = BatchAugment(self.augment, pipeline, len(data.classes), seed, label_smoothing)
         train = data.splits["train"]
         self.train_sampler = TrainSampler(len(train), batch_size, accumulate, seed, train.labels if balanced else None)
-        cropped = self.augment.resized_crop < 1
-        needed = sum(decoded_bytes(split, pipeline, cropped and name == "train") for name, split in data.splits.items())
-        self.in_memory = needed <= memory_gb * 2**30
+        self._crop = RandomResizedCrop(pipeline, self.augment, seed) if self.augment.resized_crop < 1 else None
+        self.in_memory = self.decoded_bytes <= memory_gb * 2**30
         self.workers = min(cores(), 16) if workers is None else workers
         self._datasets: dict[str, MemoryDataset | StreamedDataset] = {}
 
@@ -104,7 +104,7 @@ class ImageDataModule(LightningDataModule):
 
     def feature_dataloader(self, name: str) -> BatchLoader:
         """Return all images of any split, in order and not augmented, for feature extraction."""
-        if name == "train" and self.augment.resized_crop < 1:  # memory holds images that are still to be cropped
+        if self._crop_of(name) is not None:  # memory holds images that are still to be cropped
             split = self.data.splits[name]
             return self._ordered_loader(name, StreamedDataset(split, self.pipeline), self.workers if split.paths else 0)
         return self._ordered_loader(name, self._dataset(name), self._loader_workers)
@@ -123,24 +123,32 @@ class ImageDataModule(LightningDataModule):
         """Optimiser steps per epoch; images that do not fill the last step are left out of the epoch."""
         return self.train_sampler.steps
 
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes that all splits take when they are held in memory."""
+        return sum(decoded_bytes(split, self.pipeline, self._crop_of(name)) for name, split in self.data.splits.items())
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration over the training loader; a Trainer does this itself."""
         self.train_sampler.set_epoch(epoch)
 
-    def set_accumulation(self, parts: int) -> None:
+    def set_accumulation(self, accumulate: int) -> None:
         """Set the number of batches per optimiser step from the next iteration on; steps and order do not change."""
-        self.accumulate = self.train_sampler.parts = parts
+        self.accumulate = self.train_sampler.accumulate = accumulate
 
     def _dataset(self, name: str) -> MemoryDataset | StreamedDataset:
         if name not in self.data.splits:
             raise DataError(f"{self.data.name} has no '{name}' split, it has {', '.join(self.data.splits)}")
         if name not in self._datasets:
-            split, augment = self.data.splits[name], self.augment if name == "train" else None
+            split, crop = self.data.splits[name], self._crop_of(name)
             if self.in_memory:
-                self._datasets[name] = MemoryDataset(split, self.pipeline, augment, self.seed, self.progress)
+                self._datasets[name] = MemoryDataset(split, self.pipeline, crop, self.progress)
             else:
-                self._datasets[name] = StreamedDataset(split, self.pipeline, augment, self.seed)
+                self._datasets[name] = StreamedDataset(split, self.pipeline, crop)
         return self._datasets[name]
+
+    def _crop_of(self, name: str) -> RandomResizedCrop | None:
+        return self._crop if name == "train" else None
 
     def _ordered_loader(self, name: str, dataset: MemoryDataset | StreamedDataset, workers: int) -> BatchLoader:
         sampler = OrderedSampler(len(self.data.splits[name]), max(1, self.batch_size // self.accumulate))

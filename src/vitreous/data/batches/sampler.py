@@ -1,6 +1,7 @@
 """Samplers: which images form which batch, and in which order, as a function of (seed, epoch).
 
-An item is the plan of a whole batch, so the number of workers cannot change the order.
+A sampler yields the plan of a whole batch, so the number of workers cannot change the order. With gradient
+accumulation, several batches form one optimiser step.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class TrainSampler(Sampler[BatchPlan]):
         balance: npt.NDArray[np.int64] | None = None,
     ) -> None:
         self.images, self.batch_size = images, min(batch_size, images)
-        self.parts = min(accumulate, self.batch_size)
+        self.accumulate = min(accumulate, self.batch_size)
         self.seed, self.balance = seed, balance
         self.epoch = self.start = 0
 
@@ -62,9 +63,11 @@ class TrainSampler(Sampler[BatchPlan]):
         else:
             order = balanced_order(self.balance, self.seed, epoch)
         for batch in range(start, len(self)):
-            step, part = divmod(batch, self.parts)
-            first, end = (self.batch_size * edge // self.parts for edge in (part, part + 1))  # within the step
-            yield BatchPlan(epoch, step, first, order[step * self.batch_size :][first:end])
+            step, micro_batch = divmod(batch, self.accumulate)
+            in_step = order[step * self.batch_size : (step + 1) * self.batch_size]
+            first = self.batch_size * micro_batch // self.accumulate
+            end = self.batch_size * (micro_batch + 1) // self.accumulate
+            yield BatchPlan(epoch, step, first, in_step[first:end])
 
     @property
     def steps(self) -> int:
@@ -73,7 +76,7 @@ class TrainSampler(Sampler[BatchPlan]):
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch, also while one is resumed."""
-        return self.steps * self.parts
+        return self.steps * self.accumulate
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch. Lightning calls it; the current epoch keeps the start that :meth:`seek` set."""
@@ -86,7 +89,12 @@ class TrainSampler(Sampler[BatchPlan]):
 
     def identity(self) -> dict[str, Any]:
         """Return what the order depends on besides the epoch."""
-        counts = {"seed": self.seed, "images": self.images, "batch_size": self.batch_size, "parts": self.parts}
+        counts = {
+            "seed": self.seed,
+            "images": self.images,
+            "batch_size": self.batch_size,
+            "accumulate": self.accumulate,
+        }
         return counts | {"balanced": self.balance is not None}
 
     def check(self, state: dict[str, Any]) -> None:

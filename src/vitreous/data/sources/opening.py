@@ -17,7 +17,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from vitreous.data.config import DataConfig
-from vitreous.data.images.reading import ImageFacts, read_image
+from vitreous.data.images.reading import ImageFacts, read_image, read_reduced
 from vitreous.data.sources.folders import LAYOUT, list_folder
 from vitreous.data.sources.known import KNOWN, PixelSet, load_known
 from vitreous.data.sources.listing import Entry, Listing, first_ten, match_exclusions, ordered_classes, pluralize
@@ -47,6 +47,18 @@ class Split:
     def image(self, index: int) -> Image.Image:
         """Return one image in mode RGB; raise DataError if its file can no longer be decoded."""
         return read_image(self.arrays[index] if self.arrays is not None else (self.paths or [])[index])
+
+    def reduced_image(self, index: int, min_side: int) -> tuple[Image.Image, float]:
+        """Return one image in mode RGB, and the aspect ratio (width / height) of the original.
+
+        A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if both sides keep at least ``min_side`` pixels. That rounds
+        its sides, so the aspect ratio is that of the full size.
+        """
+        if self.paths is None:
+            image = self.image(index)
+            return image, image.width / image.height
+        image, (height, width) = read_reduced(self.paths[index], min_side)
+        return image, width / height
 
     def name_of(self, index: int) -> str:
         """Return the name of one image."""

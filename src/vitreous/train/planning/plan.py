@@ -21,7 +21,6 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitreous.data.batches.dataset import decoded_bytes
 from vitreous.machine.peak_memory import MemoryMeter
 from vitreous.runs.folder import lock_run_dir
 from vitreous.train.advice import few_images, imbalance_note
@@ -124,7 +123,7 @@ def _measure(session: Session, meter: MemoryMeter, budget: float | None, start_s
         parameters=setup.cost.parameters,
         pictures={name: len(split) for name, split in setup.data.splits.items()},
         batch_size=config.batch_size,
-        parts=loading.train_sampler.parts,
+        parts=loading.train_sampler.accumulate,
         steps_per_epoch=per_epoch,
         memory=memory,
         step_seconds=step,
@@ -162,9 +161,7 @@ def _weighted_mean(weights: list[float], values: list[float]) -> float:
 def _memory(trials: Trials, micro_batch: int, peak: int) -> Memory:
     setup, image_bytes = trials.session.setup, 0
     if setup.data_module.in_memory:
-        cropped = setup.data_module.augment.resized_crop < 1
-        splits = setup.data.splits.items()
-        image_bytes = sum(decoded_bytes(s, setup.pipeline, cropped and name == "train") for name, s in splits)
+        image_bytes = setup.data_module.decoded_bytes
     if trials.free is None:
         return Memory(trials.fixed, None, image_bytes, None, None)
     growth = trials.growth[micro_batch]

@@ -48,7 +48,7 @@ def after_failure(run: Session, error: Exception) -> RunState:
 def _with_smaller_parts(run: Session, error: Exception) -> RunState:
     """Return the current or last saved state of a run, with its steps cut into more parts."""
     plans = run.setup.data_module.train_sampler
-    parts = more_parts(plans.batch_size, plans.parts)
+    parts = more_parts(plans.batch_size, plans.accumulate)
     if parts is None:
         raise TrainingError(
             f"out of memory with a single image ({str(error).splitlines()[0]}): choose a smaller --model or a smaller "
