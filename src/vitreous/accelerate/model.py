@@ -141,9 +141,7 @@ class FastVisionTransformer(VisionTransformer):
         # float32 and back costs as much time as a matrix product, that of the products.
         dtype = torch.bfloat16 if in_bfloat16_on_cpu(x_p) else self.patch_embed.proj.weight.dtype
         P, positions = self.config.prefix_tokens, self._embedding(grid)
-        prefix = self.prefix(1)
         if positions is not None:
-            prefix = prefix + positions[:, :P]
             x_p = x_p + positions[:, P:].to(dtype)
         kept = None
         if self.training and self.patch_dropout > 0:
@@ -151,6 +149,9 @@ class FastVisionTransformer(VisionTransformer):
             x_p = x_p.gather(1, kept[..., None].expand(-1, -1, x_p.shape[-1]))
         z = x_p.to(dtype)
         if P:
+            prefix = torch.cat(self.prefix, 1)  # (1, P, D)
+            if positions is not None:
+                prefix = prefix + positions[:, :P]
             z = torch.cat((prefix.to(dtype).expand(z.shape[0], -1, -1), z), 1)
         return self.pos_drop(z), kept
 

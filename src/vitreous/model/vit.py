@@ -1,7 +1,7 @@
 """The Vision Transformer of arXiv 2010.11929, equations 1 to 4.
 
-Shapes: B batch, C channels, H x W pixels, N patches, P prefix tokens ([CLS] and registers), D width, K classes.
-Parameter names are timm's, the largest family of published weights.
+Shapes: B images, C channels, H x W pixels, N patches, P prefix tokens ([CLS] and registers), D width, K classes.
+Parameters have the names of timm, which has the largest collection of published weights.
 """
 
 from __future__ import annotations
@@ -27,17 +27,15 @@ class VisionTransformer(nn.Module):
     (:mod:`vitreous.model.block`). Equation 4: y = LN(z_L^0).
 
     Args:
-        config: The shape of the model and its parts.
+        config: The dimensions of the model and its parts.
     """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = c = config
-        if c.has_class_token:
-            self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width))
-        if c.registers:
-            self.reg_token = nn.Parameter(torch.zeros(1, c.registers, c.width))
-        for name, tensor in c.position.parameters(c).items():
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width)) if c.has_class_token else None
+        self.reg_token = nn.Parameter(torch.zeros(1, c.registers, c.width)) if c.registers else None
+        for name, tensor in c.position.parameters(c).items():  # by default pos_embed, (1, P + N, D)
             self.register_parameter(name, nn.Parameter(tensor))
         self.patch_embed = c.stem.build(c)
         self.patch_dropout = c.patch_dropout  # an attribute, so that a training schedule can change it
@@ -55,50 +53,46 @@ class VisionTransformer(nn.Module):
         """Classify images.
 
         Args:
-            images: B x C x H x W, normalised as the evaluation pipeline does; H and W are multiples of the patch.
-            output: `logits`, B x K; `features`, what the last layer reads, B x ``config.features``; or `tokens`, all
-                tokens after the final norm, B x (P + N) x D: [CLS], registers, then patches in raster order.
+            images: Normalised images, (B, C, H, W). H and W must be multiples of the patch size.
+            output: What to return. `logits`: (B, K). `features`: what the last layer reads, (B, ``config.features``).
+                `tokens`: all tokens after the final norm, (B, P + N, D): [CLS], registers, patches in raster order.
 
         Raises:
-            ConfigError: If the images' channels, size or type do not fit, or the output is unknown.
+            ConfigError: If the images have the wrong channels, size or type, or the output is unknown.
         """
         if output not in get_args(Output):
             raise ConfigError(f"output is '{output}', it must be {', '.join(get_args(Output))}")
         c, weight = self.config, self.patch_embed.proj.weight
-        x_p_E, grid = self.patch_embed(images)  # each patch times the matrix E: B N D
-        x_class = self.prefix(images.shape[0])  # [CLS], then registers: B P D
-        E_pos = c.position.embedding(self, c, grid).to(weight)  # by default self.pos_embed: 1 P+N D, or a zero
-        z = torch.cat((x_class, x_p_E), 1) + E_pos  # equation 1: z_0 = [x_class; x_p E] + E_pos, B P+N D
+        x_p_E, grid = self.patch_embed(images)  # each patch times the matrix E: (B, N, D)
+        x_class = [token.expand(images.shape[0], -1, -1) for token in self.prefix]  # (B, 1, D), and any registers
+        E_pos = c.position.embedding(self, c, grid).to(weight)  # by default self.pos_embed: (1, P + N, D)
+        z = torch.cat([*x_class, x_p_E], 1) + E_pos  # equation 1: z_0 = [x_class; x_p E] + E_pos, (B, P + N, D)
 
-        context = c.position.context(c, grid, like=weight)  # what attention needs of positions
+        context = c.position.context(c, grid, like=weight)  # for positions that act within attention; else None
         z, context = self.drop_patches(z, context)
         z = self.pos_drop(z)
         for block in self.blocks:
-            z = block(z, context)  # equations 2 and 3: B P+N D
+            z = block(z, context)  # equations 2 and 3: (B, P + N, D)
         z = self.norm(z)
-        y = self.pool(z)  # equation 4: B D, or B config.pooled_width
+        y = self.pool(z)  # equation 4: (B, D); some poolings are wider, (B, config.pooled_width)
 
-        features = self.pre_logits(self.fc_norm(y))  # B config.features
+        features = self.pre_logits(self.fc_norm(y))  # (B, config.features)
         return {"tokens": z, "features": features, "logits": self.head(features)}[output]
 
-    def prefix(self, batch: int) -> Tensor:
-        """Return the tokens before the patches, B x P x D: [CLS] and registers, if the model has them."""
-        tokens = [self.patch_embed.proj.weight.new_zeros(1, 0, self.config.width)]
-        if self.config.has_class_token:
-            tokens.append(self.cls_token)
-        if self.config.registers:
-            tokens.append(self.reg_token)
-        return torch.cat(tokens, 1).expand(batch, -1, -1)
+    @property
+    def prefix(self) -> list[Tensor]:
+        """The tokens before the patches, if the model has them: [CLS], (1, 1, D), and registers, (1, P - 1, D)."""
+        return [token for token in (self.cls_token, self.reg_token) if token is not None]
 
     def drop_patches(self, z: Tensor, context: Any) -> tuple[Tensor, Any]:
-        """In training, drop the share ``patch_dropout`` of each image's patches (arXiv 2208.07220).
+        """In training, drop a fraction ``patch_dropout`` of each image's patches (arXiv 2208.07220).
 
         Args:
-            z: Tokens, B x (P + N) x D.
-            context: The position embedding's, for all patches.
+            z: Tokens, (B, P + N, D).
+            context: What attention knows about the positions of all patches.
 
         Returns:
-            The remaining tokens, B x (P + n) x D, and their context.
+            The remaining n patches after the prefix tokens, (B, P + n, D), and the context of these patches.
         """
         if not self.training or self.patch_dropout == 0:
             return z, context
@@ -108,7 +102,7 @@ class VisionTransformer(nn.Module):
         return torch.cat((prefix, patches), 1), self.config.position.select(context, kept)
 
     def draw_kept_patches(self, patches: Tensor) -> Tensor:
-        """Draw which patches of B x N x D are kept: their raster indices in ascending order, B x n."""
+        """Draw which of the patches (B, N, D) are kept; return their raster indices in ascending order, (B, n)."""
         count = max(1, round(patches.shape[1] * (1 - self.patch_dropout)))
         return torch.rand(patches.shape[:2], device=patches.device).argsort(1)[:, :count].sort(1).values
 
@@ -118,7 +112,7 @@ class VisionTransformer(nn.Module):
         return self.get_submodule(self.config.pool.module_name)
 
     def _initialise(self) -> None:
-        """Draw all weights, as ``config.init`` says."""
+        """Draw all weights by the scheme ``config.init``."""
         c, scheme = self.config, SCHEMES[self.config.init]
         scheme.initialise(self)
         scheme.finish(self, c.position, c.grid)
@@ -127,8 +121,8 @@ class VisionTransformer(nn.Module):
 
     def initialise_tokens(self, scheme: Scheme) -> None:
         """Draw the prefix tokens and the positions in place."""
-        if hasattr(self, "cls_token"):
+        if self.cls_token is not None:
             nn.init.normal_(self.cls_token, std=scheme.class_token_std)
-        if hasattr(self, "reg_token"):
+        if self.reg_token is not None:
             nn.init.normal_(self.reg_token, std=1e-6)
         self.config.position.initialise(self, scheme.position_std)
