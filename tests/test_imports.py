@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib
 import json
 import re
 import subprocess
@@ -296,3 +297,11 @@ def test_only_the_command_line_prints_and_exits():
         if isinstance(node, ast.Call) and ast.unparse(node.func) in {"print", "exit", "quit", "sys.exit", "os._exit"}
     ]
     assert talk == []
+
+
+@pytest.mark.parametrize("file", sorted((SRC.parent / "benchmarks").rglob("*.py")), ids=lambda path: path.name)
+def test_benchmarks_import_what_exists(file):
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vitreous"):
+            module = importlib.import_module(node.module)
+            assert [name.name for name in node.names if not hasattr(module, name.name)] == [], node.module

@@ -3,7 +3,7 @@
     python benchmarks/speed/long_sequences.py --device cpu --plot docs/images/long-sequences.png
 
 Trains and runs S/16 and B/16 on one image at a time, 224 to 1,024 pixels, in the precision and with the optimiser of
-`vitreous train`. "Checkpoints" means `model.checkpoint_blocks`. Each measurement runs in its own process: memory is the
+`vitreous train`. "Checkpoints" means `model.block.checkpoint`. Each measurement runs in its own process: memory is the
 peak above what the libraries take, including weights, gradients and optimiser; time is the median of --rounds steps
 after the first. A process killed for its memory is a row of the table too. With --attention, measures the attention
 kernels alone.
@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/
 from measuring import DTYPES, MIB, header, in_subprocess, in_turn, peak_memory, precisions, ratios, seconds
 from speed.attention import written_out
 from speed.steps import Batch, ours_alone
+from vitreous.accelerate.model import build
 from vitreous.machine.device import choose_precision
 from vitreous.model.sizes import config_of
-from vitreous.model.vit import VisionTransformer
 
 SIDES = (224, 320, 448, 640, 768, 896, 1024)  # pixels: 196 to 4,096 patches of 16
 WAYS = {"training": {}, "training, checkpoints": {"block": {"checkpoint": True}}, "inference": {}}
@@ -44,7 +44,7 @@ def one(size: str, side: int, way: str, device: torch.device, rounds: int) -> st
 
     def work() -> None:
         if way == "inference":
-            model = VisionTransformer(config).to(device).eval()
+            model = build(config).to(device).eval()
 
             def step() -> None:
                 with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):

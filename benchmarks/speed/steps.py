@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitreous.accelerate.batch_parts import add_gradients, shares
+from vitreous.accelerate.batch_parts import add_gradients, num_parts
+from vitreous.accelerate.model import build
 from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.config import AugmentConfig, PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.machine.allocator import keep_freed_memory
 from vitreous.model.config import ViTConfig, pair
-from vitreous.model.vit import VisionTransformer
 from vitreous.train.config import OptimConfig
 from vitreous.train.module import VitModule
 from vitreous.train.optim import build_optimizer
@@ -76,7 +76,7 @@ def ours_alone(config: ViTConfig, precision: str, batch: Batch, **compiling: Any
 
     Options are those of ``Module.compile``; without any, nothing is compiled.
     """
-    model = VisionTransformer(config).to(batch.device).train()
+    model = build(config).to(batch.device).train()
     if compiling:
         model.compile(**compiling)
     if batch.device.type == "cpu":
@@ -84,7 +84,7 @@ def ours_alone(config: ViTConfig, precision: str, batch: Batch, **compiling: Any
     optimizer = build_optimizer(model, OPTIM)
 
     def step() -> Tensor:
-        count = shares(model, batch.images)
+        count = num_parts(model, batch.images)
         with torch.autocast(batch.device.type, torch.bfloat16, enabled=precision == "bf16"):
             if count > 1:
                 loss = add_gradients(model, batch.images, batch.labels, count)
@@ -103,7 +103,7 @@ def ours_alone(config: ViTConfig, precision: str, batch: Batch, **compiling: Any
 def ours_in_trainer(config: ViTConfig, precision: str, batch: Batch, **compiling: Any) -> Step:
     """Return our step within the loop of `vitreous train`, from uint8 images; options as in `ours_alone`."""
     augment = BatchAugment(AugmentConfig(flip=0.0), batch.pipeline, config.num_classes, 0)
-    model = VisionTransformer(config)
+    model = build(config)
     if compiling:
         model.compile(**compiling)
     module = VitModule(model, OPTIM, augment, batch.pipeline, progress=lambda _: 0.5)

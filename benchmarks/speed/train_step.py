@@ -51,10 +51,10 @@ from peers.libraries import PACKAGES, of_huggingface, of_labml, of_timm, of_torc
 from peers.tutorials import EinsumReluViT, FusedEinsumViT, SequenceFirstViT
 from speed.steps import Batch, Step, of_others, ours_alone, ours_in_trainer
 from vitreous.accelerate.cost import cost
+from vitreous.accelerate.model import build
 from vitreous.machine.device import choose_precision
 from vitreous.model.config import ViTConfig, pair
 from vitreous.model.sizes import config_of
-from vitreous.model.vit import VisionTransformer
 
 OURS = "ours"
 REPEAT = 2  # consecutive steps on a CPU, since the first finds cold caches
@@ -113,10 +113,10 @@ def variants(shape: Shape, batch: Batch) -> dict[tuple[str, str], Callable[[], S
         found[f"{OURS}, CUDA graphs", chosen] = partial(ours_alone, config, chosen, batch, mode="reduce-overhead")
         # CUDA graphs are kept by thread, and inductor's refuse any but the main one, where no Trainer runs here.
         found[f"{OURS}, trainer, compiled", chosen] = partial(ours_in_trainer, config, chosen, batch, mode="default")
-    for name, build in shape.others.items():
+    for name, make in shape.others.items():
         for precision in shape.precisions:
             kind = partial(of_others, precision=precision, batch=batch, like_huggingface=name == "Hugging Face")
-            found[name, precision] = lambda kind=kind, build=build: kind(build(config))
+            found[name, precision] = lambda kind=kind, make=make: kind(make(config))
             if batch.device.type == "cuda" and name == "timm":
                 found["timm, compiled", precision] = lambda kind=kind, build=build: kind(build(config), compiled=True)
     return found
@@ -159,9 +159,9 @@ def measure(name: str, shape: Shape, device: torch.device, options: argparse.Nam
         return measure_apart(name, shape, options)
     batch = Batch(shape.config, shape.batch, device)
     steps = {}
-    for key, build in chosen(shape, batch, options).items():
+    for key, make in chosen(shape, batch, options).items():
         torch.manual_seed(0)
-        steps[key] = build()
+        steps[key] = make()
     times = in_turn(steps, device, options.rounds, warm_up=12, repeat=10)
     return {
         key: {"seconds": times[key], "syncs": syncs_per_step(step), "busy": busy_share(step)}
@@ -210,7 +210,7 @@ def settings_of(shape: Shape, options: argparse.Namespace) -> list[str]:
 def forward_operations(config: ViTConfig) -> int:
     """Count the operations in the matrix products of our forward pass for one image, 2 per multiply-add."""
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        VisionTransformer(config).eval()(torch.empty(1, config.in_channels, *pair(config.image_size)))
+        build(config).eval()(torch.empty(1, config.in_channels, *pair(config.image_size)))
     return counter.get_total_flops()
 
 

@@ -1,7 +1,7 @@
 """Vitreous: Vision Transformers you can see through.
 
     import vitreous
-    model = vitreous.create("B/16", num_classes=10)            # a plain torch.nn.Module
+    model = vitreous.create("B/16", num_classes=10)            # a torch.nn.Module
     classifier = vitreous.load("runs/digits-1/model.safetensors")
     classifier.predict("photo.jpg")
     result = vitreous.train("photos/", epochs=20)              # as the command; also `finetune` and `evaluate`

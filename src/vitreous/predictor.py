@@ -83,7 +83,8 @@ class Classifier:
     """A model ready for inference. All methods take images as :meth:`predict` describes them.
 
     Args:
-        model: The model; it is moved to the device and set to evaluation mode.
+        model: The model. It is accelerated in place, moved to the device and set to evaluation mode. An engine other
+            than PyTorch in float32 copies the weights when it is chosen.
         info: Class names, preprocessing pipeline and temperature.
         device: ``auto`` (CUDA, else MPS, else CPU), or a torch device such as ``cpu`` or ``cuda:1``.
         engine: ``torch``, ``openvino``, ``onnxruntime``, or ``auto``: the fastest installed engine whose results agree

@@ -7,10 +7,13 @@ import itertools
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vit_reference import small_config, stir
+from vitreous.accelerate.merging import merge_tokens
 from vitreous.accelerate.model import FastVisionTransformer, accelerate, build, create
+from vitreous.errors import ConfigError
+from vitreous.model.attention import Attention
 from vitreous.model.block import Block
 from vitreous.model.config import PARTS, ViTConfig
 from vitreous.model.vit import VisionTransformer
@@ -96,20 +99,45 @@ def test_create_returns_the_fast_model_and_the_class_the_plain_one() -> None:
     assert not any(type(module).__module__.startswith("vitreous.accelerate") for module in model.modules())
 
 
-def test_what_a_user_wrote_stays() -> None:
-    """Only our own classes are replaced: a block of another class is left as it is, and a derived model too."""
-
+@pytest.mark.parametrize("part", ["block", "attention", "head"])
+def test_a_model_with_a_users_own_part_computes_the_same(part: str) -> None:
     class OwnBlock(Block):
         """A user's."""
 
-    model = VisionTransformer(small_config())
-    model.blocks[0].__class__ = OwnBlock
-    head = nn.Linear(24, 5)
-    model.head = head
-    fast = accelerate(model)
-    assert type(fast.blocks[0]) is OwnBlock
-    assert type(fast.head) is nn.Linear
+        def forward(self, z: Tensor, context: object = None) -> Tensor:
+            return 2 * super().forward(z, context)
 
+    class OwnAttention(Attention):
+        """A user's."""
+
+        def forward(self, x: Tensor, context: object = None) -> Tensor:
+            return -super().forward(x, context)
+
+    model = VisionTransformer(small_config()).eval()
+    if part == "block":
+        model.blocks[0].__class__ = OwnBlock
+    elif part == "attention":
+        model.blocks[0].attn.__class__ = OwnAttention
+    else:
+        model.head = nn.Sequential(nn.Linear(24, 5), nn.ReLU())
+    images = images_of(model.config).float()
+    expected = model(images)
+    fast = accelerate(model)
+    torch.testing.assert_close(fast(images), expected)
+    assert isinstance(fast, FastVisionTransformer) == (part == "head")
+    if part != "head":
+        with pytest.raises(ConfigError, match="classes of your own: use merge_tokens 0"):
+            merge_tokens(fast, 1)
+
+
+def test_both_models_refuse_an_unknown_output() -> None:
+    plain, fast = both({})
+    for model in (plain, fast):
+        with pytest.raises(ConfigError, match="output is 'bogus', it must be logits, features, tokens"):
+            model(images_of(plain.config), "bogus")
+
+
+def test_a_derived_model_stays() -> None:
     class OwnModel(VisionTransformer):
         """A user's."""
 

@@ -184,7 +184,7 @@ def test_a_set_of_small_images_has_no_tiny_ones():
         ("truncated", "truncated"),
         ("damaged or truncated", "truncated"),
         ("not an image", "undecodable"),
-        ("HEIF images cannot be read here, save it as JPEG", "undecodable"),
+        ("HEIC images need a decoder: pip install pi-heif, or save it as JPEG", "undecodable"),
         ("2,500,000,000 pixels, the limit for PNG is 50,000,000: save it smaller", "bomb"),
         ("no such file", "unopened"),
         ("permission denied", "unopened"),

@@ -171,7 +171,7 @@ def test_policies_keep_type_shape_and_their_input(kind, size):
     assert changed.dtype == torch.uint8
     assert changed.shape == images.shape
     assert torch.equal(images, before)
-    assert size[2] == 1 or (changed != images).any()
+    assert (changed != images).flatten(1).any(1).float().mean() > (0.5 if size[2] == 3 else 0.3)
 
 
 def test_trivial_augment_draws_all_operations_alike_and_reaches_both_ends():

@@ -132,7 +132,7 @@ def test_ctrl_c_twice_says_what_is_kept_and_how_to_go_on(tmp_path):
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "vitreous: interrupted\n")
     assert re.search(r"interrupted twice, so nothing more is saved: run has a checkpoint of epoch \d+", output)
-    assert "\ngo on     vitreous train --config run/recipe.yaml --out run --resume\n" in output
+    assert "\ncontinue  vitreous train --config run/recipe.yaml --out run --resume\n" in output
     assert not (tmp_path / "run" / "run.lock").exists()
 
 

@@ -195,3 +195,10 @@ def test_frozen_parameters_are_left_out():
     names = {n for g in parameter_groups(model, 0.1) for n in g["names"]}
     assert not any(n.startswith("patch_embed") for n in names)
     assert "head.weight" in names
+
+
+def test_adam_is_adam():
+    model = VisionTransformer(ViTConfig(image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_dim=32))
+    optimizers = {name: build_optimizer(model, OptimConfig(name=name)) for name in ("adam", "adamw")}
+    assert type(optimizers["adam"]) is torch.optim.Adam
+    assert type(optimizers["adamw"]) is torch.optim.AdamW

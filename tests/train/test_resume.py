@@ -8,6 +8,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -404,7 +405,7 @@ def test_sigterm_saves_and_says_how_to_resume(tmp_path):  # Ctrl-C: test_wrong_u
     output, errors = process.communicate(timeout=100)
     assert (process.returncode, errors) == (143, "")
     assert "terminated: the best weights so far" in output
-    assert "go on     vitreous train --config run/recipe.yaml --out run --resume" in output
+    assert "continue  vitreous train --config run/recipe.yaml --out run --resume" in output
     state = load_newest(tmp_path / "run", pytest.fail)[1]
     assert state.epoch >= 1
     assert not (tmp_path / "run" / NAME).exists()
@@ -477,3 +478,22 @@ def test_a_step_that_does_not_fit_is_computed_in_parts(tmp_path):
     subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=600)
     first, second = (read_state(tmp_path / name / "last.ckpt")["model"] for name in ("short", "ample"))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_an_option_of_a_part_is_named_and_a_new_one_is_tolerated(tmp_path):
+    before = recipe_text(config(tmp_path))
+    now = recipe_text(dataclasses.replace(config(tmp_path), model=ViTConfig(block={"drop_path": 0.1})))
+    assert "model.block.drop_path was 0.0, now 0.1" in changed_settings(before, now)
+    older = "".join(line for line in before.splitlines(True) if "checkpoint:" not in line)
+    assert older != before
+    assert changed_settings(older, before) == changed_settings(before, older) == []
+
+
+def test_a_run_of_an_earlier_version_is_refused_with_the_reason(tmp_path):
+    (tmp_path / "run").mkdir()
+    recipe = recipe_text(config(tmp_path / "run"))
+    flat = re.sub(r"  stem:\n    kind: (.*)\n(    .*\n)*", r"  stem: \1\n", recipe)
+    assert flat != recipe
+    (tmp_path / "run" / "recipe.yaml").write_text(flat)
+    with pytest.raises(UsageError, match="was written by an earlier version of vitreous"):
+        train(config(tmp_path / "run"), resume=True)

@@ -6,14 +6,10 @@ import dataclasses
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
-import torch
 
 from vitreous.errors import ConfigError
-from vitreous.model.config import ViTConfig
-from vitreous.model.vit import VisionTransformer
 from vitreous.train import config
 from vitreous.train.config import OptimConfig, RunConfig, TuneConfig
-from vitreous.train.optim import build_optimizer
 
 CLASSES = [
     value for value in vars(config).values() if dataclasses.is_dataclass(value) and value.__module__ == config.__name__
@@ -62,10 +58,3 @@ def test_choices_and_ranges_are_in_one_error():
 def test_a_mode_of_fine_tuning_is_suggested_too():
     with pytest.raises(ConfigError, match=r"tune is 'linaer', it must be .* Did you mean 'linear'\?"):
         TuneConfig("model.safetensors", "linaer")
-
-
-def test_adam_is_adam():
-    model = VisionTransformer(ViTConfig(image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_dim=32))
-    optimizers = {name: build_optimizer(model, OptimConfig(name=name)) for name in ("adam", "adamw")}
-    assert type(optimizers["adam"]) is torch.optim.Adam
-    assert type(optimizers["adamw"]) is torch.optim.AdamW

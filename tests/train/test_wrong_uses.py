@@ -169,7 +169,7 @@ def test_ctrl_c_leaves_a_usable_model_and_says_how_to_go_on(tmp_path):
     assert model.config.width == 16
     assert info.provenance["epoch"] >= 1
     assert "interrupted" in output
-    again = re.search(r"go on +vitreous (train --config \S+recipe.yaml --out \S+ --resume)", output)
+    again = re.search(r"continue +vitreous (train --config \S+recipe.yaml --out \S+ --resume)", output)
     assert again, output
     next_command = re.search(r"next +vitreous (predict .*)", output)
     assert next_command, output

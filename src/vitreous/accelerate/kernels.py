@@ -1,21 +1,20 @@
-"""The one place that chooses how a product is computed: by device, dtype and whether a gradient is wanted.
+"""Products, norms and attention by the fastest kernel: chosen by device, dtype and whether a gradient is needed.
 
-Everywhere but on a CPU in bfloat16 these are torch's own functions, whose kernels are the best there are, or near:
-at 64 tokens fused attention in float32, with its backward pass, takes 0.8 to 1.2 times as long as written out, by the
-processor. On a CPU in bfloat16 (benchmarks/attention.py and benchmarks/train_step.py measure each choice; the figures
-are in docs/benchmarks.md):
+Everywhere but on a CPU in bfloat16 these are torch's own functions. On a CPU in bfloat16 some of torch's kernels are
+slow or inexact, and these replace them:
 
-- the fused attention kernel with its backward pass is 2 to 7 times slower than matmul, softmax, matmul written out, up
-  to some hundred tokens, 1.4 times at a thousand, and little beyond; where no gradient is wanted, it is the faster one;
-- ``F.linear`` first copies the bias to every row of the result; oneDNN's own bias needs no such pass;
-- the sum over rows that is the bias's gradient is faster as a product with ones;
-- ``F.layer_norm`` sums the gradients of its weight and bias in bfloat16, which leaves them off by a tenth; a product
-  accumulates them in float32, and faster;
-- autocast converts what it need not, and permuted tensors are copied again before each batched product.
+- Training on up to about a thousand tokens, attention is computed as matmul, softmax, matmul: the fused kernel's
+  backward pass is slower. Without gradients the fused kernel is faster, and is used.
+- ``F.linear`` first copies the bias to every row of the result. oneDNN adds it within the product.
+- The gradient of a bias is a sum over rows. A product with a row of ones computes it faster.
+- ``F.layer_norm`` sums the gradients of its weight and bias in bfloat16, which is inexact. Products accumulate them in
+  float32.
+- Autocast converts more tensors than necessary, and permuted tensors are copied before each batched product.
 
-Products accumulate in float32 in every one of them, so none is less exact than autocast.
+All products accumulate in float32, so none is less exact than autocast. benchmarks/speed/attention.py and
+benchmarks/speed/train_step.py measure each choice; docs/benchmarks.md has the figures.
 
-Shapes: B batch, H heads, N and M tokens, D width, d = D / H channels of a head, F features in, G features out.
+Shapes: B batch, H heads, T and S tokens, n rows, D width, d = D / H channels of a head, F features in, G features out.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ from torch.autograd.function import once_differentiable
 __all__ = ["LayerNorm", "Linear", "attend", "in_bfloat16_on_cpu", "linear", "project_heads", "split_heads"]
 
 _BF16 = torch.bfloat16
-_LONG = 1200  # tokens from which on the N x N weights that are kept take more memory than all else, for little time
+_LONG = 1200  # above this many tokens the stored T x T weights dominate memory, and save little time
 
 
 def in_bfloat16_on_cpu(x: Tensor) -> bool:
-    """Whether products with x run in bfloat16 on a CPU: it is that already, or autocast makes it so."""
+    """Return whether products with x run in bfloat16 on a CPU, because of its dtype or of autocast."""
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return x.dtype == _BF16 or (torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == _BF16)
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` by :func:`linear`."""
+    """``nn.Linear`` computed by :func:`linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ... x F to ... x G."""
+        """Map (..., F) to (..., G)."""
         return linear(x, self.weight, self.bias)
 
 
@@ -53,12 +52,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x Wᵀ + b, as ``F.linear``.
 
     Args:
-        x: ... x F.
-        weight: G x F.
-        bias: G, or None.
+        x: (..., F).
+        weight: (G, F).
+        bias: (G,), or None.
 
     Returns:
-        ... x G, in bfloat16 where autocast computes in it.
+        (..., G); in bfloat16 where autocast computes in it.
     """
     if not in_bfloat16_on_cpu(x):
         return F.linear(x, weight, bias)
@@ -66,14 +65,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """X Wᵀ + b in bfloat16 by oneDNN, where this build of torch and this processor have it."""
+    """Return x Wᵀ + b in bfloat16, by oneDNN's product with a bias where there is one."""
     if _FUSED_BIAS is None or bias is None:
         return F.linear(x, weight, bias)
     return cast(Tensor, _FUSED_BIAS(x, weight, bias, "none", [], None))
 
 
 def _fused_bias() -> Any:
-    """OneDNN's product with a bias in bfloat16; None where it has none, as on x86 without AVX-512."""
+    """Return oneDNN's product with a bias in bfloat16, or None where it is missing, as on x86 without AVX-512."""
     if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     return None
@@ -99,7 +98,7 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
         dtype, weight_dtype, bias_dtype = ctx.dtypes
-        flat = grad.reshape(-1, grad.shape[-1])  # n G
+        flat = grad.reshape(-1, grad.shape[-1])  # (n, G)
         dx = (flat @ weight).view(x.shape).to(dtype) if wants_x else None
         dw = (flat.t() @ x.reshape(-1, x.shape[-1])).to(weight_dtype) if wants_weight else None
         db = _sum_of_rows(flat).to(bias_dtype) if wants_bias else None
@@ -107,23 +106,23 @@ class _Linear(torch.autograd.Function):
 
 
 def _sum_of_rows(x: Tensor, factors: Tensor | None = None) -> Tensor:
-    """Sum n x D over n, each row times its factor if there are any: accumulated, and here returned, in float32."""
+    """Sum (n, D) over n, each row multiplied by its factor if there are factors; accumulate and return float32."""
     row = x.new_ones(1, len(x)) if factors is None else factors.to(x.dtype).reshape(1, -1)
     return (row @ x)[0].float()
 
 
 class LayerNorm(nn.LayerNorm):
-    """``nn.LayerNorm`` over the last dimension, with gradients that are right in bfloat16 on a CPU too."""
+    """``nn.LayerNorm`` over the last dimension, with gradients that are exact in bfloat16 on a CPU too."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise ... x D."""
+        """Normalise (..., D)."""
         if x.dtype == _BF16 and in_bfloat16_on_cpu(x):
             return cast(Tensor, _LayerNorm.apply(x, self.weight, self.bias, self.eps))
-        return super().forward(x.contiguous())  # else its backward pass would copy x a second time
+        return super().forward(x.contiguous())  # otherwise its backward pass copies x a second time
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Forward as torch's; the gradients of weight and bias as products."""
+    """Torch's forward pass, and the gradients of weight and bias as products."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -141,7 +140,7 @@ class _LayerNorm(torch.autograd.Function):
             only_x = [True, False, False]
             norm_backward = torch.ops.aten.native_layer_norm_backward
             dx = norm_backward(grad, x, x.shape[-1:], mean, rstd, weight, bias, only_x)[0]
-        rows = grad.reshape(-1, x.shape[-1])  # n D
+        rows = grad.reshape(-1, x.shape[-1])  # (n, D)
         if wants_weight:  # sum of grad (x - mean) rstd, as two products with a row of factors each
             dw = (_sum_of_rows(x.reshape(rows.shape) * rows, rstd) - _sum_of_rows(rows, mean * rstd)).to(weight.dtype)
         if wants_bias:
@@ -150,21 +149,21 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def project_heads(x: Tensor, projection: nn.Linear, parts: int, heads: int) -> tuple[Tensor, ...]:
-    """Project tokens B x N x D by a matrix of several parts, as queries, keys and values, and split each into heads.
+    """Project tokens by one matrix of several parts, such as queries, keys and values, and split each into heads.
 
-    One product makes all parts. In a graph that is exported each is a product of its own: other programs turn the heads
-    within their attention then, and need not take the parts out of one result first.
+    One product computes all parts. An exported graph has one product for each part instead: its runtime can then fuse
+    the transposition of the heads into attention.
 
     Args:
-        x: Tokens, B x N x D.
-        projection: From D to (parts D) channels.
-        parts: How many.
-        heads: H, of each.
+        x: Tokens, (B, T, D).
+        projection: From D to (parts * D) channels.
+        parts: Number of parts.
+        heads: Number of heads of each part (H).
 
     Returns:
-        As :func:`split_heads`.
+        The parts, (B, H, T, d) each.
     """
-    if not torch.compiler.is_exporting() or type(projection) is not Linear:  # another's weight is not all of it
+    if not torch.compiler.is_exporting() or type(projection) is not Linear:  # a derived layer, as LoRA's, has more
         return split_heads(projection(x), parts, heads)
     weights = projection.weight.chunk(parts)
     biases = (None,) * parts if projection.bias is None else projection.bias.chunk(parts)
@@ -173,62 +172,62 @@ def project_heads(x: Tensor, projection: nn.Linear, parts: int, heads: int) -> t
 
 
 def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
-    """Split projected tokens B x N x (parts D) into so many of B x H x N x d, as queries, keys and values.
+    """Split projected tokens (B, T, parts * D) into parts of (B, H, T, d), such as queries, keys and values.
 
-    They are taken apart before they are turned, so that their gradients are put together in place, in one copy. The
-    fused kernel, which needs no gradient, reads them where they lie.
+    Unbinding before transposing lets the backward pass assemble the gradient in one copy. The fused kernel, which is
+    used without gradients, reads the parts without a copy.
     """
-    turned = tuple(part.transpose(1, 2) for part in x.unflatten(-1, (parts, heads, -1)).unbind(2))
+    by_head = tuple(part.transpose(1, 2) for part in x.unflatten(-1, (parts, heads, -1)).unbind(2))
     copied = in_bfloat16_on_cpu(x) and torch.is_grad_enabled()
-    return tuple(part.contiguous() for part in turned) if copied else turned
+    return tuple(part.contiguous() for part in by_head) if copied else by_head
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-    """Return softmax(q kᵀ / sqrt(d) + bias) v by the kernel that is fastest here (equations 6 and 7).
+    """Return softmax(q kᵀ / sqrt(d) + bias) v by the fastest kernel (equations 6 and 7).
 
     Args:
-        q: Queries, B x H x N x d.
-        k: Keys, B x H x M x d.
-        v: Values, B x H x M x d.
-        bias: Added to the scaled scores, broadcastable to B x H x N x M.
-        dropout: Share of attention weights set to zero, in [0, 1).
+        q: Queries, (B, H, T, d).
+        k: Keys, (B, H, S, d).
+        v: Values, (B, H, S, d).
+        bias: Added to the scaled scores, broadcastable to (B, H, T, S).
+        dropout: Fraction of attention weights set to zero, in [0, 1).
 
     Returns:
-        B x H x N x d.
+        (B, H, T, d).
     """
     if not (in_bfloat16_on_cpu(q) and torch.is_grad_enabled() and k.shape[2] < _LONG):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
     if bias is None and dropout == 0:
         return cast(Tensor, _Attend.apply(q, k, v))
-    scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.transpose(-2, -1)  # B H N M
+    scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.transpose(-2, -1)  # (B, H, T, S)
     if bias is not None:
         scores = scores + bias
     return F.dropout(scores.softmax(-1).to(v.dtype), dropout) @ v
 
 
 class _Attend(torch.autograd.Function):
-    """Softmax attention in bfloat16 as batched products, with nothing copied that is contiguous already."""
+    """Softmax attention in bfloat16 as batched products, without copies of contiguous tensors."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ctx.dtypes = q.dtype, k.dtype, v.dtype
-        B, H, N, d = q.shape
+        B, H, T, d = q.shape
         with torch.autocast("cpu", enabled=False):
             q, k, v = (x.to(_BF16).reshape(B * H, -1, d) for x in (q, k, v))
             q = q * (1 / math.sqrt(d))
-            weights = torch.bmm(q, k.transpose(1, 2))  # BH N M
+            weights = torch.bmm(q, k.transpose(1, 2))  # (B * H, T, S)
             torch.softmax(weights, -1, out=weights)
             ctx.save_for_backward(q, k, v, weights)
-            return torch.bmm(weights, v).view(B, H, N, d)
+            return torch.bmm(weights, v).view(B, H, T, d)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         q, k, v, weights = ctx.saved_tensors
-        B, H, N, d = grad.shape
-        grad = grad.reshape(B * H, N, d)
+        B, H, T, d = grad.shape
+        grad = grad.reshape(B * H, T, d)
         dv = torch.bmm(weights.transpose(1, 2), grad)
-        scores = torch.bmm(grad, v.transpose(1, 2))  # BH N M: of the weights, then of the scores
+        scores = torch.bmm(grad, v.transpose(1, 2))  # (B * H, T, S): gradient of the weights, next of the scores
         scores = torch._softmax_backward_data(scores, weights, -1, weights.dtype)
         dq = torch.bmm(scores, k).mul_(1 / math.sqrt(d))
         dk = torch.bmm(scores.transpose(1, 2), q)

@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.accelerate.kernels import attend, project_heads
-from vitreous.accelerate.model import FastBlock, accelerate
+from vitreous.accelerate.model import FastBlock, FastVisionTransformer, accelerate
 from vitreous.errors import ConfigError
+from vitreous.model.positions import POSITIONS
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["TokenMerging", "merge_similar", "merge_tokens"]
+__all__ = ["TokenMerging", "merge_similar", "merge_tokens", "merged_tokens"]
 
 
 def merge_tokens(model: VisionTransformer, count: int) -> None:
@@ -30,17 +31,29 @@ def merge_tokens(model: VisionTransformer, count: int) -> None:
         count: Tokens merged in each block (r), at most half of its patch tokens. 0 is the plain model.
 
     Raises:
-        ConfigError: If the count is negative, or attention needs the position of each token: a merged one has several.
+        ConfigError: If the count is negative; if attention needs the position of each token, because a merged one has
+            several; or if the model has a user's own blocks.
     """
     if count < 0:
         raise ConfigError(f"merge_tokens is {count}, it must be at least 0")
     position = model.config.position
+    free = [kind.kind for kind in POSITIONS if not kind.acts_in_attention]
     if count and position.acts_in_attention:
         raise ConfigError(
             f"tokens cannot be merged with position {position.kind}: it needs the position of each token in every "
-            "block. Models with learned, sincos-2d or no positions can; use merge_tokens 0"
+            f"block. Models with position {' or '.join(free)} can; use merge_tokens 0"
         )
-    accelerate(model).merging = TokenMerging(count, model.config.prefix_tokens) if count else None
+    fast = accelerate(model)
+    if isinstance(fast, FastVisionTransformer):
+        fast.merging = TokenMerging(count, model.config.prefix_tokens) if count else None
+    elif count:
+        raise ConfigError("tokens cannot be merged in a model with classes of your own: use merge_tokens 0")
+
+
+def merged_tokens(model: nn.Module) -> int:
+    """Return how many tokens a model merges in each block, 0 for none."""
+    merging = model.merging if isinstance(model, FastVisionTransformer) else None
+    return cast(TokenMerging, merging).count if merging else 0
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from vitreous.model.stems.base import PatchEmbed
 from vitreous.model.stems.conv import ConvPatchEmbed
 from vitreous.model.stems.patch import LinearPatchEmbed, StridedPatchEmbed, flattened
 from vitreous.model.stems.resnet import ResNetPatchEmbed
-from vitreous.model.vit import Output, VisionTransformer
+from vitreous.model.vit import Output, VisionTransformer, check_output
 
 __all__ = ["FastBlock", "FastVisionTransformer", "accelerate", "build", "create"]
 
@@ -57,9 +57,11 @@ def build(config: ViTConfig) -> FastVisionTransformer:
 def accelerate(model: VisionTransformer) -> FastVisionTransformer:
     """Make a plain model fast, in place; its parameters and their names stay.
 
-    Modules of other classes, such as a user's own block, stay as they are.
+    A derived model, or one with a user's own block or attention, stays as it is: only the classes of this package take
+    the arguments that the fast model passes. Other modules of a user's, such as a head, stay as they are.
     """
-    if type(model) is not VisionTransformer:
+    own = type(model) is not VisionTransformer
+    if own or any(type(block) is not Block or type(block.attn) is not Attention for block in model.blocks):
         return cast(FastVisionTransformer, model)
     for module in (*model.blocks.modules(), *model.pool.modules()):
         if type(module) is nn.Linear:
@@ -90,6 +92,7 @@ class FastVisionTransformer(VisionTransformer):
 
     def forward(self, images: Tensor, output: Output = "logits") -> Tensor:
         """As :meth:`VisionTransformer.forward`."""
+        check_output(output)
         x_p, grid = self.patch_embed(images)
         return self.from_patches(x_p, grid, output)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -133,7 +132,7 @@ def _with_training_splits(config: DataConfig, listing: Listing, facts: Mapping[P
 def _inspect_in_memory(config: DataConfig, progress: Progress) -> Iterator[AuditImage]:
     """Yield the images of a known data set that is held in memory."""
     data = open_source(config)
-    done, total = itertools.count(1), sum(len(split) for split in data.splits.values())
+    done, total = 0, sum(len(split) for split in data.splits.values())
     for name, split in data.splits.items():
         for n, label in enumerate(split.labels):
             image = split.image(n)
@@ -142,7 +141,8 @@ def _inspect_in_memory(config: DataConfig, progress: Progress) -> Iterator[Audit
             size, spread = (image.height, image.width), spread_of(image)
             facts = Inspection(digest=digest, size=size, thumb=thumb, hashes=hashes, spread=spread)
             yield AuditImage(split.name_of(n), data.classes[label], name, facts, pixels=partial(split.image, n))
-            progress(next(done), total)
+            done += 1
+            progress(done, total)
 
 
 def _hash_pixels(

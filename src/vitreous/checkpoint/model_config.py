@@ -9,7 +9,10 @@ from typing import Any
 from vitreous.choices import fits
 from vitreous.model.config import PARTS, ViTConfig
 
-__all__ = ["MOVED", "invalid_fields", "stem_layers", "upgraded"]
+__all__ = ["MAX_BLOCKS", "MOVED", "invalid_fields", "too_many_blocks", "upgraded"]
+
+MAX_BLOCKS = 1000
+"""Upper limit of encoder or ResNet blocks that a file may claim; building a block takes time."""
 
 MOVED: dict[str, tuple[str, str]] = {
     "conv_stem": ("stem", "downsample"),
@@ -76,6 +79,10 @@ def invalid_fields(fields: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} is {value!r:.60}"
 
 
-def stem_layers(config: ViTConfig) -> int:
-    """Return the number of ResNet blocks in the stem."""
-    return sum(getattr(config.stem, "layers", ()))
+def too_many_blocks(config: ViTConfig) -> str | None:
+    """Return why a model of an untrusted file is not built: it would have more blocks than any real one."""
+    counts = {"blocks": config.depth, "blocks in its ResNet stem": sum(getattr(config.stem, "layers", ()))}
+    for what, count in counts.items():
+        if count > MAX_BLOCKS:
+            return f"the model has {count:,} {what}, the limit is {MAX_BLOCKS:,}"
+    return None

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitreous.accelerate.model import FastVisionTransformer, build
-from vitreous.checkpoint.model_config import invalid_fields, stem_layers, upgraded
+from vitreous.checkpoint.model_config import invalid_fields, too_many_blocks, upgraded
 from vitreous.checkpoint.provenance import check_provenance
 from vitreous.checkpoint.untrusted.container import Header, read_header
 from vitreous.checkpoint.untrusted.documents import parse_object
@@ -34,14 +34,12 @@ from vitreous.files.writing import atomic_write
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["FORMAT_VERSION", "MAX_BLOCKS", "ModelInfo", "build_on_meta", "load_model", "save_model"]
+__all__ = ["FORMAT_VERSION", "ModelInfo", "build_on_meta", "load_model", "save_model"]
 
 FORMAT_VERSION = 2
 """Of the files that are written. Version 1, whose model configuration was flat, is read too."""
 KEY = "vitreous"
 _DIGEST = "vitreous_sha256"  # of the metadata and every tensor; safetensors has no checksum
-MAX_BLOCKS = 1000
-"""Upper limit of encoder or ResNet blocks that a file may claim; building a block takes time."""
 
 _SHOWN = 5  # problems that one error lists
 # Lone surrogates, without those by which os.fsdecode represents bytes that are not UTF-8.
@@ -226,12 +224,12 @@ def _parse_config(file: Path, document: dict[str, Any], header: Header) -> ViTCo
         config = ViTConfig(**values)
     except ConfigError as error:
         raise CheckpointError(f"'{file}': the model's configuration contradicts itself: {error}") from error
-    if config.depth > MAX_BLOCKS:
-        raise CheckpointError(f"'{file}' claims {config.depth} blocks, at most {MAX_BLOCKS:,} are read")
+    if reason := too_many_blocks(config):
+        raise CheckpointError(f"'{file}' cannot be read: {reason}")
     blocks = len({name.split(".")[1] for name in header.shapes if name.startswith("blocks.")})
     if blocks != config.depth:  # building the claimed depth would take time and memory
         raise CheckpointError(f"'{file}' has weights of {blocks} blocks, expected depth {config.depth}")
-    if (layers := stem_layers(config)) > len(header.shapes):  # likewise
+    if (layers := sum(getattr(config.stem, "layers", ()))) > len(header.shapes):  # likewise
         raise CheckpointError(f"'{file}' has {len(header.shapes)} weights, too few for its {layers} resnet layers")
     return config
 

@@ -17,8 +17,8 @@ from vitreous.checkpoint.adapters import google, huggingface, timm, torchvision
 from vitreous.checkpoint.adapters.common import ForeignCheckpoint, Hints, ImportedModel, State, join_first
 from vitreous.checkpoint.locating import locate, read_foreign
 from vitreous.checkpoint.memory_check import check_image
-from vitreous.checkpoint.model_config import stem_layers
-from vitreous.checkpoint.model_file import MAX_BLOCKS, ModelInfo, build_on_meta, load_model
+from vitreous.checkpoint.model_config import too_many_blocks
+from vitreous.checkpoint.model_file import ModelInfo, build_on_meta, load_model
 from vitreous.checkpoint.provenance import pack_tensor, unpack_tensors
 from vitreous.checkpoint.resize import Resample, resize_model
 from vitreous.data.config import PreprocessConfig
@@ -171,8 +171,8 @@ def _matches(name: str, drop: Iterable[str]) -> bool:
 
 def build_model(config: ViTConfig, state: Mapping[str, Tensor], name: str) -> FastVisionTransformer:
     """Build a model from its configuration and its tensors, converted to float32; one error lists all that misfit."""
-    if config.depth > MAX_BLOCKS or stem_layers(config) > MAX_BLOCKS:
-        raise CheckpointError(f"'{name}' claims {config.depth} blocks, at most {MAX_BLOCKS:,} are read")
+    if reason := too_many_blocks(config):
+        raise CheckpointError(f"'{name}' cannot be read: {reason}")
     try:
         model = build_on_meta(config)
     except (RuntimeError, OverflowError, TypeError) as error:  # the number of elements overflows

@@ -94,8 +94,8 @@ class AugmentConfig:
         pad_crop: Pad by this many pixels by reflection, then cut a random window of the original size; 0 is off.
         resized_crop: Smallest fraction of the area that a random resized crop keeps, in (0, 1]; 1 is off.
         resized_crop_ratio: Smallest and largest aspect ratio of that crop.
-        policy: Random operations on each image: `none`, or a policy of :mod:`vitreous.data.augment`, among them
-            RandAugment (arXiv 1909.13719), TrivialAugment (arXiv 2103.10158) and 3-Augment (arXiv 2204.07118).
+        policy: Random operations on each image. `none`; `rand`: RandAugment (arXiv 1909.13719); `trivial`:
+            TrivialAugment (arXiv 2103.10158); `three`: 3-Augment (arXiv 2204.07118); or the name of an added policy.
         policy_ops: Number of operations of RandAugment.
         policy_magnitude: Magnitude of RandAugment, 0 to 10.
         color_jitter: Largest relative change of brightness, contrast and saturation; 0 is off.

@@ -14,6 +14,7 @@ from typing import get_args
 
 import torch
 
+from vitreous.accelerate.merging import merged_tokens
 from vitreous.checkpoint.memory_check import check_batch
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.engines.base import Engine
@@ -60,7 +61,7 @@ class EngineChoice:
         """Return the engine for this many images, as far as their number is known; refuse batches beyond the memory."""
         if self._opener.device.type == "cpu" and num_images:
             model = self._opener.model
-            merged = getattr(getattr(model, "merging", None), "count", 0)
+            merged = merged_tokens(model)
             check_batch(model.config, self._opener.pipeline, min(num_images, batch_size), merged)
         is_auto = self._requested == "auto"
         if self._best is None:

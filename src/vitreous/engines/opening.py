@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vitreous.accelerate.merging import merged_tokens
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.engines import onnxruntime_engine, openvino_engine
 from vitreous.engines.base import Engine
@@ -98,7 +99,7 @@ class Opener:
 
     @cached_property
     def _cache(self) -> GraphCache:
-        return GraphCache([digest(self.model), self.pipeline.size, repr(getattr(self.model, "merging", None))])
+        return GraphCache([digest(self.model), self.pipeline.size, str(merged_tokens(self.model))])
 
     def _convert(self, module: Any, folder: Path) -> None:
         self.reference  # noqa: B018 - the first pass builds tables of positions, which must not happen while tracing

@@ -15,7 +15,7 @@ from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig
 from vitreous.model.init import SCHEMES, Scheme
 
-__all__ = ["Output", "ViTConfig", "VisionTransformer"]
+__all__ = ["Output", "ViTConfig", "VisionTransformer", "check_output"]
 
 Output = Literal["logits", "features", "tokens"]
 
@@ -60,8 +60,7 @@ class VisionTransformer(nn.Module):
         Raises:
             ConfigError: If the images have the wrong channels, size or type, or the output is unknown.
         """
-        if output not in get_args(Output):
-            raise ConfigError(f"output is '{output}', it must be {', '.join(get_args(Output))}")
+        check_output(output)
         c, weight = self.config, self.patch_embed.proj.weight
         x_p_E, grid = self.patch_embed(images)  # each patch times the matrix E: (B, N, D)
         x_class = [token.expand(images.shape[0], -1, -1) for token in self.prefix]  # (B, 1, D), and any registers
@@ -126,3 +125,9 @@ class VisionTransformer(nn.Module):
         if self.reg_token is not None:
             nn.init.normal_(self.reg_token, std=1e-6)
         self.config.position.initialise(self, scheme.position_std)
+
+
+def check_output(output: str) -> None:
+    """Raise a ConfigError unless a model can return this output."""
+    if output not in get_args(Output):
+        raise ConfigError(f"output is '{output}', it must be {', '.join(get_args(Output))}")

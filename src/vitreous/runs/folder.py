@@ -160,6 +160,11 @@ def _has_begun(run_dir: Path, recipe: str) -> bool:
     stored = _read(run_dir / "recipe.yaml")
     if stored is None:
         return any((run_dir / name).is_file() for name in _CHECKPOINTS)
+    if _is_of_format_1(stored):
+        raise UsageError(
+            f"'{run_dir}' was written by an earlier version of vitreous, and this one cannot continue it: use another "
+            "--out or, if it has a model, `vitreous finetune DATA --from DIR`"
+        )
     changed = changed_settings(stored, recipe)
     if changed and not only_adds_epochs(stored, recipe):
         raise UsageError(
@@ -187,16 +192,24 @@ def only_adds_epochs(before: str, now: str) -> bool:
 
 def _settings(recipe: str) -> dict[str, str]:
     """Split a :func:`~vitreous.train.recipe_file.recipe_text` into values by dotted name."""
-    found, group = {}, ""
+    found: dict[str, str] = {}
+    groups: list[str] = []  # names of the lines that this one is indented under
     for line in recipe.splitlines():
         if line.startswith("#"):
             continue
         name, _, value = line.strip().partition(": ")
+        groups = groups[: (len(line) - len(line.lstrip())) // 2]
         if line.endswith(":"):
-            group = line[:-1]
+            groups.append(name[:-1])
         else:
-            found[f"{group}.{name}" if line.startswith(" ") else name] = value
+            found[".".join([*groups, name])] = value
     return found
+
+
+def _is_of_format_1(recipe: str) -> bool:
+    """Return whether a recipe has the parts of its model as single words, as before they had options of their own."""
+    settings = _settings(recipe)
+    return "model.stem" in settings and "model.stem.kind" not in settings
 
 
 def _read(path: Path) -> str | None:

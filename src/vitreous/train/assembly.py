@@ -190,13 +190,13 @@ def rebuild(session: Session, state: RunState | None) -> None:
 
 def _restore(session: Session, state: RunState) -> None:
     """Restore a state, except that of the optimiser, which Lightning creates when training starts."""
-    plans = session.setup.data_module.train_sampler
+    sampler = session.setup.data_module.train_sampler
     session.trained, session.seconds, session.fit_started = state.trained, dict(state.seconds), 0.0
     session.probe = ProbeResult.from_dict(state.probed) if state.probed is not None else None
     session.metrics.history = list(state.history)
     session.selection.best = state.selected()
     session.selection.improved_epoch, session.selection.stopped_early = state.risen, state.stopped_early
     restore_module(session.module, state)
-    batches_done = state.step * plans.accumulate
-    plans.seek(state.epoch, max(batches_done - 1, 0))
-    restore_trainer(session.trainer, state.epoch, batches_done, len(plans), plans.accumulate)
+    batches_done = state.step * sampler.accumulate
+    sampler.seek(state.epoch, max(batches_done - 1, 0))
+    restore_trainer(session.trainer, state.epoch, batches_done, len(sampler), sampler.accumulate)

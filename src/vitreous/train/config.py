@@ -125,7 +125,7 @@ class TuneConfig:
 
     def __post_init__(self) -> None:
         """Check choices and ranges, and report all problems in one error."""
-        problems = list(unknown_choices(self))
+        problems = []
         if self.mode not in _MODES and not re.fullmatch(r"last-[1-9]\d*", self.mode):
             hint = did_you_mean(self.mode, _MODES)
             problems.append(f"tune is '{self.mode}', it must be full, linear, lora, or last-K such as last-2.{hint}")

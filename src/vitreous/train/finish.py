@@ -152,7 +152,7 @@ def end_interrupted(
         saved = session.saver.saved if session is not None else None
         kept = f"{run_dir.path} has a checkpoint of {saved}" if saved else "there is no checkpoint yet"
         view.result(f"interrupted twice, so nothing more is saved: {kept}")
-        view.line("go on", resume_command(setup, run_dir.path), whole=True)
+        view.line("continue", resume_command(setup, run_dir.path), whole=True)
         raise
 
 
@@ -173,7 +173,7 @@ def _save_interrupted(
         view.result(f"{stopped}: {kept} are in {model}, the checkpoint to resume from is {folder / LAST}")
         view.files(folder)
         view.next(["vitreous", "predict", str(model), session.writer.example_image()])
-    view.line("go on", resume_command(setup, folder), whole=True)
+    view.line("continue", resume_command(setup, folder), whole=True)
     return RunResult(
         folder=folder,
         model=model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -22,15 +23,20 @@ def recipe_text(config: RunConfig) -> str:
     start = config.tune.source and _absolute(config.tune.source)
     data, tune = replace(config.data, source=source), replace(config.tune, source=start)
     config = replace(config, out=None, data=data, tune=tune)
-    lines = []
+    return "\n".join(_lines(config)) + "\n"
+
+
+def _lines(config: Any) -> Iterator[str]:
+    """Yield the lines of a dataclass, those of dataclasses in it indented; a part begins with its kind."""
+    if isinstance(config, Part):
+        yield f"kind: {_scalar(config.kind)}"
     for field in fields(config):
         value = getattr(config, field.name)
         if is_dataclass(value):
-            lines.append(f"{field.name}:")
-            lines += [f"  {inner.name}: {_scalar(getattr(value, inner.name))}" for inner in fields(value)]
+            yield f"{field.name}:"
+            yield from (f"  {line}" for line in _lines(value))
         else:
-            lines.append(f"{field.name}: {_scalar(value)}")
-    return "\n".join(lines) + "\n"
+            yield f"{field.name}: {_scalar(value)}"
 
 
 def _absolute(path: str) -> str:
@@ -41,10 +47,6 @@ def _absolute(path: str) -> str:
 
 def _scalar(value: Any) -> str:
     """Write a value as JSON, which is valid YAML; floats keep their point, without which YAML 1.1 reads text."""
-    if isinstance(value, Part):
-        value = value.to_dict()
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}: {_scalar(item)}' for name, item in value.items())}}}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_scalar, value))}]"
     if isinstance(value, float):

@@ -243,7 +243,7 @@ def _select_weights(session: Session) -> tuple[SelectedWeights, Scores]:
         raise TrainingError("training ended before the first validation: give it more epochs or a larger --budget")
     session.module.eval_model.load_state_dict(selected.weights)
     training_scores = selected.scores
-    if session.setup.precision != "float32":
+    if session.setup.precision != "float32":  # validating in float32 in every epoch would take 6 % of a run
         exact = _score(session, session.setup.data_module.val_dataloader())
         selected = replace(selected, scores=exact.scores, logits=exact.logits, labels=exact.labels)
         session.selection.best = selected

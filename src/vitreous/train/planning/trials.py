@@ -49,9 +49,9 @@ class Trials:
 
     def choose_micro_batch(self) -> int:
         """Find the largest micro-batch that fits, by splitting the steps as a run does."""
-        plans = self.session.setup.data_module.train_sampler
+        sampler = self.session.setup.data_module.train_sampler
         while True:
-            size = -(-self.size // plans.accumulate)
+            size = -(-self.size // sampler.accumulate)
             try:
                 for small in sorted({max(1, size // 8), max(1, size // 4)}):
                     self.probe(small)
@@ -61,7 +61,7 @@ class Trials:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-            parts = more_parts(plans.batch_size, plans.accumulate)
+            parts = more_parts(sampler.batch_size, sampler.accumulate)
             if parts is None:
                 raise TrainingError(
                     "a single image does not fit into memory: choose a smaller --model or a smaller image size"

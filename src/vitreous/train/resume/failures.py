@@ -31,7 +31,7 @@ def after_failure(run: Session, error: Exception) -> RunState:
         if run.signals.received is not None:
             raise Stopped(run.signals.received) from error
         run.view.line("saved", f"{run.run_dir.path}: up to {run.capture().where}")
-        run.view.line("go on", resume_command(run.setup, run.run_dir.path))
+        run.view.line("continue", resume_command(run.setup, run.run_dir.path))
     if isinstance(error, RuntimeError) and not isinstance(error, VitreousError) and "DataLoader worker" in str(error):
         raise TrainingError(
             "a data loader worker exited unexpectedly: it was killed, perhaps for lack of memory. Use fewer "
@@ -47,8 +47,8 @@ def after_failure(run: Session, error: Exception) -> RunState:
 
 def _with_smaller_parts(run: Session, error: Exception) -> RunState:
     """Return the current or last saved state of a run, with its steps cut into more parts."""
-    plans = run.setup.data_module.train_sampler
-    parts = more_parts(plans.batch_size, plans.accumulate)
+    sampler = run.setup.data_module.train_sampler
+    parts = more_parts(sampler.batch_size, sampler.accumulate)
     if parts is None:
         raise TrainingError(
             f"out of memory with a single image ({str(error).splitlines()[0]}): choose a smaller --model or a smaller "
@@ -65,8 +65,8 @@ def _with_smaller_parts(run: Session, error: Exception) -> RunState:
         state = saved[1]
     run.view.line(
         "memory",
-        f"a step of {plans.batch_size} images does not fit: from {state.where} on, it is computed in {parts} parts of "
-        f"{plans.batch_size // parts} images, whose gradients add up to those of the whole step",
+        f"a step of {sampler.batch_size} images does not fit: from {state.where} on, it is computed in {parts} parts "
+        f"of {sampler.batch_size // parts} images, whose gradients add up to those of the whole step",
     )
     run.setup.model.zero_grad(set_to_none=True)
     return replace(state, parts=parts)

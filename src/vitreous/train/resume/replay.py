@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from vitreous.accelerate.cost import forward_bytes
 from vitreous.accelerate.model import FastVisionTransformer, build
-from vitreous.checkpoint.model_config import invalid_fields, stem_layers
-from vitreous.checkpoint.model_file import MAX_BLOCKS, build_on_meta
+from vitreous.checkpoint.model_config import invalid_fields, too_many_blocks
+from vitreous.checkpoint.model_file import build_on_meta
 from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.config import AugmentConfig
 from vitreous.data.preprocess import EvalPipeline
@@ -121,8 +121,8 @@ def _config(stored: Mapping[str, Any]) -> ViTConfig:
     if wrong := list(invalid_fields(fields)):
         raise ValueError(f"invalid model configuration: {', '.join(wrong)}")
     config = ViTConfig(**fields)
-    if config.depth > MAX_BLOCKS or stem_layers(config) > MAX_BLOCKS:
-        raise ValueError(f"the model has {config.depth} blocks, the limit is {MAX_BLOCKS}")
+    if reason := too_many_blocks(config):
+        raise ValueError(reason)
     held = sum(weight.numel() for weight in stored["weights"].values())
     claimed = sum(weight.numel() for weight in build_on_meta(config).state_dict().values())
     if claimed > held:
