@@ -30,6 +30,7 @@ __all__ = [
     "UsageError",
     "VitreousError",
     "did_you_mean",
+    "first_line",
 ]
 
 _MAX_MESSAGE = 1600  # characters of a line
@@ -85,6 +86,12 @@ class OutputError(VitreousError):
 
 class MissingExtraError(VitreousError):
     """A required optional package is not installed; the message gives the ``pip install`` command."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a library's error, at most 160 characters; errors may be empty, or pages long."""
+    lines = str(error).strip().splitlines() or ["no reason given"]
+    return lines[0][:160]
 
 
 def did_you_mean(word: str, known: Iterable[str], folder: str = "") -> str:

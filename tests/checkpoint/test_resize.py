@@ -17,7 +17,7 @@ from vitreous.checkpoint.resize import resample_patch_kernel, resize_model
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import ConfigError
-from vitreous.model.config import PARTS
+from vitreous.model.config import PARTS, ViTConfig
 from vitreous.model.vit import VisionTransformer
 
 POSITIONS = [kind.kind for kind in PARTS["position"]]
@@ -126,3 +126,9 @@ def test_source_family_chooses_the_interpolation(tmp_path):
     images = torch.randn(1, 3, 64, 80)
     with torch.inference_mode():
         torch.testing.assert_close(ours(images), model.eval()(images), rtol=1e-4, atol=1e-5)
+
+
+def test_a_method_without_anything_to_resample_is_refused():
+    config = ViTConfig(image_size=32, patch_size=8, width=16, depth=1, heads=2, mlp_dim=32, position="rope-2d")
+    with pytest.raises(ConfigError, match="position rope-2d has nothing to resample: leave --resample out"):
+        resize_model(config, {}, 64, None, "timm")

@@ -29,7 +29,7 @@ from vitreous.checkpoint.provenance import check_provenance
 from vitreous.checkpoint.untrusted.container import Header, read_header
 from vitreous.checkpoint.untrusted.documents import parse_object
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.errors import CheckpointError, ConfigError, OutputError, did_you_mean
+from vitreous.errors import CheckpointError, ConfigError, OutputError, did_you_mean, first_line
 from vitreous.files.writing import atomic_write
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
@@ -133,9 +133,7 @@ def load_model(path: str | os.PathLike[str]) -> tuple[FastVisionTransformer, Mod
     try:
         model = build_on_meta(config)
     except (RuntimeError, OverflowError, TypeError) as error:  # the number of elements overflows
-        raise CheckpointError(
-            f"'{file}': its configuration has impossible sizes: {str(error).splitlines()[0]}"
-        ) from error
+        raise CheckpointError(f"'{file}': its configuration has impossible sizes: {first_line(error)}") from error
     expected = model.state_dict()
     _check_tensors(file, header, expected)
     try:

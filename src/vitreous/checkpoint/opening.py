@@ -23,7 +23,7 @@ from vitreous.checkpoint.provenance import pack_tensor, unpack_tensors
 from vitreous.checkpoint.resize import Resample, resize_model
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.errors import CheckpointError, ConfigError
+from vitreous.errors import CheckpointError, ConfigError, first_line
 from vitreous.model.config import Size2d, ViTConfig, pair
 from vitreous.model.positions import Learned
 
@@ -176,7 +176,7 @@ def build_model(config: ViTConfig, state: Mapping[str, Tensor], name: str) -> Fa
     try:
         model = build_on_meta(config)
     except (RuntimeError, OverflowError, TypeError) as error:  # the number of elements overflows
-        raise CheckpointError(f"'{name}' has impossible sizes: {str(error).splitlines()[0][:160]}") from error
+        raise CheckpointError(f"'{name}' has impossible sizes: {first_line(error)}") from error
     expected = model.state_dict()
     unexpected = [key for key in state if key not in expected]
     missing = [key for key in expected if key not in state]

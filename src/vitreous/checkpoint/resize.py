@@ -33,7 +33,9 @@ def resize_model(
         image_size=plain_size(pair(image_size or config.image_size)),
         patch_size=plain_size(pair(patch_size or config.patch_size)),
     )
-    if method and hasattr(new.position, "resample"):
+    if method:
+        if not hasattr(new.position, "resample"):
+            raise ConfigError(f"position {new.position.kind} has nothing to resample: leave --resample out")
         new = new.with_options({"position": {"resample": method}})
     state = dict(state)
     record: dict[str, Any] = {}

@@ -21,6 +21,7 @@ from vitreous.engines.cache import GraphCache, digest, remove
 from vitreous.engines.check import CHECKED, agreement, check_images
 from vitreous.engines.names import Precision
 from vitreous.engines.torch_engine import TorchEngine
+from vitreous.errors import first_line
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["CONVERTERS", "Opened", "Opener", "UnfitError", "installed"]
@@ -110,7 +111,7 @@ class Opener:
         except OSError:  # the disk, not the model
             raise
         except Exception as error:  # converters raise anything
-            raise UnfitError(f"cannot convert this model ({_summary(error)})") from error
+            raise UnfitError(f"cannot convert this model ({type(error).__name__}: {first_line(error)})") from error
 
     def _checked(self, start: Callable[[Precision], Engine], precision: Precision) -> Engine:
         """Start an engine, and check that it agrees with the reference and computes in this precision."""
@@ -118,7 +119,7 @@ class Opener:
             engine = start(precision)
             difference = agreement(engine, self.images, self.reference, self.temperature)
         except Exception as error:  # engines raise anything
-            raise UnfitError(f"cannot run this model ({_summary(error)})") from error
+            raise UnfitError(f"cannot run this model ({type(error).__name__}: {first_line(error)})") from error
         if engine.precision != precision:
             raise UnfitError(f"computes in {engine.precision} on this processor")
         bound = CHECKED[precision]
@@ -138,9 +139,3 @@ def installed(name: str) -> bool:
     """Return whether all packages that an engine needs are installed."""
     packages: tuple[str, ...] = CONVERTERS[name].PACKAGES
     return all(importlib.util.find_spec(package) is not None for package in packages)
-
-
-def _summary(error: Exception) -> str:
-    """Return the type and first line of a library's error."""
-    lines = str(error).strip().splitlines() or ["no reason given"]
-    return f"{type(error).__name__}: {lines[0][:160]}"

@@ -19,7 +19,7 @@ from torch import Tensor
 from vitreous.checkpoint.conversion.destination import Destination
 from vitreous.checkpoint.opening import OpenedCheckpoint, OpenOptions, open_with_details
 from vitreous.data.images.reading import read_image
-from vitreous.errors import CheckpointError, MissingExtraError, OutputError
+from vitreous.errors import CheckpointError, MissingExtraError, OutputError, first_line
 from vitreous.export import onnx_file, torch_file
 from vitreous.export.whole import WholeModel, describe, expected_outputs, output_names
 
@@ -90,7 +90,8 @@ def _write(opened: OpenedCheckpoint, form: str, file: Path) -> list[Path]:
     except OSError:
         raise
     except Exception as error:  # exporters raise errors of any class
-        raise OutputError(f"{form} cannot express this model: {_summary(error)}; nothing was kept") from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise OutputError(f"{form} cannot express this model: {reason}; nothing was kept") from error
     return files
 
 
@@ -104,7 +105,8 @@ def _verify(opened: OpenedCheckpoint, form: str, file: Path) -> tuple[str, dict[
     except OSError:
         raise
     except Exception as error:  # runtimes raise errors of any class
-        raise CheckpointError(f"the written file does not run: {_summary(error)}; nothing was kept") from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise CheckpointError(f"the written file does not run: {reason}; nothing was kept") from error
     if description != describe(model, info):
         raise CheckpointError("the written file has lost its description; nothing was kept")
     differences: dict[str, float] = {}
@@ -136,9 +138,3 @@ def _difference(name: str, result: Tensor, expected: Tensor) -> float:
     scale = 1.0 if name == "probabilities" else expected.abs().amax(1, keepdim=True).clamp_min(1e-6)
     difference = float(((result - expected).abs() / scale).max())
     return float("inf") if math.isnan(difference) else difference
-
-
-def _summary(error: Exception) -> str:
-    """Return the first line of a library's error."""
-    lines = str(error).strip().splitlines() or ["no reason given"]
-    return f"{type(error).__name__}: {lines[0][:160]}"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitreous.checkpoint.adapters import pipelines
 from vitreous.checkpoint.adapters.common import ForeignCheckpoint, Hints, ImportedModel, OutgoingModel, State
-from vitreous.checkpoint.adapters.shapes import config_from
+from vitreous.checkpoint.adapters.shapes import config_from, plain_size
 from vitreous.errors import CheckpointError
 from vitreous.model.config import ViTConfig, pair
 from vitreous.model.heads import MlpHead
@@ -255,8 +255,8 @@ def _document(config: ViTConfig, kind: str, classes: tuple[str, ...], masked: bo
         "num_attention_heads": config.heads,
         "hidden_act": _BACK[config.mlp.activation],
         "layer_norm_eps": config.norm_eps,
-        "image_size": size[0] if size[0] == size[1] else list(size),
-        "patch_size": patch[0] if patch[0] == patch[1] else list(patch),
+        "image_size": plain_size(size),
+        "patch_size": plain_size(patch),
         "num_channels": config.in_channels,
         "qkv_bias": config.attention.qkv_bias,
         "attention_probs_dropout_prob": 0.0,

@@ -18,7 +18,7 @@ from vitreous.checkpoint.adapters.common import (
     State,
     join_first,
 )
-from vitreous.checkpoint.adapters.shapes import config_from
+from vitreous.checkpoint.adapters.shapes import config_from, plain_size
 from vitreous.errors import CheckpointError
 from vitreous.model.config import ViTConfig, pair
 from vitreous.model.positions import Learned
@@ -242,7 +242,7 @@ def _arguments(c: ViTConfig, pool: str) -> dict[str, Any]:
     patch = tuple(side // cell for side in pair(c.patch_size))
     arguments: dict[str, Any] = {
         "img_size": list(pair(c.image_size)),
-        "patch_size": patch[0] if patch[0] == patch[1] else list(patch),
+        "patch_size": plain_size(patch),
         "in_chans": c.in_channels,
         "global_pool": pool,
         "embed_dim": c.width,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitreous.checkpoint.adapters.common import ForeignCheckpoint, OutgoingModel, State
 from vitreous.checkpoint.opening import FAMILIES, OpenedCheckpoint, build_model
-from vitreous.errors import OutputError, UsageError
+from vitreous.errors import OutputError, UsageError, first_line
 
 __all__ = ["FILES", "adopted", "export", "resolve_destination", "write_files"]
 
@@ -93,7 +93,7 @@ def write_files(written: ForeignCheckpoint, weights: Path) -> list[Path]:
             file.write_text(text, encoding="utf-8", errors="backslashreplace")  # lone surrogates become JSON escapes
             files.append(file)
     except (OSError, SafetensorError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        reason = getattr(error, "strerror", None) or first_line(error)
         raise OutputError(f"cannot write '{weights}': {reason}") from error
     return files
 

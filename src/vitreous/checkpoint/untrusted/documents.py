@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitreous.errors import CheckpointError
+from vitreous.errors import CheckpointError, first_line
 from vitreous.files.opening import read_regular
 
 __all__ = ["MAX_BYTES", "parse_object", "read_object"]
@@ -35,7 +35,7 @@ def parse_object(text: str | bytes, what: str, *, unique: bool = False) -> dict[
     try:
         content = json.loads(text, object_pairs_hook=_unique_names if unique else None)
     except (ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0][:160]
+        reason = first_line(error)
         raise CheckpointError(f"{what} is not readable as JSON, it is damaged: {reason}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{what} is not a JSON object, it is damaged")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vitreous.errors import OutputError, TrainingError, VitreousError
+from vitreous.errors import OutputError, TrainingError, VitreousError, first_line
 from vitreous.train.assembly import Session
 from vitreous.train.finish import resume_command
 from vitreous.train.out_of_memory import is_out_of_memory, more_parts
@@ -51,8 +51,7 @@ def _with_smaller_parts(run: Session, error: Exception) -> RunState:
     parts = more_parts(sampler.batch_size, sampler.accumulate)
     if parts is None:
         raise TrainingError(
-            f"out of memory with a single image ({str(error).splitlines()[0]}): choose a smaller --model or a smaller "
-            "image size"
+            f"out of memory with a single image ({first_line(error)}): choose a smaller --model or a smaller image size"
         ) from error
     run.saver.wait()
     state = run.capture() if run.is_consistent else None
