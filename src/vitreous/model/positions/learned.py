@@ -20,9 +20,9 @@ class Learned(Position):
     """`learned`: one vector per token (equation 1).
 
     Args:
-        prefix: Which leading tokens have a position: `cls`, the class token (equation 1); `all`, registers too (timm);
-            `none` (timm's no_embed_class).
-        resample: Library whose interpolation resizes the embedding for another image size (section 3.2).
+        prefix: Which of the tokens before the patches have a position: `cls`, only the class token (equation 1);
+            `all`, registers too (as in timm); or `none` (timm's no_embed_class).
+        resample: Library whose interpolation is used to resize the embedding for another image size (section 3.2).
     """
 
     kind = "learned"
