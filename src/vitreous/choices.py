@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitreous.errors import did_you_mean
 
-__all__ = ["fits", "misfits", "unknown_choices"]
+__all__ = ["fits", "unknown_choices", "wrong_types"]
 
 _LARGEST_NUMBER = 2.0**53  # integers up to here are exact in float64; no option needs a larger one
 
@@ -41,7 +41,7 @@ def _choices(hint: Any) -> tuple[Any, ...]:
     return ()
 
 
-def misfits(config: Any, prefix: str = "", skip: Collection[str] = ()) -> Iterator[str]:
+def wrong_types(config: Any, prefix: str = "", skip: Collection[str] = ()) -> Iterator[str]:
     """Yield one sentence for each field of a dataclass whose value does not have the field's type.
 
     ``Literal`` fields are left to :func:`unknown_choices`. Each sentence starts with ``prefix`` and the field's name.
@@ -51,12 +51,12 @@ def misfits(config: Any, prefix: str = "", skip: Collection[str] = ()) -> Iterat
     for field in dataclasses.fields(config):
         hint, value = hints[field.name], getattr(config, field.name)
         if field.name not in skip and not _choices(hint) and not fits(value, hint):
-            yield f"{prefix}{field.name} is {value!r:.60}, it must be {_named(hint)}"
+            yield f"{prefix}{field.name} is {value!r:.60}, it must be {_describe_type(hint)}"
 
 
-def _named(hint: Any) -> str:
+def _describe_type(hint: Any) -> str:
     if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(_named(part) for part in get_args(hint))
+        return " or ".join(_describe_type(part) for part in get_args(hint))
     if get_origin(hint) is tuple:
         return f"a list of {len(get_args(hint)) if Ellipsis not in get_args(hint) else ''} numbers".replace("  ", " ")
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}

@@ -27,15 +27,15 @@ from vitreous.model.pools import AttentionPoolModule
 from vitreous.model.sizes import config_of
 from vitreous.model.stems.base import PatchEmbed
 from vitreous.model.stems.conv import ConvPatchEmbed
-from vitreous.model.stems.patch import LinearPatchEmbed, StridedPatchEmbed, flattened
+from vitreous.model.stems.patch import LinearPatchEmbed, StridedPatchEmbed, flatten_patches
 from vitreous.model.stems.resnet import ResNetPatchEmbed
 from vitreous.model.vit import Output, VisionTransformer
 
 __all__ = ["FastBlock", "FastVisionTransformer", "accelerate", "build", "create"]
 
-_KEPT_TABLES = 8  # per model, so that a server that sees many image sizes does not run out of memory
+_MAX_TABLES = 8  # per model, so that a server that sees many image sizes does not run out of memory
 
-_Made = TypeVar("_Made")
+_Table = TypeVar("_Table")
 
 
 def create(name: str, **overrides: Any) -> FastVisionTransformer:
@@ -101,7 +101,7 @@ class FastVisionTransformer(VisionTransformer):
         x_p: Tensor,
         grid: tuple[int, int],
         output: Output = "logits",
-        keep: Sequence[Tensor | None] | None = None,
+        branch_factors: Sequence[Tensor | None] | None = None,
     ) -> Tensor:
         """Run the rest of the forward pass on projected patches.
 
@@ -109,18 +109,18 @@ class FastVisionTransformer(VisionTransformer):
             x_p: Projected patches from ``patch_embed``, (B, N, D).
             grid: The grid (h, w) from ``patch_embed``.
             output: As in :meth:`forward`.
-            keep: Factors of stochastic depth for each block, (2, B, 1, 1). Blocks without factors draw their own.
+            branch_factors: Factors of stochastic depth for each block, (2, B, 1, 1). None lets the block draw them.
         """
         # If the head reads only the class token, the last block need not compute the other tokens.
         queries = 1 if self.config.pool.kind == "cls" and output != "tokens" else None
-        z = self._encode(x_p, grid, queries, keep)
+        z = self._encode(x_p, grid, queries, branch_factors)
         if output == "tokens":
             return z
         features = cast(Tensor, self.pre_logits(self.fc_norm(self.pool(z))))
         return features if output == "features" else cast(Tensor, self.head(features))
 
     def _encode(
-        self, x_p: Tensor, grid: tuple[int, int], queries: int | None, keep: Sequence[Tensor | None] | None
+        self, x_p: Tensor, grid: tuple[int, int], queries: int | None, branch_factors: Sequence[Tensor | None] | None
     ) -> Tensor:
         """Return the tokens after the encoder, or only the first ``queries`` of them."""
         z, kept = self._embed(x_p, grid)
@@ -130,7 +130,7 @@ class FastVisionTransformer(VisionTransformer):
         if kept is not None:
             context = self.config.position.select(context, kept)
         recompute = self.config.block.checkpoint and self.training and torch.is_grad_enabled()
-        for block, factors in zip(self.blocks, keep or [None] * len(self.blocks), strict=True):
+        for block, factors in zip(self.blocks, branch_factors or [None] * len(self.blocks), strict=True):
             first = queries if block is self.blocks[-1] else None
             if recompute:
                 z = checkpoint(block, z, context, first, factors, use_reentrant=False)
@@ -163,7 +163,7 @@ class FastVisionTransformer(VisionTransformer):
     def _embedding(self, grid: tuple[int, int]) -> Tensor | None:
         """Return E_pos for a grid, (1, P + N, D), or None if nothing is added to the tokens."""
         c = self.config
-        if not c.position.adds:
+        if not c.position.has_embedding:
             return None
         sources = [getattr(self, name) for name in c.position.parameters(c)]
         if sources and grid == c.grid:
@@ -178,7 +178,7 @@ class FastVisionTransformer(VisionTransformer):
             return None
         return self._cached(("context", grid), lambda: position.context(self.config, grid, like=weight), [])
 
-    def _cached(self, name: Hashable, make: Callable[[], _Made], sources: Sequence[Tensor]) -> _Made:
+    def _cached(self, name: Hashable, make: Callable[[], _Table], sources: Sequence[Tensor]) -> _Table:
         """Return a cached table.
 
         The table is computed again only if the parameters it depends on, ``sources``, have changed or need a gradient.
@@ -195,9 +195,9 @@ class FastVisionTransformer(VisionTransformer):
             with torch.inference_mode(False), torch.no_grad():  # a later training step may use the table
                 table = make()
                 self._tables[key] = table, tuple(source.clone() for source in sources)
-            for oldest in list(self._tables)[:-_KEPT_TABLES]:
+            for oldest in list(self._tables)[:-_MAX_TABLES]:
                 self._tables.pop(oldest, None)
-        return cast(_Made, table)
+        return cast(_Table, table)
 
     def __getstate__(self) -> dict[str, Any]:
         """Exclude cached tables from copies and pickles."""
@@ -207,19 +207,21 @@ class FastVisionTransformer(VisionTransformer):
 class FastBlock(Block):
     """A block that can compute only the first tokens, and that accepts factors of stochastic depth."""
 
-    def forward(self, z: Tensor, context: Any = None, queries: int | None = None, keep: Tensor | None = None) -> Tensor:
+    def forward(
+        self, z: Tensor, context: Any = None, queries: int | None = None, branch_factors: Tensor | None = None
+    ) -> Tensor:
         """Map tokens (B, T, D) to (B, T, D), or only to the first ``queries`` tokens.
 
         Args:
             z: Tokens, (B, T, D).
             context: What attention needs from the position embedding.
             queries: Number of leading tokens to compute; None computes all.
-            keep: Factors of stochastic depth for the two branches, (2, B, 1, 1). None draws them.
+            branch_factors: Factors of stochastic depth for the two branches, (2, B, 1, 1). None draws them.
         """
-        keep = self.draw(z) if keep is None else keep
-        keep1, keep2 = (None, None) if keep is None else keep.unbind()
-        z = z[:, :queries] + _scaled(self.ls1(self.attn(self.norm1(z), context, queries)), keep1)  # equation 2
-        return z + _scaled(self.ls2(self.mlp(self.norm2(z))), keep2)  # equation 3
+        branch_factors = self.draw(z) if branch_factors is None else branch_factors
+        attn_factors, mlp_factors = (None, None) if branch_factors is None else branch_factors.unbind()
+        z = z[:, :queries] + _scaled(self.ls1(self.attn(self.norm1(z), context, queries)), attn_factors)  # equation 2
+        return z + _scaled(self.ls2(self.mlp(self.norm2(z))), mlp_factors)  # equation 3
 
     def draw(self, z: Tensor) -> Tensor | None:
         """Draw the factors of stochastic depth for tokens z, (2, B, 1, 1), or return None if nothing is dropped."""
@@ -270,7 +272,7 @@ class _FastLinearPatchEmbed(LinearPatchEmbed):
     def project(self, images: Tensor) -> Tensor:
         """Map images (B, C, H, W) to patches (B, N, D)."""
         images = images.to(torch.bfloat16) if in_bfloat16_on_cpu(images) else images
-        return linear(flattened(images, self.patch), self.proj.weight.flatten(1), self.proj.bias)
+        return linear(flatten_patches(images, self.patch), self.proj.weight.flatten(1), self.proj.bias)
 
 
 class _FastStridedPatchEmbed(StridedPatchEmbed):

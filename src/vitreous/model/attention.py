@@ -46,7 +46,7 @@ class AttentionConfig(Part):
         """Return the attention module of one block."""
         return Attention(self, shape, position)
 
-    def numbers(self, shape: Shape, tokens: int) -> int:
+    def activations(self, shape: Shape, tokens: int) -> int:
         """Return how many numbers per image the projections hold in memory at once."""
         return 6 * tokens * shape.width
 

@@ -48,7 +48,7 @@ class BlockConfig(Part):
         """Return block number ``index``, counted from 0, made of the given attention and MLP."""
         return Block(self, shape, self.drop_path * index / max(1, shape.depth - 1), attn, mlp)
 
-    def start(self, blocks: nn.Module) -> None:
+    def initialise(self, blocks: nn.Module) -> None:
         """Set the last matrix of each residual branch to zero if ``zero_residual`` is on."""
         for name, weight in blocks.named_parameters():
             if self.zero_residual and name.endswith(("attn.proj.weight", "mlp.fc2.weight")):
@@ -74,9 +74,9 @@ class Block(nn.Module):
 
     def forward(self, z: Tensor, context: Any = None) -> Tensor:
         """Map tokens (B, T, D) to (B, T, D). Attention receives ``context`` from the position embedding."""
-        keep1, keep2 = self.drop_path(z)
-        z = z + keep1 * self.ls1(self.attn(self.norm1(z), context))  # equation 2: z' = MSA(LN(z)) + z
-        return z + keep2 * self.ls2(self.mlp(self.norm2(z)))  # equation 3: z = MLP(LN(z')) + z'
+        attn_factors, mlp_factors = self.drop_path(z)
+        z = z + attn_factors * self.ls1(self.attn(self.norm1(z), context))  # equation 2: z' = MSA(LN(z)) + z
+        return z + mlp_factors * self.ls2(self.mlp(self.norm2(z)))  # equation 3: z = MLP(LN(z')) + z'
 
 
 class LayerScale(nn.Module):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vitreous.choices import misfits, unknown_choices
+from vitreous.choices import unknown_choices, wrong_types
 from vitreous.errors import ConfigError, did_you_mean
 from vitreous.model.attention import ATTENTIONS, AttentionConfig
 from vitreous.model.block import BLOCKS, BlockConfig
@@ -102,7 +102,7 @@ class ViTConfig(Shape):
         for name in ("image_size", "patch_size"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        problems = list(misfits(self, skip=PARTS)) or [*unknown.values(), *_problems(self, unknown)]
+        problems = list(wrong_types(self, skip=PARTS)) or [*unknown.values(), *_problems(self, unknown)]
         if problems:
             raise ConfigError("; ".join(problems))
 
@@ -132,7 +132,7 @@ class ViTConfig(Shape):
             ConfigError: If a field, a kind or an option is unknown, or the result contradicts itself.
         """
         if unknown := [name for name in options if name not in ViTConfig.__dataclass_fields__]:
-            raise ConfigError(" ".join(f"a model has no option '{name}'.{_nearest(name)}" for name in unknown))
+            raise ConfigError(" ".join(f"a model has no option '{name}'.{_suggest(name)}" for name in unknown))
         changes = {
             name: choose(name, PARTS[name], value, getattr(self, name)) if name in PARTS else value
             for name, value in options.items()
@@ -151,7 +151,7 @@ class ViTConfig(Shape):
 _DEFAULTS: dict[str, Any] = {name: ViTConfig.__dataclass_fields__[name].default for name in PARTS}
 
 
-def _nearest(name: str) -> str:
+def _suggest(name: str) -> str:
     """Return a "did you mean" hint that names a field, or an option of a part such as ``block.drop_path``."""
     options = {
         f.name: f"{part}.{f.name}" for part, kinds in PARTS.items() for k in kinds for f in dataclasses.fields(k)
@@ -170,10 +170,10 @@ def _problems(c: ViTConfig, skip: Collection[str]) -> Iterator[str]:
         yield from below
         return
     if (height, ph) == (width, pw):
-        yield from _untiled(height, ph, "size")
+        yield from _tiling_problems(height, ph, "size")
     else:
-        yield from _untiled(height, ph, "height")
-        yield from _untiled(width, pw, "width")
+        yield from _tiling_problems(height, ph, "height")
+        yield from _tiling_problems(width, pw, "width")
     if c.width % c.heads:
         fits = sorted(_divisors(c.width), key=lambda h: abs(h - c.heads))[:2]
         yield f"width {c.width} is not a multiple of heads {c.heads}: use {' or '.join(map(str, sorted(fits)))} heads"
@@ -202,7 +202,7 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(1, min(number, _MAX_DIVISOR) + 1) if number % n == 0]
 
 
-def _untiled(length: int, patch: int, side: str) -> Iterator[str]:
+def _tiling_problems(length: int, patch: int, side: str) -> Iterator[str]:
     """Yield a sentence that suggests the nearest sizes if patches do not tile one side of the image."""
     if length % patch == 0:
         return

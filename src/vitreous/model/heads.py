@@ -34,7 +34,7 @@ class Head(Part):
         """Return the module before the last layer. It maps (B, ``pooled_width``) to (B, ``features``)."""
         return nn.Identity()
 
-    def start(self, layer: nn.Module, scheme: Scheme) -> None:
+    def initialise(self, layer: nn.Module, scheme: Scheme) -> None:
         """Set the last layer to zero if ``zero`` is on, or if it is None and the scheme has ``zero_head``."""
         if isinstance(layer, nn.Linear) and (scheme.zero_head if self.zero is None else self.zero):
             nn.init.zeros_(layer.weight)

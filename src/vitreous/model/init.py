@@ -62,8 +62,8 @@ class Scheme:
         """Initialise the learned query of attention pooling, (1, 1, D), as big_vision's MAPHead does."""
         nn.init.xavier_uniform_(query[0])
 
-    def finish(self, model: nn.Module, position: Position, grid: tuple[int, int]) -> None:
-        """Overwrite weights that depend on more than one layer. This runs after :meth:`initialise`."""
+    def adjust(self, model: nn.Module, position: Position, grid: tuple[int, int]) -> None:
+        """Adjust weights after all of them are initialised."""
 
     def problems(self, position: Position, width: int) -> Iterator[str]:
         """Yield one sentence if the scheme cannot initialise the position embedding at this width."""
@@ -114,7 +114,7 @@ class Timm(Scheme):
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
-    def finish(self, model: nn.Module, position: Position, grid: tuple[int, int]) -> None:
+    def adjust(self, model: nn.Module, position: Position, grid: tuple[int, int]) -> None:
         for name, parameter in model.named_parameters():
             if name == "attn_pool.latent":
                 std = parameter.shape[-1] ** -0.5
@@ -161,7 +161,7 @@ class Mimetic(Jax):
     """
 
     @torch.no_grad()
-    def finish(self, model: nn.Module, position: Position, grid: tuple[int, int]) -> None:
+    def adjust(self, model: nn.Module, position: Position, grid: tuple[int, int]) -> None:
         module: Any
         for module in model.modules():
             if not (hasattr(module, "qkv") and hasattr(module, "heads")):

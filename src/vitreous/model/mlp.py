@@ -39,7 +39,7 @@ class MlpConfig(Part):
         """Return the MLP of one block."""
         return Mlp(self, shape)
 
-    def numbers(self, shape: Shape, tokens: int) -> int:
+    def activations(self, shape: Shape, tokens: int) -> int:
         """Return how many numbers per image the MLP and the tensors around it hold in memory at once."""
         return 4 * tokens * shape.width + 2 * tokens * shape.mlp_dim
 

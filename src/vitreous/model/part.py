@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, cast
 
-from vitreous.choices import misfits, unknown_choices
+from vitreous.choices import unknown_choices, wrong_types
 from vitreous.errors import ConfigError, did_you_mean
 
 __all__ = ["Part", "Shape", "Size2d", "choose", "option_types", "pair"]
@@ -91,7 +91,7 @@ class Part:
             if isinstance(value := getattr(self, field.name), list):
                 object.__setattr__(self, field.name, tuple(value))
         prefix = f"{self.kind} "
-        if problems := [*unknown_choices(self, prefix), *misfits(self, prefix)]:
+        if problems := [*unknown_choices(self, prefix), *wrong_types(self, prefix)]:
             raise ConfigError("; ".join(problems))
 
     def problems(self, shape: Shape) -> Iterator[str]:
@@ -128,15 +128,17 @@ def choose(name: str, kinds: Sequence[type[AnyPart]], given: Any, current: AnyPa
         return cast(AnyPart, given)
     options = dict(given) if isinstance(given, Mapping) else {"kind": given}
     known = {kind.kind: kind for kind in kinds}
-    word = options.pop("kind", current.kind)
-    if not isinstance(word, str) or word not in known:
-        hint = did_you_mean(str(word), known)
-        raise ConfigError(f"{name} is '{word}', it must be one of {', '.join(known)}" + (f".{hint}" if hint else ""))
-    chosen = known[word]
+    kind_name = options.pop("kind", current.kind)
+    if not isinstance(kind_name, str) or kind_name not in known:
+        hint = did_you_mean(str(kind_name), known)
+        raise ConfigError(
+            f"{name} is '{kind_name}', it must be one of {', '.join(known)}" + (f".{hint}" if hint else "")
+        )
+    chosen = known[kind_name]
     fields = {field.name for field in dataclasses.fields(chosen)}
     if unknown := [option for option in options if option not in fields]:
         owners = {option: kind.kind for kind in kinds for option in (f.name for f in dataclasses.fields(kind))}
         hint = f" {name} {owners[unknown[0]]} has it" if unknown[0] in owners else did_you_mean(unknown[0], fields)
-        raise ConfigError(f"{name} {word} has no option '{unknown[0]}'" + (f".{hint}" if hint else ""))
+        raise ConfigError(f"{name} {kind_name} has no option '{unknown[0]}'" + (f".{hint}" if hint else ""))
     part: AnyPart = dataclasses.replace(current, **options) if type(current) is chosen else chosen(**options)
     return part

@@ -46,7 +46,7 @@ class Pool(Part):
         """Return the pooling module. It maps tokens (B, T, D) to (B, ``output_width``)."""
         raise NotImplementedError
 
-    def numbers(self, shape: Shape, tokens: int) -> int:
+    def activations(self, shape: Shape, tokens: int) -> int:
         """Return how many numbers per image pooling holds in memory besides the tokens."""
         return 0
 
@@ -111,7 +111,7 @@ class AttentionPool(Pool):
     def build(self, shape: Shape, mlp: MlpConfig) -> nn.Module:
         return AttentionPoolModule(shape, mlp, 0 if self.prefix else shape.prefix_tokens)
 
-    def numbers(self, shape: Shape, tokens: int) -> int:
+    def activations(self, shape: Shape, tokens: int) -> int:
         return 15 * tokens * shape.width  # keys and values of all tokens, scaled for one query
 
 

@@ -75,7 +75,7 @@ def config_of(name: str, **overrides: Any) -> ViTConfig:
     size_name, slash, patch = name.partition("/")
     size = SIZES.get(size_name)
     if size is None:
-        raise UsageError(f"there is no model size '{size_name}'.{_meant(name)} Known: {', '.join(SIZES)}")
+        raise UsageError(f"there is no model size '{size_name}'.{_suggest(name)} Known: {', '.join(SIZES)}")
     if slash and not (patch.isdecimal() and int(patch)):
         raise UsageError(f"'{name}': the part after / is the patch size in pixels, such as {size_name}/16")
     fields: dict[str, Any] = {
@@ -97,7 +97,7 @@ def config_of(name: str, **overrides: Any) -> ViTConfig:
 _WORDS = {"tiny": "Ti", "t": "Ti", "small": "S", "medium": "M", "base": "B", "large": "L", "huge": "H", "giant": "g"}
 
 
-def _meant(name: str) -> str:
+def _suggest(name: str) -> str:
     """Return a "did you mean" hint for other spellings of a size, such as S16, vit-b/16 or vit_small_patch16_224."""
     bare = re.sub(r"^(vit|deit3?)(?=[^a-z]|[a-z]+[^a-z])", "", name.lower()).strip("-_ ")
     words = {known.lower(): known for known in SIZES} | _WORDS

@@ -236,7 +236,7 @@ class RunConfig:
             problems.append(f"patches_last is {self.patches_last}, it is a fraction of the run and must be in [0, 1]")
         if self.ema is not None and not 0 < self.ema < 1:
             problems.append(f"ema is {self.ema}, it must be between 0 and 1, or null to disable it")
-        problems += _small_misfits(self)
+        problems += _small_first_problems(self)
         if self.balanced_sampling and self.class_weights != "none":
             problems.append(
                 f"balanced_sampling and class_weights {self.class_weights} would correct for class imbalance twice: "
@@ -287,7 +287,7 @@ def _duration_problems(name: str, text: str | None) -> Iterator[str]:
         yield f"{name}: {error}"
 
 
-def _small_misfits(config: RunConfig) -> Iterator[str]:
+def _small_first_problems(config: RunConfig) -> Iterator[str]:
     """Yield a sentence for each fraction in `small_first` whose image size is not a multiple of the patch size."""
     sides = tuple(zip(pair(config.model.image_size), pair(config.model.patch_size), strict=True))
     for share in config.augment.small_first:

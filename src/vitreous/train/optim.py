@@ -24,7 +24,7 @@ __all__ = [
     "StackedMuon",
     "build_optimizer",
     "layer_factors",
-    "orthogonalised",
+    "orthogonalise",
     "parameter_groups",
     "schedule",
     "set_learning_rate",
@@ -156,14 +156,14 @@ class StackedMuon(Optimizer):
         momenta = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         updates = torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"]))  # (matrices, A, B, ...)
-        updates = orthogonalised(updates.flatten(2)).to(updates.dtype).reshape(updates.shape)
+        updates = orthogonalise(updates.flatten(2)).to(updates.dtype).reshape(updates.shape)
         rows, columns = matrices[0].flatten(1).shape
         rate = group["lr"] * math.sqrt(max(1, rows / columns))
         torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(matrices, list(updates.unbind()), alpha=-rate)
 
 
-def orthogonalised(stack: Tensor) -> Tensor:
+def orthogonalise(stack: Tensor) -> Tensor:
     """Approximately orthogonalise a stack of matrices, (count, rows, columns).
 
     Muon's quintic Newton-Schulz iteration moves all singular values to between about 0.7 and 1.2, so that an update
@@ -193,9 +193,9 @@ class MuonWithAdamW(Optimizer):
         self._muon = StackedMuon(matrices, lr=config.muon_lr, momentum=config.momentum)
         self._adamw = _adamw(rest, config)
         super().__init__(self._muon.param_groups + self._adamw.param_groups, {})
-        self._share()
+        self._share_state()
 
-    def _share(self) -> None:
+    def _share_state(self) -> None:
         """Make both optimisers use the groups and state of this one. Loading a state replaces them."""
         count = len(self._muon.param_groups)
         self._muon.param_groups, self._adamw.param_groups = self.param_groups[:count], self.param_groups[count:]
@@ -212,7 +212,7 @@ class MuonWithAdamW(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state that :meth:`state_dict` returned."""
         super().load_state_dict(state_dict)
-        self._share()
+        self._share_state()
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:

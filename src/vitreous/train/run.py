@@ -62,7 +62,7 @@ _EXIT_OVER_IMPORT = 0.35  # on exit, unloading the libraries takes this share of
 def run(
     config: RunConfig,
     *,
-    keep: Collection[str] = (),
+    explicit: Collection[str] = (),
     started: float | None = None,
     view: Display | None = None,
     resume: bool = False,
@@ -71,9 +71,9 @@ def run(
 
     Args:
         config: The configuration. The numbers of classes and channels are taken from the data.
-        keep: Names of the fields that the user set explicitly. Model fields such as `num_classes` are checked against
-            the data and the pretrained model. Pipeline fields such as `preprocess.mean` override those of the
-            pretrained model.
+        explicit: Names of the fields that the user set, rather than a recipe or a default. Model fields such as
+            `num_classes` are checked against the data and the pretrained model. Pipeline fields such as
+            `preprocess.mean` override those of the pretrained model.
         started: ``time.monotonic()`` at the start of the command. A budget counts from here. None means now.
         view: Prints the lines of the run. None prints to stdout.
         resume: Whether to resume an earlier run with the same settings: the one in `config.out`, or else the newest of
@@ -86,7 +86,7 @@ def run(
     exit_seconds = _EXIT_OVER_IMPORT * (time.monotonic() - started)
     view = view or Display()
     with silence_lightning():
-        setup = prepare(config, keep, view)
+        setup = prepare(config, explicit, view)
         recipe = recipe_text(setup.config)
         folder, created = choose_run_dir(config.out, setup.data.name, recipe, resume)
         with remove_empty_dirs(created):
@@ -282,7 +282,7 @@ def show_batch(
     config: RunConfig,
     path: Path,
     *,
-    keep: Collection[str] = (),
+    explicit: Collection[str] = (),
     view: Display | None = None,
     write: Write = atomic_write,
 ) -> None:
@@ -294,7 +294,7 @@ def show_batch(
 
     view = view or Display()
     with silence_lightning():
-        setup = prepare(config, keep, view)
+        setup = prepare(config, explicit, view)
         setup.data_module.setup("fit")
         batch = next(iter(setup.data_module.train_dataloader()))
         images, targets = setup.data_module.batch_augment.augment_batch(batch, progress=0.0)

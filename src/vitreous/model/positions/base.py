@@ -29,7 +29,7 @@ class Position(Part):
     needs once per image size, and :meth:`rotate` and :meth:`bias` receive the result.
     """
 
-    adds: ClassVar[bool] = False
+    has_embedding: ClassVar[bool] = False
     """Whether an embedding is added to the tokens."""
 
     acts_in_attention: ClassVar[bool] = False
@@ -78,7 +78,7 @@ class Position(Part):
         """Return the tensors of a state dict that depend on the grid, resampled from the old grid to the new one."""
         return {}
 
-    def score_numbers(self, shape: Shape, patches: int) -> int:
+    def score_activations(self, shape: Shape, patches: int) -> int:
         """Return how many numbers per image attention holds in memory in addition to the fused kernel's."""
         return 0
 

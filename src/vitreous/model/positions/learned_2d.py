@@ -30,7 +30,7 @@ class Learned2d(Position):
     """
 
     kind = "learned-2d"
-    adds = True
+    has_embedding = True
     resample: Resample = "timm"
 
     def problems(self, shape: Shape) -> Iterator[str]:

@@ -60,7 +60,7 @@ class Relative(Position):
         names = [name for name in state if name.endswith("attn.relative")]
         return {name: _stretched(state[name], 2 * new.patches - 1).contiguous() for name in names}
 
-    def score_numbers(self, shape: Shape, patches: int) -> int:
+    def score_activations(self, shape: Shape, patches: int) -> int:
         tokens = patches + shape.prefix_tokens  # scores by offset; then gathered, padded and added
         return shape.heads * tokens * (2 * patches) + 3 * shape.heads * tokens**2 + 2 * patches**2
 

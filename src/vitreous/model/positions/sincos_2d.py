@@ -23,7 +23,7 @@ class SinCos2d(Position):
     """
 
     kind = "sincos-2d"
-    adds = True
+    has_embedding = True
 
     def problems(self, shape: Shape) -> Iterator[str]:
         yield from needs_multiple_of_4(self.kind, shape)

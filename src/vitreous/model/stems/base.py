@@ -33,7 +33,7 @@ class Stem(Part):
         """Return the module that turns images into tokens."""
         raise NotImplementedError
 
-    def numbers(self, shape: Shape, height: int, width: int) -> int:
+    def activations(self, shape: Shape, height: int, width: int) -> int:
         """Return how many numbers per image the largest layer holds in memory besides pixels and tokens."""
         return 0
 

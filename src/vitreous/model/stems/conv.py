@@ -50,7 +50,7 @@ class ConvStem(Stem):
     def build(self, shape: Shape) -> PatchEmbed:
         return ConvPatchEmbed(self, shape)
 
-    def numbers(self, shape: Shape, height: int, width: int) -> int:
+    def activations(self, shape: Shape, height: int, width: int) -> int:
         first = 5 * self.channels(shape)[1] * height * width // (1 if self.downsample == "max-pool" else 4)
         return first + height * width * shape.in_channels
 

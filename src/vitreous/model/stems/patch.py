@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitreous.model.part import Shape
 from vitreous.model.stems.base import PatchEmbed, Stem
 
-__all__ = ["LinearPatchEmbed", "LinearStem", "PatchStem", "StridedPatchEmbed", "flattened"]
+__all__ = ["LinearPatchEmbed", "LinearStem", "PatchStem", "StridedPatchEmbed", "flatten_patches"]
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class LinearPatchEmbed(StridedPatchEmbed):
     """The matrix E of equation 1 as a matrix: the flattened kernel of the convolution."""
 
     def project(self, images: Tensor) -> Tensor:
-        return F.linear(flattened(images, self.patch), self.proj.weight.flatten(1), self.proj.bias)  # (B, N, D)
+        return F.linear(flatten_patches(images, self.patch), self.proj.weight.flatten(1), self.proj.bias)  # (B, N, D)
 
 
-def flattened(images: Tensor, patch: tuple[int, int]) -> Tensor:
+def flatten_patches(images: Tensor, patch: tuple[int, int]) -> Tensor:
     """Cut images (B, C, H, W) into flattened patches in raster order, (B, N, C P_h P_w)."""
     ph, pw = patch
     x = images.unflatten(3, (-1, pw)).unflatten(2, (-1, ph))  # (B, C, h, P_h, w, P_w)

@@ -62,7 +62,7 @@ class ResNetStem(Stem):
     def build(self, shape: Shape) -> PatchEmbed:
         return ResNetPatchEmbed(self, shape)
 
-    def numbers(self, shape: Shape, height: int, width: int) -> int:
+    def activations(self, shape: Shape, height: int, width: int) -> int:
         return 3 * self.width * height * width // 4
 
 
