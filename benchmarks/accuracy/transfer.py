@@ -81,7 +81,7 @@ def once(config: RunConfig, given: frozenset[str] = frozenset()) -> tuple[float,
     """Run and return the test top-1, or read it from a finished run in the same folder."""
     report = Path(str(config.out)) / "report.json"
     if not report.exists():
-        result: RunResult = run(config, keep=given)
+        result: RunResult = run(config, explicit=given)
         return result.test.top1, result.folder
     return json.loads(report.read_text())["scores"]["test"]["top1"], report.parent
 

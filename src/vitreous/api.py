@@ -200,7 +200,7 @@ def _run(configure: Configure, arguments: Sequence[str], quiet: bool, resume: bo
     from vitreous.train.run import run
 
     view = Display(Console(quiet=True, force_terminal=False)) if quiet else NotebookDisplay() if in_notebook() else None
-    return Training(run(config, keep=given, started=started, view=view, resume=resume))
+    return Training(run(config, explicit=given, started=started, view=view, resume=resume))
 
 
 def _to_arguments(options: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Checks that every configuration shares: choices among fixed words, and types of values."""
+"""Checks that all configurations share: values from a fixed list of choices, and values of the right type."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitreous.errors import did_you_mean
 
-__all__ = ["fits", "misfits", "unknown_choices"]
+__all__ = ["fits", "unknown_choices", "wrong_types"]
 
-_LARGEST_NUMBER = 2.0**53  # exact in float64, and far beyond every option
+_LARGEST_NUMBER = 2.0**53  # integers up to here are exact in float64; no option needs a larger one
 
 
 def unknown_choices(config: Any, prefix: str = "") -> Iterator[str]:
-    """Yield one sentence for each ``Literal`` field of a dataclass whose value is none of its choices.
+    """Yield one sentence for each ``Literal`` field of a dataclass whose value is not among its choices.
 
-    A field typed ``Literal[...] | None`` also accepts None. ``prefix`` is put before the field's name.
+    A field typed ``Literal[...] | None`` also accepts None. Each sentence starts with ``prefix`` and the field's name.
     """
     hints = get_type_hints(type(config))
     for field in dataclasses.fields(config):
@@ -31,7 +31,7 @@ def unknown_choices(config: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
-    """Return the values that a ``Literal`` type, or an optional one, allows; empty for any other type."""
+    """Return the values that ``Literal[...]`` or ``Literal[...] | None`` allows, and nothing for other types."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     if get_origin(hint) in (Union, types.UnionType):
@@ -41,18 +41,22 @@ def _choices(hint: Any) -> tuple[Any, ...]:
     return ()
 
 
-def misfits(config: Any, prefix: str = "", skip: Collection[str] = ()) -> Iterator[str]:
-    """Yield one sentence for each field of a dataclass whose value is not of the field's type; arguments as above."""
+def wrong_types(config: Any, prefix: str = "", skip: Collection[str] = ()) -> Iterator[str]:
+    """Yield one sentence for each field of a dataclass whose value does not have the field's type.
+
+    ``Literal`` fields are left to :func:`unknown_choices`. Each sentence starts with ``prefix`` and the field's name.
+    Fields in ``skip`` are not checked.
+    """
     hints = get_type_hints(type(config))
     for field in dataclasses.fields(config):
         hint, value = hints[field.name], getattr(config, field.name)
         if field.name not in skip and not _choices(hint) and not fits(value, hint):
-            yield f"{prefix}{field.name} is {value!r:.60}, it must be {_named(hint)}"
+            yield f"{prefix}{field.name} is {value!r:.60}, it must be {_describe_type(hint)}"
 
 
-def _named(hint: Any) -> str:
+def _describe_type(hint: Any) -> str:
     if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(_named(part) for part in get_args(hint))
+        return " or ".join(_describe_type(part) for part in get_args(hint))
     if get_origin(hint) is tuple:
         return f"a list of {len(get_args(hint)) if Ellipsis not in get_args(hint) else ''} numbers".replace("  ", " ")
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
@@ -60,7 +64,10 @@ def _named(hint: Any) -> str:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Return whether a plain value has the type of a field. Lists must be tuples already; a bool is not a number."""
+    """Return whether a plain value has the type of a field.
+
+    Convert lists to tuples first. A bool is not a number, and neither are NaN and infinity.
+    """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return isinstance(value, str) and value in arguments

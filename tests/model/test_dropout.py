@@ -131,7 +131,7 @@ def test_drop_path_grows_linearly_and_keeps_the_expectation() -> None:
     assert abs(float(both) - 0.36) < 0.009  # the branches are drawn apart: 0.6 squared; sigma is 0.0021
     given = torch.tensor([[0.0, 0.5, 2.5], [1.0, 0.0, 2.5]])[:, :, None, None]
     between = z[:3] + given[0] * block.attn(block.norm1(z[:3]))
-    torch.testing.assert_close(block(z[:3], keep=given), between + given[1] * block.mlp(block.norm2(between)))
+    torch.testing.assert_close(block(z[:3], branch_factors=given), between + given[1] * block.mlp(block.norm2(between)))
 
 
 def kept_of(model: VisionTransformer, images: Tensor, tokens: Tensor) -> list[list[int]]:

@@ -89,7 +89,7 @@ class Checkerboard(Position):
     """
 
     kind = "checkerboard"
-    adds = True
+    has_embedding = True
     gain: float = 1.0
 
     def parameters(self, shape: Shape) -> dict[str, Tensor]:

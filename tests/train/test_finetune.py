@@ -90,7 +90,7 @@ def ready_for(digits, source, *words):
 def tune(digits, source, out, *words):
     config, given = asked(digits, source, *words, out=out)
     shown, text = view()
-    return run(config, keep=given, view=shown), text.getvalue()
+    return run(config, explicit=given, view=shown), text.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +249,7 @@ def test_a_run_can_be_repeated_from_its_recipe(digits, source, tmp_path):
     words = ("--tune", "last-2", "--steps", 5, "--no-probe", "--image-size", 24)
     first, _ = tune(digits, source, tmp_path / "first", *words)
     config, given, _ = configure(["--config", str(first.folder / "recipe.yaml"), "--out", str(tmp_path / "second")])
-    second = run(config, keep=given, view=view()[0])
+    second = run(config, explicit=given, view=view()[0])
     a, b = load_file(first.model), load_file(second.model)
     assert a.keys() == b.keys()
     assert all(torch.equal(value, b[name]) for name, value in a.items())
@@ -395,7 +395,7 @@ def test_a_run_can_correct_for_imbalance(digits, source, tmp_path, words):
         assert counts.max() - counts.min() <= 1 + setup.config.batch_size
     plainly, given = asked(digits, source, "--steps", 3, "--no-probe", out=tmp_path / "a")
     changed, _ = asked(digits, source, "--steps", 3, "--no-probe", *words, out=tmp_path / "b")
-    a, b = (load_file(run(c, keep=given, view=view()[0]).model) for c in (plainly, changed))
+    a, b = (load_file(run(c, explicit=given, view=view()[0]).model) for c in (plainly, changed))
     assert not torch.equal(a["head.weight"], b["head.weight"])
     assert all(math.isfinite(float(value.float().sum())) for value in b.values())
 
@@ -416,10 +416,10 @@ def test_a_killed_fine_tuning_goes_on_with_its_probe(digits, source, tmp_path, m
     with monkeypatch.context() as patched:
         patched.setattr(Checkpoint, "on_train_batch_end", end)
         with pytest.raises(Killed):
-            run(config, keep=given, view=view()[0])
+            run(config, explicit=given, view=view()[0])
     monkeypatch.setattr("vitreous.train.run.probe_first", lambda *_: pytest.fail("probed twice"))
     shown, text = view()
-    resumed = run(config, keep=given, view=shown, resume=True)
+    resumed = run(config, explicit=given, view=shown, resume=True)
     verdicts = [re.search(r"^verdict .*$", each, re.MULTILINE)[0] for each in (said, text.getvalue())]
     assert verdicts[0] == verdicts[1]
     first, second = (load_file(result.model) for result in (whole, resumed))

@@ -149,7 +149,7 @@ def test_muon_orthogonalises_in_float32_without_bf16_in_hardware(shape, monkeypa
     values = values / values.norm(dim=1, keepdim=True)
     for _ in range(5):
         values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
-    found = optim.orthogonalised(stack)
+    found = optim.orthogonalise(stack)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, (left @ (values[..., None] * right)).float(), rtol=1e-4, atol=1e-4)
 

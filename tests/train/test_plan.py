@@ -101,4 +101,4 @@ def test_the_largest_batch_is_what_growth_leaves_room_for(monkeypatch):
 
 def test_a_plan_refuses_what_a_run_refuses():
     with pytest.raises(ConfigError, match="num_classes is 3"):
-        plan(replace(small(), model=replace(small().model, num_classes=3)), keep={"num_classes"})
+        plan(replace(small(), model=replace(small().model, num_classes=3)), explicit={"num_classes"})

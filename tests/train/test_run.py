@@ -263,7 +263,7 @@ def test_a_folder_with_a_run_is_refused_before_anything_is_touched(finished):
 def test_classes_come_from_the_data_and_a_wrong_number_is_refused(tmp_path):
     asked = config(tmp_path / "run", model={"num_classes": 7})
     with pytest.raises(ConfigError, match=r"num_classes is 7, but digits has 10 classes"):
-        run(asked, keep={"num_classes"}, view=view()[0])
+        run(asked, explicit={"num_classes"}, view=view()[0])
     assert not (tmp_path / "run").exists()
 
 

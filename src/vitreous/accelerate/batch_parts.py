@@ -90,9 +90,9 @@ def add_gradients(
 
     def of_part(begin: int, end: int) -> tuple[Tensor, Tensor | None, Sequence[Tensor | None]]:
         patches = x[begin:end].detach().requires_grad_(x.requires_grad)
-        keep = [None if factors is None else factors[:, begin:end] for factors in drawn]
+        branch_factors = [None if factors is None else factors[:, begin:end] for factors in drawn]
         with autocast():
-            logits = model.from_patches(patches, grid, keep=keep)
+            logits = model.from_patches(patches, grid, branch_factors=branch_factors)
         loss = F.cross_entropy(logits.float(), targets[begin:end], weight=weight) * ((end - begin) / len(x))
         if not patches.requires_grad:
             return loss.detach(), None, torch.autograd.grad(loss * scale, inner, allow_unused=True)

@@ -79,10 +79,10 @@ def forward_bytes(config: ViTConfig, size: tuple[int, int], images: int = 1, mer
     grid = (height // ph, width // pw)
     patches = grid[0] * grid[1]
     tokens = patches + c.prefix_tokens
-    scores = c.position.score_numbers(c, patches)
+    scores = c.position.score_activations(c, patches)
     if merged:  # similarities between two halves of the tokens, and which of them are merged
         half = patches // 2
         scores += half * max(half, 5 * min(merged, half) // 4)
-    block = max(c.attention.numbers(c, tokens), c.mlp.numbers(c, tokens)) + scores
-    largest = max(c.stem.numbers(c, height, width), 2 * tokens * c.width, block, c.pool.numbers(c, tokens))
+    block = max(c.attention.activations(c, tokens), c.mlp.activations(c, tokens)) + scores
+    largest = max(c.stem.activations(c, height, width), 2 * tokens * c.width, block, c.pool.activations(c, tokens))
     return 4 * images * (height * width * c.in_channels + largest) + c.position.table_bytes(c, grid)

@@ -1,10 +1,13 @@
-"""A plain model made fast: the same state dict and the same answers, by subclasses of its modules.
+"""Makes a plain model fast. Subclasses of its modules compute the same results with the same state dict.
 
-What is faster: bfloat16 on a CPU by the kernels of :mod:`vitreous.accelerate.kernels`; a last block that computes no
-more than the class token where nothing else is read; position tables kept for image sizes met before; tokens merged in
-evaluation (:mod:`vitreous.accelerate.merging`); blocks recomputed in the backward pass to save memory.
+- bfloat16 on a CPU uses the kernels of :mod:`vitreous.accelerate.kernels`.
+- The last block computes only the class token if the head reads nothing else.
+- Position tables are cached for image sizes that were seen before.
+- Evaluation can merge similar tokens (:mod:`vitreous.accelerate.merging`).
+- Training can recompute blocks in the backward pass to save memory.
 
-Shapes: B batch, H heads, N patches, P prefix tokens ([CLS] and registers), T = P + N tokens, D width, d head channels.
+Shapes: B batch, C channels, H x W pixels, (h, w) patches down and across, N = h w patches, n of them kept by patch
+dropout, P prefix tokens ([CLS] and registers), T = P + N tokens, D width, d channels per head.
 """
 
 from __future__ import annotations
@@ -24,15 +27,15 @@ from vitreous.model.pools import AttentionPoolModule
 from vitreous.model.sizes import config_of
 from vitreous.model.stems.base import PatchEmbed
 from vitreous.model.stems.conv import ConvPatchEmbed
-from vitreous.model.stems.patch import LinearPatchEmbed, StridedPatchEmbed, flattened
+from vitreous.model.stems.patch import LinearPatchEmbed, StridedPatchEmbed, flatten_patches
 from vitreous.model.stems.resnet import ResNetPatchEmbed
 from vitreous.model.vit import Output, VisionTransformer, check_output
 
 __all__ = ["FastBlock", "FastVisionTransformer", "accelerate", "build", "create"]
 
-_KEPT_TABLES = 8  # per model: a server that meets every image size must not keep them all
+_MAX_TABLES = 8  # per model, so that a server that sees many image sizes does not run out of memory
 
-_Made = TypeVar("_Made")
+_Table = TypeVar("_Table")
 
 
 def create(name: str, **overrides: Any) -> FastVisionTransformer:
@@ -55,7 +58,7 @@ def build(config: ViTConfig) -> FastVisionTransformer:
 
 
 def accelerate(model: VisionTransformer) -> FastVisionTransformer:
-    """Make a plain model fast, in place; its parameters and their names stay.
+    """Make a plain model fast in place. Its parameters and their names stay the same.
 
     A derived model, or one with a user's own block or attention, stays as it is: only the classes of this package take
     the arguments that the fast model passes. Other modules of a user's, such as a head, stay as they are.
@@ -74,11 +77,11 @@ def accelerate(model: VisionTransformer) -> FastVisionTransformer:
 
 
 class FastVisionTransformer(VisionTransformer):
-    """The fast model. Build it by :func:`build`, :func:`create` or :func:`accelerate`.
+    """The fast model. Build it with :func:`build`, :func:`create` or :func:`accelerate`.
 
     Attributes:
-        merging: Runs the blocks on merged tokens in evaluation, as :func:`vitreous.accelerate.merging.merge_tokens`
-            sets it; else None.
+        merging: Runs the blocks in evaluation and merges tokens between them. It is None unless
+            :func:`vitreous.accelerate.merging.merge_tokens` has set it.
     """
 
     merging: Callable[[nn.ModuleList, Tensor, int | None], Tensor] | None
@@ -86,12 +89,12 @@ class FastVisionTransformer(VisionTransformer):
 
     @property
     def draws_in_forward(self) -> bool:
-        """Whether training draws dropout or patch dropout, whose order threads would change."""
+        """Whether training draws random numbers for dropout, which threads would draw in another order."""
         dropout = any(module.p for module in self.modules() if isinstance(module, nn.Dropout))
         return dropout or self.config.attention.dropout > 0 or self.patch_dropout > 0
 
     def forward(self, images: Tensor, output: Output = "logits") -> Tensor:
-        """As :meth:`VisionTransformer.forward`."""
+        """Classify images, exactly as :meth:`VisionTransformer.forward` does."""
         check_output(output)
         x_p, grid = self.patch_embed(images)
         return self.from_patches(x_p, grid, output)
@@ -101,28 +104,28 @@ class FastVisionTransformer(VisionTransformer):
         x_p: Tensor,
         grid: tuple[int, int],
         output: Output = "logits",
-        keep: Sequence[Tensor | None] | None = None,
+        branch_factors: Sequence[Tensor | None] | None = None,
     ) -> Tensor:
-        """Continue from projected patches.
+        """Run the rest of the forward pass on projected patches.
 
         Args:
-            x_p: B x N x D, as ``patch_embed`` returns them.
-            grid: Patches down and across, (h, w), as it returns them too.
+            x_p: Projected patches from ``patch_embed``, (B, N, D).
+            grid: The grid (h, w) from ``patch_embed``.
             output: As in :meth:`forward`.
-            keep: For each block the factors of stochastic depth, 2 x B x 1 x 1, or None; drawn where not given.
+            branch_factors: Factors of stochastic depth for each block, (2, B, 1, 1). None lets the block draw them.
         """
-        # A head that reads the class token alone needs nothing else of the last block.
+        # If the head reads only the class token, the last block need not compute the other tokens.
         queries = 1 if self.config.pool.kind == "cls" and output != "tokens" else None
-        z = self._encode(x_p, grid, queries, keep)
+        z = self._encode(x_p, grid, queries, branch_factors)
         if output == "tokens":
             return z
         features = cast(Tensor, self.pre_logits(self.fc_norm(self.pool(z))))
         return features if output == "features" else cast(Tensor, self.head(features))
 
     def _encode(
-        self, x_p: Tensor, grid: tuple[int, int], queries: int | None, keep: Sequence[Tensor | None] | None
+        self, x_p: Tensor, grid: tuple[int, int], queries: int | None, branch_factors: Sequence[Tensor | None] | None
     ) -> Tensor:
-        """Return the tokens after the encoder: all of them, or the first ``queries``."""
+        """Return the tokens after the encoder, or only the first ``queries`` of them."""
         z, kept = self._embed(x_p, grid)
         if self.merging and not self.training:
             return cast(Tensor, self.norm(self.merging(self.blocks, z, queries)))
@@ -130,7 +133,7 @@ class FastVisionTransformer(VisionTransformer):
         if kept is not None:
             context = self.config.position.select(context, kept)
         recompute = self.config.block.checkpoint and self.training and torch.is_grad_enabled()
-        for block, factors in zip(self.blocks, keep or [None] * len(self.blocks), strict=True):
+        for block, factors in zip(self.blocks, branch_factors or [None] * len(self.blocks), strict=True):
             first = queries if block is self.blocks[-1] else None
             if recompute:
                 z = checkpoint(block, z, context, first, factors, use_reentrant=False)
@@ -139,9 +142,12 @@ class FastVisionTransformer(VisionTransformer):
         return cast(Tensor, self.norm(z))
 
     def _embed(self, x_p: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens of equation 1, B x (P + n) x D, and which patches stay under patch dropout, B x n."""
-        # The residual stream has the precision of the weights; but under autocast on a CPU, where converting to
-        # float32 and back costs as much time as a matrix product, that of the products.
+        """Return the tokens of equation 1, (B, P + n, D), and the raster indices of the kept patches, (B, n).
+
+        The indices are None unless patch dropout is active.
+        """
+        # The residual stream normally has the dtype of the weights. Under autocast on a CPU it has that of the matrix
+        # products, because converting to float32 and back would take as long as a product itself.
         dtype = torch.bfloat16 if in_bfloat16_on_cpu(x_p) else self.patch_embed.proj.weight.dtype
         P, positions = self.config.prefix_tokens, self._embedding(grid)
         if positions is not None:
@@ -159,9 +165,9 @@ class FastVisionTransformer(VisionTransformer):
         return self.pos_drop(z), kept
 
     def _embedding(self, grid: tuple[int, int]) -> Tensor | None:
-        """Return E_pos for a grid, 1 x (P + N) x D, or None where the position embedding adds nothing."""
+        """Return E_pos for a grid, (1, P + N, D), or None if nothing is added to the tokens."""
         c = self.config
-        if not c.position.adds:
+        if not c.position.has_embedding:
             return None
         sources = [getattr(self, name) for name in c.position.parameters(c)]
         if sources and grid == c.grid:
@@ -170,14 +176,17 @@ class FastVisionTransformer(VisionTransformer):
         return self._cached(("embedding", grid), lambda: c.position.embedding(self, c, grid).to(weight), sources)
 
     def _context(self, grid: tuple[int, int]) -> Any:
-        """Return what attention needs of the position embedding for a grid."""
+        """Return what attention needs from the position embedding for a grid."""
         position, weight = self.config.position, self.patch_embed.proj.weight
         if not position.acts_in_attention:
             return None
         return self._cached(("context", grid), lambda: position.context(self.config, grid, like=weight), [])
 
-    def _cached(self, name: Hashable, make: Callable[[], _Made], sources: Sequence[Tensor]) -> _Made:
-        """Return a table, made again only when the parameters it comes from have changed or need a gradient."""
+    def _cached(self, name: Hashable, make: Callable[[], _Table], sources: Sequence[Tensor]) -> _Table:
+        """Return a cached table.
+
+        The table is computed again only if the parameters it depends on, ``sources``, have changed or need a gradient.
+        """
         if torch.is_grad_enabled() and any(source.requires_grad for source in sources):
             return make()
         if sources and torch.compiler.is_compiling():
@@ -185,39 +194,41 @@ class FastVisionTransformer(VisionTransformer):
         weight = self.patch_embed.proj.weight
         key = (name, weight.device, weight.dtype)
         table, seen = self._tables.get(key, (None, ()))
-        # Compared by value: version counters miss writes through .data, and a freed address is soon used again.
+        # Compare values: version counters miss writes through .data, and memory addresses are reused.
         if key not in self._tables or not all(map(torch.equal, seen, sources)):
-            with torch.inference_mode(False), torch.no_grad():  # a later training step may use it
+            with torch.inference_mode(False), torch.no_grad():  # a later training step may use the table
                 table = make()
                 self._tables[key] = table, tuple(source.clone() for source in sources)
-            for oldest in list(self._tables)[:-_KEPT_TABLES]:
+            for oldest in list(self._tables)[:-_MAX_TABLES]:
                 self._tables.pop(oldest, None)
-        return cast(_Made, table)
+        return cast(_Table, table)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave cached tables out of copies and pickles."""
+        """Exclude cached tables from copies and pickles."""
         return cast("dict[str, Any]", super().__getstate__()) | {"_tables": {}}
 
 
 class FastBlock(Block):
-    """A block that can compute the first tokens alone, and be given its draws of stochastic depth."""
+    """A block that can compute only the first tokens, and that accepts factors of stochastic depth."""
 
-    def forward(self, z: Tensor, context: Any = None, queries: int | None = None, keep: Tensor | None = None) -> Tensor:
-        """Map tokens B x T x D to B x T x D, or to the first ``queries`` tokens.
+    def forward(
+        self, z: Tensor, context: Any = None, queries: int | None = None, branch_factors: Tensor | None = None
+    ) -> Tensor:
+        """Map tokens (B, T, D) to (B, T, D), or only to the first ``queries`` tokens.
 
         Args:
-            z: Tokens.
-            context: Of the position embedding.
-            queries: How many tokens of the result are needed, from the first; None is all.
-            keep: Factors of both branches, 2 x B x 1 x 1; drawn where not given.
+            z: Tokens, (B, T, D).
+            context: What attention needs from the position embedding.
+            queries: Number of leading tokens to compute; None computes all.
+            branch_factors: Factors of stochastic depth for the two branches, (2, B, 1, 1). None draws them.
         """
-        keep = self.draw(z) if keep is None else keep
-        keep1, keep2 = (None, None) if keep is None else keep.unbind()
-        z = z[:, :queries] + _scaled(self.ls1(self.attn(self.norm1(z), context, queries)), keep1)  # equation 2
-        return z + _scaled(self.ls2(self.mlp(self.norm2(z))), keep2)  # equation 3
+        branch_factors = self.draw(z) if branch_factors is None else branch_factors
+        attn_factors, mlp_factors = (None, None) if branch_factors is None else branch_factors.unbind()
+        z = z[:, :queries] + _scaled(self.ls1(self.attn(self.norm1(z), context, queries)), attn_factors)  # equation 2
+        return z + _scaled(self.ls2(self.mlp(self.norm2(z))), mlp_factors)  # equation 3
 
     def draw(self, z: Tensor) -> Tensor | None:
-        """Draw the factors of stochastic depth for tokens z, 2 x B x 1 x 1; None where nothing is dropped."""
+        """Draw the factors of stochastic depth for tokens z, (2, B, 1, 1), or return None if nothing is dropped."""
         return self.drop_path(z) if self.training and self.drop_path.rate > 0 else None
 
 
@@ -226,74 +237,74 @@ def _scaled(branch: Tensor, factors: Tensor | None) -> Tensor:
 
 
 class _FastAttention(Attention):
-    """Attention by the fastest kernel of the device, for all queries or the first ones."""
+    """Attention with the fastest kernel for the device, for all queries or only the first."""
 
     def forward(self, x: Tensor, context: Any = None, queries: int | None = None) -> Tensor:
-        """Mix tokens B x T x D; return all of them, or the first ``queries``."""
-        q, k, v = project_heads(x, self.qkv, 3, self.heads)  # B H T d
+        """Map tokens (B, T, D) to (B, T, D), or only to the first ``queries`` tokens."""
+        q, k, v = project_heads(x, self.qkv, 3, self.heads)  # (B, heads, T, d)
         q, k = self.position.rotate(self.q_norm(q), context), self.position.rotate(self.k_norm(k), context)
         bias = self.position.bias(self, q, context)
         if bias is not None:
             bias = bias[:, :, :queries]
-        out = attend(q[:, :, :queries], k, v, bias, self.dropout if self.training else 0.0)  # B H T d
-        return cast(Tensor, self.proj_drop(self.proj(out.transpose(1, 2).flatten(2))))  # B T D
+        out = attend(q[:, :, :queries], k, v, bias, self.dropout if self.training else 0.0)  # (B, heads, T, d)
+        return cast(Tensor, self.proj_drop(self.proj(out.transpose(1, 2).flatten(2))))  # (B, T, D)
 
 
 class _FastLayerScale(LayerScale):
-    """In bfloat16 on a CPU, a float32 factor would turn the residual stream to float32 from here on."""
+    """LayerScale that keeps bfloat16 on a CPU, where a float32 factor would promote the residual stream."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale B x T x D."""
+        """Multiply tokens (B, T, D) by the factors (D,)."""
         return x * (self.gamma.to(x.dtype) if in_bfloat16_on_cpu(x) else self.gamma)
 
 
 class _FastAttentionPool(AttentionPoolModule):
-    """Attention pooling by the fastest kernel of the device."""
+    """Attention pooling with the fastest kernel for the device."""
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return B x D for tokens B x T x D."""
+        """Map tokens (B, T, D) to (B, D)."""
         z = z[:, self.skip :]
-        (q,) = project_heads(self.latent.expand(z.shape[0], -1, -1), self.q, 1, self.heads)  # B H 1 d
-        k, v = project_heads(z, self.kv, 2, self.heads)  # B H T d
-        y = self.proj(attend(q, k, v).transpose(1, 2).flatten(2))  # B 1 D
-        return cast(Tensor, (y + self.mlp(self.norm(y)))[:, 0])  # B D
+        (q,) = project_heads(self.latent.expand(z.shape[0], -1, -1), self.q, 1, self.heads)  # (B, heads, 1, d)
+        k, v = project_heads(z, self.kv, 2, self.heads)  # (B, heads, T, d)
+        y = self.proj(attend(q, k, v).transpose(1, 2).flatten(2))  # (B, 1, D)
+        return cast(Tensor, (y + self.mlp(self.norm(y)))[:, 0])  # (B, D)
 
 
 class _FastLinearPatchEmbed(LinearPatchEmbed):
     """The patch projection as one matrix product."""
 
     def project(self, images: Tensor) -> Tensor:
-        """Return tokens B x T x D."""
+        """Map images (B, C, H, W) to patches (B, N, D)."""
         images = images.to(torch.bfloat16) if in_bfloat16_on_cpu(images) else images
-        return linear(flattened(images, self.patch), self.proj.weight.flatten(1), self.proj.bias)
+        return linear(flatten_patches(images, self.patch), self.proj.weight.flatten(1), self.proj.bias)
 
 
 class _FastStridedPatchEmbed(StridedPatchEmbed):
-    """The strided convolution, or in bfloat16 on a CPU the same as one matrix product."""
+    """The strided convolution. In bfloat16 on a CPU, one matrix product computes the same result faster."""
 
     def project(self, images: Tensor) -> Tensor:
-        """Return tokens B x T x D."""
+        """Map images (B, C, H, W) to patches (B, N, D)."""
         if in_bfloat16_on_cpu(images):
             return _FastLinearPatchEmbed.project(cast(_FastLinearPatchEmbed, self), images)
         return super().project(images)
 
 
 class _ChannelsLast(PatchEmbed):
-    """In bfloat16 on a CPU, faster convolutions, and tokens that are contiguous."""
+    """A stem whose convolutions run channels-last in bfloat16 on a CPU: faster, and with contiguous tokens."""
 
     def project(self, images: Tensor) -> Tensor:
-        """Return tokens B x T x D."""
+        """Map images (B, C, H, W) to patches (B, N, D)."""
         if in_bfloat16_on_cpu(images):
             images = images.contiguous(memory_format=torch.channels_last)
         return super().project(images)
 
 
 class _FastConvPatchEmbed(_ChannelsLast, ConvPatchEmbed):
-    """The convolutional stem."""
+    """The convolutional stem, channels-last in bfloat16 on a CPU."""
 
 
 class _FastResNetPatchEmbed(_ChannelsLast, ResNetPatchEmbed):
-    """The hybrid's stem."""
+    """The stem of hybrids, channels-last in bfloat16 on a CPU."""
 
 
 _FAST: dict[type[nn.Module], type[nn.Module]] = {

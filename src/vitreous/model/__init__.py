@@ -1,8 +1,12 @@
-"""The plain model. It imports only torch; training, files and fast kernels live elsewhere. Begin with ``vit.py``.
+"""The plain model. It imports only torch; training, files and fast kernels live elsewhere.
 
-- ``vit.py``: the Vision Transformer, equations 1 to 4; it composes the parts below.
-- ``config.py``: the configuration, made of those of the parts; ``part.py``: what a part is; ``sizes.py``: named sizes.
-- One file, or one folder with a file for each kind, per part: ``stems/``, ``positions/``, ``attention.py``, ``mlp.py``,
-  ``block.py``, ``pools.py``, ``heads.py``. Each has configuration, module, checks, initialisation and memory.
-- ``init.py``: initialisation schemes, by the role of a layer.
+Read ``vit.py`` first.
+
+- ``vit.py``: the Vision Transformer, equations 1 to 4. It composes the parts below.
+- ``config.py``: the configuration of a model, made of the configurations of its parts.
+- ``part.py``: what all parts have in common. ``sizes.py``: the table of named sizes.
+- ``stems/``, ``positions/``, ``attention.py``, ``mlp.py``, ``block.py``, ``pools.py``, ``heads.py``: the parts. The
+  file of a part holds its configuration, module, checks, initialisation and memory use; stems and positions have one
+  file per kind.
+- ``init.py``: the initialisation schemes. They choose initial values by the role of a layer.
 """

@@ -1,6 +1,6 @@
 """Multi-head self-attention (appendix A of arXiv 2010.11929).
 
-Shapes: B batch, H heads, T tokens (prefix and patches), D width, d = D / H channels of a head.
+Shapes: B batch, H heads, T tokens (prefix and patches), D width, d = D / H channels per head.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ class AttentionConfig(Part):
     """`softmax`: scaled dot-product attention.
 
     Args:
-        qkv_bias: Biases on the query, key and value projections.
-        qk_norm: LayerNorm on the queries and keys of each head (arXiv 2302.05442).
-        dropout: On attention weights, in [0, 1).
-        proj_dropout: After the output projection, in [0, 1). None: the model's ``dropout``.
+        qkv_bias: Whether the query, key and value projections have biases.
+        qk_norm: Whether the queries and keys of each head pass through a LayerNorm, which keeps the attention scores
+            from growing without bound (arXiv 2302.05442).
+        dropout: Dropout probability of the attention weights, in [0, 1).
+        proj_dropout: Dropout probability after the output projection, in [0, 1). None uses the model's ``dropout``.
     """
 
     kind = "softmax"
@@ -42,11 +43,11 @@ class AttentionConfig(Part):
                 yield f"attention.{name} is {getattr(self, name)}, it must be in [0, 1)"
 
     def build(self, shape: Shape, position: Position) -> Attention:
-        """Return the module of one block."""
+        """Return the attention module of one block."""
         return Attention(self, shape, position)
 
-    def numbers(self, shape: Shape, tokens: int) -> int:
-        """Count the numbers per image that the projections hold at once."""
+    def activations(self, shape: Shape, tokens: int) -> int:
+        """Return how many numbers per image the projections hold in memory at once."""
         return 6 * tokens * shape.width
 
 
@@ -54,7 +55,11 @@ ATTENTIONS = (AttentionConfig,)
 
 
 class Attention(nn.Module):
-    """Equations 5 to 8, with one matrix U_qkv for all heads, and what the position embedding does in attention."""
+    """Equations 5 to 8.
+
+    One matrix, U_qkv, computes the queries, keys and values of all heads. Some position embeddings rotate the queries
+    and keys, or add a bias to the attention scores.
+    """
 
     def __init__(self, config: AttentionConfig, shape: Shape, position: Position) -> None:
         super().__init__()
@@ -69,17 +74,21 @@ class Attention(nn.Module):
             self.register_parameter(name, nn.Parameter(tensor))
 
     def forward(self, x: Tensor, context: Any = None) -> Tensor:
-        """Mix tokens B x T x D; ``context`` is what the position embedding made for the image size."""
-        q, k, v = (part.transpose(1, 2) for part in self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2))  # B H T d
+        """Let every token attend to every token: (B, T, D) to (B, T, D).
+
+        ``context`` is what the position embedding prepared for this image size.
+        """
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)  # (B, T, H, d) each
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H, T, d) each
         q, k = self.position.rotate(self.q_norm(q), context), self.position.rotate(self.k_norm(k), context)
-        bias = self.position.bias(self, q, context)  # B H T T, or None
-        out = F.scaled_dot_product_attention(q, k, v, bias, self.dropout if self.training else 0.0)  # B H T d
-        return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))  # B T D
+        bias = self.position.bias(self, q, context)  # (B, H, T, T), or None
+        out = F.scaled_dot_product_attention(q, k, v, bias, self.dropout if self.training else 0.0)  # (B, H, T, d)
+        return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))  # (B, T, D)
 
     def initialise(self, scheme: Scheme) -> None:
-        """Draw the weights in place."""
+        """Initialise the projections in place."""
         scheme.attention(self.qkv, self.proj)
 
     def initialise_tokens(self, scheme: Scheme) -> None:
-        """Draw what the position embedding learns in attention."""
+        """Initialise the parameters that the position embedding adds to attention."""
         self.position.initialise(self, scheme.position_std)

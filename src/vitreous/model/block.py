@@ -1,4 +1,4 @@
-"""The encoder block: attention and MLP, each after a norm and with a residual connection.
+"""The encoder block: attention, then an MLP, each with a norm before it and a residual connection around it.
 
 Shapes: B batch, T tokens (prefix and patches), D width.
 """
@@ -24,12 +24,14 @@ class BlockConfig(Part):
     """`pre-norm`: a norm before attention and before the MLP (section 3.1).
 
     Args:
-        layer_scale: Initial value of a learned factor per channel on each residual branch (arXiv 2103.17239). None:
-            no such factor.
-        drop_path: Stochastic depth: probability of dropping a residual branch, growing linearly from 0 in the first
-            block to this value in the last (arXiv 1603.09382). In [0, 1).
-        zero_residual: Start the last matrix of each branch at zero, so that a block begins as the identity.
-        checkpoint: Recompute the block's activations in the backward pass: less memory, about a third more time.
+        layer_scale: Initial value of LayerScale, a learned factor for each channel of a residual branch
+            (arXiv 2103.17239). None disables it.
+        drop_path: Stochastic depth: the probability of skipping a residual branch in training. It grows linearly from
+            0 in the first block to this value in the last (arXiv 1603.09382). In [0, 1).
+        zero_residual: Whether the last matrix of each residual branch starts at zero, so that every block starts as
+            the identity.
+        checkpoint: Whether to recompute activations in the backward pass instead of storing them. This saves memory
+            and takes about a third more time.
     """
 
     kind = "pre-norm"
@@ -43,11 +45,11 @@ class BlockConfig(Part):
             yield f"block.drop_path is {self.drop_path}, it must be in [0, 1)"
 
     def build(self, shape: Shape, index: int, attn: Attention, mlp: Mlp) -> Block:
-        """Return the block of an index, counted from 0, around its attention and its MLP."""
+        """Return block number ``index``, counted from 0, made of the given attention and MLP."""
         return Block(self, shape, self.drop_path * index / max(1, shape.depth - 1), attn, mlp)
 
-    def start(self, blocks: nn.Module) -> None:
-        """Set the last matrix of each branch to zero, if `zero_residual` is set."""
+    def initialise(self, blocks: nn.Module) -> None:
+        """Set the last matrix of each residual branch to zero if ``zero_residual`` is on."""
         for name, weight in blocks.named_parameters():
             if self.zero_residual and name.endswith(("attn.proj.weight", "mlp.fc2.weight")):
                 nn.init.zeros_(weight)
@@ -57,7 +59,7 @@ BLOCKS = (BlockConfig,)
 
 
 class Block(nn.Module):
-    """Equations 2 and 3."""
+    """Equations 2 and 3: tokens exchange information in attention, then each passes through the MLP on its own."""
 
     def __init__(self, config: BlockConfig, shape: Shape, drop_path: float, attn: Attention, mlp: Mlp) -> None:
         super().__init__()
@@ -71,32 +73,39 @@ class Block(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
 
     def forward(self, z: Tensor, context: Any = None) -> Tensor:
-        """Map tokens B x T x D to B x T x D; ``context`` is passed to attention."""
-        keep1, keep2 = self.drop_path(z)
-        z = z + keep1 * self.ls1(self.attn(self.norm1(z), context))  # equation 2: z' = MSA(LN(z)) + z
-        return z + keep2 * self.ls2(self.mlp(self.norm2(z)))  # equation 3: z = MLP(LN(z')) + z'
+        """Map tokens (B, T, D) to (B, T, D). Attention receives ``context`` from the position embedding."""
+        attn_factors, mlp_factors = self.drop_path(z)
+        z = z + attn_factors * self.ls1(self.attn(self.norm1(z), context))  # equation 2: z' = MSA(LN(z)) + z
+        return z + mlp_factors * self.ls2(self.mlp(self.norm2(z)))  # equation 3: z = MLP(LN(z')) + z'
 
 
 class LayerScale(nn.Module):
-    """A learned factor per channel."""
+    """Multiplies each channel by a learned factor. A small start keeps deep models close to the identity."""
 
     def __init__(self, width: int, value: float) -> None:
         super().__init__()
         self.gamma = nn.Parameter(torch.full((width,), value))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale B x T x D."""
+        """Multiply tokens (B, T, D) by the factors (D,)."""
         return x * self.gamma
 
 
 class StochasticDepth(nn.Module):
-    """In training, drops a branch of an image with probability ``rate``, and scales up the ones it keeps."""
+    """Draws which residual branches are skipped in training.
+
+    Each image skips a branch with probability ``rate``. Branches that are kept are scaled up by 1 / (1 - rate), so that
+    their expected value stays the same.
+    """
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return the factors of both branches for tokens z: 2 x B x 1 x 1, or 2 x 1 x 1 x 1 if none is dropped."""
+        """Return the factors of the two branches of a block for tokens z (B, T, D).
+
+        The factors are (2, B, 1, 1), or (2, 1, 1, 1) if nothing can be dropped.
+        """
         keep = 1 - self.rate if self.training else 1.0
         return z.new_empty(2, len(z), 1, 1).bernoulli_(keep).div_(keep) if keep < 1 else z.new_ones(2, 1, 1, 1)

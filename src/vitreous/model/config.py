@@ -1,4 +1,4 @@
-"""The configuration of a Vision Transformer: the numbers of its shape, and its parts."""
+"""The configuration of a Vision Transformer: its dimensions and its parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vitreous.choices import misfits, unknown_choices
+from vitreous.choices import unknown_choices, wrong_types
 from vitreous.errors import ConfigError, did_you_mean
 from vitreous.model.attention import ATTENTIONS, AttentionConfig
 from vitreous.model.block import BLOCKS, BlockConfig
@@ -31,47 +31,52 @@ PARTS: dict[str, tuple[type[Part], ...]] = {
     "pool": POOLS,
     "head": HEADS,
 }
-"""The fields of a configuration that are parts, and the kinds of each."""
+"""For each field of a configuration that is a part, the kinds that a user can choose."""
 
 
 @dataclass(frozen=True)
 class ViTConfig(Shape):
-    """Everything that shapes a :class:`~vitreous.model.vit.VisionTransformer`.
+    """The complete configuration of a :class:`~vitreous.model.vit.VisionTransformer`.
 
-    The defaults are ViT-B/16 of arXiv 2010.11929 (table 1); "section" and "equation" mean that paper. A part is given
-    as an object, ``position=Rope2d(theta=50)``; as the name of a kind, ``position="rope-2d"``; or as a mapping,
-    ``position={"kind": "rope-2d", "theta": 50}``.
+    The defaults are those of ViT-B/16 in arXiv 2010.11929 (table 1); "section" and "equation" refer to that paper.
+    There are three ways to choose a part: as an object, ``position=Rope2d(theta=50)``; as the name of a kind,
+    ``position="rope-2d"``; or as a mapping, ``position={"kind": "rope-2d", "theta": 50}``.
 
     Args:
-        image_size: Height and width in pixels that the position embeddings are laid out for. Other sizes work at
-            forward time.
+        image_size: Height and width in pixels for which the position embeddings are learned. A model also accepts
+            images of other sizes.
         patch_size: Height and width of a patch in pixels (P in section 3.1).
-        in_channels: Channels of the image: 3 for colour, 1 for grey (C).
-        num_classes: Outputs of the head (K). 0: no last layer. ``vitreous train`` takes it from the data.
-        width: Size of every token (D).
+        in_channels: Number of image channels (C): 3 for colour, 1 for grey.
+        num_classes: Number of outputs of the head (K); 0 removes its last layer. ``vitreous train`` takes the number
+            from the data.
+        width: Length of every token vector (D).
         depth: Number of encoder blocks (L).
-        heads: Attention heads per block (k in appendix A). Must divide the width.
-        mlp_dim: Size of the hidden layer in each block's MLP.
-        class_token: Whether there is a [CLS] token. None: only where ``pool`` reads it.
-        registers: Extra learned tokens that nothing reads (arXiv 2309.16588).
-        dropout: After every dense layer except qkv, and after positions are added (appendix B.1). In [0, 1).
+        heads: Number of attention heads per block (k in appendix A). It must divide the width.
+        mlp_dim: Size of the hidden layer in the MLP of each block.
+        class_token: Whether the sequence starts with a [CLS] token. None adds one only if ``pool`` reads it.
+        registers: Number of extra learned tokens. Nothing reads them; they give attention a place to store global
+            information (arXiv 2309.16588).
+        dropout: Dropout probability after every dense layer except qkv, and after the position embeddings are added
+            (appendix B.1). In [0, 1).
         norm_eps: Epsilon of every LayerNorm.
         stem: How pixels become tokens.
-        position: How the model knows where a patch lies.
-        attention: How tokens mix in a block.
-        mlp: What a block applies to each token.
+        position: How the model knows where each patch lies.
+        attention: How the tokens in a block exchange information.
+        mlp: What a block applies to each token on its own.
         block: How a block combines attention and MLP.
-        pool: What the head reads.
-        head: From the pooled vector to the classes.
-        final_norm: Where the last LayerNorm is. `tokens`: before pooling (equation 4). `pooled`: after it (timm's
-            ``fc_norm``). `none`.
-        patch_dropout: Fraction of patch tokens dropped from each training image (arXiv 2208.07220). In [0, 1).
-        init: How weights start. `jax`: as the paper's code. `timm`: normal 0.02. `torchvision`: as its
-            vision_transformer. `torch`: PyTorch's layer defaults, with tokens and positions from N(0, 1). `mimetic`: as
-            `jax`, but attention and learned positions start as in trained models (arXiv 2305.09828).
+        pool: How the tokens become the one vector that the head reads.
+        head: How the pooled vector becomes logits.
+        final_norm: Position of the last LayerNorm: `tokens`, before pooling (equation 4); `pooled`, after pooling
+            (timm's ``fc_norm``); or `none`.
+        patch_dropout: Fraction of the patch tokens that is dropped from each training image, which makes training
+            faster (arXiv 2208.07220). In [0, 1).
+        init: How weights are initialised. `jax`: as in the paper's code. `timm`: as in timm, from a normal distribution
+            with standard deviation 0.02. `torchvision`: as in its vision_transformer. `torch`: PyTorch's layer
+            defaults, with tokens and positions from N(0, 1). `mimetic`: as `jax`, but attention and learned positions
+            start out resembling those of trained models (arXiv 2305.09828).
 
     Raises:
-        ConfigError: If values are out of range or contradict each other; all problems come in one error.
+        ConfigError: If values are out of range or contradict each other. One error lists all problems.
     """
 
     stem: Stem = PatchStem()
@@ -86,7 +91,7 @@ class ViTConfig(Shape):
     init: Literal["jax", "timm", "torchvision", "torch", "mimetic"] = "jax"
 
     def __post_init__(self) -> None:
-        """Make parts of names and mappings, and check everything."""
+        """Turn names and mappings into parts, and check all values."""
         unknown = {}
         for name, kinds in PARTS.items():
             try:
@@ -97,7 +102,7 @@ class ViTConfig(Shape):
         for name in ("image_size", "patch_size"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        problems = list(misfits(self, skip=PARTS)) or [*unknown.values(), *_problems(self, unknown)]
+        problems = list(wrong_types(self, skip=PARTS)) or [*unknown.values(), *_problems(self, unknown)]
         if problems:
             raise ConfigError("; ".join(problems))
 
@@ -108,26 +113,26 @@ class ViTConfig(Shape):
 
     @property
     def pooled_width(self) -> int:
-        """Length of what pooling returns."""
+        """Length of the pooled vector."""
         return self.pool.output_width(self)
 
     @property
     def features(self) -> int:
-        """Length of what the head's last layer reads."""
+        """Length of the vector that the last layer of the head reads."""
         return self.head.features(self.pooled_width, self)
 
     def with_options(self, options: Mapping[str, Any]) -> ViTConfig:
         """Return a copy with some fields changed.
 
         Args:
-            options: By field. A part's options without a kind change the part as it is; another kind starts from that
-                kind's defaults.
+            options: New values by field name. For a part, a mapping without a kind changes options of the present part;
+                a mapping with another kind starts from the defaults of that kind.
 
         Raises:
             ConfigError: If a field, a kind or an option is unknown, or the result contradicts itself.
         """
         if unknown := [name for name in options if name not in ViTConfig.__dataclass_fields__]:
-            raise ConfigError(" ".join(f"a model has no option '{name}'.{_nearest(name)}" for name in unknown))
+            raise ConfigError(" ".join(f"a model has no option '{name}'.{_suggest(name)}" for name in unknown))
         changes = {
             name: choose(name, PARTS[name], value, getattr(self, name)) if name in PARTS else value
             for name, value in options.items()
@@ -135,7 +140,10 @@ class ViTConfig(Shape):
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, each part with its kind; ``ViTConfig(**values)`` makes the same configuration."""
+        """Return the fields as plain values, where each part is a mapping with its kind.
+
+        ``ViTConfig(**values)`` builds the same configuration again.
+        """
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value.to_dict() if isinstance(value, Part) else value for name, value in values.items()}
 
@@ -143,8 +151,8 @@ class ViTConfig(Shape):
 _DEFAULTS: dict[str, Any] = {name: ViTConfig.__dataclass_fields__[name].default for name in PARTS}
 
 
-def _nearest(name: str) -> str:
-    """Return a "did you mean" for a field, or for an option of a part such as ``block.drop_path``."""
+def _suggest(name: str) -> str:
+    """Return a "did you mean" hint that names a field, or an option of a part such as ``block.drop_path``."""
     options = {
         f.name: f"{part}.{f.name}" for part, kinds in PARTS.items() for k in kinds for f in dataclasses.fields(k)
     }
@@ -153,7 +161,7 @@ def _nearest(name: str) -> str:
 
 
 def _problems(c: ViTConfig, skip: Collection[str]) -> Iterator[str]:
-    """Yield one sentence per contradiction in a configuration; parts to skip are reported already."""
+    """Yield one sentence for each problem in a configuration, without the parts in ``skip``."""
     yield from unknown_choices(c)
     (height, width), (ph, pw) = pair(c.image_size), pair(c.patch_size)
     counts = {name: getattr(c, name) for name in ("width", "depth", "heads", "mlp_dim", "in_channels")}
@@ -162,10 +170,10 @@ def _problems(c: ViTConfig, skip: Collection[str]) -> Iterator[str]:
         yield from below
         return
     if (height, ph) == (width, pw):
-        yield from _untiled(height, ph, "size")
+        yield from _tiling_problems(height, ph, "size")
     else:
-        yield from _untiled(height, ph, "height")
-        yield from _untiled(width, pw, "width")
+        yield from _tiling_problems(height, ph, "height")
+        yield from _tiling_problems(width, pw, "width")
     if c.width % c.heads:
         fits = sorted(_divisors(c.width), key=lambda h: abs(h - c.heads))[:2]
         yield f"width {c.width} is not a multiple of heads {c.heads}: use {' or '.join(map(str, sorted(fits)))} heads"
@@ -186,16 +194,16 @@ def _problems(c: ViTConfig, skip: Collection[str]) -> Iterator[str]:
         yield f"registers ({c.registers}) and num_classes ({c.num_classes}) cannot be negative"
 
 
-_MOST_TRIED = 4096  # divisors that an error message tries
+_MAX_DIVISOR = 4096  # keeps the error message for an absurdly large size fast
 
 
 def _divisors(number: int) -> list[int]:
-    """Return the divisors of a number, up to a limit."""
-    return [n for n in range(1, min(number, _MOST_TRIED) + 1) if number % n == 0]
+    """Return the divisors of a number up to ``_MAX_DIVISOR``."""
+    return [n for n in range(1, min(number, _MAX_DIVISOR) + 1) if number % n == 0]
 
 
-def _untiled(length: int, patch: int, side: str) -> Iterator[str]:
-    """Yield an error if patches do not tile an image side; it names the nearest sizes that fit."""
+def _tiling_problems(length: int, patch: int, side: str) -> Iterator[str]:
+    """Yield a sentence that suggests the nearest sizes if patches do not tile one side of the image."""
     if length % patch == 0:
         return
     sizes = sorted({max(patch, length // patch * patch), -(-length // patch) * patch})

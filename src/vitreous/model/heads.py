@@ -17,24 +17,25 @@ __all__ = ["HEADS", "Head", "LinearHead", "MlpHead", "PreLogits"]
 
 @dataclass(frozen=True)
 class Head(Part):
-    """A kind of head. Its last layer is linear, from ``features`` to the classes.
+    """A kind of head. The last layer is always linear, from ``features`` inputs to one output per class.
 
     Args:
-        zero: Start the last layer at zero (section 3.2). None: as the model's ``init`` does.
+        zero: Whether the last layer starts at zero (section 3.2), so that all classes are equally likely at first. None
+            leaves this to the model's ``init``.
     """
 
     zero: bool | None = None
 
     def features(self, pooled_width: int, shape: Shape) -> int:
-        """Return the length of what the last layer reads."""
+        """Return the length of the vector that the last layer reads."""
         return pooled_width
 
     def build_pre_logits(self, pooled_width: int, shape: Shape) -> nn.Module:
-        """Return the module before the last layer, from B x ``pooled_width`` to B x ``features``."""
+        """Return the module before the last layer. It maps (B, ``pooled_width``) to (B, ``features``)."""
         return nn.Identity()
 
-    def start(self, layer: nn.Module, scheme: Scheme) -> None:
-        """Set the last layer to zero where this configuration or the scheme says so."""
+    def initialise(self, layer: nn.Module, scheme: Scheme) -> None:
+        """Set the last layer to zero if ``zero`` is on, or if it is None and the scheme has ``zero_head``."""
         if isinstance(layer, nn.Linear) and (scheme.zero_head if self.zero is None else self.zero):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -42,18 +43,18 @@ class Head(Part):
 
 @dataclass(frozen=True)
 class LinearHead(Head):
-    """`linear`: one layer, the paper's head in fine-tuning."""
+    """`linear`: one linear layer, as in the paper's fine-tuning."""
 
     kind = "linear"
 
 
 @dataclass(frozen=True)
 class MlpHead(Head):
-    """`mlp`: one hidden layer, the paper's head in pre-training.
+    """`mlp`: one hidden layer before the last, as in the paper's pre-training.
 
     Args:
-        hidden: Size of the hidden layer. None: the width.
-        activation: The paper's code uses tanh.
+        hidden: Size of the hidden layer. None uses the model's width.
+        activation: Activation of the hidden layer. The paper's code uses `tanh`.
     """
 
     kind = "mlp"
@@ -75,7 +76,7 @@ HEADS: tuple[type[Head], ...] = (LinearHead, MlpHead)
 
 
 class PreLogits(nn.Module):
-    """The hidden layer of the MLP head; its output is what the paper's code calls "pre_logits"."""
+    """The hidden layer of the MLP head. The paper's code calls its output "pre_logits"."""
 
     def __init__(self, width: int, hidden: int, activation: str) -> None:
         super().__init__()
@@ -83,9 +84,9 @@ class PreLogits(nn.Module):
         self.act = ACTIVATIONS[activation]()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map B x D to B x hidden."""
+        """Map (B, D) to (B, hidden)."""
         return self.act(self.fc(x))
 
     def initialise(self, scheme: Scheme) -> None:
-        """Draw the weights in place."""
+        """Initialise the layer in place."""
         scheme.pre_logits(self.fc)

@@ -1,7 +1,7 @@
-"""How weights start: the schemes of the paper's JAX code, timm, torchvision and others.
+"""Initialisation schemes: those of the paper's JAX code, timm, torchvision and others.
 
-A scheme has one method for each role that a layer can have; a part tells the scheme which of its layers has which role,
-in its own ``initialise``. All draws come from torch's global generator.
+A scheme has one method for each role that a layer can play, such as ``attention`` or ``mlp``. The ``initialise`` method
+of a module passes its layers to the methods for their roles. All random numbers come from torch's global generator.
 """
 
 from __future__ import annotations
@@ -20,15 +20,21 @@ __all__ = ["SCHEMES", "Jax", "Mimetic", "Scheme", "Timm", "Torchvision"]
 
 
 class Scheme:
-    """PyTorch's layer defaults; tokens and positions from N(0, 1), as the public notebook tutorials have them."""
+    """Keeps PyTorch's defaults for layers, and draws tokens and positions from N(0, 1) as public notebook tutorials do.
+
+    The other schemes override what they do differently.
+    """
 
     class_token_std: ClassVar[float] = 1.0
     position_std: ClassVar[float] = 1.0
     zero_head: ClassVar[bool] = False
-    """Whether the last layer starts at zero where the configuration does not say."""
+    """Whether the last layer of the head starts at zero if its configuration leaves this open."""
 
     def initialise(self, model: nn.Module) -> None:
-        """Draw all weights in place. Parts may change those of their layers; tokens and positions come last."""
+        """Initialise all weights in place.
+
+        The order matters: generic layers come first, then the roles that override them, then tokens and positions.
+        """
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
                 self.layer(module)
@@ -38,26 +44,26 @@ class Scheme:
                     getattr(module, hook)(self)
 
     def layer(self, layer: nn.Linear | nn.Conv2d) -> None:
-        """Any dense layer or convolution, unless a role below overrides it."""
+        """Initialise a dense layer or convolution. The roles below run later and may override the result."""
 
     def attention(self, qkv: nn.Linear, proj: nn.Linear) -> None:
-        """The projections of an encoder block's attention; queries, keys and values are stacked in ``qkv``."""
+        """Initialise the projections of attention in a block; ``qkv`` stacks those of queries, keys and values."""
 
     def mlp(self, *layers: nn.Linear) -> None:
-        """The dense layers of an MLP."""
+        """Initialise the dense layers of an MLP."""
 
     def attention_pool(self, q: nn.Linear, kv: nn.Linear, proj: nn.Linear) -> None:
-        """The projections of attention pooling."""
+        """Initialise the projections of attention pooling."""
 
     def pre_logits(self, layer: nn.Linear) -> None:
-        """The hidden layer of the MLP head."""
+        """Initialise the hidden layer of the MLP head."""
 
     def latent(self, query: Tensor) -> None:
-        """The learned query of attention pooling, 1 x 1 x D; as big_vision's MAPHead."""
+        """Initialise the learned query of attention pooling, (1, 1, D), as big_vision's MAPHead does."""
         nn.init.xavier_uniform_(query[0])
 
-    def finish(self, model: nn.Module, position: Position, grid: tuple[int, int]) -> None:
-        """What is set after everything is drawn."""
+    def adjust(self, model: nn.Module, position: Position, grid: tuple[int, int]) -> None:
+        """Adjust weights after all of them are initialised."""
 
     def problems(self, position: Position, width: int) -> Iterator[str]:
         """Yield one sentence if the scheme cannot initialise the position embedding at this width."""
@@ -65,18 +71,21 @@ class Scheme:
 
 
 class Jax(Scheme):
-    """google-research/vision_transformer, models_vit.py: xavier uniform in the encoder, flax defaults outside."""
+    """The scheme of google-research/vision_transformer (models_vit.py).
+
+    Layers in the encoder are Xavier uniform; layers outside it keep flax's defaults.
+    """
 
     class_token_std, position_std, zero_head = 0.0, 0.02, True
 
     def layer(self, layer: nn.Linear | nn.Conv2d) -> None:
-        std = math.sqrt(1 / layer.weight[0].numel()) / 0.87962566103423978  # truncated at 2 sigma, variance 1 / fan-in
+        std = math.sqrt(1 / layer.weight[0].numel()) / 0.87962566103423978  # variance 1 / fan-in after truncation
         nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
 
     def attention(self, qkv: nn.Linear, proj: nn.Linear) -> None:
-        for matrix in (*qkv.weight.split(qkv.in_features), proj.weight):  # query, key and value are drawn apart
+        for matrix in (*qkv.weight.split(qkv.in_features), proj.weight):  # q, k and v are separate matrices there
             nn.init.xavier_uniform_(matrix)
 
     def mlp(self, *layers: nn.Linear) -> None:
@@ -90,10 +99,11 @@ class Jax(Scheme):
 
 
 class Timm(Scheme):
-    """timm 1.0, vision_transformer.py, weight_init='': linear layers normal 0.02, biases zero.
+    """The scheme of timm 1.0 (vision_transformer.py with weight_init='').
 
-    timm and torchvision truncate their normals at -2 and 2, many standard deviations out. There torch 2.11's
-    ``trunc_normal_`` puts one weight in some 17 million at exactly -2, so these are not truncated.
+    Weights of linear layers come from a normal distribution with standard deviation 0.02, and biases are zero. timm and
+    torchvision truncate their normal distributions at -2 and 2, many standard deviations out. This code does not,
+    because ``trunc_normal_`` of torch 2.11 then sets about one weight in 17 million to exactly -2.
     """
 
     class_token_std, position_std = 1e-6, 0.02
@@ -104,7 +114,7 @@ class Timm(Scheme):
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
-    def finish(self, model: nn.Module, position: Position, grid: tuple[int, int]) -> None:
+    def adjust(self, model: nn.Module, position: Position, grid: tuple[int, int]) -> None:
         for name, parameter in model.named_parameters():
             if name == "attn_pool.latent":
                 std = parameter.shape[-1] ** -0.5
@@ -112,7 +122,10 @@ class Timm(Scheme):
 
 
 class Torchvision(Scheme):
-    """torchvision, vision_transformer.py: patches normal by fan-in, MLP and qkv xavier uniform."""
+    """The scheme of torchvision (vision_transformer.py).
+
+    The patch projection is normal with variance 1 / fan-in; MLP and qkv weights are Xavier uniform.
+    """
 
     class_token_std, position_std, zero_head = 0.0, 0.02, True
 
@@ -121,7 +134,7 @@ class Torchvision(Scheme):
             _normal_by_fan_in(layer)
 
     def attention(self, qkv: nn.Linear, proj: nn.Linear) -> None:
-        nn.init.xavier_uniform_(qkv.weight)  # over the stacked matrix, as nn.MultiheadAttention does
+        nn.init.xavier_uniform_(qkv.weight)  # one draw for the stacked matrix, as in nn.MultiheadAttention
         if qkv.bias is not None:
             nn.init.zeros_(qkv.bias)
         nn.init.zeros_(proj.bias)
@@ -140,15 +153,15 @@ class Torchvision(Scheme):
 
 
 class Mimetic(Jax):
-    """Mimetic initialisation (arXiv 2305.09828): attention starts as trained ViTs end; the rest is as :class:`Jax`.
+    """Mimetic initialisation (arXiv 2305.09828): attention starts with the structure seen in trained ViTs.
 
-    In each head, the product of the query and key weights is near the identity, so tokens attend to similar tokens. The
-    product of the value and output weights is near the negative identity. Learned positions start as sines and cosines
-    of half the usual size.
+    In each head, the product of the query and key weights is close to the identity, so tokens attend to similar tokens.
+    The product of the value and output weights is close to the negative identity. Learned positions start as sines and
+    cosines of half the usual size. All other weights are as in :class:`Jax`.
     """
 
     @torch.no_grad()
-    def finish(self, model: nn.Module, position: Position, grid: tuple[int, int]) -> None:
+    def adjust(self, model: nn.Module, position: Position, grid: tuple[int, int]) -> None:
         module: Any
         for module in model.modules():
             if not (hasattr(module, "qkv") and hasattr(module, "heads")):
@@ -184,8 +197,12 @@ def _normal_by_fan_in(layer: nn.Linear | nn.Conv2d) -> None:
 
 
 def _low_rank_factors(width: int, rank: int, noise: float, identity: float) -> tuple[Tensor, Tensor]:
-    """Return A and B, rank x width; A^T B is the nearest of that rank to N(0, noise^2 / D) + identity I."""
+    """Return A and B, (rank, width) each, whose product A^T B is close to ``identity`` times the identity matrix.
+
+    A^T B is the best approximation of that rank to a target matrix: ``identity`` times the identity matrix, plus
+    noise from N(0, noise^2 / width).
+    """
     target = noise * torch.randn(width, width) / math.sqrt(width) + identity * torch.eye(width)
-    left, strength, right = torch.linalg.svd(target)
-    root = strength[:rank, None].sqrt()
-    return root * left[:, :rank].T, root * right[:rank]
+    U, S, Vh = torch.linalg.svd(target)
+    root = S[:rank, None].sqrt()
+    return root * U[:, :rank].T, root * Vh[:rank]

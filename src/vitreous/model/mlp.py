@@ -1,4 +1,7 @@
-"""The MLP of an encoder block (section 3.1, appendix B.1). Attention pooling uses it too."""
+"""The MLP of an encoder block (section 3.1, appendix B.1). Attention pooling uses the same module.
+
+Shapes: B batch, T tokens, D width.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +26,21 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True)
 class MlpConfig(Part):
-    """`dense`: two dense layers with an activation between them, and the model's ``dropout`` after each.
+    """`dense`: two dense layers with an activation between them, each followed by the model's ``dropout``.
 
     Args:
-        activation: `gelu-tanh` is the approximation that JAX calls gelu.
+        activation: Activation between the layers. `gelu-tanh` is the tanh approximation, which JAX calls gelu.
     """
 
     kind = "dense"
     activation: Literal["gelu", "gelu-tanh", "relu"] = "gelu"
 
     def build(self, shape: Shape) -> Mlp:
-        """Return the module of one block."""
+        """Return the MLP of one block."""
         return Mlp(self, shape)
 
-    def numbers(self, shape: Shape, tokens: int) -> int:
-        """Count the numbers per image that the hidden layer and its surroundings hold at once."""
+    def activations(self, shape: Shape, tokens: int) -> int:
+        """Return how many numbers per image the MLP and the tensors around it hold in memory at once."""
         return 4 * tokens * shape.width + 2 * tokens * shape.mlp_dim
 
 
@@ -45,7 +48,7 @@ MLPS = (MlpConfig,)
 
 
 class Mlp(nn.Module):
-    """From the width to ``mlp_dim`` and back."""
+    """Expands each token from the width to ``mlp_dim`` and projects it back."""
 
     def __init__(self, config: MlpConfig, shape: Shape) -> None:
         super().__init__()
@@ -55,9 +58,9 @@ class Mlp(nn.Module):
         self.drop = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map B x T x D to B x T x D."""
+        """Map tokens (B, T, D) to (B, T, D)."""
         return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
 
     def initialise(self, scheme: Scheme) -> None:
-        """Draw the weights in place."""
+        """Initialise the layers in place."""
         scheme.mlp(self.fc1, self.fc2)

@@ -1,7 +1,8 @@
-"""What the parts of a model share: the numbers they are built from, and how a kind of a part is named and chosen.
+"""What all parts of a model have in common: the dimensions they are built from, and how users choose them.
 
-A part is one file: the configuration that a user writes, the module it builds, its checks, its initialisation and its
-memory. Several kinds of one part, such as position embeddings, are a folder with one file for each kind.
+A part, such as the MLP, is one file with the configuration that a user writes, the module that it builds, its checks,
+its initialisation and its memory use. A part with many kinds, such as the position embedding, is a folder with one file
+per kind.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, cast
 
-from vitreous.choices import misfits, unknown_choices
+from vitreous.choices import unknown_choices, wrong_types
 from vitreous.errors import ConfigError, did_you_mean
 
 __all__ = ["Part", "Shape", "Size2d", "choose", "option_types", "pair"]
@@ -21,13 +22,16 @@ Size2d = int | tuple[int, int]
 
 
 def pair(size: Size2d) -> tuple[int, int]:
-    """Return ``(height, width)``; one number means a square."""
+    """Return ``(height, width)``; a single number means a square."""
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers that parts are built from; :class:`~vitreous.model.config.ViTConfig` documents and checks them."""
+    """The dimensions and settings that parts are built from.
+
+    :class:`~vitreous.model.config.ViTConfig` extends this class, and documents and checks the fields.
+    """
 
     image_size: Size2d = 224
     patch_size: Size2d = 16
@@ -49,12 +53,12 @@ class Shape:
 
     @property
     def prefix_tokens(self) -> int:
-        """Tokens before the patches: [CLS] and registers (P)."""
+        """Number of tokens before the patches: [CLS] and registers."""
         return int(self.has_class_token) + self.registers
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Patches down and across at ``image_size``."""
+        """Rows and columns of patches at ``image_size``."""
         (height, width), (ph, pw) = pair(self.image_size), pair(self.patch_size)
         return height // ph, width // pw
 
@@ -66,32 +70,32 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Length of the sequence at ``image_size`` (P + N)."""
+        """Length of the sequence at ``image_size``: prefix tokens and patches."""
         return self.prefix_tokens + self.patches
 
     @property
     def head_dim(self) -> int:
-        """Channels of one attention head (D_h)."""
+        """Channels per attention head (D_h in appendix A)."""
         return self.width // self.heads
 
 
 @dataclass(frozen=True)
 class Part:
-    """The configuration of a part. A subclass with a ``kind`` is one that users can choose."""
+    """The configuration of a part. Users choose a subclass by its ``kind``."""
 
     kind: ClassVar[str]
 
     def __post_init__(self) -> None:
-        """Refuse options of the wrong type or with an unknown choice, all in one error."""
+        """Check types and choices of all options, and report all problems in one error."""
         for field in dataclasses.fields(self):
             if isinstance(value := getattr(self, field.name), list):
                 object.__setattr__(self, field.name, tuple(value))
         prefix = f"{self.kind} "
-        if problems := [*unknown_choices(self, prefix), *misfits(self, prefix)]:
+        if problems := [*unknown_choices(self, prefix), *wrong_types(self, prefix)]:
             raise ConfigError("; ".join(problems))
 
     def problems(self, shape: Shape) -> Iterator[str]:
-        """Yield one sentence for each option that is out of range or does not fit the shape."""
+        """Yield one sentence for each option that is out of range or does not suit the model's dimensions."""
         yield from ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,7 +104,7 @@ class Part:
 
 
 def option_types(part: type[Part]) -> dict[str, Any]:
-    """Return the options of a kind with their types."""
+    """Return the type of each option of a kind, by name."""
     hints = typing.get_type_hints(part)
     return {field.name: hints[field.name] for field in dataclasses.fields(part)}
 
@@ -109,30 +113,32 @@ AnyPart = TypeVar("AnyPart", bound=Part)
 
 
 def choose(name: str, kinds: Sequence[type[AnyPart]], given: Any, current: AnyPart) -> AnyPart:
-    """Return a part from what a user may write for it.
+    """Return the part that a user asks for.
 
     Args:
-        name: The part's field in the configuration, for errors.
-        kinds: The kinds that there are.
-        given: A part; the name of a kind; or a mapping of options, with the kind under ``kind``.
-        current: The present part. A mapping without a `kind` changes its options.
+        name: The field of the configuration that holds the part, for error messages.
+        kinds: All kinds of the part.
+        given: What the user wrote: a part; the name of a kind; or a mapping of options, with the kind under ``kind``.
+        current: The present part. A mapping without ``kind`` changes options of this part.
 
     Raises:
-        ConfigError: If the kind or an option is unknown. The nearest one is suggested.
+        ConfigError: If the kind or an option is unknown. The message suggests the nearest one.
     """
     if isinstance(given, tuple(kinds)):
         return cast(AnyPart, given)
     options = dict(given) if isinstance(given, Mapping) else {"kind": given}
     known = {kind.kind: kind for kind in kinds}
-    word = options.pop("kind", current.kind)
-    if not isinstance(word, str) or word not in known:
-        hint = did_you_mean(str(word), known)
-        raise ConfigError(f"{name} is '{word}', it must be one of {', '.join(known)}" + (f".{hint}" if hint else ""))
-    chosen = known[word]
+    kind_name = options.pop("kind", current.kind)
+    if not isinstance(kind_name, str) or kind_name not in known:
+        hint = did_you_mean(str(kind_name), known)
+        raise ConfigError(
+            f"{name} is '{kind_name}', it must be one of {', '.join(known)}" + (f".{hint}" if hint else "")
+        )
+    chosen = known[kind_name]
     fields = {field.name for field in dataclasses.fields(chosen)}
     if unknown := [option for option in options if option not in fields]:
         owners = {option: kind.kind for kind in kinds for option in (f.name for f in dataclasses.fields(kind))}
         hint = f" {name} {owners[unknown[0]]} has it" if unknown[0] in owners else did_you_mean(unknown[0], fields)
-        raise ConfigError(f"{name} {word} has no option '{unknown[0]}'" + (f".{hint}" if hint else ""))
+        raise ConfigError(f"{name} {kind_name} has no option '{unknown[0]}'" + (f".{hint}" if hint else ""))
     part: AnyPart = dataclasses.replace(current, **options) if type(current) is chosen else chosen(**options)
     return part

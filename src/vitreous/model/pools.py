@@ -1,8 +1,8 @@
-"""Pooling: one vector from all tokens, for the head to read (equation 4).
+"""Pooling: how all tokens become the one vector that the head reads (equation 4).
 
-A new kind is a subclass of :class:`Pool` here or in a file of its own, and its name in ``POOLS``.
+To add a kind, write a subclass of :class:`Pool` here or in a new file, and list it in ``POOLS``.
 
-Shapes: B batch, H heads, P prefix tokens ([CLS] and registers), T = P + N tokens, D width, d channels of a head.
+Shapes: B batch, H heads, T tokens (prefix and patches), D width, d channels per head.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Pool(Part):
 
     reads_class_token: ClassVar[bool] = False
     module_name: ClassVar[str] = "token_pool"
-    """The module's name in the state dict."""
+    """Name of the pooling module in the state dict."""
 
     def output_width(self, shape: Shape) -> int:
         """Return the length of the pooled vector."""
         return shape.width
 
     def build(self, shape: Shape, mlp: MlpConfig) -> nn.Module:
-        """Return the module, from tokens B x T x D to B x ``output_width``."""
+        """Return the pooling module. It maps tokens (B, T, D) to (B, ``output_width``)."""
         raise NotImplementedError
 
-    def numbers(self, shape: Shape, tokens: int) -> int:
-        """Count the numbers per image that are held besides the tokens."""
+    def activations(self, shape: Shape, tokens: int) -> int:
+        """Return how many numbers per image pooling holds in memory besides the tokens."""
         return 0
 
 
@@ -67,7 +67,7 @@ class Mean(Pool):
     """`mean`: the mean of the patch tokens (appendix D.3).
 
     Args:
-        prefix: Whether [CLS] and registers are pooled too.
+        prefix: Whether pooling includes [CLS] and registers.
     """
 
     kind = "mean"
@@ -79,10 +79,10 @@ class Mean(Pool):
 
 @dataclass(frozen=True)
 class ClassTokenMean(Pool):
-    """`cls-mean`: the class token and the mean of the patches, side by side (DINOv2's classifiers, arXiv 2304.07193).
+    """`cls-mean`: the class token concatenated with the mean of the patches (as in DINOv2, arXiv 2304.07193).
 
     Args:
-        prefix: Whether the mean pools [CLS] and registers too.
+        prefix: Whether the mean includes [CLS] and registers.
     """
 
     kind = "cls-mean"
@@ -98,29 +98,29 @@ class ClassTokenMean(Pool):
 
 @dataclass(frozen=True)
 class AttentionPool(Pool):
-    """`map`: a learned query attends to the tokens, followed by an MLP (MAP head, arXiv 2106.04560).
+    """`map`: a learned query attends to all tokens, and an MLP follows (MAP head, arXiv 2106.04560).
 
     Args:
-        prefix: Whether [CLS] and registers are pooled too.
+        prefix: Whether pooling includes [CLS] and registers.
     """
 
     kind = "map"
-    module_name = "attn_pool"  # timm's
+    module_name = "attn_pool"  # the name in timm
     prefix: bool = True
 
     def build(self, shape: Shape, mlp: MlpConfig) -> nn.Module:
         return AttentionPoolModule(shape, mlp, 0 if self.prefix else shape.prefix_tokens)
 
-    def numbers(self, shape: Shape, tokens: int) -> int:
+    def activations(self, shape: Shape, tokens: int) -> int:
         return 15 * tokens * shape.width  # keys and values of all tokens, scaled for one query
 
 
 @dataclass(frozen=True)
 class SequencePool(Pool):
-    """`seq`: a learned weighted mean (SeqPool, arXiv 2104.05704, section 3.2).
+    """`seq`: a mean of the tokens with learned weights (SeqPool, arXiv 2104.05704, section 3.2).
 
     Args:
-        prefix: Whether [CLS] and registers are pooled too.
+        prefix: Whether pooling includes [CLS] and registers.
     """
 
     kind = "seq"
@@ -135,35 +135,35 @@ POOLS: tuple[type[Pool], ...] = (ClassToken, Mean, ClassTokenMean, AttentionPool
 
 
 class _ClassTokenModule(nn.Module):
-    """z^0 of equation 4."""
+    """The class token, z_L^0 of equation 4."""
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return B x D for tokens B x T x D."""
+        """Map tokens (B, T, D) to (B, D)."""
         return z[:, 0]
 
 
 class _MeanModule(nn.Module):
-    """The mean of all tokens but the first ``skip``."""
+    """The mean of all tokens except the first ``skip``."""
 
     def __init__(self, skip: int) -> None:
         super().__init__()
         self.skip = skip
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return B x D for tokens B x T x D."""
+        """Map tokens (B, T, D) to (B, D)."""
         return z[:, self.skip :].mean(1)
 
 
 class _ClassTokenMeanModule(_MeanModule):
-    """The class token beside the mean."""
+    """The class token, concatenated with the mean."""
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return B x 2D for tokens B x T x D."""
+        """Map tokens (B, T, D) to (B, 2D)."""
         return torch.cat((z[:, 0], super().forward(z)), -1)
 
 
 class AttentionPoolModule(nn.Module):
-    """One learned query; parameter names are those of timm's AttentionPoolLatent."""
+    """Attention pooling with one learned query. Parameters have the names of timm's AttentionPoolLatent."""
 
     def __init__(self, shape: Shape, mlp: MlpConfig, skip: int) -> None:
         super().__init__()
@@ -177,24 +177,25 @@ class AttentionPoolModule(nn.Module):
         self.mlp = mlp.build(shape)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return B x D for tokens B x T x D."""
+        """Map tokens (B, T, D) to (B, D)."""
         z = z[:, self.skip :]
-        q = self.q(self.latent.expand(z.shape[0], -1, -1)).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # B H 1 d
-        k, v = (part.transpose(1, 2) for part in self.kv(z).unflatten(-1, (2, self.heads, -1)).unbind(2))  # B H T d
-        y = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # B 1 D
-        return (y + self.mlp(self.norm(y)))[:, 0]  # B D
+        q = self.q(self.latent.expand(z.shape[0], -1, -1)).unflatten(-1, (self.heads, -1))  # (B, 1, H, d)
+        k, v = self.kv(z).unflatten(-1, (2, self.heads, -1)).unbind(2)  # (B, T, H, d) each
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H, 1 or T, d)
+        y = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # (B, 1, D)
+        return (y + self.mlp(self.norm(y)))[:, 0]  # (B, D)
 
     def initialise(self, scheme: Scheme) -> None:
-        """Draw the weights in place."""
+        """Initialise the projections in place."""
         scheme.attention_pool(self.q, self.kv, self.proj)
 
     def initialise_tokens(self, scheme: Scheme) -> None:
-        """Draw the query in place."""
+        """Initialise the learned query in place."""
         scheme.latent(self.latent)
 
 
 class _SequencePoolModule(nn.Module):
-    """A softmax over tokens of one learned score each."""
+    """A weighted mean: each token gets a learned score, and a softmax over the tokens turns scores into weights."""
 
     def __init__(self, shape: Shape, skip: int) -> None:
         super().__init__()
@@ -202,7 +203,7 @@ class _SequencePoolModule(nn.Module):
         self.score = nn.Linear(shape.width, 1)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return B x D for tokens B x T x D."""
+        """Map tokens (B, T, D) to (B, D)."""
         z = z[:, self.skip :]
-        weights = self.score(z).softmax(1)  # B T 1
-        return (weights.to(z.dtype).transpose(1, 2) @ z)[:, 0]  # B D
+        weights = self.score(z).softmax(1)  # (B, T, 1)
+        return (weights.to(z.dtype).transpose(1, 2) @ z)[:, 0]  # (B, D)

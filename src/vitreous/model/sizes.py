@@ -1,4 +1,4 @@
-"""The table of sizes. Adding a size is adding a row to ``SIZES``; costs are in :mod:`vitreous.accelerate.cost`."""
+"""The table of named sizes. To add a size, add a row to ``SIZES``. :mod:`vitreous.accelerate.cost` computes costs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["SIZES", "Size", "config_of"]
 
 @dataclass(frozen=True)
 class Size:
-    """One row: the shape of the encoder, default patch and image size in pixels, and the source of the numbers.
+    """One row of the table: dimensions of the encoder, default patch and image size in pixels, and their source.
 
-    For hybrids, ``resnet`` has the bottlenecks per stage of the stem, by patch size.
+    For hybrids, ``resnet`` maps a patch size to the number of bottleneck blocks in each stage of the stem.
     """
 
     width: int
@@ -36,7 +36,7 @@ _DEIT = "arXiv 2012.12877, table 1"
 _SCALING = "arXiv 2106.04560, table 2"
 _HYBRID = "arXiv 2010.11929, section 4.1 and appendix B.1.1"
 _AUGREG = "arXiv 2106.10270, table 2"
-_R50 = {16: (3, 4, 9), 32: (3, 4, 6, 3)}  # at patch 16, stage 4 is merged into stage 3
+_R50 = {16: (3, 4, 9), 32: (3, 4, 6, 3)}  # at patch size 16, the blocks of stage 4 are part of stage 3
 _BIG_VISION = "big_vision, models/vit.py, decode_variant"
 SIZES: dict[str, Size] = {
     "mu": Size(32, 1, 128, 2, 16, 224, _BIG_VISION),
@@ -52,7 +52,7 @@ SIZES: dict[str, Size] = {
     "R26+S": Size(384, 12, 1536, 6, 32, 224, _AUGREG, {32: (2, 2, 2, 2)}),
     "R50+B": Size(768, 12, 3072, 12, 16, 224, _HYBRID, _R50),
     "R50+L": Size(1024, 24, 4096, 16, 16, 224, _HYBRID, _R50),
-    # For 32-pixel images, named width x depth.
+    # For images of 32 pixels. The names are width x depth.
     "128x6": Size(128, 6, 256, 2, 4, 32, "vitreous, for two CPU cores"),
     "192x9": Size(192, 9, 384, 12, 4, 32, "arXiv 2112.13492, section 4.1 (ViT)"),
     "256x6": Size(256, 6, 512, 8, 4, 32, "public notebook tutorials"),
@@ -75,7 +75,7 @@ def config_of(name: str, **overrides: Any) -> ViTConfig:
     size_name, slash, patch = name.partition("/")
     size = SIZES.get(size_name)
     if size is None:
-        raise UsageError(f"there is no model size '{size_name}'.{_meant(name)} Known: {', '.join(SIZES)}")
+        raise UsageError(f"there is no model size '{size_name}'.{_suggest(name)} Known: {', '.join(SIZES)}")
     if slash and not (patch.isdecimal() and int(patch)):
         raise UsageError(f"'{name}': the part after / is the patch size in pixels, such as {size_name}/16")
     fields: dict[str, Any] = {
@@ -97,8 +97,8 @@ def config_of(name: str, **overrides: Any) -> ViTConfig:
 _WORDS = {"tiny": "Ti", "t": "Ti", "small": "S", "medium": "M", "base": "B", "large": "L", "huge": "H", "giant": "g"}
 
 
-def _meant(name: str) -> str:
-    """Return a "did you mean" for other spellings of a size: S16, vit-b/16, vit_small_patch16_224."""
+def _suggest(name: str) -> str:
+    """Return a "did you mean" hint for other spellings of a size, such as S16, vit-b/16 or vit_small_patch16_224."""
     bare = re.sub(r"^(vit|deit3?)(?=[^a-z]|[a-z]+[^a-z])", "", name.lower()).strip("-_ ")
     words = {known.lower(): known for known in SIZES} | _WORDS
     for word in sorted(words, key=len, reverse=True):

@@ -114,9 +114,9 @@ class VisionTransformer(nn.Module):
         """Draw all weights by the scheme ``config.init``."""
         c, scheme = self.config, SCHEMES[self.config.init]
         scheme.initialise(self)
-        scheme.finish(self, c.position, c.grid)
-        c.block.start(self.blocks)
-        c.head.start(self.head, scheme)
+        scheme.adjust(self, c.position, c.grid)
+        c.block.initialise(self.blocks)
+        c.head.initialise(self.head, scheme)
 
     def initialise_tokens(self, scheme: Scheme) -> None:
         """Draw the prefix tokens and the positions in place."""

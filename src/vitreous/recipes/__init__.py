@@ -1,11 +1,11 @@
 """Recipes: functions that return the configuration of a run.
 
-Each file opens with command, settings, cost, hardware and score. Read `digits` first. `folder` and `finetune` are the
-defaults for your own images; `cifar10` and `cifar100` and their `_cpu` and `_gpu` variants aim at a high score;
-`paper_*`, `simple_vit`, `notebook_*` and `annotated_cifar10` repeat published settings.
+Each file opens with the command, settings, cost, hardware and score of a recipe. Read `digits` first. `folder` and
+`finetune` are the defaults for your own images. `cifar10` and `cifar100` and their `_cpu` and `_gpu` variants aim at a
+high score. `paper_*`, `simple_vit`, `notebook_*` and `annotated_cifar10` reproduce published settings.
 
-To add one, write ``recipes/my_name.py`` with a function ``my_name() -> RunConfig`` and add ``my-name`` to ``RECIPES``.
-tests/test_recipes.py compares each header with the configuration.
+To add a recipe, write ``recipes/my_name.py`` with a function ``my_name() -> RunConfig``, and add ``my-name`` to
+``RECIPES``. tests/test_recipes.py checks that the header of the file agrees with the configuration.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ RECIPES: dict[str, str] = {
     "paper-finetune": "fine-tuning with SGD at 384 pixels, as arXiv 2010.11929 table 4",
     "simple-vit": "ViT-S/16 on ImageNet in 90 epochs, as arXiv 2205.01580",
 }
-"""Each recipe with the line that `vitreous train --help` shows. The module and its function have the same name, with
-underscores."""
+"""The name of each recipe, with the line that `vitreous train --help` shows. A module and its function have the same
+name, with underscores."""
 
 
 def recipe(name: str) -> RunConfig:
@@ -53,5 +53,5 @@ def recipe(name: str) -> RunConfig:
 
 
 def recipe_for(source: str) -> str:
-    """Return the name of the default recipe for some data: that of the data's own name, else `folder`."""
+    """Return the name of the default recipe for a data source: the recipe of the same name, or else `folder`."""
     return source if source in ("digits", "cifar10", "cifar100") else "folder"

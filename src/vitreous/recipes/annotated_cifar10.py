@@ -21,10 +21,10 @@ from vitreous.train.config import OptimConfig, RunConfig
 
 
 def annotated_cifar10() -> RunConfig:
-    """The annotated model and its training, with two deliberate differences.
+    """The model and training of the annotated ViT, with two deliberate differences.
 
-    Positions start from a standard normal distribution, as the class token does, not at zero, and have dropout. Padding
-    before a crop reflects the image; the original pads with black.
+    Position embeddings start from a standard normal distribution instead of zero, like the class token, and dropout
+    follows them. Before a crop, the image is padded with its reflection instead of black.
     """
     return RunConfig(
         recipe="annotated-cifar10",

@@ -19,7 +19,7 @@ from vitreous.train.config import RunConfig
 
 
 def cifar100() -> RunConfig:
-    """The recipe `cifar10` unchanged: no setting is tuned to either set."""
+    """The settings of `cifar10`, unchanged. They are not tuned to either dataset."""
     same = cifar10()
     return replace(
         same,

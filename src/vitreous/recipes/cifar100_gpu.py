@@ -22,7 +22,7 @@ from vitreous.train.config import RunConfig
 
 
 def cifar100_gpu() -> RunConfig:
-    """The recipe `cifar10-gpu` unchanged: no setting is tuned to either set."""
+    """The settings of `cifar10-gpu`, unchanged. They are not tuned to either dataset."""
     same = cifar10_gpu()
     return replace(
         same,

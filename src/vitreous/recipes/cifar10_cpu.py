@@ -26,7 +26,7 @@ from vitreous.train.config import OptimConfig, RunConfig
 def cifar10_cpu() -> RunConfig:
     """Linear patches, Muon, images that grow from half to full size, and mixing that starts late.
 
-    docs/log/cifar10.md lists the settings that were tried, with their results.
+    Small images make the early epochs cheap. docs/log/cifar10.md lists the settings that were tried, with results.
     """
     return RunConfig(
         recipe="cifar10-cpu",

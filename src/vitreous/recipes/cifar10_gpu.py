@@ -23,7 +23,7 @@ from vitreous.train.config import OptimConfig, RunConfig
 
 
 def cifar10_gpu() -> RunConfig:
-    """Small patches and Muon; half of the patches are dropped in the first half of training."""
+    """Small patches and Muon. The first half of training drops half of the patches to save time."""
     return RunConfig(
         recipe="cifar10-gpu",
         data=DataConfig(source="cifar10", val_fraction=0.05),

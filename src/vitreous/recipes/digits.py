@@ -22,7 +22,7 @@ from vitreous.train.config import OptimConfig, RunConfig
 def digits() -> RunConfig:
     """A tiny ViT on grey images, enlarged to twice their size so that they can be shifted by half a pixel.
 
-    Shifts are the only augmentation: a mirrored or rotated digit is a different one.
+    Shifts are the only augmentation, because a mirrored or rotated digit may be a different digit.
     """
     return RunConfig(
         recipe="digits",

@@ -19,13 +19,14 @@ from vitreous.train.config import OptimConfig, RunConfig
 
 
 def finetune(mode: str = "full") -> RunConfig:
-    """AdamW with a rate that falls by 0.75 from layer to layer (arXiv 2106.08254), for a few hundred images and more.
+    """AdamW for a few hundred images and more, with a rate that falls by 0.75 from layer to layer (arXiv 2106.08254).
 
-    Mixup and CutMix are off: small sets need more epochs with them than fine-tuning has. Size, structure and evaluation
-    pipeline are the source's. The other modes train fewer weights at a higher rate, the same in every layer.
+    Mixup and CutMix are off, because with them small datasets need more epochs than fine-tuning takes. The size, the
+    architecture and the evaluation pipeline are those of the source model. Modes other than `full` train fewer weights,
+    at a higher rate that is the same in every layer.
 
     Args:
-        mode: As `TuneConfig.mode`.
+        mode: What to train, as in `TuneConfig.mode`.
     """
     rates = {"linear": OptimConfig(lr=2e-2, weight_decay=0.0), "lora": OptimConfig(lr=2e-3, weight_decay=0.0)}
     if mode.startswith("last-"):

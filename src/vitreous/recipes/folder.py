@@ -20,9 +20,9 @@ from vitreous.train.config import OptimConfig, RunConfig
 
 
 def folder() -> RunConfig:
-    """A small ViT with a convolutional stem, for a few hundred to some ten thousand images.
+    """A small ViT with a convolutional stem, for a few hundred to about ten thousand images.
 
-    Colour is never inverted or removed, since it often distinguishes classes.
+    Augmentation never inverts or removes colour, because colour often distinguishes classes.
     """
     return RunConfig(
         recipe="folder",

@@ -21,10 +21,10 @@ from vitreous.train.config import OptimConfig, RunConfig
 
 
 def notebook_cifar10() -> RunConfig:
-    """The tutorials' model and training, with three deliberate differences.
+    """The model and training of the tutorials, with three deliberate differences.
 
-    Weight decay skips biases, norms and embeddings. The one-cycle schedule changes the learning rate only, not AdamW's
-    first beta. The attention projections are initialised as `nn.Linear`, not as `nn.MultiheadAttention`, which has zero
+    Biases, norms and embeddings do not decay. The one-cycle schedule changes only the learning rate, not AdamW's first
+    beta. The attention projections are initialised like `nn.Linear`, not like `nn.MultiheadAttention`, which has zero
     biases and a wider range.
     """
     return RunConfig(

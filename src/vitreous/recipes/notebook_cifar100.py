@@ -21,7 +21,7 @@ from vitreous.train.config import OptimConfig, RunConfig
 
 
 def notebook_cifar100() -> RunConfig:
-    """The tutorials' model and training, with the three deliberate differences of `notebook-cifar10`."""
+    """The model and training of the tutorials, with the same three differences as in `notebook-cifar10`."""
     return RunConfig(
         recipe="notebook-cifar100",
         data=DataConfig(source="cifar100", val_fraction=0.02),

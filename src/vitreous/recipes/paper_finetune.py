@@ -18,7 +18,7 @@ from vitreous.train.config import OptimConfig, RunConfig
 
 
 def paper_finetune() -> RunConfig:
-    """SGD with momentum, without weight decay; the last layer starts at zero (section 3.2)."""
+    """SGD with momentum and without weight decay. The last layer starts at zero (section 3.2)."""
     return RunConfig(
         recipe="paper-finetune",
         data=DataConfig(source="cifar10", val_fraction=0.02),
@@ -27,12 +27,12 @@ def paper_finetune() -> RunConfig:
         augment=AugmentConfig(flip=0.5, resized_crop=0.05),
         optim=OptimConfig(
             name="sgd",
-            lr=0.01,  # the paper selects on held-out images: CIFAR 0.001 to 0.03, ImageNet 0.003 to 0.06
+            lr=0.01,  # the paper chooses it on held-out images: 0.001 to 0.03 for CIFAR, 0.003 to 0.06 for ImageNet
             momentum=0.9,
             weight_decay=0.0,
             warmup=0.05,  # 500 steps, as in the authors' code
             clip=1.0,
         ),
         batch_size=512,
-        steps=10_000,  # ImageNet 20,000; Pets and Flowers 500
+        steps=10_000,  # the paper uses 20,000 for ImageNet and 500 for Pets and Flowers
     )

@@ -22,7 +22,7 @@ _STEPS = 300 * 1_268_355 / 4096  # 99 % of the 1,281,167 training images
 def paper_imagenet() -> RunConfig:
     """Adam with decoupled weight decay, and a head with one hidden layer (section 3.1).
 
-    Random crops, flips and pixels in [-1, 1] are those of the authors' code.
+    Random crops, flips and pixels in [-1, 1] follow the authors' code.
     """
     return RunConfig(
         recipe="paper-imagenet",

@@ -24,7 +24,7 @@ _STEPS = 90 * 1_268_355 / 1024  # 99 % of the 1,281,167 training images
 
 
 def simple_vit() -> RunConfig:
-    """Fixed sin-cos positions, mean pooling, a tanh head, RandAugment and mixup."""
+    """Fixed sine-cosine positions, mean pooling, an MLP head with tanh, RandAugment and mixup."""
     return RunConfig(
         recipe="simple-vit",
         data=DataConfig(source="imagenet", val_fraction=0.01),
@@ -44,7 +44,7 @@ def simple_vit() -> RunConfig:
             name="adamw",
             lr=1e-3,
             betas=(0.9, 0.999),
-            weight_decay=0.1,  # big_vision's 1e-4 divided by lr: PyTorch multiplies the two
+            weight_decay=0.1,  # big_vision's 1e-4 divided by lr, because PyTorch multiplies the two
             warmup=10_000 / _STEPS,
             clip=1.0,
         ),

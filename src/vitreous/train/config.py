@@ -1,6 +1,6 @@
-"""The configuration of a run: `vitreous train` resolves it, saves it as recipe.yaml, and can run it again.
+"""The configuration of a run. `vitreous train` resolves it, saves it as recipe.yaml, and can run that file again.
 
-The dataclasses of the model and the data are in their own packages.
+The configurations of the model and the data are in `vitreous.model.config` and `vitreous.data.config`.
 """
 
 from __future__ import annotations
@@ -48,23 +48,25 @@ class OptimConfig:
     """The optimiser and the learning rate schedule (:mod:`vitreous.train.optim`).
 
     Args:
-        name: `adamw`, `adam`, `sgd` (with momentum, as the paper's fine-tuning), or `muon`: Muon for the matrices of
-            the blocks and AdamW for all other parameters (Keller Jordan, 2024; as torch.optim.Muon).
-        lr: Peak learning rate; with muon, that of the AdamW part.
+        name: `adamw`; `adam`; `sgd`, with momentum as in the paper's fine-tuning; or `muon`, which uses Muon for the
+            matrices of the blocks and AdamW for all other parameters (Keller Jordan, 2024; like torch.optim.Muon).
+        lr: Peak learning rate. With muon, this is the rate of the AdamW part.
         muon_lr: Peak learning rate of the Muon part.
         muon_stem: Whether Muon also trains the patch projection and the convolutions of the stem.
-        weight_decay: Applies to weight matrices only, never to biases, norms, embeddings or tokens. Decoupled in adamw
-            and muon, added to the gradient in adam and sgd.
+        weight_decay: Weight decay of the weight matrices; biases, norms, embeddings and tokens never decay. It is
+            decoupled in adamw and muon, and added to the gradient in adam and sgd.
         betas: Decay rates of Adam's moving averages.
         momentum: Momentum of sgd and muon.
-        schedule: Schedule after the warm-up. `cosine` and `linear` end at `final_lr`; `one-cycle` is PyTorch's
-            OneCycleLR with cosine annealing (rise over `warmup`, then down to almost zero); `constant`.
-        warmup: Linear warm-up, as a fraction of the run in [0, 1).
+        schedule: Schedule after the warm-up. `cosine` and `linear` fall to `final_lr`. `one-cycle` is PyTorch's
+            OneCycleLR with cosine annealing: it rises during `warmup`, then falls to almost zero. `constant` stays at
+            the peak.
+        warmup: Length of the linear warm-up, as a fraction of the run in [0, 1).
         final_lr: Final learning rate as a fraction of the peak.
         clip: Maximum gradient norm; None disables clipping.
-        layer_decay: Factor in (0, 1] by which the learning rate falls from each layer to the one below it, for
-            fine-tuning. The head and the final norm have the peak rate, the last of L blocks `layer_decay` times the
-            peak, the embeddings `layer_decay` to the power L + 1 (BEiT, arXiv 2106.08254); None disables it.
+        layer_decay: Factor in (0, 1] by which the learning rate falls from each layer to the one below it. In
+            fine-tuning, this protects the general features of the lower layers. The head and the final norm have the
+            peak rate, the last of L blocks has `layer_decay` times the peak, and the embeddings have `layer_decay` to
+            the power L + 1 times the peak (BEiT, arXiv 2106.08254). None disables it.
     """
 
     name: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
@@ -107,14 +109,15 @@ class TuneConfig:
 
     Args:
         source: A pretrained model: a model.safetensors, a run directory, or a file, folder or hub id of any supported
-            family. The run keeps its architecture and evaluation pipeline and replaces its head. None starts from
-            random weights.
+            family. The run keeps the model's architecture and evaluation pipeline, and replaces its head. None starts
+            from random weights.
         mode: What to train. `full`: all weights. `last-K`, such as `last-2`: the last K blocks, the final norm, the
-            pooling and the head. `linear`: only the head. `lora`: the head and low-rank adapters on the weight matrices
-            of all blocks (arXiv 2106.09685; needs the extra `lora`), merged into the matrices when the model is saved.
+            pooling and the head. `linear`: only the head. `lora`: the head, and low-rank adapters on the weight
+            matrices of all blocks (arXiv 2106.09685; needs the extra `lora`). The adapters are merged into the matrices
+            when the model is saved.
         lora_rank: Rank of the adapters.
         lora_alpha: Scale of the adapters: their output is multiplied by `lora_alpha / lora_rank`.
-        probe: Before training, score the frozen features with k-nearest neighbours and a linear probe.
+        probe: Whether to score the frozen features before training, with k-nearest neighbours and a linear probe.
     """
 
     source: str | None = None
@@ -158,31 +161,34 @@ class RunConfig:
         optim: Optimiser and schedule.
         tune: The weights that the run starts from, and which of them it trains.
         batch_size: Images per optimiser step.
-        accumulate: Split each optimiser step into this many micro-batches to save memory; the update stays the same.
+        accumulate: Number of micro-batches per optimiser step. More of them save memory; the update stays the same.
         epochs: Passes over the training images. Ignored if `steps` or `budget` is set.
-        steps: Total number of optimiser steps, instead of epochs (the paper's fine-tuning counts steps).
-        budget: Wall-clock time for the whole command with its unit, such as `90s`, `25m` or `1h30m`, instead of epochs
-            or steps. The run trains as many epochs as fit, and the schedule ends on time.
+        steps: Total number of optimiser steps, used instead of epochs. The paper's fine-tuning counts steps.
+        budget: Wall-clock time for the whole command with its unit, such as `90s`, `25m` or `1h30m`, used instead of
+            epochs or steps. The run trains as many epochs as fit, and the schedule ends on time.
         label_smoothing: Fraction of the target spread over all classes, in [0, 1).
-        class_weights: Weight of each class in the training loss, for imbalanced classes. `inverse`: inverse of the
-            number of training images. `effective`: inverse of the effective number of images, with beta 0.999
-            (arXiv 1901.05555). Scaled so that the mean over the training images is 1.
-        balanced_sampling: Draw equally many training images of every class in each epoch. The length of an epoch stays
-            the same: images of large classes are left out, those of small classes repeat.
-        ema: Decay per step of an exponential moving average of the weights, which is then evaluated and saved; None
-            disables it.
+        class_weights: How to weight the classes in the training loss if they are imbalanced. `inverse`: by the inverse
+            of the number of training images. `effective`: by the inverse of the effective number of images, with beta
+            0.999 (arXiv 1901.05555). The weights are scaled so that their mean over the training images is 1.
+        balanced_sampling: Whether each epoch draws equally many training images of every class. The length of an epoch
+            stays the same, so some images of large classes are left out, and those of small classes repeat.
+        ema: Decay per step of an exponential moving average of the weights. If given, the average is what gets
+            evaluated and saved. None disables it.
         patches_last: Fraction of the run, at its end, that trains on all patches of a model with `patch_dropout`.
-        patience: Stop after this many epochs without a better validation score; None disables early stopping.
-        select: Validation metric that selects the weights to save: `top1`, `macro_f1`, `log_loss`, or `last` for those
-            of the last epoch.
-        precision: `bf16`, `float32`, or `auto`: bf16 if the hardware computes it, else float32.
+        patience: Number of epochs without a better validation score after which training stops. None disables early
+            stopping.
+        select: Validation metric that selects the epoch whose weights are saved: `top1`, `macro_f1` or `log_loss`.
+            `last` saves the weights of the last epoch.
+        precision: `bf16`, `float32`, or `auto`, which is bf16 on hardware that supports it and float32 elsewhere.
         device: `auto`, `cpu`, `cuda` or `mps`.
-        compile: Compile the model with torch.compile.
-        loggers: Loggers besides metrics.csv, which is always written: any of `tensorboard`, `wandb`, `mlflow`, as a,b.
+        compile: Whether to compile the model with torch.compile.
+        loggers: Loggers in addition to metrics.csv, which is always written: any of `tensorboard`, `wandb` and
+            `mlflow`, separated by commas.
         seed: Seed of all random numbers. Two CPU runs with the same seed give bit-identical weights.
-        out: The run directory; None creates runs/NAME-1, -2 and so on.
+        out: The run directory. None creates runs/NAME-1, -2 and so on.
         checkpoint_every: Wall-clock time between two checkpoints with its unit, such as `5m`.
-        checkpoint_epochs: Also save a checkpoint every this many epochs; None disables it.
+        checkpoint_epochs: Number of epochs after which a further checkpoint is saved each time. None saves checkpoints
+            by time alone.
     """
 
     recipe: str = "folder"
@@ -230,7 +236,7 @@ class RunConfig:
             problems.append(f"patches_last is {self.patches_last}, it is a fraction of the run and must be in [0, 1]")
         if self.ema is not None and not 0 < self.ema < 1:
             problems.append(f"ema is {self.ema}, it must be between 0 and 1, or null to disable it")
-        problems += _small_misfits(self)
+        problems += _small_first_problems(self)
         if self.balanced_sampling and self.class_weights != "none":
             problems.append(
                 f"balanced_sampling and class_weights {self.class_weights} would correct for class imbalance twice: "
@@ -250,18 +256,19 @@ class RunConfig:
             raise ConfigError("; ".join(problems))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every setting as plain values."""
+        """Return all settings as plain values."""
         return asdict(self) | {"model": self.model.to_dict()}
 
     def patches_dropped(self, progress: float) -> float:
-        """Return the fraction of patches dropped in training at a point of the run, with progress in [0, 1]."""
+        """Return the fraction of patches that training drops when a fraction ``progress`` of the run is done."""
         return self.model.patch_dropout if progress < 1 - self.patches_last else 0.0
 
     @property
     def phases(self) -> tuple[tuple[float, float], ...]:
-        """Start and end, in [0, 1], of each phase of the run within which all steps cost the same.
+        """Start and end of each phase of the run, as fractions of the run in [0, 1].
 
-        A run has several phases if it begins with smaller images or drops patches, else one.
+        All steps of a phase take equally long. A run has more than one phase if it starts with smaller images, or drops
+        patches only at first.
         """
         edges = {0.0, 1.0}
         count, until = len(self.augment.small_first), self.augment.small_until
@@ -272,7 +279,7 @@ class RunConfig:
 
 
 def _duration_problems(name: str, text: str | None) -> Iterator[str]:
-    """Yield a sentence if the field is not a valid duration."""
+    """Yield a sentence if the text is not a valid duration."""
     try:
         if text is not None:
             parse_duration(text)
@@ -280,7 +287,7 @@ def _duration_problems(name: str, text: str | None) -> Iterator[str]:
         yield f"{name}: {error}"
 
 
-def _small_misfits(config: RunConfig) -> Iterator[str]:
+def _small_first_problems(config: RunConfig) -> Iterator[str]:
     """Yield a sentence for each fraction in `small_first` whose image size is not a multiple of the patch size."""
     sides = tuple(zip(pair(config.model.image_size), pair(config.model.patch_size), strict=True))
     for share in config.augment.small_first:

@@ -1,8 +1,8 @@
-"""The Lightning module: one training step, one validation pass. It also works in a Lightning script of your own.
+"""The Lightning module: training steps and validation passes. You can also use it in your own Lightning script.
 
-Optimisation is manual: a step sets the learning rate, augments a batch, accumulates the gradients of its micro-batches,
-clips them, and updates the weights only if the loss and the gradients are finite. Callbacks and phases of a run are in
-callbacks.py and run.py.
+Optimisation is manual. Each step sets the learning rate, augments a batch, accumulates the gradients of its
+micro-batches, clips them, and updates the weights only if the loss and the gradients are finite. The callbacks are in
+callbacks.py, and the phases of a run in run.py.
 
 Shapes: B batch, C channels, H x W pixels, K classes, N images of a split.
 """
@@ -38,24 +38,26 @@ __all__ = ["VitModule"]
 class VitModule(lightning.LightningModule):
     """Trains a classifier on the batches of :class:`~vitreous.data.batches.data_module.ImageDataModule`.
 
-    A batch is the dict that :mod:`vitreous.data.batches.dataset` describes. Logs once per epoch `train_loss`, `lr`, and
-    `val_` with each score of :meth:`~vitreous.evaluate.metrics.Scores.summary`.
+    A batch is the dict that :mod:`vitreous.data.batches.dataset` describes. Each epoch logs `train_loss`, `lr`, and
+    every score of :meth:`~vitreous.evaluate.metrics.Scores.summary` with the prefix `val_`.
 
-    On a CPU some batches are split among threads (:mod:`vitreous.accelerate.batch_parts`). For these, Lightning's hooks
-    around the backward pass do not run; forward hooks of the model do not run in training, and run once per thread in
-    evaluation.
+    On a CPU, some batches are split among threads (:mod:`vitreous.accelerate.batch_parts`). For these batches,
+    Lightning does not call its hooks around the backward pass. Forward hooks of the model are not called in training,
+    and are called once per thread in evaluation.
 
     Args:
         model: Maps float images (B, C, H, W) to logits (B, K).
         optim: Optimiser and schedule.
-        augment: Makes the images and soft targets of a training batch.
+        augment: Turns a training batch into augmented images and soft targets.
         pipeline: Normalises validation images.
-        accumulate: Micro-batches per optimiser step, all of one size; the `accumulate` of the data module.
-        ema: Decay per step of a moving average of the weights, which is then validated; None disables it. The decay
-            rises as ``(1 + step) / (10 + step)`` up to this value, so that short runs forget their initial weights.
-        class_weights: Weight of each class in the training loss, (K,), as in torch's ``CrossEntropyLoss(weight)``, but
-            the loss is averaged over images, not over weights, so that neither mixing nor accumulation changes how much
-            an image counts. None weights all classes equally.
+        accumulate: Number of micro-batches per optimiser step, all of the same size. Must equal the `accumulate` of the
+            data module.
+        ema: Decay per step of a moving average of the weights. If given, the average is what gets validated and saved;
+            None disables it. The decay rises as ``(1 + step) / (10 + step)`` up to this value, so that short runs
+            forget their initial weights.
+        class_weights: Weight of each class in the training loss, (K,), as in torch's ``CrossEntropyLoss(weight)``. The
+            loss is averaged over images instead of weights, so that mixing and accumulation do not change how much an
+            image counts. None weights all classes equally.
         patches_last: Fraction of the run, at its end, that uses all patches of a model with patch dropout.
         progress: Maps the index of a step to the fraction of the run done before it, in [0, 1]; None derives it from
             the Trainer's number of steps.
@@ -83,21 +85,21 @@ class VitModule(lightning.LightningModule):
         self.register_buffer("class_weights", class_weights, persistent=False)
         self.accumulate, self.ema, self.patches_last = accumulate, ema, patches_last
         self.progress = progress or self._trainer_progress
-        self.scores: Scores | None = None  # of the last validation pass, with its logits and labels
+        self.scores: Scores | None = None  # of the last validation pass, like the logits and labels below
         self.logits, self.labels = torch.empty(0, 0), torch.empty(0, dtype=torch.int64)  # float32 (N, K) and (N,), CPU
-        self.images_seen = self.steps_made = 0  # in the epoch so far
-        self.is_consistent = True  # False while an update is under way
+        self.images_seen = self.steps_made = 0  # in the current epoch
+        self.is_consistent = True  # False while the optimiser updates the weights
         self._loss_sum: Tensor | float = 0.0
         self._sums_after_step: tuple[Tensor | float, int] = (0.0, 0)  # loss and images of the completed steps
         self._skip_batch = False
-        self._micro_batches: list[tuple[dict[str, Any], Tensor]] = []  # of the current step, with their losses
-        self._buffer_names: list[str] = []  # state that a forward pass changes: batch norm's statistics
-        self._buffers_before: dict[str, Tensor] = {}  # its values before the current step
+        self._micro_batches: list[tuple[dict[str, Any], Tensor]] = []  # batches of the current step with their losses
+        self._buffer_names: list[str] = []  # state that a forward pass changes, such as batch norm's statistics
+        self._buffers_before: dict[str, Tensor] = {}  # the values of these buffers before the current step
         self._evaluated_batches: list[tuple[Tensor, Tensor]] = []  # logits and labels
 
     @property
     def eval_model(self) -> nn.Module:
-        """The model to validate and save: the moving average if there is one."""
+        """The model to validate and save: the moving average if there is one, otherwise the trained model."""
         return self.average if self.average is not None else self.model
 
     @property
@@ -107,7 +109,7 @@ class VitModule(lightning.LightningModule):
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate of the last update; with muon, that of its AdamW part."""
+        """Learning rate of the last update. With muon, this is the rate of the AdamW part."""
         return float(cast(Any, self.optimizers()).optimizer.param_groups[-1]["lr"])
 
     def forward(self, images: Tensor) -> Tensor:
@@ -115,11 +117,11 @@ class VitModule(lightning.LightningModule):
         return cast(Tensor, self.eval_model(images))
 
     def configure_optimizers(self) -> Optimizer:
-        """Build the optimiser; :meth:`training_step` applies the schedule."""
+        """Build the optimiser. :meth:`training_step` sets its learning rate from the schedule."""
         return build_optimizer(self.model, self.optim)
 
     def on_train_start(self) -> None:
-        """Start the check for non-finite values; by now the weights are on their device."""
+        """Start to watch for non-finite values. Lightning has moved the weights to their device by now."""
         if self.device.type == "cpu":
             keep_freed_memory()
         self._watch = FiniteWatch(self.model)
@@ -133,7 +135,10 @@ class VitModule(lightning.LightningModule):
         self._sums_after_step = self._loss_sum, self.images_seen
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor | None:
-        """Run one micro-batch, update the weights after the last one of a step, and return the detached loss."""
+        """Run one micro-batch and return its detached loss.
+
+        The weights are updated after the last micro-batch of a step.
+        """
         if self._skip_batch:
             self._skip_batch = False
             return None
@@ -143,9 +148,9 @@ class VitModule(lightning.LightningModule):
             buffers = self.model.state_dict() if self._buffer_names else {}
             self._buffers_before = {name: buffers[name].clone() for name in self._buffer_names}
         if progress >= 1 - self.patches_last:
-            self.model.patch_dropout = 0.0  # type: ignore[assignment]  # an attribute of the model, no tensor
+            self.model.patch_dropout = 0.0  # type: ignore[assignment]  # a plain attribute, not a tensor
         images, targets = self.augment.augment_batch(batch, progress)  # (B, C, H, W) and (B, K)
-        torch.manual_seed(model_seed(self.augment.seed, batch))  # dropout depends on seed, epoch and step only
+        torch.manual_seed(model_seed(self.augment.seed, batch))  # makes dropout a function of seed, epoch and step
         loss = self._backward(images, targets)
         self._loss_sum = self._loss_sum + loss * len(images)
         self.images_seen += len(images)
@@ -158,7 +163,7 @@ class VitModule(lightning.LightningModule):
         self._micro_batches = []
         step, lr, norm = self.global_step, self.learning_rate, self._clip_gradients()
         mean = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
-        # Raises if the loss or the gradient norm is not finite.
+        # This raises an error if the loss or the gradient norm is not finite.
         self._watch.check(Step(batches, self.current_epoch, step, progress, lr, loss=mean, norm=norm))
         self.is_consistent = False
         optimizer.step()
@@ -180,7 +185,7 @@ class VitModule(lightning.LightningModule):
         return loss.detach()
 
     def _clip_gradients(self) -> Tensor:
-        """Return the gradient norm before clipping."""
+        """Clip the gradients if the configuration asks for it, and return their norm before clipping."""
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         if self.optim.clip is None:
             return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -196,7 +201,10 @@ class VitModule(lightning.LightningModule):
             averaged[name].copy_(current[name])
 
     def _trainer_progress(self, step: int) -> float:
-        """Return the fraction of the run at the middle of a step, so that no update has a learning rate of zero."""
+        """Return the fraction of the run that is done at the middle of a step.
+
+        With the middle instead of the start or the end, no update has a learning rate of zero.
+        """
         trainer = self.trainer
         per_epoch = trainer.num_training_batches // self.accumulate
         total = trainer.max_steps if trainer.max_steps > 0 else (trainer.max_epochs or -1) * per_epoch
@@ -205,12 +213,12 @@ class VitModule(lightning.LightningModule):
         return (step + 0.5) / total
 
     def on_train_epoch_end(self) -> None:
-        """Check the last steps, and log the training loss and learning rate of the epoch."""
+        """Check the remaining steps for non-finite values, and log the training loss and learning rate."""
         self._watch.flush()
         self.log_dict({"train_loss": self.train_loss, "lr": self.learning_rate}, batch_size=1)
 
     def on_validation_epoch_start(self) -> None:
-        """Discard the logits of an earlier pass that was interrupted."""
+        """Discard logits that an interrupted pass has left."""
         self._evaluated_batches.clear()
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
@@ -224,9 +232,9 @@ class VitModule(lightning.LightningModule):
     on_test_epoch_start = on_validation_epoch_start
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """Compute the logits of a batch in float32, in which the saved model is used by default."""
+        """Compute the logits of a batch in float32, the default precision of a saved model."""
         with torch.autocast(self.device.type, enabled=False):
-            self._evaluate_batch(self.eval_model.forward, batch)  # __call__ would compile a compiled model again
+            self._evaluate_batch(self.eval_model.forward, batch)  # calling a compiled model would compile it again
 
     def on_test_epoch_end(self) -> None:
         """Compute the scores of the whole split without logging them."""
@@ -245,18 +253,23 @@ class VitModule(lightning.LightningModule):
         self.scores = evaluate(self.logits, self.labels)
         return self.scores.summary()
 
-    # Used by checkpoints (resume/).
+    # The methods below serve checkpoints (resume/).
 
     def epoch_sums(self) -> tuple[Tensor, int]:
-        """Return the sum of the losses (on the CPU) and the number of images of the epoch's completed steps."""
+        """Return the sum of losses (on the CPU) and the number of images, both over the epoch's completed steps."""
         loss_sum, images = self._sums_after_step
         return torch.as_tensor(loss_sum, dtype=torch.float32).detach().to("cpu", copy=True), images
 
     def continue_epoch(self, steps_made: int, loss_sum: Tensor, images_seen: int) -> None:
-        """Resume within an epoch: replaces :meth:`on_train_epoch_start`, and skips the first batch.
+        """Resume within an epoch, in place of :meth:`on_train_epoch_start`, and skip the next batch.
 
-        The data loader repeats the last batch of the last step, so that everything that follows a step happens again.
-        `loss_sum` and `images_seen` are those of :meth:`epoch_sums` after `steps_made` steps, at least 1.
+        That batch is the last one of the last completed step. The data loader repeats it so that everything that
+        follows a step happens again.
+
+        Args:
+            steps_made: Number of completed steps in the epoch, at least 1.
+            loss_sum: Sum of losses after these steps, from :meth:`epoch_sums`.
+            images_seen: Number of images in these steps, from :meth:`epoch_sums`.
         """
         freeze_modules(self.model)
         self.steps_made, self._skip_batch = steps_made, True
@@ -264,12 +277,12 @@ class VitModule(lightning.LightningModule):
         self._sums_after_step = self._loss_sum, self.images_seen
 
     def check_finite(self) -> None:
-        """Raise a NonFiniteStepError unless all steps so far were finite; call it before saving."""
+        """Raise a NonFiniteStepError if any step so far was not finite. Call this before saving."""
         self._watch.flush()
 
     @torch.no_grad()
     def discard_step(self) -> None:
-        """Discard a step that failed before its update, and restore the buffers that its forward passes changed."""
+        """Discard a step that failed before its update. This restores buffers that its forward passes changed."""
         buffers = self.model.state_dict()
         for name, before in self._buffers_before.items():
             buffers[name].copy_(before)

@@ -1,7 +1,7 @@
 """The optimiser and the learning rate schedule, in plain PyTorch without a Trainer.
 
-The learning rate is a pure function of the fraction of the run that is done (:func:`schedule`), whether the run counts
-steps or has a wall-clock budget.
+The learning rate is a pure function of the fraction of the run that is done (:func:`schedule`). The same function
+therefore serves runs that count epochs or steps, and runs with a wall-clock budget.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = [
     "StackedMuon",
     "build_optimizer",
     "layer_factors",
-    "orthogonalised",
+    "orthogonalise",
     "parameter_groups",
     "schedule",
     "set_learning_rate",
 ]
 
-# OneCycleLR's defaults: the first rate is the peak / 25, the last is the first / 10,000.
+# OneCycleLR's defaults: the first rate is the peak / 25, and the last rate is the first / 10,000.
 _ONE_CYCLE_START = 1 / 25
 _ONE_CYCLE_END = _ONE_CYCLE_START / 1e4
 
-# Muon applies a x + b x^3 + c x^5 to the singular values (coefficients and iterations as torch.optim.Muon).
+# Each iteration of Muon maps the singular values x to a x + b x^3 + c x^5. Coefficients are torch.optim.Muon's.
 _NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)
 _NEWTON_SCHULZ_STEPS = 5
 
@@ -42,10 +42,10 @@ _EMBEDDINGS = ("patch_embed.", "cls_token", "reg_token", "pos_embed")  # paramet
 
 
 def schedule(config: OptimConfig, progress: float) -> float:
-    """Return the learning rate at a point of the run, as a factor of its peak.
+    """Return the learning rate, as a fraction of its peak, when a fraction `progress` of the run is done.
 
-    `one-cycle` is ``torch.optim.lr_scheduler.OneCycleLR`` with cosine annealing, ``pct_start=warmup``, the default
-    division factors (25 and 10,000) and constant momentum. `progress` is clipped to [0, 1].
+    `progress` is clipped to [0, 1]. `one-cycle` equals ``torch.optim.lr_scheduler.OneCycleLR`` with cosine annealing,
+    ``pct_start=warmup``, the default division factors (25 and 10,000) and constant momentum.
     """
     progress = min(max(progress, 0.0), 1.0)
     if config.schedule == "one-cycle":
@@ -67,17 +67,21 @@ def _cosine(start: float, end: float, fraction: float) -> float:
 
 
 def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
-    """Set the learning rate of each group to its peak (`initial_lr`, as in torch's schedulers) times a factor."""
+    """Set the learning rate of each group to a factor times its peak, `initial_lr`."""
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * factor
 
 
 def layer_factors(names: Iterable[str], layer_decay: float | None) -> dict[str, float]:
-    """Return the learning rate of each parameter as a factor of the peak, with layer-wise decay.
+    """Return the learning rate of each parameter as a fraction of the peak, with layer-wise decay.
 
-    With L blocks the factor is ``layer_decay ** (L - i)`` for block i, counted from 0, ``layer_decay ** (L + 1)`` below
-    the blocks (patch embedding, tokens, positions), and 1 above them (final norm, pooling, head). L follows from
-    `names`, which must include frozen parameters.
+    With L blocks, the fraction is
+
+    - ``layer_decay ** (L + 1)`` below the blocks (patch embedding, tokens, positions),
+    - ``layer_decay ** (L - i)`` in block i, counted from 0,
+    - 1 above the blocks (final norm, pooling, head).
+
+    L is derived from `names`, so these must include frozen parameters.
     """
     names = list(names)
     if layer_decay is None:
@@ -92,9 +96,12 @@ def layer_factors(names: Iterable[str], layer_decay: float | None) -> dict[str, 
 def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float | None = None) -> list[dict[str, Any]]:
     """Group the trainable parameters by weight decay and learning rate.
 
-    Only weights of linear and convolution layers decay: biases, norms, position embeddings, tokens, latents and
-    LayerScale factors do not, whatever their shape. Groups are sorted by learning rate, so the last has the peak rate.
-    They suit a torch optimiser, are not empty, and have `params`, their `names`, `weight_decay` and `lr_factor`.
+    Only the weights of linear and convolution layers decay. Biases, norms, position embeddings, tokens, latents and
+    LayerScale factors do not, whatever their shape.
+
+    Returns:
+        Groups for a torch optimiser, each with `params`, their `names`, `weight_decay` and `lr_factor`. No group is
+        empty. They are sorted by learning rate, so the last one has the peak rate.
     """
     decaying = {
         f"{path}.weight" if path else "weight"
@@ -119,12 +126,12 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float |
 
 
 class StackedMuon(Optimizer):
-    """Muon with batched products of matrices of the same shape; equals torch's Muon up to bfloat16 rounding.
+    """Muon that updates all matrices of the same shape together. It equals torch's Muon up to bfloat16 rounding.
 
-    Batching pays because each block has matrices of the same shapes, and small products cost little more than their
-    launch. A convolution is treated as the matrix of its filters, one per row, as in the author's code; torch's Muon
-    refuses convolutions. A matrix with A rows and B columns uses ``lr * sqrt(max(1, A / B))``; momentum is Nesterov's,
-    weight decay decoupled.
+    Every block has matrices of the same shapes, and one batched product is faster than many small ones. A convolution
+    is treated as a matrix with one filter per row, as in the author's code; torch's Muon does not accept convolutions.
+    The learning rate of a matrix with A rows and B columns is ``lr * sqrt(max(1, A / B))``. Momentum is Nesterov's, and
+    weight decay is decoupled.
     """
 
     def __init__(self, params: list[dict[str, Any]], lr: float, momentum: float) -> None:
@@ -132,7 +139,7 @@ class StackedMuon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all matrices; the closure is not called."""
+        """Update all matrices. The closure is ignored."""
         for group in self.param_groups:
             stacks: dict[torch.Size, list[Tensor]] = {}
             for matrix in group["params"]:
@@ -149,18 +156,19 @@ class StackedMuon(Optimizer):
         momenta = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         updates = torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"]))  # (matrices, A, B, ...)
-        updates = orthogonalised(updates.flatten(2)).to(updates.dtype).reshape(updates.shape)
+        updates = orthogonalise(updates.flatten(2)).to(updates.dtype).reshape(updates.shape)
         rows, columns = matrices[0].flatten(1).shape
         rate = group["lr"] * math.sqrt(max(1, rows / columns))
         torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(matrices, list(updates.unbind()), alpha=-rate)
 
 
-def orthogonalised(stack: Tensor) -> Tensor:
-    """Orthogonalise matrices (count, rows, columns) approximately by Muon's quintic Newton-Schulz iteration.
+def orthogonalise(stack: Tensor) -> Tensor:
+    """Approximately orthogonalise a stack of matrices, (count, rows, columns).
 
-    The singular values of the result are between about 0.7 and 1.2. Computes in bfloat16, as torch's Muon, or in
-    float32 on a device without bfloat16 in hardware.
+    Muon's quintic Newton-Schulz iteration moves all singular values to between about 0.7 and 1.2, so that an update
+    changes all directions about equally. It runs in bfloat16, as in torch's Muon, or in the dtype of the stack on a
+    device without bfloat16 in hardware.
     """
     a, b, c = _NEWTON_SCHULZ
     x = stack.bfloat16() if computes_bf16(stack.device) else stack
@@ -176,25 +184,25 @@ def orthogonalised(stack: Tensor) -> Tensor:
 class MuonWithAdamW(Optimizer):
     """Muon for hidden weight matrices and AdamW for all other parameters, as one optimiser with one state.
 
-    Muon (Keller Jordan, 2024) replaces the momentum of a matrix by the nearest orthogonal matrix, approximated with
-    five Newton-Schulz iterations. Learning rates are scaled as in the author's code and by torch's
-    ``adjust_lr_fn="original"``, so values near 0.02 suit it.
+    Muon (Keller Jordan, 2024) replaces the momentum of a matrix by the nearest orthogonal matrix, which five
+    Newton-Schulz iterations approximate. Learning rates are scaled as in the author's code (``adjust_lr_fn="original"``
+    in torch), for which values near 0.02 are a good start.
     """
 
     def __init__(self, matrices: list[dict[str, Any]], rest: list[dict[str, Any]], config: OptimConfig) -> None:
         self._muon = StackedMuon(matrices, lr=config.muon_lr, momentum=config.momentum)
         self._adamw = _adamw(rest, config)
         super().__init__(self._muon.param_groups + self._adamw.param_groups, {})
-        self._share()
+        self._share_state()
 
-    def _share(self) -> None:
-        """Make both optimisers use the groups and state of this one; loading a state replaces these."""
+    def _share_state(self) -> None:
+        """Make both optimisers use the groups and state of this one. Loading a state replaces them."""
         count = len(self._muon.param_groups)
         self._muon.param_groups, self._adamw.param_groups = self.param_groups[:count], self.param_groups[count:]
         self._muon.state = self._adamw.state = self.state
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters; a closure is evaluated first, and its loss returned."""
+        """Update all parameters. If there is a closure, it is called first, and its loss is returned."""
         with torch.enable_grad():
             loss = closure() if closure is not None else None
         self._muon.step()
@@ -202,15 +210,16 @@ class MuonWithAdamW(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state returned by :meth:`state_dict`."""
+        """Load a state that :meth:`state_dict` returned."""
         super().load_state_dict(state_dict)
-        self._share()
+        self._share_state()
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
-    """Build the optimiser; `initial_lr` of each group is its peak learning rate, used by :func:`set_learning_rate`.
+    """Build the optimiser.
 
-    Weight decay is decoupled in `adamw` and `muon`; `adam` and `sgd` add it to the gradient, as torch's classes do.
+    Each group has its peak learning rate under `initial_lr`, where :func:`set_learning_rate` reads it. Weight decay is
+    decoupled in `adamw` and `muon`; `adam` and `sgd` add it to the gradient, as torch's classes do.
     """
     groups = parameter_groups(model, config.weight_decay, config.layer_decay)
     optimizer: Optimizer
@@ -250,7 +259,7 @@ def _split_matrices(groups: list[dict[str, Any]], stem: bool) -> tuple[list[dict
 
 
 def _uses_muon(name: str, parameter: Tensor, stem: bool) -> bool:
-    """Return whether Muon updates a parameter: a matrix in a block, or with `stem` a filter of the patch embedding."""
+    """Return whether Muon updates a parameter: a matrix in a block or, with `stem`, a kernel of the patch embedding."""
     if name.startswith("patch_embed."):
         return stem and parameter.ndim > 1
     return "blocks." in name and name.endswith(".weight") and parameter.ndim == 2

@@ -1,8 +1,8 @@
-"""The story of a run: resolve data and model, announce, fit, select weights, calibrate, test once, save, report.
+"""The course of a run: resolve data and model, announce, fit, select weights, calibrate, test once, save, report.
 
-:func:`run` finds the run directory, :func:`_run_phases` is the outline, and the phases follow in its order. Fine-tuning
-also scores the frozen features before training, and compares with them afterwards. A resumed run continues training
-where it stopped, and repeats everything after training with the same results.
+:func:`run` finds the run directory. :func:`_run_phases` is the outline, and the phases follow in the order in which it
+calls them. Fine-tuning also scores the frozen features before training, and compares the result with these scores. A
+resumed run continues training where it stopped; whatever comes after training runs again, with the same results.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ from vitreous.train.trainer import silence_lightning
 __all__ = ["RunResult", "run", "show_batch"]
 
 Write = Callable[[Path], AbstractContextManager[Path]]
-_EXIT_OVER_IMPORT = 0.35  # Python takes this share of the import time to unload the libraries on exit
+_EXIT_OVER_IMPORT = 0.35  # on exit, unloading the libraries takes this share of the time it took to import them
 
 
 def run(
     config: RunConfig,
     *,
-    keep: Collection[str] = (),
+    explicit: Collection[str] = (),
     started: float | None = None,
     view: Display | None = None,
     resume: bool = False,
@@ -70,13 +70,14 @@ def run(
     """Train a classifier on labelled images, and write a model file and a report.
 
     Args:
-        config: The configuration; the numbers of classes and channels are taken from the data.
-        keep: Fields that the user set: model fields such as `num_classes` are checked against the data and the
-            pretrained model, pipeline fields such as `preprocess.mean` override those of the pretrained model.
-        started: ``time.monotonic()`` at the start of the command, from which a budget counts.
-        view: Prints the lines of the run; None prints to stdout.
-        resume: Resume the run with these settings in `config.out`, or the newest of runs/NAME-1, -2 and so on; start
-            one if there is none. A finished run is left as it is.
+        config: The configuration. The numbers of classes and channels are taken from the data.
+        explicit: Names of the fields that the user set, rather than a recipe or a default. Model fields such as
+            `num_classes` are checked against the data and the pretrained model. Pipeline fields such as
+            `preprocess.mean` override those of the pretrained model.
+        started: ``time.monotonic()`` at the start of the command. A budget counts from here. None means now.
+        view: Prints the lines of the run. None prints to stdout.
+        resume: Whether to resume an earlier run with the same settings: the one in `config.out`, or else the newest of
+            runs/NAME-1, -2 and so on. If there is none, a new run starts. A finished run is left as it is.
 
     Raises:
         KeyboardInterrupt: If Ctrl-C is pressed twice.
@@ -85,7 +86,7 @@ def run(
     exit_seconds = _EXIT_OVER_IMPORT * (time.monotonic() - started)
     view = view or Display()
     with silence_lightning():
-        setup = prepare(config, keep, view)
+        setup = prepare(config, explicit, view)
         recipe = recipe_text(setup.config)
         folder, created = choose_run_dir(config.out, setup.data.name, recipe, resume)
         with remove_empty_dirs(created):
@@ -101,7 +102,7 @@ def run(
 def _run_phases(
     setup: Setup, run_dir: RunDir, view: Display, signals: Signals, *, started: float, exit_seconds: float
 ) -> RunResult:
-    """Run all phases in order; after a signal, save the best weights so far."""
+    """Run all phases in order. After a signal, save the best weights so far."""
     session = None
     with contextlib.ExitStack() as stack:
         try:
@@ -124,7 +125,7 @@ def _run_phases(
             session.writer.save_model(selected, temperature, tested)
             verdict = compare_with_probe(setup, session.probe, selected, session.metrics.history)
             example = session.writer.example_image()
-            report = session.writer.write_report(  # last: a run directory with a report is finished
+            report = session.writer.write_report(  # last, because a run directory with a report is finished
                 selected,
                 temperature,
                 tested,
@@ -139,7 +140,10 @@ def _run_phases(
 
 
 def _open_run_dir(setup: Setup, run_dir: RunDir, view: Display) -> tuple[RunState | None, int]:
-    """Load the checkpoint to resume from, write recipe.yaml, and print what was found; also return the threads."""
+    """Load the checkpoint to resume from, write recipe.yaml, and print what was found.
+
+    Return the state to resume from, or None in a new run, and the number of CPU threads.
+    """
     data, folder = setup.data, run_dir.path
     recipe, settings = recipe_text(setup.config), identity(setup)
     found = load_newest(folder, lambda line: view.line("damaged", line)) if run_dir.has_run else None
@@ -153,7 +157,8 @@ def _open_run_dir(setup: Setup, run_dir: RunDir, view: Display) -> tuple[RunStat
         refuse_more_epochs(folder, recipe)
     threads, threads_note = choose_threads(old_threads, setup.device)
     if state is not None and is_longer:
-        rename_report(folder, len(state.history))  # before the new recipe: with a report, it would look finished
+        # This comes first, because a directory with the new recipe and the old report would look finished.
+        rename_report(folder, len(state.history))
     write_recipe(folder, recipe, threads, state.extended if state is not None else ())
     view.data(data.name, data.counts())
     if data.unreadable:
@@ -193,7 +198,7 @@ def _announce(setup: Setup, view: Display) -> None:
 
 
 def _probe(session: Session) -> None:
-    """In fine-tuning, score the frozen features before training; a resumed run has the scores."""
+    """In fine-tuning, score the frozen features before training. A resumed run already has the scores."""
     setup = session.setup
     if setup.pretrained is None or not setup.config.tune.probe or session.trained:
         return
@@ -205,7 +210,7 @@ def _probe(session: Session) -> None:
 
 
 def _check_budget(clock: Budget) -> None:
-    """Refuse to train without any time left: the model would have learned nothing."""
+    """Raise an error if no time is left to train, because the model would learn nothing."""
     if clock.over(0):
         used = time.monotonic() - clock.started
         raise TrainingError(
@@ -215,7 +220,10 @@ def _check_budget(clock: Budget) -> None:
 
 
 def _fit(session: Session) -> None:
-    """Train until the clock, early stopping or a signal ends it; if memory runs out, use more micro-batches."""
+    """Train until the clock, early stopping or a signal ends training.
+
+    If memory runs out, training continues with more and smaller micro-batches.
+    """
     while not session.trained:
         smaller = None
         session.fit_started = time.monotonic()
@@ -230,14 +238,17 @@ def _fit(session: Session) -> None:
         finally:
             session.view.stop_bar()
             session.seconds["train"], session.fit_started = session.training_seconds(), 0.0
-        if smaller is not None:  # outside of `except`, where the traceback would keep the tensors of the step alive
+        if smaller is not None:  # not in `except`, where the traceback would keep the step's tensors alive
             free_memory()
             rebuild(session, smaller)
             free_memory()
 
 
 def _select_weights(session: Session) -> tuple[SelectedWeights, Scores]:
-    """Load the weights of the best epoch, score them in float32 as saved, and return their training scores too."""
+    """Load the weights of the best epoch, and score them in float32, the precision in which they are saved.
+
+    Return the weights with these scores, and the scores that they had during training.
+    """
     selected = session.selection.best
     if selected is None:
         raise TrainingError("training ended before the first validation: give it more epochs or a larger --budget")
@@ -257,7 +268,7 @@ def _score(session: Session, loader: Iterable[Any]) -> SplitScores:
 
 
 def _test_once(session: Session) -> SplitScores | None:
-    """Score the selected weights on the test split if there is one; nothing is chosen after this."""
+    """Score the selected weights on the test split if there is one. No choice depends on the result."""
     if "test" not in session.setup.data.splits:
         return None
     test_started = time.monotonic()
@@ -271,19 +282,19 @@ def show_batch(
     config: RunConfig,
     path: Path,
     *,
-    keep: Collection[str] = (),
+    explicit: Collection[str] = (),
     view: Display | None = None,
     write: Write = atomic_write,
 ) -> None:
-    """Draw the first augmented batch of a run with its targets to a PNG, without training.
+    """Draw the first augmented batch of a run, with its targets, to a PNG file. Nothing is trained.
 
-    Arguments are those of :func:`run`; `write` opens a temporary path that replaces `path`.
+    The arguments are those of :func:`run`, except that `write` opens a temporary file that then replaces `path`.
     """
     from vitreous.report.batch_figure import save_batch_figure  # imports matplotlib, which takes a second
 
     view = view or Display()
     with silence_lightning():
-        setup = prepare(config, keep, view)
+        setup = prepare(config, explicit, view)
         setup.data_module.setup("fit")
         batch = next(iter(setup.data_module.train_dataloader()))
         images, targets = setup.data_module.batch_augment.augment_batch(batch, progress=0.0)

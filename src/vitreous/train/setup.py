@@ -48,7 +48,7 @@ class Setup:
     pretrained: Pretrained | None = None  # what a fine-tuning starts from, without its tensors
 
 
-def prepare(config: RunConfig, keep: Collection[str], view: Display) -> Setup:
+def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setup:
     """Open the data, and build the data loaders and the model. Arguments as :func:`vitreous.train.run.run`."""
     device = choose_device(config.device)
     precision = choose_precision(config.precision, device)
@@ -57,11 +57,11 @@ def prepare(config: RunConfig, keep: Collection[str], view: Display) -> Setup:
     pretrained = None
     if config.tune.source is not None:  # before the data, which may take minutes to read: a wrong name fails at once
         with one_thread():  # like the model below: it may resample position embeddings
-            config, pretrained = open_pretrained(config, keep)
-        keep = {*keep, "in_channels"}
+            config, pretrained = open_pretrained(config, explicit)
+        explicit = {*explicit, "in_channels"}
     with view.counting("reading") as count:
         data = open_source(config.data, progress=count)
-    config = fit_to_data(config, data, keep)
+    config = fit_to_data(config, data, explicit)
     pipeline = EvalPipeline(pair(config.model.image_size), config.model.in_channels, config.preprocess)
     if not pipeline.has_statistics:
         pipeline = pipeline.with_measured_statistics(_sample(data.splits["train"]))
@@ -87,15 +87,15 @@ def prepare(config: RunConfig, keep: Collection[str], view: Display) -> Setup:
     return Setup(config, data, pipeline, loading, model, cost(config.model), device, precision, pretrained)
 
 
-def fit_to_data(config: RunConfig, data: ImageData, keep: Collection[str] = ()) -> RunConfig:
+def fit_to_data(config: RunConfig, data: ImageData, explicit: Collection[str] = ()) -> RunConfig:
     """Set the numbers of classes and channels to those of the data; channels that the user set stay."""
     classes, channels = len(data.classes), data.channels
-    if "num_classes" in keep and config.model.num_classes != classes:
+    if "num_classes" in explicit and config.model.num_classes != classes:
         raise ConfigError(
             f"model.num_classes is {config.model.num_classes}, but {data.name} has {classes} classes: omit it, it is "
             "taken from the data"
         )
-    if "in_channels" in keep:
+    if "in_channels" in explicit:
         channels = config.model.in_channels
     statistics = config.preprocess
     if len(statistics.mean) not in (0, channels) or len(statistics.std) not in (0, channels):

@@ -67,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
 
     if sys.stderr.isatty():
         narrate("measuring: running some steps of this training, which takes minutes for a large model")
-    result = plan(config, keep=explicit, started=process_start())
+    result = plan(config, explicit=explicit, started=process_start())
     if typed.get("json"):
         write_document(files, str(typed["json"]), result.to_dict())
     if typed.get("json") != "-":

@@ -160,7 +160,7 @@ def run_training(argv: Sequence[str], configure: Configure) -> int:
     if batch_image is not None:
         from vitreous.train.run import show_batch
 
-        show_batch(config, Path(batch_image), keep=explicit, write=files.atomic_write)
+        show_batch(config, Path(batch_image), explicit=explicit, write=files.atomic_write)
         return 0
     from rich.console import Console
 
@@ -169,7 +169,7 @@ def run_training(argv: Sequence[str], configure: Configure) -> int:
 
     # With the JSON document on stdout, nothing else may go there.
     view = Display(Console(stderr=True, soft_wrap=True)) if document == "-" else None
-    result = train(config, keep=explicit, started=process_start(), view=view, resume="--resume" in flags)
+    result = train(config, explicit=explicit, started=process_start(), view=view, resume="--resume" in flags)
     if document:
         write_document(files, document, result.to_dict())
     return result.exit_code

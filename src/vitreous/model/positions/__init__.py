@@ -1,7 +1,7 @@
 """Position embeddings, one file for each kind.
 
-A new kind is a subclass of :class:`~vitreous.model.positions.base.Position` in a file of its own, and one import here.
-The command line, its help, model files and the tests of every position follow from that.
+To add a kind, write a subclass of :class:`~vitreous.model.positions.base.Position` in a new file and import it here.
+The command line, its help, model files and the tests of every position then include it.
 """
 
 from vitreous.model.positions.base import Position as Position

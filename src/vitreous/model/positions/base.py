@@ -1,6 +1,7 @@
 """What a position embedding may contribute to the model.
 
-Shapes: B batch, H heads, P prefix tokens ([CLS] and registers), N patches in raster order, D width, d head channels.
+Shapes: B batch, H heads, P prefix tokens ([CLS] and registers), (h, w) patches down and across,
+N = h w patches in raster order, n of them kept by patch dropout, D width, d channels per head.
 """
 
 from __future__ import annotations
@@ -21,77 +22,78 @@ Grid = tuple[int, int]
 
 @dataclass(frozen=True)
 class Position(Part):
-    """A kind of position embedding. It overrides the methods for what it contributes; the defaults contribute nothing.
+    """A kind of position embedding. Subclasses override what they contribute; the defaults contribute nothing.
 
-    An embedding is added to the tokens once (equation 1). What attention needs in every block is its *context*: it is
-    made once for an image size, and :meth:`rotate` and :meth:`bias` receive it.
+    There are two ways to tell the model where a patch lies. An *embedding* is added to the tokens once, before the
+    first block (equation 1). Alternatively, attention uses positions in every block: :meth:`context` computes what it
+    needs once per image size, and :meth:`rotate` and :meth:`bias` receive the result.
     """
 
-    adds: ClassVar[bool] = False
-    """Whether there is an embedding."""
+    has_embedding: ClassVar[bool] = False
+    """Whether an embedding is added to the tokens."""
 
     acts_in_attention: ClassVar[bool] = False
-    """Whether every block needs the position of each token, so that tokens cannot be merged."""
+    """Whether attention uses the position of each token. If so, tokens cannot be merged."""
 
     def parameters(self, shape: Shape) -> dict[str, Tensor]:
-        """Return the learned tensors of the model, zero, by name."""
+        """Return the learned tensors that the model owns, filled with zeros, by name."""
         return {}
 
     def attention_parameters(self, shape: Shape) -> dict[str, Tensor]:
-        """Return the learned tensors of each block's attention, zero, by name."""
+        """Return the learned tensors that the attention of each block owns, filled with zeros, by name."""
         return {}
 
     def initialise(self, module: nn.Module, std: float) -> None:
-        """Draw the parameters of a module in place: the model's, or those of one block's attention.
+        """Initialise the parameters of a module in place.
 
         Args:
-            module: The module that has the parameters named above.
-            std: Standard deviation of a position embedding in the model's initialisation scheme.
+            module: The model, or the attention of one block. It owns the parameters that the methods above named.
+            std: Standard deviation of position embeddings in the model's initialisation scheme.
         """
 
     def embedding(self, model: nn.Module, shape: Shape, grid: Grid) -> Tensor:
-        """Return E_pos of equation 1 for a grid, 1 x (P + N) x D, with zeros for tokens that have no position.
+        """Return E_pos of equation 1 for a grid, (1, P + N, D). Tokens without a position get zeros.
 
-        A kind without an embedding returns a zero that broadcasts, 1 x 1 x 1.
+        A kind without an embedding returns zeros of shape (1, 1, 1), which broadcast.
         """
         return torch.zeros(1, 1, 1)
 
     def context(self, shape: Shape, grid: Grid, like: Tensor) -> Any:
-        """Return what attention needs for a grid, on the device of ``like`` and in its dtype."""
+        """Return what attention needs for a grid, with the device and dtype of ``like``."""
         return None
 
     def select(self, context: Any, kept: Tensor) -> Any:
-        """Return the context of the patches that patch dropout keeps; their raster indices are B x n."""
+        """Return the context of the patches that patch dropout keeps, given their raster indices (B, n)."""
         return context
 
     def rotate(self, x: Tensor, context: Any) -> Tensor:
-        """Return queries or keys, B x H x (P + N) x d, turned by their position."""
+        """Rotate queries or keys (B, H, P + N, d) by an angle that depends on their position."""
         return x
 
     def bias(self, attention: nn.Module, q: Tensor, context: Any) -> Tensor | None:
-        """Return what is added to the scores of attention, B x H x (P + N) x (P + N), for queries q."""
+        """Return a bias that is added to the attention scores of queries q, (B, H, P + N, P + N)."""
         return None
 
     def resized(self, state: dict[str, Tensor], old: Shape, new: Shape) -> dict[str, Tensor]:
-        """Return the tensors of a state dict that another grid changes, resampled from one shape's to the other's."""
+        """Return the tensors of a state dict that depend on the grid, resampled from the old grid to the new one."""
         return {}
 
-    def score_numbers(self, shape: Shape, patches: int) -> int:
-        """Return how many numbers per image attention needs in addition to those of the fused kernel."""
+    def score_activations(self, shape: Shape, patches: int) -> int:
+        """Return how many numbers per image attention holds in memory in addition to the fused kernel's."""
         return 0
 
     def table_bytes(self, shape: Shape, grid: Grid) -> int:
-        """Return the bytes needed to build the tables of a grid."""
+        """Return how many bytes it takes to compute the embedding or context of a grid."""
         return 0
 
 
 def raster(grid: Grid) -> tuple[Tensor, Tensor]:
-    """Return the row and the column of each patch in raster order, N each, in float64."""
+    """Return the row and the column of each patch in raster order, (N,) each, in float64."""
     rows, columns = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in grid), indexing="ij")
     return rows.flatten(), columns.flatten()
 
 
 def needs_multiple_of_4(name: str, shape: Shape) -> Iterator[str]:
-    """Yield the problem of an embedding whose width is split into sines and cosines of rows and columns."""
+    """Yield a problem unless the width splits evenly into sines and cosines of rows and columns."""
     if shape.width % 4:
         yield f"position {name} needs a width that is a multiple of 4, it is {shape.width}"

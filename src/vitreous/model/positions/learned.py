@@ -20,13 +20,13 @@ class Learned(Position):
     """`learned`: one vector per token (equation 1).
 
     Args:
-        prefix: Which leading tokens have a position: `cls`, the class token (equation 1); `all`, registers too (timm);
-            `none` (timm's no_embed_class).
-        resample: Library whose interpolation resizes the embedding for another image size (section 3.2).
+        prefix: Which of the tokens before the patches have a position: `cls`, only the class token (equation 1);
+            `all`, registers too (as in timm); or `none` (timm's no_embed_class).
+        resample: Library whose interpolation is used to resize the embedding for another image size (section 3.2).
     """
 
     kind = "learned"
-    adds = True
+    has_embedding = True
     prefix: Literal["cls", "all", "none"] = "cls"
     resample: Resample = "timm"
 
@@ -43,21 +43,18 @@ class Learned(Position):
 
     def embedding(self, model: nn.Module, shape: Shape, grid: Grid) -> Tensor:
         table: Tensor = model.pos_embed  # type: ignore[assignment]
-        own = self.prefix_positions(shape)
-        if grid != shape.grid:
-            table = torch.cat((table[:, :own], resample(table[:, own:], shape.grid, grid, self.resample)), 1)
-        if own == shape.prefix_tokens:
+        num_prefix = self.prefix_positions(shape)
+        if grid == shape.grid and num_prefix == shape.prefix_tokens:
             return table
-        return torch.cat(
-            (table[:, :own], table.new_zeros(1, shape.prefix_tokens - own, shape.width), table[:, own:]), 1
-        )
+        prefix, patches = table[:, :num_prefix], resample(table[:, num_prefix:], shape.grid, grid, self.resample)
+        no_position = table.new_zeros(1, shape.prefix_tokens - num_prefix, shape.width)
+        return torch.cat((prefix, no_position, patches), 1)  # (1, P + N, D)
 
     def resized(self, state: dict[str, Tensor], old: Shape, new: Shape) -> dict[str, Tensor]:
         table = state["pos_embed"]
-        own = table.shape[1] - old.patches
-        return {
-            "pos_embed": torch.cat((table[:, :own], resample(table[:, own:], old.grid, new.grid, self.resample)), 1)
-        }
+        num_prefix = table.shape[1] - old.patches
+        prefix, patches = table[:, :num_prefix], resample(table[:, num_prefix:], old.grid, new.grid, self.resample)
+        return {"pos_embed": torch.cat((prefix, patches), 1)}
 
     def table_bytes(self, shape: Shape, grid: Grid) -> int:
         return 0 if grid == shape.grid else 12 * grid[0] * grid[1] * shape.width

@@ -1,4 +1,7 @@
-"""Learned 2-D position embeddings of appendix D.4. Shapes: (h, w) patches down and across, N = h w, D width."""
+"""Learned 2-D position embeddings (appendix D.4).
+
+Shapes: (h, w) patches down and across, N = h w, P prefix tokens, D width.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,16 @@ __all__ = ["Learned2d"]
 
 @dataclass(frozen=True)
 class Learned2d(Position):
-    """`learned-2d`: half of the width encodes the row, half the column (appendix D.4). Prefix tokens have no position.
+    """`learned-2d`: one learned vector per row and per column, half the width each (appendix D.4).
+
+    A patch has the vectors of its row and its column, concatenated. Prefix tokens have no position.
 
     Args:
-        resample: Library whose interpolation resizes the embeddings for another image size.
+        resample: Library whose interpolation is used to resize the embeddings for another image size.
     """
 
     kind = "learned-2d"
-    adds = True
+    has_embedding = True
     resample: Resample = "timm"
 
     def problems(self, shape: Shape) -> Iterator[str]:
@@ -43,10 +48,11 @@ class Learned2d(Position):
 
     def embedding(self, model: nn.Module, shape: Shape, grid: Grid) -> Tensor:
         (rows, columns), (h, w) = shape.grid, grid
-        row = resample(model.pos_embed_row, (rows, 1), (h, 1), self.resample)  # type: ignore[arg-type]  # 1 h D/2
-        column = resample(model.pos_embed_column, (1, columns), (1, w), self.resample)  # type: ignore[arg-type]  # 1 w D/2
+        # (1, h, D/2) and (1, w, D/2)
+        row = resample(model.pos_embed_row, (rows, 1), (h, 1), self.resample)  # type: ignore[arg-type]
+        column = resample(model.pos_embed_column, (1, columns), (1, w), self.resample)  # type: ignore[arg-type]
         halves = row[:, :, None].expand(-1, -1, w, -1), column[:, None].expand(-1, h, -1, -1)
-        return F.pad(torch.cat(halves, -1).flatten(1, 2), (0, 0, shape.prefix_tokens, 0))  # 1 P+N D
+        return F.pad(torch.cat(halves, -1).flatten(1, 2), (0, 0, shape.prefix_tokens, 0))  # (1, P + N, D)
 
     def resized(self, state: dict[str, Tensor], old: Shape, new: Shape) -> dict[str, Tensor]:
         (rows, columns), (h, w) = old.grid, new.grid

@@ -11,6 +11,6 @@ __all__ = ["NoPosition"]
 
 @dataclass(frozen=True)
 class NoPosition(Position):
-    """`none`: no positions, so the order of the patches does not matter."""
+    """`none`: no positions, so the model ignores the order of the patches."""
 
     kind = "none"

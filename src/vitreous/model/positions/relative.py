@@ -1,4 +1,7 @@
-"""Relative positions of appendix D.4. Shapes: B batch, H heads, P prefix tokens, N patches, d channels of a head."""
+"""Relative positions (appendix D.4).
+
+Shapes: B batch, H heads, P prefix tokens, N patches, n of them kept by patch dropout, d channels per head.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,15 @@ from vitreous.model.positions.base import Grid, Position
 
 __all__ = ["Relative"]
 
-Context = tuple[Tensor, int]  # raster index of each patch, (1 or B) x n, and the number of patches of the whole image
+Context = tuple[Tensor, int]  # the raster index of each patch, (1 or B, n), and the number N of patches in the image
 
 
 @dataclass(frozen=True)
 class Relative(Position):
-    """`relative`: an attention of its own, whose keys are embeddings of raster offsets (appendix D.4).
+    """`relative`: one learned vector per offset between two patches, used as extra keys (appendix D.4).
 
-    Its scores are added to the others, per block. Scores between a patch and a prefix token have no such term.
+    The offset is the difference of raster indices. In every block, the product of a query and the vector of an offset
+    is added to the attention score of the two patches. Scores that involve a prefix token stay as they are.
     """
 
     kind = "relative"
@@ -44,20 +48,20 @@ class Relative(Position):
     def bias(self, attention: nn.Module, q: Tensor, context: Context) -> Tensor:
         index, patches = context
         table: Tensor = attention.relative  # type: ignore[assignment]
-        if len(table) != 2 * patches - 1:  # another resolution: the offsets are stretched linearly
+        if len(table) != 2 * patches - 1:  # another image size: stretch the table of offsets linearly
             table = _stretched(table, 2 * patches - 1)
         prefix = q.shape[2] - index.shape[1]
-        offsets = index[:, :, None] - index[:, None, :] + patches - 1  # (1 or B) n n
-        scores = q[:, :, prefix:] @ table.t().to(q.dtype) / math.sqrt(q.shape[-1])  # B H n 2N-1
-        scores = scores.gather(-1, offsets[:, None].expand(q.shape[0], q.shape[1], -1, -1))  # B H n n
-        return F.pad(scores, (prefix, 0, prefix, 0))  # B H P+n P+n
+        offsets = index[:, :, None] - index[:, None, :] + patches - 1  # (1 or B, n, n)
+        scores = q[:, :, prefix:] @ table.t().to(q.dtype) / math.sqrt(q.shape[-1])  # (B, H, n, 2N - 1)
+        scores = scores.gather(-1, offsets[:, None].expand(q.shape[0], q.shape[1], -1, -1))  # (B, H, n, n)
+        return F.pad(scores, (prefix, 0, prefix, 0))  # (B, H, P + n, P + n)
 
     def resized(self, state: dict[str, Tensor], old: Shape, new: Shape) -> dict[str, Tensor]:
         names = [name for name in state if name.endswith("attn.relative")]
         return {name: _stretched(state[name], 2 * new.patches - 1).contiguous() for name in names}
 
-    def score_numbers(self, shape: Shape, patches: int) -> int:
-        tokens = patches + shape.prefix_tokens  # offsets' scores, gathered, padded and added
+    def score_activations(self, shape: Shape, patches: int) -> int:
+        tokens = patches + shape.prefix_tokens  # scores by offset; then gathered, padded and added
         return shape.heads * tokens * (2 * patches) + 3 * shape.heads * tokens**2 + 2 * patches**2
 
 

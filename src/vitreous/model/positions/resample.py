@@ -1,4 +1,7 @@
-"""Learned positions at another resolution (section 3.2), as each library resizes them."""
+"""Resizes learned positions for another image size (section 3.2), as each of several libraries does it.
+
+Shapes: (h, w) patches down and across, D width; a prime marks the new grid.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +19,28 @@ Resample = Literal["google", "timm", "huggingface", "torchvision", "dinov2"]
 
 
 def resample(table: Tensor, old: tuple[int, int], new: tuple[int, int], method: str) -> Tensor:
-    """Resize learned patch positions to another grid, as the named library does.
+    """Resize learned patch positions to another grid.
 
     Args:
-        table: Patch positions in raster order, 1 x (h w) x D, without prefix tokens.
+        table: Patch positions in raster order, (1, h w, D), without prefix tokens.
         old: The grid (h, w) of the table.
         new: The grid (h', w') of the result.
-        method: `google`: bilinear, corners aligned (scipy.ndimage.zoom of order 1 in the paper's code). `timm`:
-            bicubic, antialiased. `huggingface`: bicubic. `torchvision`: bicubic, corners aligned. `dinov2`: bicubic,
-            with 0.1 added to the new size before the scale is taken, as in its code.
+        method: The library whose interpolation to use. `google`: bilinear with aligned corners (the paper's code calls
+            scipy.ndimage.zoom with order 1). `timm`: bicubic with antialiasing. `huggingface`: bicubic. `torchvision`:
+            bicubic with aligned corners. `dinov2`: bicubic; its code adds 0.1 to the new size when it computes the
+            scale.
 
     Returns:
-        1 x (h' w') x D, in the table's dtype.
+        The resized positions, (1, h' w', D), in the dtype of the table.
 
     Raises:
         ConfigError: If the method is unknown.
     """
     if old == new:
         return table
-    # Interpolate in float32 at least: bfloat16 would round at every tap.
-    grid = table.to(torch.promote_types(table.dtype, torch.float32)).unflatten(1, old).permute(0, 3, 1, 2)  # 1 D h w
+    # Interpolate in float32 or better, because bfloat16 would round every product.
+    grid = table.to(torch.promote_types(table.dtype, torch.float32))
+    grid = grid.unflatten(1, old).permute(0, 3, 1, 2)  # (1, D, h, w)
     if method == "google":
         grid = F.interpolate(grid, new, mode="bilinear", align_corners=True)
     elif method == "timm":

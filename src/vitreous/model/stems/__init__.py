@@ -1,6 +1,6 @@
 """Patch stems, one file for each kind: how pixels become tokens.
 
-A new kind is a subclass of :class:`~vitreous.model.stems.base.Stem` in a file of its own, and one import here.
+To add a kind, write a subclass of :class:`~vitreous.model.stems.base.Stem` in a new file and import it here.
 """
 
 from vitreous.model.stems.base import PatchEmbed as PatchEmbed

@@ -1,4 +1,4 @@
-"""What every patch stem is: a module from images to tokens, and the configuration that builds it.
+"""What all patch stems have in common: a configuration, and the module that turns images into tokens.
 
 Shapes: B batch, C channels, H x W pixels, (h, w) patches down and across, N = h w patches, D width.
 """
@@ -21,27 +21,27 @@ class Stem(Part):
     """A kind of stem.
 
     Args:
-        activation: Applied to the patch tokens. The paper has none; the public notebook tutorials use `relu`.
+        activation: Activation of the patch tokens. The paper has none; the public notebook tutorials use `relu`.
     """
 
     has_patch_kernel: ClassVar[bool] = False
-    """Whether one kernel projects patches of pixels, so that it can be resized to another patch size."""
+    """Whether one kernel projects patches of pixels. Such a kernel can be resized to another patch size."""
 
     activation: Literal["none", "relu"] = "none"
 
     def build(self, shape: Shape) -> PatchEmbed:
-        """Return the module."""
+        """Return the module that turns images into tokens."""
         raise NotImplementedError
 
-    def numbers(self, shape: Shape, height: int, width: int) -> int:
-        """Count the numbers that the largest layer holds for an image, in addition to its pixels and tokens."""
+    def activations(self, shape: Shape, height: int, width: int) -> int:
+        """Return how many numbers per image the largest layer holds in memory besides pixels and tokens."""
         return 0
 
 
 class PatchEmbed(nn.Module):
-    """Cuts an image into patches and projects each to the width: x_p E of equation 1.
+    """Cuts an image into patches and projects each patch to a token, x_p E in equation 1.
 
-    A subclass sets ``proj``, whose result is B x D x h x w, and may override :meth:`project`.
+    A subclass sets ``proj``, which returns (B, D, h, w), and may override :meth:`project`.
     """
 
     proj: nn.Conv2d
@@ -52,11 +52,11 @@ class PatchEmbed(nn.Module):
         self.activation = nn.ReLU() if stem.activation == "relu" else nn.Identity()
 
     def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Return tokens B x N x D and the grid (h, w) for images B x C x H x W.
+        """Map images (B, C, H, W) to tokens (B, N, D); also return the grid (h, w).
 
         Raises:
-            ConfigError: If the channels differ from the model's, patches do not tile the images, or the images are
-                not floating-point.
+            ConfigError: If the number of channels differs from the model's, patches do not tile the images, or the
+                images are not floating-point.
         """
         if images.ndim != 4 or images.shape[1] != self.channels:
             raise ConfigError(f"images have shape {tuple(images.shape)}, expected (B, {self.channels}, H, W)")
@@ -68,5 +68,5 @@ class PatchEmbed(nn.Module):
         return self.activation(self.project(images)), (H // ph, W // pw)
 
     def project(self, images: Tensor) -> Tensor:
-        """Return tokens B x N x D for images B x C x H x W."""
-        return self.proj(images).flatten(2).transpose(1, 2)
+        """Map images (B, C, H, W) to tokens (B, N, D)."""
+        return self.proj(images).flatten(2).transpose(1, 2)  # (B, D, h, w) to (B, N, D)

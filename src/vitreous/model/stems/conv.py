@@ -1,4 +1,4 @@
-"""The convolutional stem: a 3x3 convolution for each halving of the image, with batch norm and GELU."""
+"""The convolutional stem: 3x3 convolutions with batch norm and GELU, each of which halves the image."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ __all__ = ["ConvPatchEmbed", "ConvStem"]
 
 @dataclass(frozen=True)
 class ConvStem(Stem):
-    """`conv`: log2(P) convolutions that halve the image, each with twice the channels of the one before.
+    """`conv`: convolutions that halve the image and double the channels, until one cell is left per patch.
+
+    Overlapping convolutions tell the model that neighbouring pixels belong together, which helps on small datasets.
 
     Args:
-        downsample: `max-pool`: max-pooling after each convolution, and a 3x3 convolution makes the tokens (after CCT's
-            tokenizer, arXiv 2104.05704). `stride`: strided convolutions, and a 1x1 makes the tokens (after "Early
-            convolutions help transformers see better", arXiv 2106.14881).
-        width: Channels of the first convolution. None: so that the last one has the model's width, but at least 8.
+        downsample: How a layer halves the image. `max-pool`: by max-pooling after the convolution; a 3x3 convolution
+            then makes the tokens (as in CCT, arXiv 2104.05704). `stride`: by the stride of the convolution; a 1x1
+            convolution then makes the tokens (as in arXiv 2106.14881).
+        width: Channels of the first convolution. None chooses them so that the last convolution has the model's width,
+            but at least 8.
     """
 
     kind = "conv"
@@ -38,7 +41,7 @@ class ConvStem(Stem):
             yield f"stem.width is {self.width}, it must be at least 1, or null to follow the model's width"
 
     def channels(self, shape: Shape) -> list[int]:
-        """Return the channels of the image and after each convolution."""
+        """Return the number of channels of the image, and after each convolution."""
         layers = range(pair(shape.patch_size)[0].bit_length() - 1)
         if self.width is None:
             return [shape.in_channels, *(max(8, shape.width >> i) for i in reversed(layers))]
@@ -47,7 +50,7 @@ class ConvStem(Stem):
     def build(self, shape: Shape) -> PatchEmbed:
         return ConvPatchEmbed(self, shape)
 
-    def numbers(self, shape: Shape, height: int, width: int) -> int:
+    def activations(self, shape: Shape, height: int, width: int) -> int:
         first = 5 * self.channels(shape)[1] * height * width // (1 if self.downsample == "max-pool" else 4)
         return first + height * width * shape.in_channels
 
@@ -73,4 +76,5 @@ def _conv_norm_gelu(channels: int, width: int) -> nn.Sequential:
 
 def _conv_pool_norm_gelu(channels: int, width: int) -> nn.Sequential:
     conv = nn.Conv2d(channels, width, 3, padding=1, bias=False)
-    return nn.Sequential(conv, nn.MaxPool2d(2), nn.BatchNorm2d(width), nn.GELU())  # the norm sees a quarter
+    # Pooling comes first because it leaves only a quarter of the cells for the norm.
+    return nn.Sequential(conv, nn.MaxPool2d(2), nn.BatchNorm2d(width), nn.GELU())

@@ -1,4 +1,6 @@
-"""The paper's stem, as a strided convolution or as one matrix for flattened patches. Both share one state dict.
+"""The paper's stem, either as a strided convolution or as a matrix product with flattened patches.
+
+Both compute the same function and have the same state dict; which one is faster depends on the hardware.
 
 Shapes: B batch, C channels, (h, w) patches down and across, P_h x P_w pixels of a patch, N = h w patches, D width.
 """
@@ -13,12 +15,12 @@ from torch import Tensor, nn
 from vitreous.model.part import Shape
 from vitreous.model.stems.base import PatchEmbed, Stem
 
-__all__ = ["LinearPatchEmbed", "LinearStem", "PatchStem", "StridedPatchEmbed", "flattened"]
+__all__ = ["LinearPatchEmbed", "LinearStem", "PatchStem", "StridedPatchEmbed", "flatten_patches"]
 
 
 @dataclass(frozen=True)
 class PatchStem(Stem):
-    """`patch`: a convolution whose stride is the patch (equation 1)."""
+    """`patch`: a convolution whose kernel and stride are the patch size (equation 1)."""
 
     kind = "patch"
     has_patch_kernel = True
@@ -29,7 +31,7 @@ class PatchStem(Stem):
 
 @dataclass(frozen=True)
 class LinearStem(Stem):
-    """`linear`: flatten each patch, then one matrix; the same map and the same weights as `patch`."""
+    """`linear`: flattens each patch and multiplies it by a matrix; same function and weights as `patch`."""
 
     kind = "linear"
     has_patch_kernel = True
@@ -39,7 +41,7 @@ class LinearStem(Stem):
 
 
 class StridedPatchEmbed(PatchEmbed):
-    """E as a convolution of kernel and stride P."""
+    """The matrix E of equation 1 as a convolution whose kernel and stride are the patch size."""
 
     def __init__(self, stem: Stem, shape: Shape) -> None:
         super().__init__(stem, shape)
@@ -47,14 +49,14 @@ class StridedPatchEmbed(PatchEmbed):
 
 
 class LinearPatchEmbed(StridedPatchEmbed):
-    """E as a matrix: the convolution's kernel, flattened."""
+    """The matrix E of equation 1 as a matrix: the flattened kernel of the convolution."""
 
     def project(self, images: Tensor) -> Tensor:
-        return F.linear(flattened(images, self.patch), self.proj.weight.flatten(1), self.proj.bias)  # B N D
+        return F.linear(flatten_patches(images, self.patch), self.proj.weight.flatten(1), self.proj.bias)  # (B, N, D)
 
 
-def flattened(images: Tensor, patch: tuple[int, int]) -> Tensor:
-    """Return the patches of images B x C x H x W in raster order, each flattened: B x N x (C P_h P_w)."""
+def flatten_patches(images: Tensor, patch: tuple[int, int]) -> Tensor:
+    """Cut images (B, C, H, W) into flattened patches in raster order, (B, N, C P_h P_w)."""
     ph, pw = patch
-    x = images.unflatten(3, (-1, pw)).unflatten(2, (-1, ph))  # B C h P_h w P_w
-    return x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # B N C*P_h*P_w
+    x = images.unflatten(3, (-1, pw)).unflatten(2, (-1, ph))  # (B, C, h, P_h, w, P_w)
+    return x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, N, C P_h P_w)

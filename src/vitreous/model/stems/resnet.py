@@ -1,7 +1,9 @@
-"""The stem of the paper's hybrids (section 3.1): a BiT ResNetV2 without pre-activation, in front of the patches.
+"""The stem of the paper's hybrids (section 3.1): patches are taken from the feature map of a ResNet, not from pixels.
 
-Weight-standardised convolutions (arXiv 1903.10520) and group norm of 32 groups, padded as TensorFlow's SAME. Parameter
-names are timm's. Shapes: B batch, C channels, H x W pixels or cells.
+The ResNet is BiT's ResNetV2 without pre-activation: weight-standardised convolutions (arXiv 1903.10520), group norm
+with 32 groups, and TensorFlow's SAME padding. Parameters have timm's names.
+
+Shapes: B batch, C channels, H x W pixels or cells.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ __all__ = ["Bottleneck", "ResNet", "ResNetPatchEmbed", "ResNetStem", "StdConv2d"
 
 _GROUPS = 32
 _EXPANSION = 4
-_NORM_EPS = {"google": 1e-6, "timm": 1e-5}  # of the group norms: flax's default, timm's default
+_NORM_EPS = {"google": 1e-6, "timm": 1e-5}  # of the group norms: the defaults of flax and of timm
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,10 @@ class ResNetStem(Stem):
     """`resnet`: patches of a ResNet's feature map (section 3.1); ``patch_size`` still counts pixels of the image.
 
     Args:
-        layers: Bottlenecks in each stage. A stem without stages reduces the image to a quarter, and each stage but the
-            first halves it: (3, 4, 9) makes 16 pixels a cell.
+        layers: Number of bottleneck blocks in each stage. The first layers reduce each side of the image to a quarter,
+            and each stage except the first halves it again, so (3, 4, 9) makes one cell of 16 x 16 pixels.
         width: Channels of the first convolution, a multiple of 32.
-        norm: Whose constants the weight standardisation and the group norms have: `google` or `timm`.
+        norm: Library whose epsilons the weight standardisation and the group norms use: `google` or `timm`.
     """
 
     kind = "resnet"
@@ -42,7 +44,7 @@ class ResNetStem(Stem):
 
     @property
     def reduction(self) -> int:
-        """Pixels per cell of the feature map."""
+        """Side of a cell of the feature map in pixels."""
         return 4 << max(0, len(self.layers) - 1)
 
     def problems(self, shape: Shape) -> Iterator[str]:
@@ -60,12 +62,12 @@ class ResNetStem(Stem):
     def build(self, shape: Shape) -> PatchEmbed:
         return ResNetPatchEmbed(self, shape)
 
-    def numbers(self, shape: Shape, height: int, width: int) -> int:
+    def activations(self, shape: Shape, height: int, width: int) -> int:
         return 3 * self.width * height * width // 4
 
 
 class ResNetPatchEmbed(PatchEmbed):
-    """A ResNet, then the projection of patches of its feature map."""
+    """A ResNet, followed by a projection of the patches of its feature map."""
 
     def __init__(self, stem: ResNetStem, shape: Shape) -> None:
         super().__init__(stem, shape)
@@ -78,10 +80,12 @@ class ResNetPatchEmbed(PatchEmbed):
 
 
 class ResNet(nn.Module):
-    """A 7x7 convolution and a pool that quarter the image, then stages of bottlenecks; each but the first halves it.
+    """A 7x7 convolution and a max-pool, then stages of bottleneck blocks.
+
+    The convolution and the pool reduce each side of the image to a quarter; each stage except the first halves it.
 
     Attributes:
-        channels: Of the feature map.
+        channels: Number of channels of the feature map.
     """
 
     def __init__(self, channels: int, stem: ResNetStem) -> None:
@@ -98,7 +102,7 @@ class ResNet(nn.Module):
             self.stages.append(_Stage(blocks))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the feature map, B x channels x H/reduction x W/reduction, for images B x C x H x W."""
+        """Map images (B, C, H, W) to the feature map (B, channels, H / reduction, W / reduction)."""
         x = F.relu(self.stem(images))
         x = F.max_pool2d(_pad_same(x, 3, 2, float("-inf")), 3, 2)
         for stage in self.stages:
@@ -107,7 +111,7 @@ class ResNet(nn.Module):
 
 
 class _Stage(nn.Module):
-    """Bottlenecks, one after the other; of its own so that parameters are named as timm's."""
+    """A sequence of bottleneck blocks. This class exists so that parameters have timm's names."""
 
     def __init__(self, blocks: list[Bottleneck]) -> None:
         super().__init__()
@@ -119,16 +123,16 @@ class _Stage(nn.Module):
 
 
 class StdConv2d(nn.Conv2d):
-    """A convolution without bias whose kernel is standardised per output channel, padded as SAME.
+    """A convolution without bias, with SAME padding, whose kernel is standardised for each output channel.
 
-    google-research/vision_transformer (models_resnet.py) divides by ``std + 1e-5``, timm (StdConv2dSame) by
-    ``sqrt(var + 1e-8)``.
+    google-research/vision_transformer (models_resnet.py) divides the kernel by ``std + 1e-5``, and timm (StdConv2dSame)
+    by ``sqrt(var + 1e-8)``.
 
     Args:
-        channels: Of the input.
-        width: Channels of the output.
-        kernel: Side of the kernel.
-        stride: Step of the kernel.
+        channels: Number of input channels.
+        width: Number of output channels.
+        kernel: Side of the square kernel.
+        stride: Stride in both directions.
         flavour: `google` or `timm`.
     """
 
@@ -137,7 +141,7 @@ class StdConv2d(nn.Conv2d):
         self.flavour = flavour
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map B x C x H x W to B x width x ceil(H / stride) x ceil(W / stride)."""
+        """Map (B, C, H, W) to (B, width, ceil(H / stride), ceil(W / stride))."""
         variance, mean = torch.var_mean(self.weight, (1, 2, 3), correction=0, keepdim=True)
         scale = variance.sqrt() + 1e-5 if self.flavour == "google" else (variance + 1e-8).sqrt()
         kernel, stride = self.kernel_size[0], self.stride[0]
@@ -145,7 +149,10 @@ class StdConv2d(nn.Conv2d):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 convolutions, each with group norm, beside a shortcut; the norm after the last starts at zero."""
+    """Convolutions of 1x1, 3x3 and 1x1, each with group norm, and a shortcut around them.
+
+    The weight of the last norm starts at zero, so that a new block passes only its shortcut on.
+    """
 
     def __init__(self, channels: int, width: int, stride: int, flavour: str) -> None:
         super().__init__()
@@ -161,7 +168,7 @@ class Bottleneck(nn.Module):
         nn.init.zeros_(self.norm3.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map B x C x H x W to B x 4 width x H/stride x W/stride."""
+        """Map (B, C, H, W) to (B, 4 width, H / stride, W / stride)."""
         shortcut = self.downsample(x) if hasattr(self, "downsample") else x
         y = F.relu(self.norm1(self.conv1(x)))
         y = F.relu(self.norm2(self.conv2(y)))
@@ -180,6 +187,9 @@ def _norm(width: int, flavour: str) -> nn.GroupNorm:
 
 
 def _pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """Pad as TensorFlow's SAME: ceil(size / stride) windows fit, the odd cell goes to the right and bottom."""
+    """Pad like TensorFlow's SAME, so that ceil(size / stride) windows fit.
+
+    If the padding is odd, the extra cell goes to the right or the bottom.
+    """
     height, width = (max(0, (-(-n // stride) - 1) * stride + kernel - n) for n in x.shape[2:])
     return F.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2), value=value)

@@ -72,30 +72,30 @@ def in_pixels(size: Size2d) -> str:
     return str(height) if height == width else f"{height}x{width}"
 
 
-def open_pretrained(config: RunConfig, keep: Collection[str]) -> tuple[RunConfig, Pretrained]:
+def open_pretrained(config: RunConfig, explicit: Collection[str]) -> tuple[RunConfig, Pretrained]:
     """Open the pretrained model, and take the model configuration and the evaluation pipeline from it.
 
-    `keep` names the fields that the user set: model fields by name, pipeline fields as `preprocess.mean`. Sizes,
+    `explicit` names the fields that the user set: model fields by name, pipeline fields as `preprocess.mean`. Sizes,
     dropout and the like override those of the pretrained model; all other model fields must equal them. The classes of
     the returned configuration are still to be taken from the data.
     """
     name, asked = str(config.tune.source), config.model
-    activation = asked.mlp.activation if "mlp.activation" in keep else None
+    activation = asked.mlp.activation if "mlp.activation" in explicit else None
     opened = open_with_details(name, OpenOptions(activation=activation))
     own, pipeline = opened.model.config, opened.info.pipeline.config
-    image_size = asked.image_size if "image_size" in keep else None
-    patch_size = asked.patch_size if "patch_size" in keep else None
-    method = getattr(asked.position, "resample", None) if "position.resample" in keep else None
+    image_size = asked.image_size if "image_size" in explicit else None
+    patch_size = asked.patch_size if "patch_size" in explicit else None
+    method = getattr(asked.position, "resample", None) if "position.resample" in explicit else None
     check_image(name, own, opened.info.pipeline, image_size, patch_size)
     model, state, record = resize_model(own, opened.model.state_dict(), image_size, patch_size, method)
     for part, options in _FREE.items():
         model = model.with_options({part: {option: getattr(getattr(asked, part), option) for option in options}})
     model = model.with_options({field: getattr(asked, field) for field in _FREE_FIELDS})
-    keeps_hidden = own.head.kind == "mlp" and "head.kind" in keep and asked.head.kind == "mlp"
+    keeps_hidden = own.head.kind == "mlp" and "head.kind" in explicit and asked.head.kind == "mlp"
     # Section 3.1: a single linear layer for fine-tuning; section 3.2: it starts at zero.
     zero = {"zero": asked.head.zero is not False}
     model = model.with_options({"head": zero if keeps_hidden else {"kind": "linear", **zero}})
-    _check(name, model, asked, keep)
+    _check(name, model, asked, explicit)
     replaced = ("head.",) if keeps_hidden else ("head.", "pre_logits.")
     pretrained = Pretrained(
         name=name,
@@ -107,18 +107,18 @@ def open_pretrained(config: RunConfig, keep: Collection[str]) -> tuple[RunConfig
         state={key: value for key, value in state.items() if not key.startswith(replaced)},
         resampled=record,
     )
-    fields = [field.name for field in dataclasses.fields(pipeline) if f"preprocess.{field.name}" in keep]
+    fields = [field.name for field in dataclasses.fields(pipeline) if f"preprocess.{field.name}" in explicit]
     changes = {field: getattr(config.preprocess, field) for field in fields}
     return replace(config, model=model, preprocess=replace(pipeline, **changes)), pretrained
 
 
-def _check(name: str, model: ViTConfig, asked: ViTConfig, keep: Collection[str]) -> None:
+def _check(name: str, model: ViTConfig, asked: ViTConfig, explicit: Collection[str]) -> None:
     """Refuse an architecture, set by the user, that differs from that of the pretrained model."""
     free = {*_FREE_FIELDS, *_FROM_SOURCE, *(f"{part}.{name}" for part, options in _FREE.items() for name in options)}
     values, theirs = _by_option(asked), _by_option(model)
     differing = [
         f"model.{option.removesuffix('.kind')} is {values[option]}, but '{name}' has {theirs.get(option)}"
-        for option in sorted(keep)
+        for option in sorted(explicit)
         if option in values and option not in free and values[option] != theirs.get(option)
     ]
     if differing:

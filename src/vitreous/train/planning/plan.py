@@ -77,14 +77,14 @@ class Plan:
         return dataclasses.asdict(self)
 
 
-def plan(config: RunConfig, *, keep: Collection[str] = (), started: float | None = None) -> Plan:
+def plan(config: RunConfig, *, explicit: Collection[str] = (), started: float | None = None) -> Plan:
     """Measure the cost of a run; nothing stays on disk. Arguments are those of :func:`vitreous.train.run.run`."""
     started = time.monotonic() if started is None else started
     view, silent = Display(), Display(Console(file=io.StringIO(), force_terminal=False))
     silent.counting = view.counting  # type: ignore[method-assign]  # shows progress bars and nothing else
     budget = parse_duration(config.budget) if config.budget is not None else None
     with silence_lightning(), tempfile.TemporaryDirectory(prefix="vitreous-plan-") as folder:
-        setup = prepare(dataclasses.replace(config, loggers=(), budget=None), keep, view)
+        setup = prepare(dataclasses.replace(config, loggers=(), budget=None), explicit, view)
         meter = MemoryMeter(setup.device)
         with lock_run_dir(Path(folder), recipe_text(setup.config), resume=False) as run_dir:
             session = assemble(setup, run_dir, silent, Signals(), None, started=started, exit_seconds=0.0)

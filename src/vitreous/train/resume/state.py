@@ -1,9 +1,9 @@
-"""Everything that a run saves in order to resume is a field of :class:`RunState`; saving and restoring it live here.
+"""The state that a run saves in order to resume. Everything that is saved is a field of :class:`RunState`.
 
-A resumed run ends in the same bits as an undisturbed one. No random generator has to be saved, because the order of the
-images and every random draw are functions of (seed, epoch, step). A state is captured after a whole optimiser step. To
-resume within an epoch, the Trainer repeats the last batch of that step without computing anything, so that whatever
-follows the step (the clock, the validation after an epoch's last step) happens as it would have.
+A resumed run ends with exactly the same bits as an uninterrupted one. No random generator is saved, because the order
+of the images and all random numbers are functions of (seed, epoch, step). A state is captured only between optimiser
+steps. To resume within an epoch, the Trainer loads the last batch of the last step again without computing anything.
+Whatever follows a step, such as the clock or a validation, then happens as it would have without the interruption.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class RunState:
-    """Everything that a resume needs."""
+    """Everything that a run needs to resume."""
 
-    identity: dict[str, str]  # what the resumed run must share: settings, data, device and precision
-    epoch: int  # from 0
-    step: int  # optimiser steps made in this epoch; 0 at its start
+    identity: dict[str, str]  # settings, data, device and precision, which the resumed run must share
+    epoch: int  # counted from 0
+    step: int  # number of completed optimiser steps in this epoch
     trained: bool  # whether training is complete
-    parts: int  # batches that add up to a step: `accumulate`, or more after an out-of-memory error
-    model: dict[str, Tensor]  # state dict of the weights in training, with batch norm's statistics
-    average: dict[str, Tensor] | None  # state dict of their moving average, where the run keeps one
+    parts: int  # micro-batches per step: `accumulate`, or more after an out-of-memory error
+    model: dict[str, Tensor]  # state dict of the model in training, with batch norm's statistics
+    average: dict[str, Tensor] | None  # state dict of the moving average, if the run has one
     optimizer: dict[str, Any]  # the state of each parameter and the learning rate of each group
-    loss_sum: Tensor  # sum of the losses of this epoch's images so far
+    loss_sum: Tensor  # sum of the losses of all images in this epoch so far
     images_seen: int  # number of these images
     best: dict[str, Any] | None  # the selected weights and their validation logits; None before the first validation
-    risen: int  # epoch, from 1, that first reached the best score; patience counts from it
-    stopped_early: bool  # whether patience ended the training
+    risen: int  # epoch, counted from 1, that first reached the best score; patience counts from here
+    stopped_early: bool  # whether patience ended training
     history: list[dict[str, float]]  # the rows of metrics.csv
-    clock: dict[str, float]  # the time used, in a run with a budget
+    clock: dict[str, float]  # the time used so far, in a run with a budget
     seconds: dict[str, float]  # wall-clock time by phase
-    probed: dict[str, Any] | None  # the linear probe of the frozen features, in a fine-tuning that began with one
-    threads: int  # CPU threads; the order of sums depends on them
-    extended: list[int]  # epoch counts at which the run had finished before more epochs were asked for
+    probed: dict[str, Any] | None  # the linear probe of the frozen features, if fine-tuning began with one
+    threads: int  # number of CPU threads, on which the rounding of sums depends
+    extended: list[int]  # numbers of epochs after which the run had finished before it was extended
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, without copying their values."""
@@ -73,7 +73,7 @@ class RunState:
 
     @classmethod
     def from_dict(cls, content: Any) -> RunState:
-        """Build a state from the content of a file, which may be untrusted; refuse values that no run writes."""
+        """Build a state from the content of a file. Files may be untrusted, so values that no run writes are errors."""
         names = {field.name for field in fields(cls)}
         if not isinstance(content, dict) or content.keys() != names:
             wrong = sorted(names.symmetric_difference(content if isinstance(content, dict) else ()))
@@ -85,7 +85,7 @@ class RunState:
         return state
 
     def _invalid_fields(self) -> list[str]:
-        """Return the names of fields whose values are of the right type, but impossible."""
+        """Return the names of fields whose values have the right type but are impossible."""
         minimum = {"epoch": 0, "step": 0, "images_seen": 0, "risen": 0, "parts": 1, "threads": 1}
         valid = {name: getattr(self, name) >= least for name, least in minimum.items()} | {
             "clock": _is_numbers(self.clock),
@@ -116,7 +116,7 @@ _COLUMNS = ("epoch", "step", "lr", "train_loss", "images_per_second", "seconds")
 
 
 def _has_type(value: Any, hint: Any) -> bool:
-    """Return whether a value has exactly the type of an annotation; what a container holds is not checked."""
+    """Return whether a value has exactly the annotated type. The content of containers is not checked."""
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return type(value) in [typing.get_origin(kind) or kind for kind in kinds]
 
@@ -126,13 +126,13 @@ def _is_numbers(value: Any) -> bool:
 
 
 def selection_state(selected: SelectedWeights | None) -> dict[str, Any] | None:
-    """Return a selection as :class:`RunState` stores it. Nothing is copied, because a selection never changes."""
+    """Return selected weights as :class:`RunState` stores them. Nothing is copied, because they never change."""
     names = ("logits", "labels", "epoch", "weights")
     return None if selected is None else {name: getattr(selected, name) for name in names}
 
 
 def identity(setup: Setup) -> dict[str, str]:
-    """Return what two processes must have in common for one to resume the run of the other."""
+    """Return what two processes must have in common so that one can resume the run of the other."""
     return {
         "recipe": recipe_text(setup.config),
         "fingerprint": setup.data.fingerprint,
@@ -143,14 +143,14 @@ def identity(setup: Setup) -> dict[str, str]:
 
 
 def check_identity(stored: Mapping[str, str], current: Mapping[str, str], source: str) -> None:
-    """Refuse the :func:`identity` of a state, from the file `source`, if it differs from that of the current run."""
+    """Raise an error if the :func:`identity` of a state, read from the file `source`, differs from the current one."""
     wrong = changed_settings(stored.get("recipe", ""), current["recipe"])
     for name in ("device", "precision"):
         if stored.get(name) != current[name]:
             wrong.append(f"{name} was {stored.get(name, 'not recorded')}, now {current[name]}")
     if stored.get("fingerprint") != current["fingerprint"]:
         wrong.append("the images or their labels have changed")
-    elif stored.get("order") != current["order"]:  # which a state of an earlier version lacks
+    elif stored.get("order") != current["order"]:  # states of earlier versions lack the order
         wrong.append("the order of the images or their split has changed")
     if wrong:
         raise CheckpointError(
@@ -160,10 +160,11 @@ def check_identity(stored: Mapping[str, str], current: Mapping[str, str], source
 
 
 def with_more_epochs(state: RunState, current: Mapping[str, str]) -> RunState:
-    """Reopen the state of a finished run if the current :func:`identity` only adds epochs; return others unchanged.
+    """Reopen the state of a finished run if the current :func:`identity` only adds epochs.
 
-    The schedule continues at the same share of the longer run, so a learning rate that had decayed rises again, and the
-    result differs from that of a run of this length from the start. Patience counts from here.
+    Other states are returned unchanged. The schedule continues at the corresponding point of the longer run, so a
+    learning rate that had decayed rises again, and the result differs from that of a run which had this length from the
+    start. Patience counts from here.
     """
     if not state.trained or not only_adds_epochs(state.identity.get("recipe", ""), current["recipe"]):
         return state
@@ -179,7 +180,7 @@ def with_more_epochs(state: RunState, current: Mapping[str, str]) -> RunState:
 
 
 def check_position(state: RunState, setup: Setup) -> None:
-    """Refuse a state whose position or history this run cannot reach, although its checksum is right."""
+    """Raise an error if this run could not reach the position or history of a state with a correct checksum."""
     config, per_epoch = setup.config, setup.data_module.steps_per_epoch
     scores = evaluate(torch.zeros(1, len(setup.data.classes)), torch.zeros(1, dtype=torch.int64)).summary()
     columns = {*_COLUMNS, *(f"val_{name}" for name in scores)}
@@ -196,7 +197,7 @@ def check_position(state: RunState, setup: Setup) -> None:
 
 @contextlib.contextmanager
 def report_mismatch() -> Iterator[None]:
-    """Report errors raised while a state is restored, such as of a wrong shape, as a state that does not fit."""
+    """Turn errors that occur while a state is restored, such as a wrong shape, into a CheckpointError."""
     try:
         yield
     except VitreousError:
@@ -207,7 +208,7 @@ def report_mismatch() -> Iterator[None]:
 
 
 def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """Copy an optimiser's state to the CPU: each parameter's state by its index, and each group's learning rate."""
+    """Copy the state of each parameter, by index, and the learning rate of each group to the CPU."""
     stored = optimizer.state_dict()
     return {
         "state": {
@@ -219,7 +220,7 @@ def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Restore what :func:`optimizer_state` returned into an optimiser with the same parameter groups."""
+    """Restore the result of :func:`optimizer_state` into an optimiser with the same parameter groups."""
     stored = optimizer.state_dict()
     stored["state"] = {int(index): dict(each) for index, each in state["state"].items()}
     for group, rate in zip(stored["param_groups"], state["rates"], strict=True):
@@ -228,10 +229,17 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 
 def restore_trainer(trainer: lightning.Trainer, epoch: int, batch: int, per_epoch: int, parts: int) -> None:
-    """Set the counters of a new Trainer so that its fit continues at a given batch.
+    """Set the counters of a new Trainer so that training continues at a given batch.
 
-    Lightning offers this only through its own checkpoints, so its loops receive the state that one would hold. `batch`
-    batches of `epoch` are complete, the last of which is loaded again; a step has `parts` batches.
+    Lightning offers this only through its own checkpoints, so its loops receive the state that such a checkpoint would
+    hold.
+
+    Args:
+        trainer: A Trainer that has not trained yet.
+        epoch: The current epoch, counted from 0.
+        batch: Number of completed batches in this epoch. The last of them is loaded again.
+        per_epoch: Number of batches per epoch.
+        parts: Number of batches per optimiser step.
     """
     repeated = batch > 0
     before = epoch * per_epoch + batch - repeated
@@ -247,13 +255,13 @@ def restore_trainer(trainer: lightning.Trainer, epoch: int, batch: int, per_epoc
     ):
         state[progress]["total"] |= total
         state[progress]["current"] |= current
-    # A restarting loop counts an empty iteration before an epoch's first batch.
+    # A restarted loop counts an empty iteration before the first batch of an epoch.
     state["epoch_loop.state_dict"] = {"_batches_that_stepped": before - (batch == 1)}
     loops.load_state_dict(state)
 
 
 def restore_module(module: VitModule, state: RunState) -> None:
-    """Load the weights, their moving average and the sums of the current epoch."""
+    """Load the weights, their moving average, and the loss and image count of the current epoch."""
     module.model.load_state_dict(state.model)
     if module.average is not None and state.average is not None:
         module.average.load_state_dict(state.average)
