@@ -26,7 +26,7 @@ _GLASS = Levels(
     small=((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
     large=((0.7, 1, 2), (0.9, 2, 1), (1.0, 2, 3), (1.1, 3, 2), (1.5, 4, 2)),
 )
-"""Standard deviation of the blur in pixels, largest step of a swap in pixels, number of passes."""
+"""Standard deviation of the blur in pixels, largest step to a neighbour in pixels, number of passes."""
 
 _MOTION = Levels(
     small=((6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5)),
@@ -69,11 +69,12 @@ def defocus_blur(images: Images, draw: Draw, severity: float) -> Images:
 
 
 def glass_blur(images: Images, draw: Draw, severity: float) -> Images:
-    """Blur, swap each pixel with a random neighbour, and blur again: frosted glass.
+    """Blur, replace each pixel by a random neighbour, and blur again: frosted glass.
 
-    The swaps are sequential, from the last pixel to the first, so that a pixel can wander. They run on positions, once
-    for all channels. The authors' assignment on RGB arrays copies the neighbour instead of swapping the two; here they
-    are swapped, as the paper describes.
+    The replacement is sequential, from the last pixel to the first, so a pixel can travel further than one step. The
+    authors' code reads like a swap, but its assignment between views of an RGB array leaves the neighbour as it was;
+    the published images are made in this way, and a real swap would be far stronger at 32 pixels. Greyscale images are
+    treated alike. The sequence runs on positions, once for all channels.
     """
     sigma, step, passes = _GLASS.at(severity, images)
     _, _, height, width = images.shape
@@ -86,14 +87,14 @@ def glass_blur(images: Images, draw: Draw, severity: float) -> Images:
 
 
 def _wander(generator: np.random.Generator, height: int, width: int, step: int, passes: int) -> list[int]:
-    """Return for each pixel (H W,) the flat position that its value comes from after all swaps."""
+    """Return for each pixel (H W,) the flat position that its value comes from."""
     source = list(range(height * width))
     order = _inner_pixels(height, width, step)
     for _ in range(passes):
         offsets = generator.integers(-step, step, size=(2, len(order)))  # dy, dx; the upper limit is excluded
         partners = order + offsets[0] * width + offsets[1]
         for first, second in zip(order.tolist(), partners.tolist(), strict=True):
-            source[first], source[second] = source[second], source[first]
+            source[first] = source[second]
     return source
 
 

@@ -44,16 +44,17 @@ class _Frost:
 
 
 _TEXTURES = (
-    _Frost((78, 149, 166), (27, 16, 15), ferns=500, stem=60, needle=0.25, haze=0.8),
-    _Frost((201, 205, 214), (21, 22, 23), ferns=420, stem=90, needle=0.15, haze=0.4),
-    _Frost((201, 205, 214), (21, 22, 23), ferns=250, stem=120, needle=0.3, haze=0.4),
-    _Frost((138, 153, 165), (28, 28, 30), ferns=1500, stem=22, needle=0.4, haze=0.5),
-    _Frost((112, 123, 135), (44, 43, 42), ferns=160, stem=110, needle=0.45, haze=0.3),
+    _Frost((78, 149, 166), (27, 16, 15), ferns=1100, stem=55, needle=0.25, haze=0.8),
+    _Frost((201, 205, 214), (21, 22, 23), ferns=1000, stem=75, needle=0.15, haze=0.4),
+    _Frost((201, 205, 214), (21, 22, 23), ferns=550, stem=100, needle=0.3, haze=0.4),
+    _Frost((138, 153, 165), (28, 28, 30), ferns=3200, stem=22, needle=0.4, haze=0.5),
+    _Frost((112, 123, 135), (44, 43, 42), ferns=420, stem=85, needle=0.4, haze=0.3),
 )
 
 NUM_TEXTURES = len(_TEXTURES)
 
 _SUPERSAMPLING = 2
+_GRAIN = 0.35  # weight of fine noise between the ferns, where they have 1
 _STREAM = "corruption/frost/texture"
 
 
@@ -68,7 +69,8 @@ def frost_texture(number: int, side: int, reduction: int = 1) -> Images:
     drawn = side * reduction
     crystals = _ferns(generator, frost, drawn)
     haze = gaussian_filter(generator.standard_normal((drawn, drawn), dtype=np.float32), drawn / 24, mode="wrap")
-    grey = _standardised(crystals) + frost.haze * _standardised(haze)
+    grain = gaussian_filter(generator.standard_normal((drawn, drawn), dtype=np.float32), 0.7, mode="wrap")
+    grey = _standardised(crystals) + frost.haze * _standardised(haze) + _GRAIN * _standardised(grain)
     if reduction > 1:
         grey = grey.reshape(side, reduction, side, reduction).mean(axis=(1, 3))
     grey = _standardised(grey)

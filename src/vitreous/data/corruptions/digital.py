@@ -71,9 +71,7 @@ def elastic_transform(images: Images, draw: Draw, severity: float) -> Images:
     return to_bytes(bilinear(images, y, x))
 
 
-def _inverse_affine(
-    generator: np.random.Generator, height: int, width: int, jitter: float
-) -> npt.NDArray[np.float64]:
+def _inverse_affine(generator: np.random.Generator, height: int, width: int, jitter: float) -> npt.NDArray[np.float64]:
     """Return the matrix (3, 2) of output (x, y, 1) to input (x, y), for three points that move by up to ``jitter``."""
     center, reach = np.array([width // 2, height // 2]), min(height, width) // 3
     points = center + reach * np.array([[1, 1], [1, -1], [-1, -1]])
