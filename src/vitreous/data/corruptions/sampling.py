@@ -63,7 +63,7 @@ def zoom_coordinates(side: int, factor: float) -> npt.NDArray[np.float64]:
     """
     crop = math.ceil(side / factor)
     enlarged = round(crop * factor)
-    positions = (side - crop) // 2 + np.arange(enlarged) * ((crop - 1) / (enlarged - 1))
+    positions = (side - crop) // 2 + np.arange(enlarged, dtype=np.float64) * ((crop - 1) / (enlarged - 1))
     cut = (enlarged - side) // 2
     return positions[cut : cut + side]
 
