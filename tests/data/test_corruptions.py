@@ -1,6 +1,6 @@
 """The interface of corruptions: reproducible bytes, accepted and refused input, and severities that grow.
 
-The formulas are in test_corruptions_formulas.py, the comparison with the authors' code in test_corruptions_published.py.
+test_corruptions_formulas.py has the formulas, test_corruptions_published.py the comparison with the authors' code.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data.photos import tiles
 from PIL import Image
 from torch import Tensor
 
+from data.photos import tiles
 from vitreous.data.corruptions import CORRUPTIONS
 from vitreous.data.corruptions.apply import corrupt
 from vitreous.data.corruptions.levels import Levels

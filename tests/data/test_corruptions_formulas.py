@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from data.photos import tiles
 from scipy import fft, ndimage, stats
 from torch import Tensor
 from torch.nn import functional as F
 
+from data.photos import tiles
 from vitreous.data.corruptions.apply import corrupt
 from vitreous.data.corruptions.crystals import NUM_TEXTURES, frost_texture
 from vitreous.data.corruptions.digital import _smooth_noise
@@ -230,6 +230,39 @@ def test_elastic_transform_at_severity_1_of_cifar_is_affine_within_the_published
         shift = np.linalg.solve(linear, (corners @ map_ - corners[:, :2]).T)  # displacement of the output point
         assert np.abs(shift).max() < jitter + 0.6
         assert np.abs(shift).max() > 0.2 * jitter
+
+
+ELASTIC = {  # of the side: amplitude, smoothness, jitter
+    64: ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
+    112: ((2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02)),
+}
+
+
+def elastic(image: np.ndarray, amplitude: float, smoothness: float, jitter: float, seed: int) -> np.ndarray:
+    """Return a grey image (H, W) after an affine map and a displacement, each with its own interpolation."""
+    side = len(image)
+    random = np.random.default_rng(seed)
+    third = side // 3
+    points = side // 2 + third * np.array([[1.0, 1], [1, -1], [-1, -1]])
+    moved = points + random.uniform(-jitter, jitter, size=(3, 2))
+    inverse = np.linalg.solve(np.column_stack([moved, np.ones(3)]), points)
+    inverse = inverse[:, ::-1]  # of x and y; images are indexed by y and x
+    image = ndimage.affine_transform(image, inverse[1::-1].T, inverse[2], order=1, mode="mirror")
+    move = random.uniform(-1, 1, size=(2, side, side))
+    if amplitude:
+        move = [amplitude * ndimage.gaussian_filter(one, smoothness, mode="reflect", truncate=3) for one in move]
+        image = ndimage.map_coordinates(image, np.mgrid[:side, :side] + np.array(move), order=1, mode="reflect")
+    return image
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+@pytest.mark.parametrize(("side", "over"), [(64, 1), (112, 244 / 224)])
+def test_elastic_transform_changes_images_as_much_as_the_published_one(side, over, severity):
+    images = tiles(160, side, side)[:, :1].contiguous()
+    options = [value * over * side for value in ELASTIC[side][severity - 1]]
+    expected = np.stack([elastic(one[0].double().numpy(), *options, seed) for seed, one in enumerate(images)])
+    change = (result(images, "elastic_transform", severity) - images).square().mean().sqrt()
+    assert float(change) == pytest.approx(np.sqrt(np.mean((expected - images[:, 0].numpy()) ** 2)), rel=0.1)
 
 
 @pytest.mark.parametrize(("height", "width", "sigma"), [(40, 33, 1.2), (33, 70, 12.0), (64, 64, 49.0)])

@@ -1,7 +1,8 @@
 """Corruptions against `imagecorruptions`, a port of the authors' code; skipped where it is not installed.
 
-It has the parameters of ImageNet-C only. Kinds without random numbers are compared pixel by pixel, the others by the
-mean and the root mean square of the change over many images.
+It has the parameters of ImageNet-C only, and an elastic transform of its own, which is left out here. Kinds without
+random numbers are compared pixel by pixel, the others by the mean and the root mean square of the change over many
+images.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data.photos import tiles
 from torch import Tensor
 
+from data.photos import tiles
 from vitreous.data.corruptions.apply import corrupt
 from vitreous.data.corruptions.sampling import line_blur
 
@@ -42,7 +43,7 @@ def reference(published: Any, name: str, images: Tensor, severity: int) -> Tenso
     function = getattr(published, name)
     results = []
     for number, image in enumerate(images):
-        np.random.seed(number)  # noqa: NPY002  the port uses the global generator
+        np.random.seed(number)  # the port uses the global generator
         results.append(np.uint8(function(Image.fromarray(image.permute(1, 2, 0).numpy()), severity)))
     return torch.from_numpy(np.stack(results)).permute(0, 3, 1, 2)
 
@@ -57,7 +58,8 @@ def test_kinds_without_random_numbers_equal_the_authors_pixel_by_pixel(published
     images = tiles(4, SIDE, SIDE)
     seen = corrupt(images, name, severity, indices=range(4)).int()
     difference = (seen - reference(published, name, images, severity).int()).abs()
-    assert int(difference.max()) <= EXACT[name]
+    brightened = name == "defocus_blur" and severity >= 4  # by 1 %: the sum of the port's weights is 1.01
+    assert int(difference.max()) <= (4 if brightened else EXACT[name])
 
 
 @pytest.mark.parametrize("angle", [-45, -17.3, 0, 30, 45])
@@ -71,7 +73,7 @@ def test_motion_blur_equals_the_authors(published, angle):
 # Relative tolerance of the root mean square of the change. Frost draws one of five textures for each image.
 SIMILAR = {
     "gaussian_noise": 0.02, "shot_noise": 0.02, "impulse_noise": 0.02, "glass_blur": 0.05, "motion_blur": 0.1,
-    "zoom_blur": 0.1, "snow": 0.1, "frost": 0.25, "fog": 0.15, "elastic_transform": 0.1,
+    "zoom_blur": 0.1, "snow": 0.1, "frost": 0.25, "fog": 0.15,
 }  # fmt: skip
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from data.photos import tiles
 from torch.nn import functional as F
 
+from data.photos import tiles
 from vitreous.data.corruptions import SHIFTS
 from vitreous.data.corruptions.apply import shift
 from vitreous.errors import DataError, UsageError
@@ -70,16 +70,16 @@ def test_brightness_is_a_product(factor):
 
 
 def patches(images, side):
-    """Return the sorted patches (B, n, C side side) of images whose sides are multiples of ``side``."""
+    """Return the sorted patches of each image whose sides are multiples of ``side``."""
     rows = F.unfold(images.double(), side, stride=side).transpose(1, 2)
-    return torch.stack([one[torch.argsort((one * torch.arange(1, one.shape[1] + 1)).sum(dim=1))] for one in rows])
+    return [sorted(one.tolist()) for one in rows]
 
 
 @pytest.mark.parametrize("side", [1, 4, 16, 32])
 def test_patches_are_permuted_whole(side):
     images = tiles(3, 64, 96)
     shuffled = run("patch_shuffle", side, images)
-    assert torch.equal(patches(shuffled, side), patches(images, side))
+    assert patches(shuffled, side) == patches(images, side)
     assert not torch.equal(shuffled, images)
     assert not torch.equal(run("patch_shuffle", side, images, seed=1), shuffled)
 
