@@ -39,6 +39,9 @@ __all__ = ["MIN_SIDE", "corrupt", "shift"]
 MIN_SIDE = 32
 """Smallest height and width of an image, in pixels: the size of CIFAR-10-C, for which the small table was made."""
 
+_PART = 2**19
+"""Values of the images that are corrupted at a time: 2 MiB in float32, which fits the cache of a core."""
+
 
 def corrupt(images: Tensor, name: str, severity: int, *, indices: Sequence[int] | Tensor, seed: int = 0) -> Tensor:
     """Return corrupted copies of images.
@@ -100,10 +103,18 @@ def shift(images: Tensor, name: str, value: float, *, indices: Sequence[int] | T
 
 
 def _apply(function: Callable[[Images, Draw, float], Images], images: Tensor, draw: Draw, value: float) -> Tensor:
-    if not len(images):
-        return images.clone()
+    """Apply a function to parts of the batch, so that what it allocates stays small, whatever the batch size."""
     pixels = np.ascontiguousarray(images.detach().cpu().numpy())  # B x C x H x W
-    return torch.from_numpy(np.ascontiguousarray(function(pixels, draw, value))).to(images.device)
+    result = np.empty_like(pixels)
+    size = max(1, _PART // pixels[:1].size) if len(pixels) else 1
+    for start in range(0, len(pixels), size):
+        part = slice(start, start + size)
+        result[part] = function(pixels[part], _shifted(draw, start), value)
+    return torch.from_numpy(result).to(images.device)
+
+
+def _shifted(draw: Draw, start: int) -> Draw:
+    return lambda b: draw(start + b)
 
 
 def _path(name: str, table: dict[str, str], kind: str) -> str:
