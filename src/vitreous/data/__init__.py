@@ -8,5 +8,6 @@ In reading order:
 - preprocess.py: the one evaluation pipeline; an RGB image becomes pixels of the model's size, normalised.
 - batches/: the path of a batch, from file to tensor; start with the description in its `__init__.py`.
 - augment/: augmentation of training batches on the device.
+- corruptions/: corrupted and shifted test images, to measure robustness.
 - rng.py: random numbers as a function of (seed, epoch, step).
 """
