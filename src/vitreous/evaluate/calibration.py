@@ -31,6 +31,7 @@ __all__ = [
     "brier_score",
     "calibrate",
     "calibration_errors",
+    "check_probabilities",
     "choose_temperature",
     "class_wise_calibration_error",
     "cross_scaled",
@@ -128,7 +129,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 def reliability(probs: Tensor, labels: Tensor, bins: int = 15) -> Reliability:
     """Compare confidence with accuracy in M = `bins` bins of confidence (figure 1)."""
-    probs, labels = _check_probabilities(probs, labels)
+    probs, labels = check_probabilities(probs, labels)
     if bins < 1:
         raise DataError(f"bins is {bins}, it must be at least 1")
     top, predicted = probs.max(dim=1)
@@ -159,7 +160,7 @@ def adaptive_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15) ->
     The images are sorted by confidence and split into `bins` parts whose sizes differ by at most one, the larger first.
     Images of equal confidence each count the mean accuracy of their group, so the order of the images does not matter.
     """
-    probs, labels = _check_probabilities(probs, labels)
+    probs, labels = check_probabilities(probs, labels)
     if bins < 1:
         raise DataError(f"bins is {bins}, it must be at least 1")
     top, predicted = probs.max(dim=1)
@@ -175,7 +176,7 @@ def class_wise_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15) 
     Unlike the error of the highest probability it sees all K probabilities (arXiv 1910.12656, equation 2). Bins have
     equal width, as in `reliability`. Classes without images count too: their probabilities should be low.
     """
-    probs, labels = _check_probabilities(probs, labels)
+    probs, labels = check_probabilities(probs, labels)
     if bins < 1:
         raise DataError(f"bins is {bins}, it must be at least 1")
     gaps = (probs - F.one_hot(labels, probs.shape[1])).numpy()  # (N, K)
@@ -197,7 +198,7 @@ def calibration_errors(logits: Tensor, labels: Tensor, temperature: float = 1.0,
 
 def brier_score(probs: Tensor, labels: Tensor) -> float:
     """Return the mean over images of sum_k (p_k - [k is the label])^2, in [0, 2] (Brier 1950)."""
-    probs, labels = _check_probabilities(probs, labels)
+    probs, labels = check_probabilities(probs, labels)
     return float((probs - F.one_hot(labels, probs.shape[1])).square().sum(dim=1).mean())
 
 
@@ -252,7 +253,8 @@ def _check_temperature(temperature: float) -> None:
         raise DataError(f"temperature is {temperature}, it must be a number above 0")
 
 
-def _check_probabilities(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def check_probabilities(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Check probabilities (N, K) and labels (N,), and return them as float64 and int64 on the CPU."""
     probs, labels = check_predictions(probs, labels)
     if probs.min() < 0 or (probs.sum(dim=1) - 1).abs().max() > 1e-2:  # wide enough for sums of 1000 bf16 values
         raise DataError("probabilities must be at least 0, and each row must sum to 1: apply softmax first")

@@ -145,8 +145,8 @@ def check_scores(scores: npt.ArrayLike, correct: npt.ArrayLike) -> tuple[Floats,
     scores, correct = np.asarray(scores, np.float64), np.asarray(correct)
     if scores.ndim != 1 or scores.shape != correct.shape or correct.dtype != np.bool_ or len(scores) == 0:
         raise DataError(
-            f"scores {scores.shape} and correct {correct.dtype} {correct.shape} do not match: they must be numbers (N,) "
-            "and bool (N,), N of at least 1"
+            f"scores {scores.shape} and correct {correct.dtype} {correct.shape} do not match: they must be numbers "
+            "(N,) and bool (N,), N of at least 1"
         )
     if invalid := int((~np.isfinite(scores)).sum()):
         raise NonFiniteError(f"{invalid:,} of {len(scores):,} scores are NaN or infinite: check the model's weights")
