@@ -25,10 +25,15 @@ from vitreous.evaluate.metrics import check_predictions
 
 __all__ = [
     "Calibration",
+    "CalibrationErrors",
     "Reliability",
+    "adaptive_calibration_error",
     "brier_score",
     "calibrate",
+    "calibration_errors",
+    "check_probabilities",
     "choose_temperature",
+    "class_wise_calibration_error",
     "cross_scaled",
     "expected_calibration_error",
     "fit_temperature",
@@ -79,6 +84,19 @@ class Calibration:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class CalibrationErrors:
+    """Three estimates of the calibration error of one set of probabilities, each in [0, 1]."""
+
+    equal_width: float  # of the highest probability, bins of equal width; the usual ECE
+    equal_mass: float  # of the highest probability, bins of equally many images
+    class_wise: float  # of every class's probability, bins of equal width, mean over classes
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the fields as a dictionary for JSON."""
+        return asdict(self)
+
+
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """Return the temperature that minimises the log loss of `softmax(logits / temperature)` (section 4.2).
 
@@ -111,7 +129,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 def reliability(probs: Tensor, labels: Tensor, bins: int = 15) -> Reliability:
     """Compare confidence with accuracy in M = `bins` bins of confidence (figure 1)."""
-    probs, labels = _check_probabilities(probs, labels)
+    probs, labels = check_probabilities(probs, labels)
     if bins < 1:
         raise DataError(f"bins is {bins}, it must be at least 1")
     top, predicted = probs.max(dim=1)
@@ -136,9 +154,51 @@ def expected_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15) ->
     return reliability(probs, labels, bins).error
 
 
+def adaptive_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Return the calibration error with bins of equally many images (Nixon et al. 2019, arXiv 1904.01685), in [0, 1].
+
+    The images are sorted by confidence and split into `bins` parts whose sizes differ by at most one, the larger first.
+    Images of equal confidence each count the mean accuracy of their group, so the order of the images does not matter.
+    """
+    probs, labels = check_probabilities(probs, labels)
+    if bins < 1:
+        raise DataError(f"bins is {bins}, it must be at least 1")
+    top, predicted = probs.max(dim=1)
+    _, level = np.unique(top.numpy(), return_inverse=True)
+    accuracy = np.bincount(level, (predicted == labels).double().numpy()) / np.bincount(level)
+    gaps = accuracy[np.sort(level)] - np.sort(top.numpy())  # (N,) by rising confidence
+    return float(sum(abs(part.sum()) for part in np.array_split(gaps, bins)) / len(gaps))
+
+
+def class_wise_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Return the mean over classes of the calibration error of the class's probability (Kull et al. 2019), in [0, 1].
+
+    Unlike the error of the highest probability it sees all K probabilities (arXiv 1910.12656, equation 2). Bins have
+    equal width, as in `reliability`. Classes without images count too: their probabilities should be low.
+    """
+    probs, labels = check_probabilities(probs, labels)
+    if bins < 1:
+        raise DataError(f"bins is {bins}, it must be at least 1")
+    gaps = (probs - F.one_hot(labels, probs.shape[1])).numpy()  # (N, K)
+    edges = np.linspace(0, 1, bins + 1)
+    index = np.clip(np.searchsorted(edges, probs.numpy(), side="right") - 1, 0, bins - 1)
+    index += np.arange(probs.shape[1]) * bins  # a bin for each class
+    sums = np.bincount(index.ravel(), gaps.ravel(), bins * probs.shape[1])
+    return float(np.abs(sums).sum() / gaps.size)
+
+
+def calibration_errors(logits: Tensor, labels: Tensor, temperature: float = 1.0, bins: int = 15) -> CalibrationErrors:
+    """Measure all three errors of `softmax(logits / temperature)`: call it without and with a temperature."""
+    logits, labels = check_predictions(logits, labels)
+    _check_temperature(temperature)
+    probs = torch.softmax(logits / temperature, dim=1)
+    measures = (expected_calibration_error, adaptive_calibration_error, class_wise_calibration_error)
+    return CalibrationErrors(*(measure(probs, labels, bins) for measure in measures))
+
+
 def brier_score(probs: Tensor, labels: Tensor) -> float:
     """Return the mean over images of sum_k (p_k - [k is the label])^2, in [0, 2] (Brier 1950)."""
-    probs, labels = _check_probabilities(probs, labels)
+    probs, labels = check_probabilities(probs, labels)
     return float((probs - F.one_hot(labels, probs.shape[1])).square().sum(dim=1).mean())
 
 
@@ -173,8 +233,7 @@ def choose_temperature(logits: Tensor, labels: Tensor) -> float:
 def calibrate(logits: Tensor, labels: Tensor, temperature: float, scaled: Tensor | None = None) -> Calibration:
     """Measure calibration without and with a temperature, or with `scaled` logits as of :func:`cross_scaled`."""
     logits, labels = check_predictions(logits, labels)
-    if not 0 < temperature < math.inf:
-        raise DataError(f"temperature is {temperature}, it must be a number above 0")
+    _check_temperature(temperature)
     scaled = logits / temperature if scaled is None else scaled
     before, after = torch.softmax(logits, dim=1), torch.softmax(scaled, dim=1)
     return Calibration(
@@ -189,7 +248,13 @@ def calibrate(logits: Tensor, labels: Tensor, temperature: float, scaled: Tensor
     )
 
 
-def _check_probabilities(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _check_temperature(temperature: float) -> None:
+    if not 0 < temperature < math.inf:
+        raise DataError(f"temperature is {temperature}, it must be a number above 0")
+
+
+def check_probabilities(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Check probabilities (N, K) and labels (N,), and return them as float64 and int64 on the CPU."""
     probs, labels = check_predictions(probs, labels)
     if probs.min() < 0 or (probs.sum(dim=1) - 1).abs().max() > 1e-2:  # wide enough for sums of 1000 bf16 values
         raise DataError("probabilities must be at least 0, and each row must sum to 1: apply softmax first")

@@ -1,0 +1,89 @@
+"""Two models on the same images: McNemar's test, and a paired bootstrap of the difference of every headline score.
+
+N images, R resamples. Model A minus model B, throughout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import binom
+from torch import Tensor
+
+from vitreous.errors import DataError
+from vitreous.evaluate.intervals import Interval, check_share, image_order, resample, tabulate
+from vitreous.evaluate.metrics import check_predictions
+
+__all__ = ["Difference", "McNemar", "compare", "mcnemar"]
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """McNemar's test of equal accuracy on the same images."""
+
+    only_a: int  # images that only model A classifies correctly
+    only_b: int  # images that only model B classifies correctly
+    p_value: float  # two-sided mid-p value, in (0, 1]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of one score, A minus B."""
+
+    difference: Interval
+    p_value: float  # two-sided, from the resamples, in (0, 1]
+
+
+def mcnemar(correct_a: npt.ArrayLike, correct_b: npt.ArrayLike) -> McNemar:
+    """Test whether two models are equally accurate, from which images (N,) each classifies correctly.
+
+    Only images on which one model is right count: if the models are equally accurate, the number that A wins is
+    binomial with a chance of 1/2. The mid-p value counts half of the probability of the observed split. The exact test
+    counts all of it and gives fewer false alarms than its level, the mid-p test close to its level (Fagerland et al.
+    2013); it needs no separate rule for few images.
+    """
+    a, b = np.asarray(correct_a), np.asarray(correct_b)
+    if a.ndim != 1 or a.shape != b.shape or a.dtype != np.bool_ or b.dtype != np.bool_:
+        raise DataError(
+            f"correct predictions are {a.dtype} {a.shape} and {b.dtype} {b.shape}: both must be bool (N,), of the same "
+            "images in the same order"
+        )
+    only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
+    n, fewer = only_a + only_b, min(only_a, only_b)
+    return McNemar(only_a, only_b, min(1.0, float(2 * binom.cdf(fewer, n, 0.5) - binom.pmf(fewer, n, 0.5))))
+
+
+def compare(
+    logits_a: Tensor, logits_b: Tensor, labels: Tensor, *, resamples: int = 1000, seed: int = 0, level: float = 0.95
+) -> dict[str, Difference]:
+    """Compare the scores of :func:`~vitreous.evaluate.intervals.bootstrap` of two models' logits (N, K).
+
+    Both models are scored on the same resamples, drawn within the classes. The interval is the percentile interval of
+    the difference. The p-value is twice the share of resamples on the other side of 0, of which those at exactly 0
+    count half, as in the mid-p test; it is at least 1 / (R + 1).
+    """
+    check_share("level", level)
+    if resamples < 1:
+        raise DataError(f"resamples is {resamples}, it must be at least 1")
+    if logits_a.shape != logits_b.shape:
+        raise DataError(
+            f"logits are {tuple(logits_a.shape)} and {tuple(logits_b.shape)}: both models must score the same images "
+            "and classes"
+        )
+    checked = [check_predictions(logits, labels) for logits in (logits_a, logits_b)]
+    tables = [tabulate(*pair) for pair in checked]
+    order = image_order(*tables)
+    scored = [resample(images.take(order), resamples, seed) for images in tables]
+    edges = [(1 - level) / 2, (1 + level) / 2]
+    found = {}
+    for name, values in scored[0].resampled.items():
+        shifts = values - scored[1].resampled[name]
+        shifts[np.abs(shifts) < 1e-12] = 0  # sums of the same numbers in another order
+        beyond = [(each < 0).sum() + (each == 0).sum() / 2 for each in (shifts, -shifts)]
+        p_value = min(1.0, (2 * min(beyond) + 1) / (resamples + 1))
+        low, high = np.quantile(shifts, edges)
+        difference = Interval(scored[0].values[name] - scored[1].values[name], float(low), float(high))
+        found[name] = Difference(difference, float(p_value))
+    return found
