@@ -127,11 +127,11 @@ REFUSED = {
     "ambiguous array batch": (np.zeros((2, 3, 8, 3)), r"shape \(2, 3, 8, 3\) may have its channels second or last"),
     "tensor batch of another order": (
         torch.zeros(2, 80, 90, 3),
-        r"shape \(2, 80, 90, 3\) is not a batch .* B x C x H x W",
+        r"shape \(2, 80, 90, 3\) is not a batch .* \(B, C, H, W\)",
     ),
     "array batch of another order": (
         np.zeros((2, 3, 80, 90)),
-        r"shape \(2, 3, 80, 90\) is not a batch .* B x H x W x C",
+        r"shape \(2, 3, 80, 90\) is not a batch .* \(B, H, W, C\)",
     ),
     "five dimensions": (np.zeros((1, 2, 8, 9, 3)), r"shape \(1, 2, 8, 9, 3\)"),
     "tensor of five dimensions": (torch.zeros(1, 2, 3, 8, 9), r"shape \(1, 2, 3, 8, 9\)"),

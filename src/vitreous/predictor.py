@@ -257,7 +257,7 @@ class Classifier:
     def _run(self, engine: Engine, pixels: npt.NDArray[np.uint8], select: Callable[[Tensor, Tensor], Tensor]) -> Floats:
         """Compute a row per image for pixels (B, H, W, C)."""
         # Transpose while the pixels are uint8: normalised floats have four times the bytes.
-        batch = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().to(self.device)  # B C H W
+        batch = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().to(self.device)  # (B, C, H, W)
         images = self.pipeline.normalise(batch)
         logits, features = engine(images)  # B K, B F
         if self.tta and self.classes:
@@ -269,11 +269,12 @@ class Classifier:
 
     def _average_views(self, *views: Tensor) -> Tensor:
         """Return logits (B, K) whose tempered softmax is the mean of those of all views."""
-        log_probabilities = torch.stack([(logits / self.info.temperature).log_softmax(1) for logits in views])  # V B K
+        scaled = torch.stack(views) / self.info.temperature  # (V, B, K) for V views
+        log_probabilities = scaled.log_softmax(2)
         return self.info.temperature * (log_probabilities.logsumexp(0) - math.log(len(views)))
 
     def _probabilities(self, logits: Tensor, features: Tensor) -> Tensor:
-        return (logits / self.info.temperature).softmax(dim=1)  # B K
+        return (logits / self.info.temperature).softmax(dim=1)  # (B, K)
 
 
 def load(

@@ -83,7 +83,7 @@ def add_gradients(
     Returns:
         The mean loss, without a gradient.
     """
-    x, grid = model.patch_embed(images)  # B N D
+    x, grid = model.patch_embed(images)  # (B, N, D)
     inner = [p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("patch_embed.")]
     drawn = [block.draw(x) for block in cast("Iterable[FastBlock]", model.blocks)]  # 2 B 1 1 each, or None
     autocast = _autocast_of_caller()

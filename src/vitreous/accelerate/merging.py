@@ -1,7 +1,7 @@
 """Token merging (ToMe, arXiv 2210.09461): a trained model made faster by merging patch tokens that are similar.
 
-Shapes: B batch, H heads, N tokens, P prefix tokens ([CLS] and registers), n = N - P patch tokens, D width, d channels
-of a head, r tokens merged in a block.
+Shapes: B batch, H heads, T = P + N tokens, P prefix tokens ([CLS] and registers), N patches, D width, d channels of a
+head, r tokens merged in a block.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def merge_tokens(model: VisionTransformer, count: int) -> None:
 
     Args:
         model: Changed in place, and accelerated; its weights stay as they are.
-        count: Tokens merged in each block (r), at most half of its patch tokens. 0 is the plain model.
+        count: Tokens merged in each block (r), at most half of its patch tokens. 0 turns merging off.
 
     Raises:
         ConfigError: If the count is negative; if attention needs the position of each token, because a merged one has
@@ -74,15 +74,15 @@ class TokenMerging:
     prefix: int
 
     def __call__(self, blocks: nn.ModuleList, z: Tensor, queries: int | None = None) -> Tensor:
-        """Map tokens B x N x D to B x N x D; each patch gets the token that it was merged into.
+        """Map tokens (B, T, D) to (B, T, D); each patch gets the token that it was merged into.
 
         Args:
             blocks: The encoder's.
             z: Tokens.
             queries: How many tokens of the result are needed, from the first, at most P; None is all.
         """
-        merged_into = torch.arange(z.shape[1] - self.prefix, device=z.device).expand(z.shape[0], -1)  # B n
-        sizes = torch.ones_like(z[:, self.prefix :, :1])  # B n 1
+        merged_into = torch.arange(z.shape[1] - self.prefix, device=z.device).expand(z.shape[0], -1)  # (B, N)
+        sizes = torch.ones_like(z[:, self.prefix :, :1])  # (B, N, 1)
         for index, block in enumerate(cast("Iterable[FastBlock]", blocks)):
             first = queries if index == len(blocks) - 1 else None
             z, keys = _attention(block, z, F.pad(sizes, (0, 0, self.prefix, 0), value=1.0) if index else None, first)
@@ -100,48 +100,48 @@ def merge_similar(x: Tensor, sizes: Tensor, keys: Tensor, count: int) -> tuple[T
     """Merge the most similar tokens (bipartite soft matching, section 3).
 
     Args:
-        x: Tokens, B x n x D.
-        sizes: How many patches each represents, B x n x 1.
-        keys: Attention keys, whose cosine is the similarity, B x n x d.
-        count: Tokens to merge (r), at most n / 2.
+        x: Patch tokens, (B, N, D).
+        sizes: How many patches each represents, (B, N, 1).
+        keys: Attention keys, whose cosine is the similarity, (B, N, d).
+        count: Tokens to merge (r), at most N / 2.
 
     Returns:
-        Tokens B x (n - r) x D, their sizes, and the index of the token that each of the n became, B x n.
+        Tokens (B, N - r, D), their sizes, and the index of the token that each of the N became, (B, N).
     """
     keys = F.normalize(keys, dim=-1)
-    similarity, partner = (keys[:, ::2] @ keys[:, 1::2].transpose(1, 2)).max(-1)  # B n/2: of the even tokens
+    similarity, partner = (keys[:, ::2] @ keys[:, 1::2].transpose(1, 2)).max(-1)  # (B, N / 2): of the even tokens
     order = similarity.topk(similarity.shape[1], dim=1).indices  # the ONNX exporter lacks argsort
     merged, kept = order[:, :count], order[:, count:].sort(1).values
-    n, left = x.shape[1], kept.shape[1]
+    N, left = x.shape[1], kept.shape[1]
 
-    weighted = torch.cat((x * sizes, sizes), -1)  # B n D+1: moved together
-    target = partner.gather(1, merged)  # B r
-    is_target = target[:, None] == torch.arange(n // 2, device=x.device)[:, None]  # B n/2 r
+    weighted = torch.cat((x * sizes, sizes), -1)  # (B, N, D + 1): moved together
+    target = partner.gather(1, merged)  # (B, r)
+    is_target = target[:, None] == torch.arange(N // 2, device=x.device)[:, None]  # (B, N / 2, r)
     odd = weighted[:, 1::2] + is_target.to(x.dtype) @ _rows(weighted, 2 * merged)  # sums rows
     weighted = torch.cat((_rows(weighted, 2 * kept), odd), 1)
 
     became = torch.zeros_like(keys[..., 0], dtype=torch.long)
     stays = torch.arange(left, device=x.device).expand(x.shape[0], -1)
     became[:, ::2] = torch.zeros_like(partner).scatter(1, kept, stays).scatter(1, merged, target + left)
-    became[:, 1::2] = torch.arange(left, n - count, device=x.device)
+    became[:, 1::2] = torch.arange(left, N - count, device=x.device)
     sizes = weighted[..., -1:]
     return weighted[..., :-1] / sizes, sizes, became
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
-    """Take rows B x m of tables B x n x D, as B x m x D; faster than ``gather``, which takes single numbers."""
+    """Take rows (B, m) of tables (B, N, D), as (B, m, D); faster than ``gather``, which takes single numbers."""
     first = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
     return x.flatten(0, 1).index_select(0, (index + first).flatten()).unflatten(0, (x.shape[0], index.shape[1]))
 
 
 def _attention(block: FastBlock, z: Tensor, sizes: Tensor | None, queries: int | None) -> tuple[Tensor, Tensor]:
-    """Apply equation 2 with proportional attention; return tokens B x N x D and the keys' mean over heads, B x N x d.
+    """Apply equation 2 with proportional attention; return tokens (B, T, D) and the keys' mean over heads, (B, T, d).
 
-    With ``queries``, only the first so many tokens.
+    With ``queries``, return only that many tokens, from the first.
     """
     attn = block.attn
-    q, k, v = project_heads(block.norm1(z), attn.qkv, 3, attn.heads)  # B H N d
+    q, k, v = project_heads(block.norm1(z), attn.qkv, 3, attn.heads)  # (B, H, T, d)
     q, k = attn.q_norm(q), attn.k_norm(k)
-    bias = None if sizes is None else sizes.log().transpose(1, 2)[:, None]  # B 1 1 N
-    mixed = attend(q[:, :, :queries], k, v, bias).transpose(1, 2).flatten(2)  # B N D
+    bias = None if sizes is None else sizes.log().transpose(1, 2)[:, None]  # (B, 1, 1, T)
+    mixed = attend(q[:, :, :queries], k, v, bias).transpose(1, 2).flatten(2)  # (B, T, D)
     return z[:, :queries] + block.ls1(attn.proj(mixed)), k.mean(1)

@@ -28,7 +28,7 @@ class Engine(Protocol):
         """The precision of products. Sums and results are at least float32 where the engine allows it."""
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits B x K and features B x F, float32, of normalised images B x C x H x W, float32."""
+        """Return logits (B, K) and features (B, F), float32, of normalised images (B, C, H, W), float32."""
 
 
 class Outputs(nn.Module):
@@ -39,7 +39,7 @@ class Outputs(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits B x K and features B x F of images B x C x H x W."""
+        """Return logits (B, K) and features (B, F) of images (B, C, H, W)."""
         features = self.model(images, "features")
         logits = self.model.head(features)
         return (logits * 1 if logits is features else logits), features  # a graph's outputs must be distinct

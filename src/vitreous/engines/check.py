@@ -90,9 +90,9 @@ def _photographic(rng: np.random.Generator, channels: int, size: tuple[int, int]
 
 
 def agreement(engine: Engine, images: Tensor, reference: tuple[Tensor, Tensor], temperature: float) -> Agreement:
-    """Compare an engine with PyTorch's logits B x K and features B x F in float32, the reference.
+    """Compare an engine with PyTorch's logits (B, K) and features (B, F) in float32, the reference.
 
-    The normalised check images B x C x H x W are computed as one batch, and the first alone.
+    The normalised check images (B, C, H, W) are computed as one batch, and the first alone.
     """
     logits, features = (torch.cat(parts) for parts in zip(engine(images), engine(images[:1]), strict=True))
     expected_logits, expected_features = (torch.cat((each, each[:1])) for each in reference)

@@ -56,6 +56,6 @@ class Graph:
         self._session = onnxruntime.InferenceSession(folder / _FILE, options, providers=["CPUExecutionProvider"])
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits B x K and features B x F of normalised images B x C x H x W."""
+        """Return logits (B, K) and features (B, F) of normalised images (B, C, H, W)."""
         logits, features = self._session.run(None, {"images": images.contiguous().numpy()})
         return torch.from_numpy(logits), torch.from_numpy(features)

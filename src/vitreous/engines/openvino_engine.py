@@ -50,7 +50,7 @@ class _JoinedOutputs(nn.Module):
         self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)  # (K + F) x F, K + F
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits B x K and features B x F of images B x C x H x W."""
+        """Return logits (B, K) and features (B, F) of images (B, C, H, W)."""
         both = F.linear(self.model(images, "features"), self.weight, self.bias)
         logits, features = both.split((self.classes, both.shape[1] - self.classes), 1)
         return (logits if self.classes else features * 1), features  # a graph's outputs must be distinct
@@ -79,7 +79,7 @@ class Graph:
         self._requests = [graph.create_infer_request() for _ in range(parts)]
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits B x K and features B x F of normalised images B x C x H x W."""
+        """Return logits (B, K) and features (B, F) of normalised images (B, C, H, W)."""
         parts = images.contiguous().split(math.ceil(len(images) / len(self._requests)))
         requests = self._requests[: len(parts)]
         for request, part in zip(requests, parts, strict=True):

@@ -33,7 +33,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits B x K and features B x F, float32, of normalised images B x C x H x W."""
+        """Return logits (B, K) and features (B, F), float32, of normalised images (B, C, H, W)."""
         images = images.to(self._dtype)
         count = num_parts(self._outputs.model, images)
         if count > 1:

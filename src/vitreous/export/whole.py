@@ -34,7 +34,7 @@ class WholeModel(nn.Module):
             self.register_buffer(name, torch.tensor(getattr(info.pipeline.config, name)).view(-1, 1, 1))  # C 1 1
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return probabilities B x K, logits B x K and features B x F of uint8 images B x C x H x W.
+        """Return probabilities (B, K), logits (B, K) and features (B, F) of uint8 images (B, C, H, W).
 
         A model without a head returns features only.
         """
@@ -70,7 +70,7 @@ def describe(model: VisionTransformer, info: ModelInfo) -> dict[str, str]:
 
 @torch.inference_mode()
 def expected_outputs(model: VisionTransformer, info: ModelInfo, images: Tensor) -> list[Tensor]:
-    """Compute the outputs for uint8 images B x C x H x W by PyTorch in float32, independently of `WholeModel`."""
+    """Compute the outputs for uint8 images (B, C, H, W) by PyTorch in float32, independently of `WholeModel`."""
     x = info.pipeline.normalise(images)
     if not model.config.num_classes:
         return [model(x, "features")]

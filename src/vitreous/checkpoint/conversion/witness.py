@@ -26,7 +26,7 @@ __all__ = ["reference_outputs"]
 def reference_outputs(family: str, weights: Path, config: ViTConfig, images: Tensor) -> tuple[str, Tensor] | None:
     """Load written files with their family's library and return its name and version, and its outputs.
 
-    `config` is for torchvision, whose files do not contain it; the images are normalised, B x C x H x W. Returns None
+    `config` is for torchvision, whose files do not contain it; the images are normalised, (B, C, H, W). Returns None
     if the family has no installable library, or it is not installed.
     """
     run = {"timm": _timm, "huggingface": _huggingface, "torchvision": _torchvision}.get(family)

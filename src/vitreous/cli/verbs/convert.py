@@ -26,7 +26,7 @@ _DESCRIPTION = (
     "Write a checkpoint in another family's format, read it back, and compare the logits of both on a photograph and "
     "on noise. Tensors are dropped, added or reshaped only as you ask; after a failure nothing is left behind.\n"
     "The formats onnx and torch take any model and run without vitreous: from 8-bit images of the model's size, "
-    "B x C x H x W, to calibrated probabilities, logits and features. Class names, pipeline, temperature and "
+    "(B, C, H, W), to calibrated probabilities, logits and features. Class names, pipeline, temperature and "
     "provenance are in the file. The file is kept only if it agrees with PyTorch in float32 on photographs and noise.\n"
     "The families take what their own code supports. torchvision: stems patch and linear, pool cls. huggingface: stems "
     "patch and linear, pool cls; cls-mean as DINOv2. timm and google: stems patch, linear and resnet, pools cls, mean "

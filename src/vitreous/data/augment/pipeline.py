@@ -92,11 +92,11 @@ class BatchAugment:
         with torch.autocast(images.device.type, enabled=False):
             is_strong = progress < 1 - self.config.off_last or self.config.off_last == 0
             draw = _Draws((self.seed, epoch, step), offset, len(images), images.device)
-            images = self._crop_and_flip(images, boxes, draw)  # B C H W
+            images = self._crop_and_flip(images, boxes, draw)  # (B, C, H, W)
             if is_strong:
                 images = self._apply_policy(images, draw)
             images = self._jitter_and_normalise(images, draw)  # float32 from here
-            targets = mixing.smooth_targets(labels, self.num_classes, self.label_smoothing)  # B K
+            targets = mixing.smooth_targets(labels, self.num_classes, self.label_smoothing)  # (B, K)
             if is_strong:
                 images = self._erase(images, draw)
                 if epoch >= self.config.mix_after:

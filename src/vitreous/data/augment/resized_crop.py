@@ -152,10 +152,10 @@ def cut_together(images: Tensor, rows: Span, columns: Span, size: tuple[int, int
     C, H, W = images.shape[1:]
     row, row_weight = _taps(*rows, H, size[0], None)  # (B, h, k)
     column, column_weight = _taps(*columns, W, size[1], mirrored)  # (B, w, k)
-    pixels = images.permute(0, 2, 3, 1).flatten(2).float()  # B H W*C
-    pixels = _weighted_sums(pixels, row, row_weight)  # B h W*C
+    pixels = images.permute(0, 2, 3, 1).flatten(2).float()  # (B, H, W * C)
+    pixels = _weighted_sums(pixels, row, row_weight)  # (B, h, W * C)
     pixels = pixels.transpose(1, 2).reshape(-1, W, C * size[0])
-    pixels = _weighted_sums(pixels, column, column_weight).unflatten(2, (C, size[0]))  # B w C h
+    pixels = _weighted_sums(pixels, column, column_weight).unflatten(2, (C, size[0]))  # (B, w, C, h)
     return pixels.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 

@@ -104,7 +104,7 @@ def shift(images: Tensor, name: str, value: float, *, indices: Sequence[int] | T
 
 def _apply(function: Callable[[Images, Draw, float], Images], images: Tensor, draw: Draw, value: float) -> Tensor:
     """Apply a function to parts of the batch, so that what it allocates stays small, whatever the batch size."""
-    pixels = np.ascontiguousarray(images.detach().cpu().numpy())  # B x C x H x W
+    pixels = np.ascontiguousarray(images.detach().cpu().numpy())  # (B, C, H, W)
     result = np.empty_like(pixels)
     size = max(1, _PART // pixels[:1].size) if len(pixels) else 1
     for start in range(0, len(pixels), size):

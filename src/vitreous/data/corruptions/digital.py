@@ -46,7 +46,7 @@ def contrast(images: Images, draw: Draw, severity: float) -> Images:
     """Shrink the difference of each value from the mean of its channel in the image."""
     factor = np.float32(_CONTRAST.at(severity, images))
     pixels = images.shape[2] * images.shape[3]
-    means = (images.sum(axis=(2, 3), keepdims=True, dtype=np.int64) / pixels).astype(np.float32)  # B x C x 1 x 1
+    means = (images.sum(axis=(2, 3), keepdims=True, dtype=np.int64) / pixels).astype(np.float32)  # (B, C, 1, 1)
     return to_bytes((images - means) * factor + means)
 
 

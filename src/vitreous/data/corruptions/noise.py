@@ -25,13 +25,13 @@ def gaussian_noise(images: Images, draw: Draw, severity: float) -> Images:
     """Add independent normal noise to each value: low light and the electronics of a sensor."""
     sigma = np.float32(255 * _SIGMA.at(severity, images))
     noise = np.stack([draw(b).standard_normal(images.shape[1:], dtype=np.float32) for b in range(len(images))])
-    return to_bytes(images + sigma * noise)  # B x C x H x W
+    return to_bytes(images + sigma * noise)  # (B, C, H, W)
 
 
 def shot_noise(images: Images, draw: Draw, severity: float) -> Images:
     """Replace each value by a Poisson count with a proportional mean: the discrete nature of light."""
     photons = _PHOTONS.at(severity, images)
-    rates = images * (photons / 255)  # B x C x H x W
+    rates = images * (photons / 255)  # (B, C, H, W)
     counts = np.stack([draw(b).poisson(rate) for b, rate in enumerate(rates)])
     return to_bytes(counts * (255 / photons))
 

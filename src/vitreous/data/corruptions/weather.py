@@ -143,7 +143,7 @@ def brightness(images: Images, draw: Draw, severity: float) -> Images:
     This scales all channels of a pixel alike, and turns black into grey.
     """
     added = np.float32(255 * _BRIGHTNESS.at(severity, images))
-    value = images.max(axis=1, keepdims=True)  # B x 1 x H x W
+    value = images.max(axis=1, keepdims=True)  # (B, 1, H, W)
     raised = np.minimum(value + added, np.float32(255))
     scale = raised / np.maximum(value, 1)
     return to_bytes(np.where(value == 0, raised, images * scale))

@@ -33,7 +33,7 @@ _EXPECTED = "a path, the bytes of an image file, a binary file, a PIL image, an 
 def split_inputs(x: Any) -> tuple[bool, Iterable[Any]]:
     """Return whether the input is a single image, and its images as an iterable.
 
-    Several are an array B x H x W x C, a tensor B x C x H x W, or an iterable of images.
+    Several are an array (B, H, W, C), a tensor (B, C, H, W), or an iterable of images.
     """
     if isinstance(x, Tensor | np.ndarray):
         if x.ndim != 4:
@@ -88,7 +88,7 @@ def _check_batch(x: Tensor | npt.NDArray[Any]) -> None:
     """Refuse a batch whose channels are not where they belong, or may be in two places."""
     shape = tuple(x.shape)
     kind, order, axis, other = (
-        ("a tensor", "B x C x H x W", 1, 3) if isinstance(x, Tensor) else ("an array", "B x H x W x C", 3, 1)
+        ("a tensor", "(B, C, H, W)", 1, 3) if isinstance(x, Tensor) else ("an array", "(B, H, W, C)", 3, 1)
     )
     if shape[axis] not in _CHANNELS:
         raise DataError(f"shape {shape} is not a batch of images: {kind} must be {order}, with 1, 3 or 4 channels")
