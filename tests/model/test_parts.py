@@ -14,7 +14,8 @@ from vitreous.accelerate.model import build
 from vitreous.errors import ConfigError
 from vitreous.model import config as config_module
 from vitreous.model.config import PARTS, ViTConfig
-from vitreous.model.part import Part, Shape, option_types
+from vitreous.model.part import Part, Shape, option_types, pair
+from vitreous.model.pools import POOLS
 from vitreous.model.positions import Learned, Position, Rope2d
 from vitreous.model.vit import VisionTransformer
 
@@ -122,6 +123,38 @@ def test_a_new_position_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatc
     assert plain.pos_embed_colour.grad is not None
     with pytest.raises(ConfigError, match=r"it must be one of learned, .*checkerboard"):
         ViTConfig(position="chess")  # type: ignore[arg-type]
+
+
+def _package_subclasses(base: type) -> set[type]:
+    """Return all direct and indirect subclasses that the package defines and that have a kind of their own."""
+    found = {kind for kind in base.__subclasses__() if kind.__module__.startswith("vitreous.")}
+    return {kind for kind in found if "kind" in vars(kind)}.union(*map(_package_subclasses, found))
+
+
+def test_tables_list_every_kind() -> None:
+    """Also one that extends another kind, and that ``__subclasses__`` of the base alone would miss."""
+    listed = [kind for kinds in PARTS.values() for kind in kinds]
+    assert set(listed) == _package_subclasses(Part)
+    assert len({(part, kind.kind) for part, kind in KINDS}) == len(listed)
+
+
+def test_a_pool_that_needs_no_class_token_is_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"class_token is off: use pool mean, map or seq$"):
+        ViTConfig(class_token=False)
+    monkeypatch.setattr(config_module, "POOLS", POOLS[:-1])
+    with pytest.raises(ConfigError, match=r"class_token is off: use pool mean or map$"):
+        ViTConfig(class_token=False)
+
+
+@pytest.mark.parametrize("size", [(), (16,), (16, 16, 3)])
+def test_a_size_is_one_number_or_two(size: tuple[int, ...]) -> None:
+    assert pair(16) == pair((16, 16)) == (16, 16)
+    with pytest.raises(ConfigError, match="it must be one number or a height and a width"):
+        pair(size)  # type: ignore[arg-type]
+    for field in ("image_size", "patch_size"):
+        for written in (size, list(size)):
+            with pytest.raises(ConfigError, match=f"{field} is .* a list of 2 numbers"):
+                ViTConfig(**{field: written})  # type: ignore[arg-type]
 
 
 def test_configurations_stay_small() -> None:

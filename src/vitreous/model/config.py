@@ -182,7 +182,10 @@ def _problems(c: ViTConfig, skip: Collection[str]) -> Iterator[str]:
     if c.init in SCHEMES:
         yield from SCHEMES[c.init].problems(c.position, c.width)
     if c.pool.reads_class_token and c.class_token is False and "pool" not in skip:
-        yield f"pool {c.pool.kind} reads the class token, but class_token is off: use pool mean, map or seq"
+        *others, last = (pool.kind for pool in POOLS if not pool.reads_class_token)
+        yield (
+            f"pool {c.pool.kind} reads the class token, but class_token is off: use pool {', '.join(others)} or {last}"
+        )
     if c.pool.kind == "cls-mean" and c.final_norm == "pooled":
         yield "pool cls-mean has no norm after it: use final_norm tokens"
     for name in ("dropout", "patch_dropout"):

@@ -22,8 +22,16 @@ Size2d = int | tuple[int, int]
 
 
 def pair(size: Size2d) -> tuple[int, int]:
-    """Return ``(height, width)``; a single number means a square."""
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    """Return ``(height, width)``; a single number means a square.
+
+    Raises:
+        ConfigError: If there are not one or two numbers.
+    """
+    if isinstance(size, int):
+        return size, size
+    if len(size) != 2:
+        raise ConfigError(f"size is {size}, it must be one number or a height and a width")
+    return int(size[0]), int(size[1])
 
 
 @dataclass(frozen=True)

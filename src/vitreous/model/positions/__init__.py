@@ -1,6 +1,7 @@
 """Position embeddings, one file for each kind.
 
-To add a kind, write a subclass of :class:`~vitreous.model.positions.base.Position` in a new file and import it here.
+To add a kind, write a subclass of :class:`~vitreous.model.positions.base.Position` in a new file and list it in
+``POSITIONS``.
 The command line, its help, model files and the tests of every position then include it.
 """
 
@@ -12,5 +13,5 @@ from vitreous.model.positions.relative import Relative as Relative
 from vitreous.model.positions.rope_2d import Rope2d as Rope2d
 from vitreous.model.positions.sincos_2d import SinCos2d as SinCos2d
 
-POSITIONS: tuple[type[Position], ...] = tuple(Position.__subclasses__())
-"""The kinds imported above."""
+POSITIONS: tuple[type[Position], ...] = (Learned, Learned2d, NoPosition, Relative, Rope2d, SinCos2d)
+"""The kinds that users can choose."""

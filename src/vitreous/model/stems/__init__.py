@@ -1,6 +1,6 @@
 """Patch stems, one file for each kind: how pixels become tokens.
 
-To add a kind, write a subclass of :class:`~vitreous.model.stems.base.Stem` in a new file and import it here.
+To add a kind, write a subclass of :class:`~vitreous.model.stems.base.Stem` in a new file and list it in ``STEMS``.
 """
 
 from vitreous.model.stems.base import PatchEmbed as PatchEmbed
@@ -10,5 +10,5 @@ from vitreous.model.stems.patch import LinearStem as LinearStem
 from vitreous.model.stems.patch import PatchStem as PatchStem
 from vitreous.model.stems.resnet import ResNetStem as ResNetStem
 
-STEMS: tuple[type[Stem], ...] = tuple(Stem.__subclasses__())
-"""The kinds imported above."""
+STEMS: tuple[type[Stem], ...] = (ConvStem, PatchStem, LinearStem, ResNetStem)
+"""The kinds that users can choose."""
