@@ -60,7 +60,9 @@ def resample_patch_kernel(kernel: Tensor, size: tuple[int, int]) -> Tensor:
     if (height, width) == size:
         return kernel
     basis = torch.eye(height * width, dtype=torch.float64).view(-1, 1, height, width)
-    matrix = F.interpolate(basis, size, mode="bicubic", antialias=True, align_corners=False).flatten(1)  # (h * w, h' * w')
+    matrix = F.interpolate(basis, size, mode="bicubic", antialias=True, align_corners=False).flatten(
+        1
+    )  # (h * w, h' * w')
     inverse = torch.linalg.pinv(matrix)  # (h' * w', h * w)
     flat = kernel.to(torch.float64).flatten(2) @ inverse.t()  # (D, C, h' * w')
     return flat.unflatten(2, size).to(kernel.dtype)

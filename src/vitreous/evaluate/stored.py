@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, Self, get_origin, get_type_hints
 
-from vitreous.choices import misfits, unknown_choices
+from vitreous.choices import unknown_choices, wrong_types
 from vitreous.errors import ConfigError, did_you_mean
 
 __all__ = ["Stored"]
@@ -21,7 +21,7 @@ class Stored:
 
     def __post_init__(self) -> None:
         nested = [field.name for field in _fields(self) if isinstance(getattr(self, field.name), Stored)]
-        found = [*unknown_choices(self), *misfits(self, skip=nested)]
+        found = [*unknown_choices(self), *wrong_types(self, skip=nested)]
         if found := found or list(self.problems()):
             raise ConfigError("; ".join(found))
 
