@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from vitreous.choices import unknown_choices, wrong_types
 from vitreous.errors import ConfigError, did_you_mean
 
-__all__ = ["Part", "Shape", "Size2d", "choose", "option_types", "pair"]
+__all__ = ["Part", "Shape", "Size2d", "choose", "kinds_of", "option_types", "pair"]
 
 Size2d = int | tuple[int, int]
 
@@ -118,6 +118,15 @@ def option_types(part: type[Part]) -> dict[str, Any]:
 
 
 AnyPart = TypeVar("AnyPart", bound=Part)
+
+
+def kinds_of(base: type[AnyPart]) -> tuple[type[AnyPart], ...]:
+    """Return the kinds of a part that are defined so far: subclasses, also indirect ones, with a ``kind``."""
+    found: list[type[AnyPart]] = []
+    for subclass in base.__subclasses__():
+        found += [subclass] if "kind" in vars(subclass) else []
+        found += kinds_of(subclass)
+    return tuple(found)
 
 
 def choose(name: str, kinds: Sequence[type[AnyPart]], given: Any, current: AnyPart) -> AnyPart:
