@@ -24,21 +24,28 @@ def predictions(n: int, seed: int, strength: float = 2.5) -> tuple[torch.Tensor,
     return logits, (logits.argmax(dim=1) == labels).numpy()
 
 
-@pytest.mark.parametrize("required", [0.95, 0.98, 0.99])
-def test_the_promise_holds_on_independent_images(required: float) -> None:
-    """300 validation sets, judged by 200,000 other images: at most 5 % may fail, and chance adds up to 2 %."""
-    judge, right = predictions(200_000, 10_000)
-    kept, coverage, given = 0, [], 0
+@pytest.mark.parametrize(
+    ("required", "given", "mean_coverage"), [(0.95, 295, 0.7), (0.98, 270, 0.45), (0.99, 150, 0.15)]
+)
+def test_the_promise_holds_on_independent_images(required: float, given: int, mean_coverage: float) -> None:
+    """300 validation sets, judged by 50,000 other images. At most 5 % may break the promise; chance adds up to 2 %."""
+    judge, right = predictions(50_000, 10_000)
+    broken, coverage = 0, []
     for seed in range(300):
         rule = choose_threshold(SCORE, *predictions(2000, seed), required)
         if isinstance(rule, AbstentionRule):
             accepted = rule.accepts(judge)
-            given += 1
-            kept += right[accepted].mean() >= required
+            broken += right[accepted].mean() < required
             coverage.append(accepted.mean())
-    assert given >= 285
-    assert kept / given >= 0.93
-    assert np.mean(coverage) >= {0.95: 0.75, 0.98: 0.5, 0.99: 0.35}[required]
+    assert broken <= 21
+    assert len(coverage) >= given
+    assert sum(coverage) / 300 >= mean_coverage
+
+
+def test_a_wrong_label_among_the_highest_scores_is_borne() -> None:
+    logits, right = predictions(5000, 8)
+    right[SCORE(logits).argmax()] = False
+    assert isinstance(choose_threshold(SCORE, logits, right, 0.95), AbstentionRule)
 
 
 def test_the_promise_holds_over_100_resplits() -> None:

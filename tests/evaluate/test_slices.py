@@ -18,9 +18,8 @@ def test_slices_agree_with_scikit_learn() -> None:
     logits = torch.randn(300, 3, generator=generator, dtype=torch.float64) + torch.nn.functional.one_hot(labels, 3)
     sites = np.random.default_rng(0).choice(["east", "west", ""], 300, p=[0.6, 0.3, 0.1])
     found = score_slices(logits, labels, {"site": list(sites), "camera": [None] * 299 + ["old"]}, minimum=50)
-    assert [(one.column, one.value) for one in found[3:]] == sorted(
-        (one.column, one.value) for one in found[3:] if one.column == "camera"
-    ) or {one.value for one in found[3:]} == {"old", MISSING}
+    assert [one.column for one in found] == ["site"] * 3 + ["camera"] * 2
+    assert {(one.value, one.n) for one in found[3:]} == {("old", 1), (MISSING, 299)}
     probs = torch.softmax(logits, dim=1).numpy()
     for one in found[:3]:
         held = sites == ("" if one.value == MISSING else one.value)

@@ -21,8 +21,8 @@ from vitreous.evaluate.stored import Stored
 
 __all__ = ["AbstentionRule", "Unreachable", "choose_threshold"]
 
-_STEPS = 100  # thresholds tried
-_STARTS = 5  # sequences, each with its share of the permitted error
+_STEPS = 60  # thresholds tried in a sequence
+_STARTS = (1, 3)  # starts of the sequences, in multiples of the fewest images that could pass
 
 
 @dataclass(frozen=True)
@@ -74,23 +74,26 @@ def choose_threshold(
     independent draws of what the threshold accepts (Geifman and El-Yaniv 2017, arXiv 1705.08500, lemma 3.1), so Clopper
     and Pearson's bound holds for their precision. Thresholds are tested in fixed sequences from strict to loose, each
     of which ends at the first failure (Angelopoulos et al. 2021, "Learn then Test", arXiv 2110.01052, section 2.3).
-    Five sequences with different starts share the permitted error 1 - confidence, since a wrong prediction among the
-    highest scores would otherwise end the only one. The promise is for images like the N given, logits (N, K) and
-    whether each prediction is correct (N,); these should not have been trained on, nor have chosen the score.
+    Two sequences share the permitted error 1 - confidence. One starts at the fewest images that could pass, where a
+    single wrong prediction ends it; the other starts at three times as many, and bears a few wrong labels.
+
+    The promise is for images like the N given, logits (N, K) and whether each prediction is correct (N,); these should
+    not have been trained on, nor have chosen the score. The chance that a rule is returned and its precision is below
+    the required one is at most 1 - confidence.
     """
     for name, value in (("required_precision", required_precision), ("confidence", confidence)):
         if not 0 < value < 1:
             raise ConfigError(f"{name} is {value}, it must be above 0 and below 1")
     scores, right = check_scores(score(logits), correct)
-    n, error = len(scores), (1 - confidence) / _STARTS
+    n, error = len(scores), (1 - confidence) / len(_STARTS)
     # Fewer accepted images would not pass even if all are correct.
-    fewest = math.ceil(math.log(error) / math.log(required_precision)) + 1
+    fewest = math.ceil(math.log(error) / math.log(required_precision))
     falling, hits = _by_score(scores, right)
     if fewest < n:
-        ranks = np.unique(np.linspace(fewest, n - 1, _STEPS).round().astype(np.int64))
-        starts = np.linspace(0, len(ranks), _STARTS, endpoint=False).astype(np.int64)
         passed = [
-            rank for start in starts for rank in _passing(ranks[start:], falling, hits, required_precision, error)
+            rank
+            for start in _STARTS
+            for rank in _passing(min(start * fewest, n - 1), falling, hits, required_precision, error)
         ]
         if passed:
             rank = max(passed)
@@ -113,14 +116,14 @@ def _accepted(falling: npt.NDArray[np.float64], rank: int) -> int:
 
 
 def _passing(
-    ranks: npt.NDArray[np.int64],
+    start: int,
     falling: npt.NDArray[np.float64],
     hits: npt.NDArray[np.float64],
     required: float,
     error: float,
 ) -> Iterator[int]:
-    """Yield ranks from strict to loose until one fails."""
-    for rank in ranks:
+    """Yield ranks from `start` to the loosest until one fails."""
+    for rank in np.unique(np.linspace(start, len(falling) - 1, _STEPS).round().astype(np.int64)):
         k = _accepted(falling, rank)
         if k == 0 or clopper_pearson_lower(int(hits[k - 1]), k, error) < required:
             return
