@@ -19,6 +19,7 @@ from vitreous.api import _to_arguments
 from vitreous.cli.verbs.train import configure
 from vitreous.errors import CheckpointError, DataError, UsageError
 from vitreous.files.html import html_bars, html_table
+from vitreous.model.config import ViTConfig
 
 TINY = {"width": 16, "depth": 1, "heads": 1, "mlp_dim": 16}
 SMALL = {"model": TINY, "epochs": 1, "batch_size": 64, "device": "cpu", "precision": "float32"}
@@ -82,8 +83,23 @@ def test_groups_of_options_are_dictionaries_or_dotted_names(options):
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        {"model": {"position": {"kind": "rope-2d", "theta": 1e-5}}},
+        {"model": {"position": "rope-2d", "position.theta": 1e-5}},
+        {"model.position": {"theta": 1e-5, "kind": "rope-2d"}},
+        {"model.position.kind": "rope-2d", "model.position.theta": 1e-5},
+    ],
+)
+def test_a_part_of_the_model_is_written_as_for_create(options):
+    config = configure([*_to_arguments(options), "--", "digits"])[0]
+    assert config.model.position == ViTConfig(position={"kind": "rope-2d", "theta": 1e-5}).position
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"model": {"kind": "S/16"}}, "unknown option '--model.kind'"),
         ({"epoch": 1}, "unknown option '--epoch'. Did you mean '--epochs'?"),
         ({"epochs": "many"}, "--epochs is 'many', it must be a whole number"),
         ({"optim": {"rl": 1}}, "unknown option '--optim.rl'"),
@@ -141,6 +157,8 @@ def test_a_loaded_model_is_evaluated_as_its_file(trained):
     assert one.to_dict()["classes"] == list(trained.model.classes)
     with pytest.raises(UsageError, match="the model is loaded already: omit engine"):
         vitreous.evaluate(trained.model, "digits", engine="torch")
+    with pytest.raises(UsageError, match="the model is loaded already: omit image_size"):
+        vitreous.evaluate(trained.model, "digits", **{"image-size": 384})
 
 
 def test_html_of_results_is_escaped_and_keeps_the_notebooks_colours(trained):

@@ -176,7 +176,7 @@ def evaluate(
     from vitreous.predictor import Classifier
 
     classifier = model if isinstance(model, Classifier) else None
-    if classifier is not None and (loading := sorted(set(options) & _LOADING_OPTIONS)):
+    if classifier is not None and (loading := sorted({name.replace("-", "_") for name in options} & _LOADING_OPTIONS)):
         raise UsageError(f"the model is loaded already: omit {', '.join(loading)}, or pass the model's path")
     name = repr(model) if isinstance(model, Classifier) else os.fspath(model)
     parsed_options = parsed([*_to_arguments(options), "--", name, os.fspath(data)])
@@ -215,12 +215,13 @@ def _to_arguments(options: Mapping[str, Any]) -> list[str]:
 
 
 def _flatten(options: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield options with their full names, such as `optim.lr`."""
+    """Yield options with their full names, such as `optim.lr`. The kind of a part has the name of the part."""
     for name, value in options.items():
+        full = f"{group}{name}"
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{group}{name}.")
+            yield from _flatten(value, f"{full}.")
         else:
-            yield f"{group}{name}", value
+            yield re.sub(r"(\..+)\.kind$", r"\1", full), value  # `model.position.kind` is typed --model.position
 
 
 def _to_text(value: Any) -> str:

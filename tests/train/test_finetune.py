@@ -317,6 +317,15 @@ def test_wrong_uses_are_one_line(digits, source, words, error, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("pool", ["map", "{kind: map}"])
+def test_a_part_in_a_file_that_the_source_does_not_have_is_refused(digits, source, pool, tmp_path):
+    settings = f"data: {{source: {digits / 'new'}}}\ntune: {{source: {source}}}\nmodel: {{pool: {pool}}}\n"
+    (tmp_path / "mine.yaml").write_text(settings)
+    config, explicit, _ = configure(["--config", str(tmp_path / "mine.yaml")])
+    with pytest.raises(ConfigError, match=r"model\.pool is map, but '.*' has cls: fine-tuning keeps the source's"):
+        prepare(config, explicit, view()[0])
+
+
 def test_layers_have_the_rates_of_the_closed_form():
     model = build(dataclasses.replace(SOURCE, stem="conv", registers=2, pool="map", class_token=True))
     factors = layer_factors((name for name, _ in model.named_parameters()), 0.5)

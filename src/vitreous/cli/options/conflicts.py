@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from vitreous.model.config import ViTConfig
     from vitreous.train.config import RunConfig
 
-__all__ = ["reject_idle_options", "reject_size_mismatch", "reject_synonyms", "resolve_length"]
+__all__ = ["SIZE_FIELDS", "reject_idle_options", "reject_size_mismatch", "reject_synonyms", "resolve_length"]
+
+SIZE_FIELDS = ("width", "depth", "mlp_dim", "heads")
+"""The fields of a model that the name of a size sets, besides its patches."""
 
 _LENGTHS = ("epochs", "steps", "budget")
-_SIZE_FIELDS = ("width", "depth", "mlp_dim", "heads")
 
 
 class _Idle(NamedTuple):
@@ -83,7 +85,7 @@ def _is_typed(name: str, typed: Mapping[str, Any]) -> bool:
 
 
 def resolve_length(typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Reject more than one length of the run; return the options so that the typed length overrides stored ones."""
+    """Reject more than one length of the run; return the options with the other lengths set to None."""
     lengths = [name for name in _LENGTHS if typed.get(name) is not None]
     if len(lengths) > 1:
         options = " and ".join(f"--{name} {typed[name]}" for name in lengths)
@@ -93,7 +95,7 @@ def resolve_length(typed: Mapping[str, Any]) -> dict[str, Any]:
 
 def reject_size_mismatch(name: str, named: ViTConfig, typed: Mapping[str, Any]) -> None:
     """Reject typed fields of the model that differ from ``named``, the size that --model ``name`` means."""
-    fields = [*_SIZE_FIELDS, *(["patch_size"] if "/" in name else [])]
+    fields = [*SIZE_FIELDS, *(["patch_size"] if "/" in name else [])]
     differing = [
         f"--model.{field} {typed[field]}, but --model {name} means {getattr(named, field)}"
         for field in fields

@@ -6,6 +6,7 @@ A part's kind and its options are typed as options of their own, and become one 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
@@ -18,10 +19,21 @@ from jsonargparse import ArgumentParser
 from vitreous.choices import fits
 from vitreous.cli.options.types import describe_type
 from vitreous.errors import UsageError, did_you_mean
+from vitreous.files.text import visible
 
 Parts = dict[str, dict[str, dict[str, Any]]]
+_PLAIN = (str, int, float, bool, type(None))  # of a part's option, or of an item of its list
 
-__all__ = ["add_model_options", "fold_parts", "is_part_option"]
+__all__ = ["add_model_options", "fold_parts", "is_part_option", "name_kinds"]
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc,unused-ignore]
+    """Plain values of YAML, with the numbers of YAML 1.2 and JSON: YAML 1.1 reads ``1e-5`` as text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$"), list("-+.0123456789")
+)
 
 
 def add_model_options(parser: ArgumentParser) -> Parts:
@@ -72,27 +84,46 @@ def fold_parts(words: Sequence[str], parts: Parts) -> list[str]:
     return [*(f"{part}={json.dumps(options)}" for part, options in folded.items()), *others]
 
 
+def name_kinds(fields: Mapping[str, Any], parts: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of a model with each part that is a word as a mapping, ``{"kind": word}``."""
+    names = {part.removeprefix("--model.") for part in parts}
+    return {
+        name: {"kind": value} if name in names and isinstance(value, str) else value for name, value in fields.items()
+    }
+
+
 def _kind(part: str, value: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
     if value.lstrip().startswith("{"):
-        options = yaml.safe_load(value)
-        if isinstance(options, dict):
-            return options
+        return _mapping(part, value)
     if value not in kinds:
         raise UsageError(f"{part} is '{value}', it must be one of {', '.join(kinds)}.{did_you_mean(value, kinds)}")
     return {"kind": value}
 
 
+def _mapping(part: str, text: str) -> dict[str, Any]:
+    """Return the options written in braces, as YAML or JSON. A value is a word, a number or a list of them."""
+    try:
+        options = yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        options = None
+    if isinstance(options, dict):
+        values = [each for value in options.values() for each in (value if isinstance(value, list) else [value])]
+        if all(isinstance(name, str) for name in options) and all(isinstance(each, _PLAIN) for each in values):
+            return options
+    example = "--model.position '{kind: rope-2d, theta: 100}'"
+    raise UsageError(f"{part} is '{visible(text, 80)}', it must be a kind or options in braces, such as {example}")
+
+
 def _value(name: str, text: str, types: Sequence[Any]) -> Any:
     try:
-        value = yaml.safe_load(text)
-        value = float(text) if isinstance(value, str) and float in types else value  # YAML 1.1 reads 1e-5 as text
-    except (yaml.YAMLError, ValueError):
+        value = yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError):
         value = text
     value = tuple(value) if isinstance(value, list) else value
     if not any(fits(value, hint) for hint in types):
         expected = " or ".join(dict.fromkeys(describe_type(hint) for hint in types))
         words = [str(word) for hint in types for word in getattr(hint, "__args__", ()) if isinstance(word, str)]
-        raise UsageError(f"{name} is '{text}', it must be {expected}.{did_you_mean(text, words)}")
+        raise UsageError(f"{name} is '{visible(text, 80)}', it must be {expected}.{did_you_mean(text, words)}")
     return value
 
 

@@ -14,6 +14,7 @@ from vitreous.cli.options.model_parts import add_model_options
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.verbs.train import (
     add_preview_options,
+    data_source,
     effective_defaults,
     explicit_fields,
     overlay,
@@ -25,6 +26,7 @@ from vitreous.errors import UsageError, VitreousError
 from vitreous.recipes import recipe, recipe_for
 
 if TYPE_CHECKING:
+    from vitreous.model.config import ViTConfig
     from vitreous.train.config import RunConfig
 
 __all__ = ["configure", "run"]
@@ -105,15 +107,16 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], Mapping[s
     _reject_contradictions(typed)
     if typed.get("image_size"):
         typed.setdefault("model", {})["image_size"] = parse_image_size("--image-size", typed["image_size"])
-    data = typed.get("data", {}).get("source") or stored.get("data", {}).get("source")
+    data = data_source(typed, stored)
     if data is None:
         raise UsageError(_NO_DATA)
     if not {**stored.get("tune", {}), **typed.get("tune", {})}.get("source"):
         raise UsageError(f"--from is missing: {MODEL_HELP}")
     name, config = _base_config(typed, stored, data)
-    # The structure of the source is not known yet. One head and patches of one pixel accept every image size and width.
-    model = dataclasses.replace(config.model, patch_size=1, heads=1)
-    before = overlay(dataclasses.replace(config, data=DataConfig(), model=model), stored)
+    placeholder = dataclasses.replace(config, data=DataConfig(), model=_placeholder(config.model))
+    _reject_parts_of_source(stored, placeholder.model)
+    before = overlay(placeholder, stored)
+    _reject_parts_of_source(typed, before.model)
     typed = resolve_length(typed)
     config = overlay(before, typed)
     reject_idle_options(typed, config, before)
@@ -136,12 +139,47 @@ def _base_config(typed: Mapping[str, Any], stored: Mapping[str, Any], data: str 
     return name, config
 
 
+def _placeholder(model: ViTConfig) -> ViTConfig:
+    """Return a recipe's model with a structure that any option may be set on: that of the source is not known yet.
+
+    One head and patches of one pixel accept every image size and width; learned positions have every option of
+    positions that fine-tuning may set.
+    """
+    from vitreous.model.positions import Learned
+    from vitreous.model.stems import PatchStem
+
+    return dataclasses.replace(model, patch_size=1, heads=1, stem=PatchStem(), position=Learned())
+
+
+def _reject_parts_of_source(fields: Mapping[str, Any], model: ViTConfig) -> None:
+    """Refuse options of a part that ``model``, a placeholder for the source, cannot have.
+
+    The source keeps its parts, so that such an option has no effect at best. The head is not the source's.
+
+    Raises:
+        UsageError: If another kind of a part has an option, or another stem is given without the size of its patches.
+    """
+    from vitreous.model.config import PARTS
+    from vitreous.model.part import option_types
+
+    chosen = fields.get("model", {})
+    for part in (name for name in chosen if name in PARTS and name != "head"):
+        options, present = chosen[part], getattr(model, part)
+        elsewhere = {option for kind in PARTS[part] for option in option_types(kind)} - {*option_types(type(present))}
+        refused = [option for option in options if option in elsewhere and "kind" not in options]
+        if part == "stem" and options.get("kind", present.kind) != present.kind and "patch_size" not in chosen:
+            refused = list(options)
+        if refused:
+            names = " and ".join(f"--model.{part}.{option}".removesuffix(".kind") for option in refused)
+            raise UsageError(f"fine-tuning keeps the source's {part}: omit {names}")
+
+
 def _parser_with_defaults(words: Sequence[str]) -> tuple[Parser, str]:
     """Return a parser whose help shows the defaults that apply to the other arguments, and a sentence on them."""
     parser = _parser()
     try:
         typed, stored = parse(parser, *split_config_files(words, _SHORT))
-        data = typed.get("data", {}).get("source") or stored.get("data", {}).get("source")
+        data = data_source(typed, stored)
         name, config = _base_config(typed, stored, data)
         config = dataclasses.replace(config, data=dataclasses.replace(DataConfig(), source=data or ""), recipe=name)
         config = overlay(config, {key: value for key, value in stored.items() if key != "recipe"})

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitreous.cli.options.config_files import split_config_files
-from vitreous.cli.options.conflicts import reject_idle_options, reject_size_mismatch, resolve_length
+from vitreous.cli.options.conflicts import SIZE_FIELDS, reject_idle_options, reject_size_mismatch, resolve_length
 from vitreous.cli.options.help import VerbHelp, print_help, split_help
-from vitreous.cli.options.model_parts import add_model_options
+from vitreous.cli.options.model_parts import add_model_options, name_kinds
 from vitreous.cli.options.outputs import add_json_options, data_files, make_outputs, model_files, write_document
 from vitreous.cli.options.parser import Parser
 from vitreous.errors import UsageError, VitreousError
@@ -30,6 +30,7 @@ __all__ = [
     "Configure",
     "add_preview_options",
     "configure",
+    "data_source",
     "effective_defaults",
     "explicit_fields",
     "make_parser",
@@ -51,7 +52,6 @@ _SHORT = {
     "--exclude": "--data.exclude",
     "--model": "--size",
 }
-_SIZE_FIELDS = ("width", "depth", "mlp_dim", "heads")
 _FROM_DATA = ("model.num_classes", "model.in_channels")
 _NO_DATA = "DATA is missing: `vitreous train digits` to try, or `vitreous train FOLDER` for your images"
 _FLAGS = ("--print-config", "--print_config", "--resume")  # options of the verb that are not in the configuration
@@ -110,11 +110,11 @@ def run(argv: Sequence[str]) -> int:
 
 
 def refuse_missing_data(argv: Sequence[str]) -> None:
-    """Find out before the slow imports that DATA is missing, if the first argument is certainly DATA.
+    """Report missing DATA before the slow imports, where the first argument is not an option.
 
     Raises:
         UsageError: If there are no arguments.
-        VitreousError: If the first argument is the path of nothing.
+        VitreousError: If the first argument is not an existing path or a known dataset.
     """
     if not argv:
         raise UsageError(_NO_DATA)
@@ -203,7 +203,7 @@ def resolve(argv: Sequence[str], parser: Parser) -> tuple[RunConfig, frozenset[s
 
 
 def parse(parser: Parser, files: Sequence[str], words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options typed and those stored in --config files, nested by group; DATA is `data.source` in each.
+    """Return the options typed and those of --config files by group, with DATA as `data.source` and parts as mappings.
 
     Raises:
         UsageError: If an option is unknown, a value does not fit, or two sources of images are given.
@@ -215,12 +215,19 @@ def parse(parser: Parser, files: Sequence[str], words: Sequence[str]) -> tuple[d
             source = fields.setdefault("data", {}).setdefault("source", fields["source"])
             if source != fields["source"]:
                 raise UsageError(f"'{fields['source']}' and --data.source {source} are two sets of images: give one")
+        fields["model"] = name_kinds(fields.get("model", {}), parser.parts)
     return typed, stored
+
+
+def data_source(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> str | None:
+    """Return the images that :func:`parse` found, or None; the typed ones override those of a file."""
+    source: str | None = typed.get("data", {}).get("source") or stored.get("data", {}).get("source")
+    return source
 
 
 def _source_and_recipe(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Return the data and the recipe's name, each None where the options do not decide it."""
-    source = typed.get("data", {}).get("source") or stored.get("data", {}).get("source")
+    source = data_source(typed, stored)
     return source, typed.get("recipe") or stored.get("recipe") or (recipe_for(source) if source else None)
 
 
@@ -314,7 +321,7 @@ def _resize(config: RunConfig, name: str, typed: Mapping[str, Any]) -> RunConfig
     named = config_of(name)
     reject_size_mismatch(name, named, typed)
     is_hybrid = named.stem.kind == "resnet"
-    fields = [*_SIZE_FIELDS, *["patch_size"] * ("/" in name or is_hybrid), *["stem"] * is_hybrid]
+    fields = [*SIZE_FIELDS, *["patch_size"] * ("/" in name or is_hybrid), *["stem"] * is_hybrid]
     sizes = {field: getattr(named, field) for field in fields}
     return dataclasses.replace(config, model=dataclasses.replace(config.model, **sizes))
 
