@@ -35,7 +35,7 @@ class VisionTransformer(nn.Module):
         self.config = c = config
         self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width)) if c.has_class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, c.registers, c.width)) if c.registers else None
-        for name, tensor in c.position.parameters(c).items():  # by default pos_embed, (1, P + N, D)
+        for name, tensor in c.position.parameters(c).items():  # by default pos_embed: positions/learned.py
             self.register_parameter(name, nn.Parameter(tensor))
         self.patch_embed = c.stem.build(c)
         self.patch_dropout = c.patch_dropout  # an attribute, so that a training schedule can change it
@@ -64,7 +64,7 @@ class VisionTransformer(nn.Module):
         c, weight = self.config, self.patch_embed.proj.weight
         x_p_E, grid = self.patch_embed(images)  # each patch times the matrix E: (B, N, D)
         x_class = [token.expand(images.shape[0], -1, -1) for token in self.prefix]  # (B, 1, D), and any registers
-        E_pos = c.position.embedding(self, c, grid).to(weight)  # by default self.pos_embed: (1, P + N, D)
+        E_pos = c.position.embedding(self, c, grid).to(weight)  # (1, P + N, D); by default self.pos_embed
         z = torch.cat([*x_class, x_p_E], 1) + E_pos  # equation 1: z_0 = [x_class; x_p E] + E_pos, (B, P + N, D)
 
         context = c.position.context(c, grid, like=weight)  # for positions that act within attention; else None
@@ -111,7 +111,7 @@ class VisionTransformer(nn.Module):
         return self.get_submodule(self.config.pool.module_name)
 
     def _initialise(self) -> None:
-        """Draw all weights by the scheme ``config.init``."""
+        """Draw all weights: layers and tokens by the scheme ``config.init``, then what blocks and head ask for."""
         c, scheme = self.config, SCHEMES[self.config.init]
         scheme.initialise(self)
         scheme.adjust(self, c.position, c.grid)
