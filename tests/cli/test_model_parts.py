@@ -108,7 +108,7 @@ def test_a_typed_option_changes_the_part_of_a_file(tmp_path):
         ("--model.position.theta 3", ["position sincos-2d has no option 'theta'", "position rope-2d has it"]),
         ("--model.position.thta 3", ["unknown option '--model.position.thta'", "'--model.position.theta'"]),
         ('--model.position {"kind":"rope-2d","thta":3}', ["no option 'thta'", "Did you mean 'theta'?"]),
-        ("--model.stem resnet --model.stem.width null", ["resnet width is None", "a whole number"]),
+        ("--model.stem resnet --model.stem.width null", ["stem.width is None", "a whole number"]),
         ("--model.stem.downsample strides", ["--model.stem.downsample is 'strides'", "Did you mean 'stride'?"]),
         ("--model.position rope-2d --model.position.theta -1", ["position.theta is -1", "above 0"]),
         ("--model.position {kind:[rope-2d}", ["--model.position is '{kind:[rope-2d}'", "{kind: rope-2d, theta: 100}"]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -86,9 +86,8 @@ class Part:
         for field in dataclasses.fields(self):
             if isinstance(value := getattr(self, field.name), list):
                 object.__setattr__(self, field.name, tuple(value))
-        prefix = f"{self.kind} "
-        if problems := [*unknown_choices(self, prefix), *misfits(self, prefix)]:
-            raise ConfigError("; ".join(problems))
+        if problems := [*unknown_choices(self), *misfits(self)]:
+            raise _OptionError(self.kind, problems)
 
     def problems(self, shape: Shape) -> Iterator[str]:
         """Yield one sentence for each option that is out of range or does not fit the shape."""
@@ -105,6 +104,14 @@ def option_types(part: type[Part]) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(part)}
 
 
+class _OptionError(ConfigError):
+    """Options of a kind are of the wrong type or unknown words; ``problems`` opens each with the option's name."""
+
+    def __init__(self, kind: str, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(f"{kind} {problem}" for problem in problems))
+        self.problems = problems
+
+
 AnyPart = TypeVar("AnyPart", bound=Part)
 
 
@@ -118,7 +125,8 @@ def choose(name: str, kinds: Sequence[type[AnyPart]], given: Any, current: AnyPa
         current: The present part. A mapping without a `kind` changes its options.
 
     Raises:
-        ConfigError: If the kind or an option is unknown. The nearest one is suggested.
+        ConfigError: If the kind or options are unknown, or values are of the wrong type. One sentence per problem; the
+            nearest word, or the kinds that have an option, are suggested.
     """
     if isinstance(given, tuple(kinds)):
         return cast(AnyPart, given)
@@ -130,9 +138,20 @@ def choose(name: str, kinds: Sequence[type[AnyPart]], given: Any, current: AnyPa
         raise ConfigError(f"{name} is '{word}', it must be one of {', '.join(known)}" + (f".{hint}" if hint else ""))
     chosen = known[word]
     fields = {field.name for field in dataclasses.fields(chosen)}
-    if unknown := [option for option in options if option not in fields]:
-        owners = {option: kind.kind for kind in kinds for option in (f.name for f in dataclasses.fields(kind))}
-        hint = f" {name} {owners[unknown[0]]} has it" if unknown[0] in owners else did_you_mean(unknown[0], fields)
-        raise ConfigError(f"{name} {word} has no option '{unknown[0]}'" + (f".{hint}" if hint else ""))
-    part: AnyPart = dataclasses.replace(current, **options) if type(current) is chosen else chosen(**options)
+    if unknown := [str(option) for option in options if option not in fields]:
+        missing = f"{name} {word} has no option"
+        raise ConfigError("; ".join(f"{missing} '{each}'{_hint(name, kinds, fields, each)}" for each in unknown))
+    try:
+        part: AnyPart = dataclasses.replace(current, **options) if type(current) is chosen else chosen(**options)
+    except _OptionError as error:
+        raise ConfigError("; ".join(f"{name}.{problem}" for problem in error.problems)) from error
     return part
+
+
+def _hint(name: str, kinds: Sequence[type[Part]], fields: Collection[str], option: str) -> str:
+    """Return ``". stem conv and resnet have it"``, else the nearest of the fields, else an empty string."""
+    owners = [kind.kind for kind in kinds if option in option_types(kind)]
+    if owners:
+        return f". {name} {' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} it"
+    near = did_you_mean(option, fields)
+    return f".{near}" if near else ""
