@@ -93,6 +93,13 @@ def test_the_explicit_fields_of_a_file_have_one_spelling(configure, words, as_ma
     assert explicit == {"pool.kind", "head.kind", "width"}
 
 
+@pytest.mark.parametrize("value", ["3", "[map]", "on"])
+def test_a_file_that_has_no_kind_for_a_part_is_refused_with_the_kinds(value, tmp_path):
+    (tmp_path / "mine.yaml").write_text(f"model: {{pool: {value}}}\n")
+    with pytest.raises(UsageError, match=r"--model\.pool is '.*', it must be one of cls, mean, .*, or a mapping"):
+        configure(["digits", "--config", str(tmp_path / "mine.yaml")])
+
+
 def test_a_typed_option_changes_the_part_of_a_file(tmp_path):
     (tmp_path / "mine.yaml").write_text("model:\n  position: {kind: rope-2d, theta: 7}\n")
     config, given, _ = configure(["digits", "--config", str(tmp_path / "mine.yaml"), "--model.position.theta", "9"])
