@@ -9,7 +9,7 @@ Shapes: B batch, H heads, N patches, P prefix tokens ([CLS] and registers), T = 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitreous.accelerate.kernels import LayerNorm, Linear, attend, in_bfloat16_on_cpu, linear, project_heads
+from vitreous.errors import ConfigError
 from vitreous.model.attention import Attention
 from vitreous.model.block import Block, LayerScale
 from vitreous.model.config import ViTConfig
 from vitreous.model.pools import AttentionPoolModule
+from vitreous.model.record import Record
 from vitreous.model.sizes import config_of
 from vitreous.model.stems.base import PatchEmbed
 from vitreous.model.stems.conv import ConvPatchEmbed
@@ -88,10 +90,10 @@ class FastVisionTransformer(VisionTransformer):
         dropout = any(module.p for module in self.modules() if isinstance(module, nn.Dropout))
         return dropout or self.config.attention.dropout > 0 or self.patch_dropout > 0
 
-    def forward(self, images: Tensor, output: Output = "logits") -> Tensor:
+    def forward(self, images: Tensor, output: Output = "logits", record: Mapping[int, Record] | None = None) -> Tensor:
         """As :meth:`VisionTransformer.forward`."""
         x_p, grid = self.patch_embed(images)
-        return self.from_patches(x_p, grid, output)
+        return self.from_patches(x_p, grid, output, record=record)
 
     def from_patches(
         self,
@@ -99,6 +101,7 @@ class FastVisionTransformer(VisionTransformer):
         grid: tuple[int, int],
         output: Output = "logits",
         keep: Sequence[Tensor | None] | None = None,
+        record: Mapping[int, Record] | None = None,
     ) -> Tensor:
         """Continue from projected patches.
 
@@ -107,32 +110,46 @@ class FastVisionTransformer(VisionTransformer):
             grid: Patches down and across, (h, w), as it returns them too.
             output: As in :meth:`forward`.
             keep: For each block the factors of stochastic depth, 2 x B x 1 x 1, or None; drawn where not given.
+            record: As in :meth:`forward`; all tokens of a recorded last block are computed.
+
+        Raises:
+            ConfigError: If values are recorded of a model that merges tokens.
         """
         # A head that reads the class token alone needs nothing else of the last block.
-        queries = 1 if self.config.pool.kind == "cls" and output != "tokens" else None
-        z = self._encode(x_p, grid, queries, keep)
+        queries = 1 if self.config.pool.kind == "cls" and output != "tokens" and not record else None
+        z = self._encode(x_p, grid, queries, keep, record or {})
         if output == "tokens":
             return z
         features = cast(Tensor, self.pre_logits(self.fc_norm(self.pool(z))))
         return features if output == "features" else cast(Tensor, self.head(features))
 
     def _encode(
-        self, x_p: Tensor, grid: tuple[int, int], queries: int | None, keep: Sequence[Tensor | None] | None
+        self,
+        x_p: Tensor,
+        grid: tuple[int, int],
+        queries: int | None,
+        keep: Sequence[Tensor | None] | None,
+        record: Mapping[int, Record],
     ) -> Tensor:
         """Return the tokens after the encoder: all of them, or the first ``queries``."""
         z, kept = self._embed(x_p, grid)
         if self.merging and not self.training:
+            if record:
+                raise ConfigError(
+                    "a model that merges tokens has no intermediate values of single patches: "
+                    "load it without merge_tokens, or call merge_tokens(model, 0)"
+                )
             return cast(Tensor, self.norm(self.merging(self.blocks, z, queries)))
         context = self._context(grid)
         if kept is not None:
             context = self.config.position.select(context, kept)
         recompute = self.config.block.checkpoint and self.training and torch.is_grad_enabled()
-        for block, factors in zip(self.blocks, keep or [None] * len(self.blocks), strict=True):
+        for number, (block, factors) in enumerate(zip(self.blocks, keep or [None] * len(self.blocks), strict=True)):
             first = queries if block is self.blocks[-1] else None
             if recompute:
-                z = checkpoint(block, z, context, first, factors, use_reentrant=False)
+                z = checkpoint(block, z, context, None, first, factors, use_reentrant=False)
             else:
-                z = block(z, context, first, factors)
+                z = block(z, context, record.get(number), first, factors)
         return cast(Tensor, self.norm(z))
 
     def _embed(self, x_p: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
@@ -198,19 +215,31 @@ class FastVisionTransformer(VisionTransformer):
 class FastBlock(Block):
     """A block that can compute the first tokens alone, and be given its draws of stochastic depth."""
 
-    def forward(self, z: Tensor, context: Any = None, queries: int | None = None, keep: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        z: Tensor,
+        context: Any = None,
+        record: Record | None = None,
+        queries: int | None = None,
+        keep: Tensor | None = None,
+    ) -> Tensor:
         """Map tokens B x T x D to B x T x D, or to the first ``queries`` tokens.
 
         Args:
             z: Tokens.
             context: Of the position embedding.
+            record: Keeps what the block computes.
             queries: How many tokens of the result are needed, from the first; None is all.
             keep: Factors of both branches, 2 x B x 1 x 1; drawn where not given.
         """
         keep = self.draw(z) if keep is None else keep
         keep1, keep2 = (None, None) if keep is None else keep.unbind()
-        z = z[:, :queries] + _scaled(self.ls1(self.attn(self.norm1(z), context, queries)), keep1)  # equation 2
-        return z + _scaled(self.ls2(self.mlp(self.norm2(z))), keep2)  # equation 3
+        before = z
+        z = z[:, :queries] + _scaled(self.ls1(self.attn(self.norm1(z), context, record, queries)), keep1)  # equation 2
+        z = z + _scaled(self.ls2(self.mlp(self.norm2(z))), keep2)  # equation 3
+        if record is not None:
+            record.before, record.after = before, z
+        return z
 
     def draw(self, z: Tensor) -> Tensor | None:
         """Draw the factors of stochastic depth for tokens z, 2 x B x 1 x 1; None where nothing is dropped."""
@@ -224,7 +253,9 @@ def _scaled(branch: Tensor, factors: Tensor | None) -> Tensor:
 class _FastAttention(Attention):
     """Attention by the fastest kernel of the device, for all queries or the first ones."""
 
-    def forward(self, x: Tensor, context: Any = None, queries: int | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, context: Any = None, record: Record | None = None, queries: int | None = None
+    ) -> Tensor:
         """Mix tokens B x T x D; return all of them, or the first ``queries``."""
         q, k, v = project_heads(x, self.qkv, 3, self.heads)  # B H T d
         q, k = self.position.rotate(self.q_norm(q), context), self.position.rotate(self.k_norm(k), context)
@@ -232,6 +263,8 @@ class _FastAttention(Attention):
         if bias is not None:
             bias = bias[:, :, :queries]
         out = attend(q[:, :, :queries], k, v, bias, self.dropout if self.training else 0.0)  # B H T d
+        if record is not None:
+            record.keep(q, k, v, bias, out)
         return cast(Tensor, self.proj_drop(self.proj(out.transpose(1, 2).flatten(2))))  # B T D
 
 
@@ -246,12 +279,15 @@ class _FastLayerScale(LayerScale):
 class _FastAttentionPool(AttentionPoolModule):
     """Attention pooling by the fastest kernel of the device."""
 
-    def forward(self, z: Tensor) -> Tensor:
+    def forward(self, z: Tensor, record: Record | None = None) -> Tensor:
         """Return B x D for tokens B x T x D."""
         z = z[:, self.skip :]
         (q,) = project_heads(self.latent.expand(z.shape[0], -1, -1), self.q, 1, self.heads)  # B H 1 d
         k, v = project_heads(z, self.kv, 2, self.heads)  # B H T d
-        y = self.proj(attend(q, k, v).transpose(1, 2).flatten(2))  # B 1 D
+        out = attend(q, k, v)  # B H 1 d
+        if record is not None:
+            record.keep(q, k, v, None, out)
+        y = self.proj(out.transpose(1, 2).flatten(2))  # B 1 D
         return cast(Tensor, (y + self.mlp(self.norm(y)))[:, 0])  # B D
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitreous.model.init import Scheme
 from vitreous.model.part import Part, Shape
 from vitreous.model.positions import Position
+from vitreous.model.record import Record
 
 __all__ = ["ATTENTIONS", "Attention", "AttentionConfig"]
 
@@ -68,12 +69,14 @@ class Attention(nn.Module):
         for name, tensor in position.attention_parameters(shape).items():
             self.register_parameter(name, nn.Parameter(tensor))
 
-    def forward(self, x: Tensor, context: Any = None) -> Tensor:
+    def forward(self, x: Tensor, context: Any = None, record: Record | None = None) -> Tensor:
         """Mix tokens B x T x D; ``context`` is what the position embedding made for the image size."""
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2))  # B H T d
         q, k = self.position.rotate(self.q_norm(q), context), self.position.rotate(self.k_norm(k), context)
         bias = self.position.bias(self, q, context)  # B H T T, or None
         out = F.scaled_dot_product_attention(q, k, v, bias, self.dropout if self.training else 0.0)  # B H T d
+        if record is not None:
+            record.keep(q, k, v, bias, out)
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))  # B T D
 
     def initialise(self, scheme: Scheme) -> None:

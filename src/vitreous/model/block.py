@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitreous.model.attention import Attention
 from vitreous.model.mlp import Mlp
 from vitreous.model.part import Part, Shape
+from vitreous.model.record import Record
 
 __all__ = ["BLOCKS", "Block", "BlockConfig", "LayerScale", "StochasticDepth"]
 
@@ -70,11 +71,15 @@ class Block(nn.Module):
         self.ls2 = nn.Identity() if scale is None else LayerScale(D, scale)
         self.drop_path = StochasticDepth(drop_path)
 
-    def forward(self, z: Tensor, context: Any = None) -> Tensor:
-        """Map tokens B x T x D to B x T x D; ``context`` is passed to attention."""
+    def forward(self, z: Tensor, context: Any = None, record: Record | None = None) -> Tensor:
+        """Map tokens B x T x D to B x T x D; ``context`` is passed to attention, ``record`` keeps what is computed."""
         keep1, keep2 = self.drop_path(z)
-        z = z + keep1 * self.ls1(self.attn(self.norm1(z), context))  # equation 2: z' = MSA(LN(z)) + z
-        return z + keep2 * self.ls2(self.mlp(self.norm2(z)))  # equation 3: z = MLP(LN(z')) + z'
+        before = z
+        z = z + keep1 * self.ls1(self.attn(self.norm1(z), context, record))  # equation 2: z' = MSA(LN(z)) + z
+        z = z + keep2 * self.ls2(self.mlp(self.norm2(z)))  # equation 3: z = MLP(LN(z')) + z'
+        if record is not None:
+            record.before, record.after = before, z
+        return z
 
 
 class LayerScale(nn.Module):

@@ -6,6 +6,7 @@ Parameter names are timm's, the largest family of published weights.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig
 from vitreous.model.init import SCHEMES, Scheme
+from vitreous.model.intermediates import Intermediates, intermediates
+from vitreous.model.record import Record
 
 __all__ = ["Output", "ViTConfig", "VisionTransformer"]
 
@@ -51,13 +54,14 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(c.features, c.num_classes) if c.num_classes else nn.Identity()
         self._initialise()
 
-    def forward(self, images: Tensor, output: Output = "logits") -> Tensor:
+    def forward(self, images: Tensor, output: Output = "logits", record: Mapping[int, Record] | None = None) -> Tensor:
         """Classify images.
 
         Args:
             images: B x C x H x W, normalised as the evaluation pipeline does; H and W are multiples of the patch.
             output: `logits`, B x K; `features`, what the last layer reads, B x ``config.features``; or `tokens`, all
                 tokens after the final norm, B x (P + N) x D: [CLS], registers, then patches in raster order.
+            record: By number of a block, what :meth:`intermediates` wants of it.
 
         Raises:
             ConfigError: If the images' channels, size or type do not fit, or the output is unknown.
@@ -73,13 +77,19 @@ class VisionTransformer(nn.Module):
         context = c.position.context(c, grid, like=weight)  # what attention needs of positions
         z, context = self.drop_patches(z, context)
         z = self.pos_drop(z)
-        for block in self.blocks:
-            z = block(z, context)  # equations 2 and 3: B P+N D
+        for number, block in enumerate(self.blocks):
+            z = block(z, context, record.get(number) if record else None)  # equations 2 and 3: B P+N D
         z = self.norm(z)
         y = self.pool(z)  # equation 4: B D, or B config.pooled_width
 
         features = self.pre_logits(self.fc_norm(y))  # B config.features
         return {"tokens": z, "features": features, "logits": self.head(features)}[output]
+
+    def intermediates(
+        self, images: Tensor, layers: Sequence[int] | None = None, attention: bool = False
+    ) -> Intermediates:
+        """Return the values inside one pass, see :func:`vitreous.model.intermediates.intermediates`."""
+        return intermediates(self, images, layers, attention)
 
     def prefix(self, batch: int) -> Tensor:
         """Return the tokens before the patches, B x P x D: [CLS] and registers, if the model has them."""
