@@ -54,10 +54,13 @@ def attention_weights(queries: Tensor, keys: Tensor, bias: Tensor | None = None)
     """
     dtype = torch.promote_types(queries.dtype, torch.float32)
     with torch.autocast(queries.device.type, enabled=False):  # rows of bfloat16 weights do not sum to one
-        scaled = queries.to(dtype) * (1 / math.sqrt(queries.shape[-1]))
-        scores = scaled @ keys.to(dtype).transpose(-2, -1)
+        q, k = (x.to(dtype).flatten(0, 1) for x in (queries, keys))  # BH M d, BH T d
+        in_place = not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad))
+        room = q.new_empty(q.shape[0], q.shape[1], k.shape[1])  # BH M T; with beta 0 its values are not read
+        out = room if in_place else None
+        scores = torch.baddbmm(room, q, k.transpose(1, 2), beta=0, alpha=1 / math.sqrt(q.shape[-1]), out=out)
+        scores = scores.unflatten(0, queries.shape[:2])  # B H M T
         if bias is not None:
             scores = scores + bias.to(dtype)
-        if scores.requires_grad:
-            return scores.softmax(-1)
-        return torch.softmax(scores, -1, out=scores)  # a second B x H x M x T tensor costs more time than the softmax
+        # Another tensor of this size would cost about as much time as the softmax.
+        return torch.softmax(scores, -1, out=scores) if in_place else scores.softmax(-1)
