@@ -214,7 +214,7 @@ class _SequencePoolModule(nn.Module):
         """Map tokens (B, T, D) to (B, D)."""
         z = z[:, self.skip :]
         scores = self.score(z)  # (B, T, 1)
-        mixed = scores.softmax(1).to(z.dtype).transpose(1, 2) @ z  # (B, 1, D)
+        mixed = (scores.softmax(1).to(z.dtype).transpose(1, 2) @ z)[:, None]  # (B, 1, 1, D)
         if record is not None:  # the same as attention with one head, a query of 1, and the scores as keys
-            record.keep(scores.new_ones(len(z), 1, 1, 1), scores[:, None], z[:, None], None, mixed[:, None])
-        return mixed[:, 0]  # (B, D)
+            record.keep(scores.new_ones(len(z), 1, 1, 1), scores[:, None], z[:, None], None, mixed)
+        return mixed[:, 0, 0]  # (B, D)
