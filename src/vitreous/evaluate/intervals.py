@@ -1,9 +1,9 @@
 """Confidence intervals of scores: Wilson and Clopper-Pearson for shares, one stratified bootstrap for the rest.
 
 N images, K classes, R resamples, C distinct pairs of true and predicted class that occur, V columns of values of the
-images, M bins of confidence. A resample draws, for each class, as many images of the class as there are, with replacement. Scores that are
-sums over images or counts of a confusion matrix follow from how often each image is drawn. Areas under curves have a
-closed form instead, in `area_intervals`.
+images, M bins of confidence. A resample draws, for each class, as many images of the class as there are, with
+replacement. Scores that are sums over images or counts of a confusion matrix follow from how often each image is drawn.
+Areas under curves have a closed form instead, in `area_intervals`.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ from typing import Any
 import numpy as np
 
 from vitreous.evaluate.calibration import Reliability
-from vitreous.evaluate.selective import RiskCoverage
 from vitreous.files.text import csv_line, json_text
 from vitreous.report.evaluation.results import LEVEL, EvaluationResult
 
@@ -82,7 +81,11 @@ def to_dict(result: EvaluationResult) -> dict[str, Any]:
         "selection": [
             {
                 **{"score": each.score.name, "norm_order": each.score.norm_order},
-                **{"aurc": each.curve.aurc, "augrc": each.curve.augrc, "risk": _risks(each.curve)},
+                **{
+                    "aurc": each.curve.aurc,
+                    "augrc": each.curve.augrc,
+                    "risk": {f"{share:g}": each.risk_at(share) for share in _SHARES},
+                },
             }
             for each in result.selection
         ],
@@ -131,8 +134,3 @@ def _comparison(result: EvaluationResult) -> dict[str, Any] | None:
 def _reliability(diagram: Reliability) -> dict[str, list[float]]:
     names = ("edges", "counts", "confidence", "accuracy")
     return {name: getattr(diagram, name).tolist() for name in names}
-
-
-def _risks(curve: RiskCoverage) -> dict[str, float]:
-    n = len(curve.risk)
-    return {f"{share:g}": float(curve.risk[max(1, math.ceil(share * n - 1e-9)) - 1]) for share in _SHARES}

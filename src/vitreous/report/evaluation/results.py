@@ -1,11 +1,12 @@
 """All figures of an evaluation from one pass of logits; nothing is drawn here.
 
-N images, K classes. Shares are in [0, 1], losses in nats. Logits are `raw` before and `scaled` after the division by the
-temperature; every figure without the word `before` is of the scaled ones.
+N images, K classes. Shares are in [0, 1], losses in nats. Logits are `raw` before and `scaled` after the division by
+the temperature; every figure without the word `before` is of the scaled ones.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -50,6 +51,7 @@ LEVEL = 0.95
 
 _RESAMPLES = 1000
 _PAIRS = 10
+_MOST_ORDERED = 2000  # classes; the clustering of more takes gigabytes
 _SHEET = 24  # images of a sheet
 _COVERAGES = (0.8, 0.9, 0.95)
 _SCORES = (
@@ -107,6 +109,11 @@ class Selection:
 
     score: SelectionScore
     curve: RiskCoverage
+
+    def risk_at(self, coverage: float) -> float:
+        """Return the risk at the lowest coverage of the images that is at least `coverage`, in (0, 1]."""
+        n = len(self.curve.risk)
+        return float(self.curve.risk[max(1, math.ceil(coverage * n - 1e-9)) - 1])
 
 
 @dataclass(frozen=True)
@@ -186,7 +193,7 @@ def measure(given: EvaluationInput, *, resamples: int = _RESAMPLES, seed: int = 
         true_probability=probabilities[1].gather(1, labels[:, None])[:, 0].numpy(),
         log_loss=F.cross_entropy(scaled, labels, reduction="none").numpy(),
         confusion=confusion,
-        order=class_order(confusion),
+        order=class_order(confusion) if classes <= _MOST_ORDERED else np.arange(classes),
         pairs=confused_images(scaled, labels, _PAIRS),
         slices=score_slices(scaled, labels, given.columns, level=LEVEL),
         comparison=_comparison(given, scaled, labels, seed),
