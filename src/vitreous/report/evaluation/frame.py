@@ -81,7 +81,11 @@ figure { margin: 0 } figcaption { font-size: .9rem } .chart svg { width: 100%; h
 .thumb { display: block; width: 128px; height: 128px; object-fit: contain; background: var(--card);
   border: 1px solid var(--line); border-radius: .25rem; margin-bottom: .25rem }
 .thumb[src^="data:image/png"] { image-rendering: pixelated }
-.pair { border-top: 1px solid var(--line); padding: .6rem 0 }
+.pairs { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 27rem), 1fr)); gap: 0 2rem }
+.pair { border-top: 1px solid var(--line); padding: .6rem 0; break-inside: avoid }
+.pair .sheet { grid-template-columns: repeat(4, 1fr); gap: .5rem; margin: .25rem 0 }
+.pair .thumb { width: 100%; height: auto; aspect-ratio: 1 }
+td.why { min-width: 15rem; color: var(--soft) }
 summary { cursor: pointer; padding: .35rem 0; color: var(--link) }
 :focus-visible { outline: 3px solid var(--link); outline-offset: 2px }
 @media (max-width: 30rem) { body { padding: .9rem } th, td { padding-right: .8rem } .thumb { width: 100%; height: auto;

@@ -31,7 +31,7 @@ def matrix_figure(result: EvaluationResult) -> Iterator[str]:
     support = shown.sum(axis=1)
     names = [visible(result.given.classes[k], 60) for k in order]
     k = len(names)
-    cell = 30 if k <= _COUNTED else 14 if k <= _NAMED else max(900 / k, 0.45)
+    cell = 34 if k <= _COUNTED else 14 if k <= _NAMED else max(900 / k, 0.45)
     left = 7 * min(_LONGEST, max(map(len, names))) + 12 if k <= _NAMED else 4
     side = cell * k
     rows, columns = np.nonzero(shown)

@@ -15,12 +15,12 @@ from vitreous.report.evaluation.frame import foot, head
 from vitreous.report.evaluation.matrix import LARGEST, matrix_figure
 from vitreous.report.evaluation.results import EvaluationResult
 from vitreous.report.evaluation.robustness_section import robustness_section
-from vitreous.report.evaluation.tables import class_table, headline_table, name, numeric, share, table
+from vitreous.report.evaluation.tables import SCORE_TITLES, class_table, headline_table, name, numeric, share, table
 from vitreous.report.evaluation.thumbnails import ClassMap, ImageOf, Thumbnails
 
 __all__ = ["page"]
 
-_OF_A_PAIR = 6  # images of a confused pair
+_OF_A_PAIR = 4  # images of a confused pair
 _MOST_SLICES = 400
 
 Section = tuple[str, str, Callable[[EvaluationResult, Thumbnails], Iterator[str]]]
@@ -89,7 +89,7 @@ def _comparison(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     yield f"{test.p_value:.3g}.</p>\n"
     rows = (
         (
-            f'<th scope="row">{key.replace("_", " ")}</th>',
+            f'<th scope="row">{SCORE_TITLES[key]}</th>',
             numeric(each.difference.value, "+.4f"),
             f'<td class="n">{each.difference.low:+.4f} to {each.difference.high:+.4f}</td>',
             numeric(each.p_value, ".3g"),
@@ -116,14 +116,15 @@ def _confusion(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     if not result.pairs:
         yield "<p>Every image is classified correctly.</p>\n"
         return
-    yield "<h3>Most confused pairs</h3>\n"
+    yield '<h3>Most confused pairs</h3>\n<div class="pairs">\n'
     for pair in result.pairs:
         true, predicted = (_safe(result.given.classes[k]) for k in (pair.true, pair.predicted))
         images = pluralize(len(pair.images), "image")
         yield f'<div class="pair"><p>{true} predicted as {predicted}: {images}, {pair.share:.1%} of the class</p>'
         if thumbs.image is not None:
-            yield from _sheet(result, thumbs, pair.images[:_OF_A_PAIR])
+            yield from _sheet(result, thumbs, pair.images[:_OF_A_PAIR], brief=True)
         yield "</div>\n"
+    yield "</div>\n"
 
 
 def _slices(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
@@ -171,9 +172,9 @@ def _calibration(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
 
 
 def _selection(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
-    yield "<p>If the model abstains where a score is low, fewer of the accepted predictions are wrong. A good score has "
-    yield "a low curve: AURC is the area below it, AUGRC the same for the share of all images that are accepted and "
-    yield "wrong.</p>\n"
+    yield "<p>If the model abstains where a score is low, fewer of the accepted predictions are wrong. A good score "
+    yield "has a low curve: AURC is the area below it, AUGRC the same for the share of all images that are accepted "
+    yield "and wrong.</p>\n"
     yield risk_chart(result.selection)
     rows = (
         (
@@ -192,7 +193,7 @@ def _selection(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
 def _conformal(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     yield "<p>Instead of one class, a prediction set holds the true class with a chosen chance. Each half of the "
     yield "images is measured with the rule fitted on the other half. LAC gives the smallest sets, those of RAPS grow "
-    yield "with the difficulty of the image.</p>\n"
+    yield f"with the difficulty of the image. {pluralize(result.conformal[0].images, 'image')} are used.</p>\n"
     rows = (
         (
             f'<th scope="row">{each.method.upper()}</th>',
@@ -224,8 +225,11 @@ def _images(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
             yield from _sheet(result, thumbs, indices)
 
 
-def _sheet(result: EvaluationResult, thumbs: Thumbnails, indices: Sequence[int]) -> Iterator[str]:
-    """Yield images with their names and classes. An `alt` would make screen readers say the name twice."""
+def _sheet(result: EvaluationResult, thumbs: Thumbnails, indices: Sequence[int], brief: bool = False) -> Iterator[str]:
+    """Yield images with their names and probabilities, and unless `brief` their classes.
+
+    An `alt` would make screen readers say the name twice.
+    """
     given = result.given
     yield '<ol class="sheet">\n'
     for n in indices:
@@ -233,8 +237,12 @@ def _sheet(result: EvaluationResult, thumbs: Thumbnails, indices: Sequence[int])
         uris = (thumbs.of(n), thumbs.map_of(n, predicted) if true != predicted else None)
         images = "".join(f'<img class="thumb" src="{uri}" alt="" loading="lazy">' for uri in uris if uri)
         style = "" if true == predicted else ' class="wrong"'
-        yield f"<li>{images}<span>true: {_safe(given.classes[true])}</span>"
-        yield f"<span{style}>predicted: {_safe(given.classes[predicted])}, {result.probability[n]:.0%}</span>"
+        yield f"<li>{images}"
+        if brief:
+            yield f"<span>{result.probability[n]:.0%}</span>"
+        else:
+            yield f"<span>true: {_safe(given.classes[true])}</span>"
+            yield f"<span{style}>predicted: {_safe(given.classes[predicted])}, {result.probability[n]:.0%}</span>"
         yield f'<span class="soft">{_safe(given.names[n])}</span></li>\n'
     yield "</ol>\n"
 

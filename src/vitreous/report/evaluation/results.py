@@ -52,6 +52,7 @@ LEVEL = 0.95
 _RESAMPLES = 1000
 _PAIRS = 10
 _MOST_ORDERED = 2000  # classes; the clustering of more takes gigabytes
+_MOST_PREDICTIONS = 5_000_000  # images times classes that prediction sets are fitted on
 _SHEET = 24  # images of a sheet
 _COVERAGES = (0.8, 0.9, 0.95)
 _SCORES = (
@@ -127,6 +128,7 @@ class ConformalResult:
     median_size: float
     empty: float  # share of empty sets
     single: float  # share of sets of exactly one class
+    images: int  # number of images: all, or a random sample of very many predictions
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def measure(given: EvaluationInput, *, resamples: int = _RESAMPLES, seed: int = 
         errors=errors,
         reliability=(before, after),
         selection=_selection(scaled, labels),
-        conformal=_conformal(probabilities[1], labels),
+        conformal=_conformal(probabilities[1], labels, seed),
         sheets=_sheets(scaled, labels, seed),
     )
 
@@ -231,8 +233,12 @@ def _selection(scaled: Tensor, labels: Tensor) -> list[Selection]:
     return sorted(found, key=lambda each: round(each.curve.aurc, 12))
 
 
-def _conformal(probabilities: Tensor, labels: Tensor) -> list[ConformalResult]:
+def _conformal(probabilities: Tensor, labels: Tensor, seed: int) -> list[ConformalResult]:
     """Measure sets of every method and coverage for which half of the images are enough."""
+    most = max(2000, _MOST_PREDICTIONS // probabilities.shape[1])
+    if len(labels) > most:
+        drawn = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(len(labels))[:most]))
+        probabilities, labels = probabilities[drawn], labels[drawn]
     first = torch.empty(len(labels), dtype=torch.bool)
     first[torch.argsort(labels, stable=True)] = torch.arange(len(labels)) % 2 == 0  # halves stratified by class
     found = []
@@ -249,7 +255,7 @@ def _conformal(probabilities: Tensor, labels: Tensor) -> list[ConformalResult]:
             covered = wilson(int(held[np.arange(n), labels.numpy()].sum()), n, LEVEL)
             shares = float((sizes == 0).mean()), float((sizes == 1).mean())
             found.append(
-                ConformalResult(method, wanted, covered, float(sizes.mean()), float(np.median(sizes)), *shares)
+                ConformalResult(method, wanted, covered, float(sizes.mean()), float(np.median(sizes)), *shares, n)
             )
     return found
 

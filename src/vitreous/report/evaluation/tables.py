@@ -9,7 +9,7 @@ from vitreous.evaluate.intervals import Interval
 from vitreous.files.text import html_text
 from vitreous.report.evaluation.results import EvaluationResult
 
-__all__ = ["Cell", "class_table", "headline_table", "name", "numeric", "share", "table"]
+__all__ = ["SCORE_TITLES", "Cell", "class_table", "headline_table", "name", "numeric", "share", "table"]
 
 Cell = str
 """HTML of one cell: `<td>` or `<th>`."""
@@ -37,6 +37,10 @@ _HEADLINE = (
 )
 _PERCENT = ("top1", "top5", "balanced_accuracy")
 _UNBOUNDED = ("log_loss", "brier", "mcc")  # not within 0 to 1, so without a bar
+
+
+SCORE_TITLES = {key: title for key, title, _ in _HEADLINE}
+"""Names of the headline scores in words."""
 
 
 def table(
@@ -78,7 +82,7 @@ def headline_table(result: EvaluationResult) -> str:
         between = f"{found.low:{form}} to {found.high:{form}}"
         bar = "" if key in _UNBOUNDED else _bar(found)
         value = f'<td class="n" data-key="{key}"><b>{found.value:{form}}</b></td>'
-        explained = f'<td class="soft">{meaning}</td>'
+        explained = f'<td class="why">{meaning}</td>'
         rows.append(
             (f'<th scope="row">{title}</th>', value, f'<td class="n">{between}</td>', f"<td>{bar}</td>", explained)
         )
