@@ -37,7 +37,7 @@ def reliability_charts(pair: tuple[Reliability, Reliability], temperature: float
         total = int(diagram.counts.sum())
         plot = Plot(Axis(0, 1, _UNIT, percent=True), Axis(0, 1, _UNIT, "accuracy", percent=True))
         counts = Plot(
-            Axis(0, 1, _UNIT, "confidence", percent=True), Axis.share(most, "images"), height=plot.height // 2
+            Axis(0, 1, _UNIT, "confidence", percent=True), Axis.share(most, "images", steps=2), height=plot.height // 2
         )
         bars, columns = [], []
         for left, right, count, confidence, accuracy in zip(
@@ -63,7 +63,7 @@ def risk_chart(selection: Sequence[Selection]) -> str:
     highest = max(float(each.curve.risk[len(each.curve.risk) // 20 :].max()) for each in selection)
     plot = Plot(
         Axis(0, 1, _UNIT, "coverage: images accepted", percent=True),
-        Axis.share(min(1.0, 1.1 * max(highest, error, 0.005)), "risk: accepted and wrong"),
+        Axis.share(min(1.0, 1.1 * max(highest, error, 0.005)), "risk: wrong of the accepted"),
         width=520,
         height=320,
     )

@@ -12,7 +12,7 @@ __all__ = ["Axis", "Plot", "number"]
 
 Points = Sequence[tuple[float, float]]
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 42  # margins of a plot
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 20, 10, 42  # margins of a plot
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Axis:
         return f"{100 * value:.3g}%" if self.percent else f"{value:g}"
 
     @staticmethod
-    def share(high: float, label: str, low: float = 0.0) -> Axis:
-        """Return an axis of shares up to a round number of at least `high`."""
-        step = next(step for step in (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25) if (high - low) / step <= 5)
+    def share(high: float, label: str, steps: int = 5) -> Axis:
+        """Return an axis of shares from 0 to a round number of at least `high`, in at most that many steps."""
+        rounds = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
+        step = next(step for step in rounds if high / step <= steps)
         top = min(1.0, step * max(1, -int(-(high + 1e-9) // step)))
-        first = round(low / step)
-        ticks = tuple(round(step * n, 6) for n in range(first, round(top / step) + 1))
-        return Axis(low, top, ticks, label, percent=True)
+        ticks = tuple(round(step * n, 6) for n in range(int(top / step + 1e-9) + 1))
+        return Axis(0.0, top, ticks, label, percent=True)
 
 
 @dataclass(frozen=True)
