@@ -72,9 +72,11 @@ def _add_report_options(parser: Parser) -> None:
     )
     add(
         "--slice",
-        type=list[str] | None,
+        type=str,
+        action="append",
+        default=[],
         metavar="COLUMN",
-        help="in the report, score the images of each value of these columns of the manifest, such as camera,site "
+        help="in the report, score the images of each value of this column of the manifest; may be repeated "
         "[all further columns with 2 to 50 values]",
     )
     add(

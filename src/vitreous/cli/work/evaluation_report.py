@@ -5,6 +5,7 @@ N images, K classes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -108,7 +109,7 @@ def plan_report(options: Namespace, classifier: Classifier, split: Split) -> Rep
     """Read the manifest's further columns and load the second model; None without `--report`."""
     if options.report is None:
         return None
-    columns = _columns(options.data, options.slice, split)
+    columns = _columns(options.data, _names(options.slice), split)
     other = None
     if options.against is not None:
         other = load_model(options, source=options.against)
@@ -122,7 +123,12 @@ def plan_report(options: Namespace, classifier: Classifier, split: Split) -> Rep
     return ReportPlan(options, classifier, split, columns, other)
 
 
-def _columns(source: str, wanted: Sequence[str] | None, split: Split) -> dict[str, list[str | None]]:
+def _names(given: Sequence[str]) -> list[str]:
+    """Return the values of a repeated option, which Python passes at once as a JSON list."""
+    return [name for text in given for name in (json.loads(text) if text.startswith("[") else [text])]
+
+
+def _columns(source: str, wanted: Sequence[str], split: Split) -> dict[str, list[str | None]]:
     """Return the cells (N) of the columns by which scores are sliced: those named, else all with few values."""
     path = find_source(source)
     if path is None or path.is_dir():

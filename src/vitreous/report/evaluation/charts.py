@@ -49,9 +49,13 @@ def reliability_charts(pair: tuple[Reliability, Reliability], temperature: float
             bars.append(plot.bar(left, right, accuracy, "blue", f"{text}{confidence:.1%}"))
             columns.append(counts.bar(left, right, count / total, "grey", f"{count:,} of {total:,} images"))
         diagonal = plot.line([(0, 0), (1, 1)], "grey dashed")
-        points = [(c, a) for c, a, n in zip(diagram.confidence, diagram.accuracy, diagram.counts, strict=True) if n]
+        dots = [
+            plot.dot((c, a), "orange", 1.5 + 4.5 * float(np.sqrt(n / diagram.counts.max())))  # the area is the count
+            for c, a, n in zip(diagram.confidence, diagram.accuracy, diagram.counts, strict=True)
+            if n
+        ]
         described = f"{title}: accuracy over confidence in 15 bins, calibration error {diagram.error:.4f}"
-        drawn = plot.svg([*bars, diagonal, plot.line(points, "orange", marks=True)], described)
+        drawn = plot.svg([*bars, diagonal, *dots], described)
         below = counts.svg(columns, f"Share of the images in each bin, {total:,} in all")
         caption = f"<figcaption><b>{title}</b>: ECE {diagram.error:.4f}</figcaption>"
         yield f'<figure class="chart">{caption}{drawn}{below}</figure>'
@@ -109,8 +113,11 @@ def shift_charts(found: RobustnessResult) -> Iterator[str]:
 
 def _shift_chart(title: str, curve: ShiftCurve) -> str:
     low, high = curve.values[0], curve.values[-1]
-    step = max(1, len(curve.values) // 5)
-    axes = Axis(low, high, curve.values[::step], curve.unit), Axis(0, 1, (0, 0.5, 1), percent=True)
+    ticks: list[float] = []
+    for value in (low, high, curve.unchanged, *curve.values):  # those that the others leave room for
+        if low <= value <= high and all(abs(value - tick) >= (high - low) / 6 for tick in ticks):
+            ticks.append(value)
+    axes = Axis(low, high, tuple(ticks), curve.unit), Axis(0, 1, (0, 0.5, 1), percent=True)
     plot = Plot(*axes, 260, 190)
     parts = [plot.line(list(zip(curve.values, curve.accuracy, strict=True)), "blue", marks=True)]
     if low <= curve.unchanged <= high:

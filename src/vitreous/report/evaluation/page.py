@@ -152,7 +152,8 @@ def _slices(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
 
 def _calibration(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     crossed, found = result.given.scaled is not None, result.calibration
-    yield "<p>A calibrated model is right as often as its confidence says: the dots lie on the dashed line. "
+    yield "<p>A calibrated model is right as often as its confidence says: the dots, larger with more "
+    yield "images, lie on the dashed line. "
     if crossed:
         yield "The temperature was fitted on these images, so each half is measured with that of the other half."
     yield "</p>\n"

@@ -59,8 +59,12 @@ class Plot:
         """Return a line through points, in the colour of a class of the style sheet."""
         places = [self.at(*point) for point in points]
         drawn = f'<polyline class="line {style}" points="{" ".join(map(",".join, places))}"/>'
-        dots = (f'<circle class="dot {style}" cx="{x}" cy="{y}" r="2.5"/>' for x, y in places) if marks else ()
-        return drawn + "".join(dots)
+        return drawn + "".join(self.dot(point, style) for point in points if marks)
+
+    def dot(self, point: tuple[float, float], style: str, radius: float = 2.5) -> str:
+        """Return a filled circle; the radius is in pixels."""
+        x, y = self.at(*point)
+        return f'<circle class="dot {style}" cx="{x}" cy="{y}" r="{number(radius)}"/>'
 
     def bar(self, left: float, right: float, top: float, style: str, title: str) -> str:
         """Return a bar from 0 to `top` with a text that appears on hover."""
