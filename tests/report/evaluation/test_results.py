@@ -138,6 +138,17 @@ def test_figures_do_not_depend_on_rounding_as_of_another_batch_size(
         ), name
 
 
+def test_confused_classes_of_many_stand_together(result: EvaluationResult) -> None:
+    assert result.order.tolist() == list(range(10))
+    labels = torch.arange(240) % 24
+    logits = 9.0 * torch.nn.functional.one_hot(labels, 24)
+    logits[torch.arange(240), (labels + 12) % 24] += 10.0 * (torch.arange(240) % 5 == 0)  # n is confused with n + 12
+    given = EvaluationInput("m", "d", "s", [str(k) for k in range(24)], [""] * 240, logits, labels)
+    order = measure(given, resamples=2).order.tolist()
+    assert sorted(order) == list(range(24))
+    assert all(abs(order.index(k) - order.index(k + 12)) == 1 for k in range(12))
+
+
 def test_few_images_are_enough() -> None:
     tiny = EvaluationInput(
         "m", "d", "s", ["a", "b"], ["x", "y"], torch.tensor([[2.0, 1], [0, 1]]), torch.tensor([0, 0])

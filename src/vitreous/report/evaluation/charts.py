@@ -57,7 +57,7 @@ def reliability_charts(pair: tuple[Reliability, Reliability], temperature: float
         described = f"{title}: accuracy over confidence in 15 bins, calibration error {diagram.error:.4f}"
         drawn = plot.svg([*bars, diagonal, *dots], described)
         below = counts.svg(columns, f"Share of the images in each bin, {total:,} in all")
-        caption = f"<figcaption><b>{title}</b>: ECE {diagram.error:.4f}</figcaption>"
+        caption = f"<figcaption><b>{title}</b><br>ECE {diagram.error:.4f}</figcaption>"
         yield f'<figure class="chart">{caption}{drawn}{below}</figure>'
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+
 from vitreous.data.sources.listing import pluralize
 from vitreous.files.text import html_text
 from vitreous.report.evaluation.charts import reliability_charts, risk_chart, score_title
@@ -107,7 +109,9 @@ def _classes(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
 
 def _confusion(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     count = len(result.given.classes)
-    yield "<p>Rows are true classes, columns are predictions. Classes that are confused with each other stand together."
+    yield "<p>Rows are true classes, columns are predictions."
+    if (result.order != np.arange(count)).any():
+        yield " Classes that are confused with each other stand together."
     yield "</p>\n"
     if count > LARGEST:
         yield f"<p>The matrix of {count:,} classes is too large to draw; evaluation.json has it.</p>\n"

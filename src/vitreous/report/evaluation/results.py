@@ -51,7 +51,7 @@ LEVEL = 0.95
 
 _RESAMPLES = 1000
 _PAIRS = 10
-_MOST_ORDERED = 2000  # classes; the clustering of more takes gigabytes
+_FEW_CLASSES, _MOST_ORDERED = 20, 2000  # few are easier to find in their own order; more take gigabytes to cluster
 _MOST_PREDICTIONS = 5_000_000  # images times classes that prediction sets are fitted on
 _SHEET = 24  # images of a sheet
 _COVERAGES = (0.8, 0.9, 0.95)
@@ -152,7 +152,7 @@ class EvaluationResult:
     true_probability: Floats  # (N,)
     log_loss: Floats  # (N,)
     confusion: Ints  # (K, K) counts, row = true class, column = predicted class
-    order: Ints  # (K,) classes that are confused with each other stand together
+    order: Ints  # (K,) of more than 20 classes, those that are confused with each other stand together
     pairs: list[ConfusedImages]
     slices: list[Slice]
     comparison: Comparison | None
@@ -195,7 +195,7 @@ def measure(given: EvaluationInput, *, resamples: int = _RESAMPLES, seed: int = 
         true_probability=probabilities[1].gather(1, labels[:, None])[:, 0].numpy(),
         log_loss=F.cross_entropy(scaled, labels, reduction="none").numpy(),
         confusion=confusion,
-        order=class_order(confusion) if classes <= _MOST_ORDERED else np.arange(classes),
+        order=class_order(confusion) if _FEW_CLASSES < classes <= _MOST_ORDERED else np.arange(classes),
         pairs=confused_images(scaled, labels, _PAIRS),
         slices=score_slices(scaled, labels, given.columns, level=LEVEL),
         comparison=_comparison(given, scaled, labels, seed),
