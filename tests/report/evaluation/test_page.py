@@ -22,7 +22,7 @@ from vitreous.report.evaluation.robustness import RobustnessResult, ShiftCurve
 class Reader(HTMLParser):
     """Collects elements, and checks that they are closed in order."""
 
-    VOID = frozenset(("meta", "img", "rect", "path", "circle", "polyline"))
+    VOID = frozenset(("meta", "br", "img", "rect", "path", "circle", "polyline"))
 
     def __init__(self, text: str) -> None:
         super().__init__()

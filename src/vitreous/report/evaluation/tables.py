@@ -9,7 +9,7 @@ from vitreous.evaluate.intervals import Interval
 from vitreous.files.text import html_text
 from vitreous.report.evaluation.results import EvaluationResult
 
-__all__ = ["SCORE_TITLES", "Cell", "class_table", "headline_table", "name", "numeric", "share", "table"]
+__all__ = ["SCORE_TITLES", "class_table", "headline_table", "name", "numeric", "share", "table"]
 
 Cell = str
 """HTML of one cell: `<td>` or `<th>`."""
