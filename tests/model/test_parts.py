@@ -160,7 +160,7 @@ def test_a_new_position_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatc
             torch.testing.assert_close(fast.eval()(images), plain.eval()(images))
     plain.train()(images).sum().backward()
     assert plain.pos_embed_colour.grad is not None
-    with pytest.raises(ConfigError, match=r"it must be one of learned, .*checkerboard"):
+    with pytest.raises(ConfigError, match=r"it must be one of .*learned, .*checkerboard"):
         ViTConfig(position="chess")  # type: ignore[arg-type]
 
 
@@ -199,3 +199,9 @@ def test_a_size_is_one_number_or_two(size: tuple[int, ...]) -> None:
 def test_configurations_stay_small() -> None:
     """A field of the whole model is one that no part could own."""
     assert len(dataclasses.fields(ViTConfig)) <= 22
+
+
+@pytest.mark.parametrize("kind", PARTS["position"], ids=lambda kind: kind.kind)
+def test_learned_positions_are_known_by_their_names(kind: type[Position]) -> None:
+    names = kind().parameters(ViTConfig())
+    assert [name for name in names if not name.startswith("pos_embed")] == []
