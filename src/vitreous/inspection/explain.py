@@ -67,8 +67,8 @@ def explain(
 
     Raises:
         UsageError: If there is no such class.
-        ConfigError: If the method or an option is unknown or out of range, the model has no classes or merges tokens, or
-            the classifier uses another engine than PyTorch.
+        ConfigError: If the method or an option is unknown or out of range, the model has no classes or merges tokens,
+            or the classifier uses another engine than PyTorch.
         DataError: If the image cannot be read.
         CheckpointError: If the model cannot be opened.
     """

@@ -6,6 +6,7 @@ Shapes: (h, w) patches down and across, H x W pixels, K classes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +77,7 @@ class Explanation:
         """Return the map in pixels of the model's input, ``input_size``, float32; arguments as :meth:`image_map`."""
         return self._sampled([np.arange(n) + 0.5 for n in self.input_size], smooth)
 
-    def _sampled(self, places: list[npt.NDArray[np.float64]], smooth: bool) -> Floats:
+    def _sampled(self, places: list[npt.NDArray[np.floating[Any]]], smooth: bool) -> Floats:
         """Return the map at rows and columns of the input, in pixels; NaN outside the input."""
         rows, columns = (
             _weights(at, size, patches, smooth)
@@ -85,7 +86,7 @@ class Explanation:
         return (rows @ self.patches.astype(np.float64) @ columns.T).astype(np.float32)
 
 
-def _weights(at: npt.NDArray[np.float64], size: int, patches: int, smooth: bool) -> npt.NDArray[np.float64]:
+def _weights(at: npt.NDArray[np.floating[Any]], size: int, patches: int, smooth: bool) -> npt.NDArray[np.float64]:
     """Return the weight of each patch at places along one side of the input, places x patches; NaN outside it."""
     place = at / size * patches  # in patches; patch i covers i to i + 1
     if smooth:  # between centres; beyond the outermost centre its value holds
