@@ -122,7 +122,7 @@ def test_uniform_attention_rolls_out_to_its_closed_form(residual: float) -> None
 @pytest.mark.parametrize("layer", [1, 2])
 def test_grad_cam_equals_pytorch_grad_cam(pool: str, layer: int) -> None:
     """On the output of the block before, which is the input of this one."""
-    cam = pytest.importorskip("pytorch_grad_cam", reason="pip install grad-cam")
+    cam = pytest.importorskip("pytorch_grad_cam", reason="pip install grad-cam", exc_type=ImportError)
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
     model = small({"pool": pool, "class_token": True, "registers": 2, "depth": 3}, fast=False)
