@@ -4,6 +4,7 @@
     model = vitreous.create("B/16", num_classes=10)            # a torch.nn.Module
     classifier = vitreous.load("runs/digits-1/model.safetensors")
     classifier.predict("photo.jpg")
+    vitreous.explain(classifier, "photo.jpg").image_map()      # which pixels speak for the predicted class
     result = vitreous.train("photos/", epochs=20)              # as the command; also `finetune` and `evaluate`
     result.model.predict("photo.jpg")
 
@@ -23,17 +24,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitreous.accelerate.model import create
     from vitreous.api import evaluate, finetune, train
+    from vitreous.inspection.explain import explain
     from vitreous.model.vit import VisionTransformer, ViTConfig
     from vitreous.predictor import Classifier, load
 
 __version__ = "0.1.0"
-__all__ = ["Classifier", "ViTConfig", "VisionTransformer", "create", "evaluate", "finetune", "load", "train"]
+__all__ = ["Classifier", "ViTConfig", "VisionTransformer", "create", "evaluate", "explain", "finetune", "load", "train"]
 
 _MODULES = {
     "Classifier": "vitreous.predictor",
     "ViTConfig": "vitreous.model.config",
     "VisionTransformer": "vitreous.model.vit",
     "create": "vitreous.accelerate.model",
+    "explain": "vitreous.inspection.explain",
     "finetune": "vitreous.api",
     "load": "vitreous.predictor",
 }
