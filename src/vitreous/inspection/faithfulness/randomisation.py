@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitreous.errors import ConfigError, DataError, NonFiniteError
 from vitreous.inspection.faithfulness.removal import is_constant
-from vitreous.model.vit import ViTConfig, VisionTransformer
+from vitreous.model.vit import VisionTransformer, ViTConfig
 
 __all__ = ["Explain", "randomisation", "randomised", "rank_correlation"]
 
@@ -75,7 +75,7 @@ def randomised(model: VisionTransformer, last_blocks: int | None = None, *, seed
     if not 0 <= count <= c.depth:
         raise ConfigError(f"last_blocks is {count}, it must be from 0 to {c.depth}, the depth of the model")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs too
         fresh = VisionTransformer(_without_zeros(c)).state_dict()
     modules = [f"blocks.{number}" for number in range(c.depth - count, c.depth)]
     modules += ["norm", c.pool.module_name, "fc_norm", "pre_logits", "head"]

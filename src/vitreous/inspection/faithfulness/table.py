@@ -99,28 +99,36 @@ def faithfulness_table(
     h, w = next(iter(maps_by_method.values())).shape[1:]
     methods = {**maps_by_method, RANDOM: random_maps(images, (h, w), seed)}
     removal = Removal(predict, images, targets, background=background, batch_size=batch_size)
+    measured = _measure(removal, methods, groups)
+    scores = {
+        name: [mean_interval(values, resamples, level, seed) for values in measures]
+        for name, measures in measured.items()
+    }
+    rows = []
+    for name, (saco, deletion, insertion) in scores.items():
+        undefined = int(measured[name][0].isnan().sum())
+        verdict = _verdict(saco, scores[RANDOM][0], len(images) - undefined)
+        rows.append(Faithfulness(name, saco, deletion, insertion, len(images), undefined, verdict))
+    return rows
+
+
+def _measure(removal: Removal, methods: Mapping[str, Tensor], groups: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """Return SaCo and the areas of deletion and insertion, (N,) each, for maps (N, h, w) of each method."""
+    h, w = next(iter(methods.values())).shape[1:]
     kept, place = _variants(groups)
-    grouped = {name: group_cells(maps, groups) for name, maps in methods.items()}
+    group_of = {name: group_cells(maps, groups) for name, maps in methods.items()}
     # The whole image and the background are the same for every method.
-    shared = removal.scores(grouped[RANDOM], (h, w), kept[:2])  # (N, 2)
+    shared = removal.scores(next(iter(group_of.values())), (h, w), kept[:2])  # (N, 2)
+    fractions = cells_changed(h * w, groups)
     measured = {}
     for name, maps in methods.items():
-        own = removal.scores(grouped[name], (h, w), kept[2:])  # (N, V - 2)
+        own = removal.scores(group_of[name], (h, w), kept[2:])  # (N, V - 2)
         scores = torch.cat([shared, own], 1)[:, place]  # (N, G + 2 (G + 1))
-        removed, deleted, inserted = scores.split([groups, groups + 1, groups + 1], 1)
-        salience = salience_of_groups(maps, grouped[name], groups)
-        fractions = cells_changed(h * w, groups)
-        areas = [torch.trapezoid(curve, fractions, dim=1) for curve in (deleted, inserted)]
-        measured[name] = (coefficient(salience, shared[:, :1] - removed), *areas)
-    intervals = {
-        name: [mean_interval(values, resamples, level, seed) for values in found] for name, found in measured.items()
-    }
-    undefined = {name: int(found[0].isnan().sum()) for name, found in measured.items()}
-    baseline, N = intervals[RANDOM][0], len(images)
-    return [
-        Faithfulness(name, *found, N, undefined[name], _verdict(found[0], baseline, N - undefined[name]))
-        for name, found in intervals.items()
-    ]
+        one_removed, deleted, inserted = scores.split([groups, groups + 1, groups + 1], 1)
+        saco = coefficient(salience_of_groups(maps, group_of[name], groups), shared[:, :1] - one_removed)
+        areas = (torch.trapezoid(deleted, fractions, dim=1), torch.trapezoid(inserted, fractions, dim=1))
+        measured[name] = (saco, *areas)
+    return measured
 
 
 def random_maps(images: Tensor, grid: tuple[int, int], seed: int = 0) -> Tensor:
