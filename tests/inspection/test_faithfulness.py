@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitreous.errors import ConfigError, DataError, NonFiniteError
 from vitreous.inspection.faithfulness.curves import deletion, insertion
-from vitreous.inspection.faithfulness.removal import Removal, blurred, group_cells
+from vitreous.inspection.faithfulness.removal import blurred, group_cells
 from vitreous.inspection.faithfulness.saco import saco
 from vitreous.inspection.faithfulness.table import faithfulness_table, mean_interval, random_maps, sample_size
 
@@ -32,6 +32,13 @@ class Linear:
         """What each patch adds to the score of class 0, (B, 4, 4)."""
         means = images.mean(1).unfold(1, PATCH, PATCH).unfold(2, PATCH, PATCH).mean((3, 4))
         return means * self.weights
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
 
 
 @pytest.fixture
@@ -181,21 +188,31 @@ def test_the_batch_size_does_not_matter(linear, batch_size):
 
 
 def test_a_table_equals_its_parts_and_predicts_no_variant_twice(linear):
-    images = images_of(25)
-    maps = {"perfect": linear.importance(images), "noise": torch.randn(25, GRID, GRID, dtype=torch.float64)}
+    images = images_of(100)
+    maps = {"perfect": linear.importance(images), "noise": torch.randn(100, GRID, GRID, dtype=torch.float64)}
     linear.seen = 0
-    rows = faithfulness_table(linear, images, zeros(25), maps, groups=8)
-    assert linear.seen == 25 * (2 + 3 * (3 * 8 - 4))
+    rows = faithfulness_table(linear, images, zeros(100), maps, groups=8)
+    assert linear.seen == 100 * (2 + 3 * (3 * 8 - 4))
     assert [row.method for row in rows] == ["perfect", "noise", "random"]
     assert [row.verdict for row in rows] == ["better than random", "no better than random", "no better than random"]
     for row in rows[:2]:
-        arguments = (linear, images, maps[row.method], zeros(25))
+        arguments = (linear, images, maps[row.method], zeros(100))
         assert row.saco.value == pytest.approx(float(saco(*arguments, groups=8).mean()))
         assert row.deletion.value == pytest.approx(float(deletion(*arguments, steps=8).auc.mean()))
         assert row.insertion.value == pytest.approx(float(insertion(*arguments, steps=8).auc.mean()))
         assert row.saco.low <= row.saco.value <= row.saco.high
-    other_seed = faithfulness_table(linear, images, zeros(25), maps, groups=8, seed=1)
+    other_seed = faithfulness_table(linear, images, zeros(100), maps, groups=8, seed=1)
     assert other_seed[2].saco.value != rows[2].saco.value
+
+
+def test_other_random_maps_are_seldom_better_than_random(linear):
+    """Two intervals of 95 % that do not touch are rarer than 1 in 40: the verdict errs on the side of random."""
+    verdicts = []
+    for seed in range(150):
+        images = images_of(12, seed)
+        maps = {"noise": torch.randn(12, GRID, GRID)}
+        verdicts += faithfulness_table(linear, images, zeros(12), maps, groups=8, batch_size=4096, resamples=200)[:1]
+    assert sum(row.verdict == "better than random" for row in verdicts) <= 4
 
 
 def test_a_table_counts_constant_maps_and_refuses_a_verdict_on_few_images(linear):
@@ -280,8 +297,23 @@ def test_wrong_tables_are_named(linear):
         blurred(images, kernel=3, sigma=0)
 
 
-def test_no_gradient_is_recorded(linear):
+def test_random_maps_belong_to_images_not_to_positions():
+    images = images_of(5)
+    maps = random_maps(images, (GRID, GRID), seed=3)
+    assert torch.equal(random_maps(images.flip(0), (GRID, GRID), seed=3), maps.flip(0))
+    assert len({tuple(values.flatten().tolist()) for values in maps}) == 5
+    assert not torch.equal(random_maps(images, (GRID, GRID), seed=4), maps)
+
+
+def test_predictions_record_no_gradient(linear):
     linear.weights.requires_grad_()
-    removal = Removal(linear, images_of(2), zeros(2))
-    kept = torch.tensor([[True, False]])
-    assert not removal.scores(group_cells(torch.rand(2, 4, 4), 2), (4, 4), kept).requires_grad
+    recorded = []
+
+    def predict(images: Tensor) -> Tensor:
+        recorded.append(linear(images).requires_grad)
+        return linear(images)
+
+    images = images_of(2)
+    saco(predict, images, torch.rand(2, GRID, GRID), zeros(2), groups=2)
+    assert recorded
+    assert not any(recorded)

@@ -30,7 +30,7 @@ PATCH, GRID = 2, 4
 def quantus() -> types.ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pytest.importorskip("quantus", reason="Quantus, the other implementation, is not installed")
+        return pytest.importorskip("quantus", reason="Quantus cannot be imported", exc_type=ImportError)
 
 
 @pytest.fixture(scope="module")
