@@ -43,6 +43,7 @@ __all__ = [
     "score_tables",
     "split_as_trained",
     "stack_results",
+    "unreadable_note",
 ]
 
 _MAX_CLASSES = 40  # with more, the table has only the worst
