@@ -171,8 +171,15 @@ def test_a_new_position_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("part", "base"),
-    [("stem", Stem), ("position", Position), ("attention", AttentionConfig), ("mlp", MlpConfig), ("block", BlockConfig)]
-    + [("pool", Pool), ("head", Head)],
+    [
+        ("stem", Stem),
+        ("position", Position),
+        ("attention", AttentionConfig),
+        ("mlp", MlpConfig),
+        ("block", BlockConfig),
+        ("pool", Pool),
+        ("head", Head),
+    ],
 )
 def test_tables_list_every_kind(part: str, base: type[Part]) -> None:
     """Also one that extends another kind, and that ``__subclasses__`` of the base alone would miss."""
