@@ -310,8 +310,11 @@ def _drop_and_add(config: ViTConfig, state: State, kept: State, options: OpenOpt
 
 
 def _position_prefix(config: ViTConfig) -> str | None:
-    """Return which prefix tokens have a learned position; None without a class token or learned positions."""
-    return config.position.prefix if config.has_class_token and isinstance(config.position, Learned) else None
+    """Return which prefix tokens have a learned position; None unless one can move to the token."""
+    position = config.position
+    if not config.has_class_token or not isinstance(position, Learned) or position.layers != "first":
+        return None  # with other layers, blocks add positions to the token as well
+    return position.prefix
 
 
 def _remove(state: State, prefix: str) -> None:
