@@ -7,7 +7,6 @@ Shapes: L stored blocks, S stored maps of a block (the mean of all heads, then S
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +33,7 @@ class StoredAttention:
         heads: The stored heads, from 0, beside the mean of all heads.
         weights: (L, S, T, T) uint8, queries by keys; map 0 of a block is the mean of all heads.
         scales: The largest weight of each row, (L, S, T) float32.
-        prefix_tokens: P, the leading tokens that are no patches.
+        prefix: Names of the P leading tokens that are no patches.
         grid: Cells down and across, (h, w).
         joined: How many patches along each side a cell stands for; attention to a cell is the sum over its patches, and
             that of a cell the mean.
@@ -45,7 +44,7 @@ class StoredAttention:
     heads: tuple[int, ...]
     weights: npt.NDArray[np.uint8]
     scales: npt.NDArray[np.float32]
-    prefix_tokens: int
+    prefix: tuple[str, ...]
     grid: tuple[int, int]
     joined: int
     left_out: str
@@ -59,7 +58,7 @@ class StoredAttention:
         return base64.b64encode(self.weights.tobytes() + self.scales.astype("<f4").tobytes()).decode("ascii")
 
 
-def store(values: Intermediates, max_bytes: int, of_depth: int) -> StoredAttention:
+def store(values: Intermediates, max_bytes: int, has_class_token: bool) -> StoredAttention:
     """Store the attention of a pass of one image.
 
     All heads of all blocks are stored if they fit; else fewer heads, evenly spaced; else the mean of the heads alone, of
@@ -68,7 +67,7 @@ def store(values: Intermediates, max_bytes: int, of_depth: int) -> StoredAttenti
     Args:
         values: Of the pass, with the blocks to store.
         max_bytes: Limit of the weights and scales, before base64.
-        of_depth: Number of blocks of the model.
+        has_class_token: Whether the first token is the class token; other prefix tokens are registers.
     """
     grid, P, joined = values.grid, values.prefix_tokens, 1
     H = values.layers[0].queries.shape[1]
@@ -89,8 +88,10 @@ def store(values: Intermediates, max_bytes: int, of_depth: int) -> StoredAttenti
         scales.append(top.cpu().numpy())
         weights.append((255 * maps / top[..., None]).round().to(torch.uint8).cpu().numpy())
     layers = tuple(values.layers[number].index for number in blocks)
-    sentence = _left_out(len(layers), min(of_depth, len(values.layers)), len(heads), H, joined)
-    return StoredAttention(layers, heads, np.stack(weights), np.stack(scales), P, (h, w), joined, sentence)
+    names = ("class token",) if has_class_token else ()
+    names += tuple(f"register {n + 1}" for n in range(P - len(names)))
+    sentence = _left_out(len(layers), len(values.layers), len(heads), H, joined)
+    return StoredAttention(layers, heads, np.stack(weights), np.stack(scales), names, (h, w), joined, sentence)
 
 
 def head_maps(model: VisionTransformer, values: Intermediates) -> npt.NDArray[np.float32]:
@@ -131,7 +132,7 @@ def _groups(grid: tuple[int, int], P: int, joined: int) -> torch.Tensor:
 
 
 def _left_out(layers: int, depth: int, heads: int, H: int, joined: int) -> str:
-    parts: Sequence[str] = [
+    parts = [
         *([f"{layers} of {depth} blocks"] if layers < depth else []),
         *([f"{heads or 'none'} of {H} heads beside their mean"] if heads < H else []),
         *([f"{joined} x {joined} patches as one"] if joined > 1 else []),

@@ -72,6 +72,7 @@ class ImageResult:
         top: The most probable classes with their probabilities, in descending order.
         maps: Class maps by the chosen methods, then rollout.
         heads: How much the tokens that the pooling reads attend to each patch, (L, H, h, w).
+        attention_layers: The blocks of `heads`, from 0.
         attention: Attention of every token, for the page.
         colours: Principal components of the patch features as colours, (h, w, 3) in [0, 1]; None if not computed.
         neighbours: Most similar labelled images, the most similar first; empty without data.
@@ -83,6 +84,7 @@ class ImageResult:
     top: tuple[tuple[str, float], ...]
     maps: tuple[Explanation, ...]
     heads: Floats
+    attention_layers: tuple[int, ...]
     attention: StoredAttention
     colours: npt.NDArray[np.floating[Any]] | None = None
     neighbours: tuple[Neighbour, ...] = ()
@@ -104,6 +106,7 @@ class ImageResult:
                 }
                 for each in self.maps
             ],
+            "attention_blocks": list(self.attention_layers),
             "attention_by_block_and_head": self.heads.tolist(),
             "patch_colours": None if self.colours is None else self.colours.tolist(),
             "neighbours": [_neighbour(each) for each in self.neighbours],
