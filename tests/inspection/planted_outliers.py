@@ -11,7 +11,7 @@ from vitreous.model.vit import VisionTransformer
 
 NEURON = 5
 BLOCK = 0
-PATCH = 3  # the top right corner of a digit, which is nearly always empty
+PATCH = 0  # the top left corner of a digit, which is nearly always empty
 
 
 @torch.no_grad()

@@ -36,7 +36,7 @@ def test_activations_are_those_of_the_reference(fast: bool) -> None:
             torch.testing.assert_close(mlp_activations(model.blocks[i], layer), expected, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("norm", [60, 1000])
+@pytest.mark.parametrize("norm", [120, 1000])
 @pytest.mark.parametrize("fast", [False, True])
 def test_a_planted_neuron_is_found_and_no_other(
     trained: VisionTransformer, digits: tuple[Tensor, Tensor], norm: float, fast: bool
@@ -46,13 +46,13 @@ def test_a_planted_neuron_is_found_and_no_other(
     model = planted(trained, digits[0], norm)
     model = accelerate(model) if fast else model
     outliers = token_norms(model, images).outliers()
-    assert outliers.mask[BLOCK, :, PATCH].mean() > 0.9
+    assert outliers.mask[BLOCK, :, PATCH].mean() > 0.8
     found = register_neurons(model, images)
     assert [(each.block, each.neuron) for each in found.neurons] == [(BLOCK, NEURON)]
     assert found.block == BLOCK
     assert found.outliers == outliers.mask[BLOCK].sum()
     (neuron,) = found.neurons
-    assert 0.8 < neuron.share <= 1
+    assert neuron.share == pytest.approx(1, abs=0.1)  # others may write against it
     assert neuron.on_outliers > 5 > 0.5 > abs(neuron.elsewhere)
     again = register_neurons(model, images, batch_size=7)
     assert again.neurons[0].share == pytest.approx(neuron.share, rel=1e-6)

@@ -1,20 +1,21 @@
 """How similar the representations of two depths are: linear CKA (arXiv 1905.00414).
 
-Centred kernel alignment is HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) of the matrices of inner products K = X Xᵀ and
-L = Y Yᵀ. The estimator of HSIC is unbiased (Song et al., Feature Selection via Dependence Maximization, 2012), and
+Centred kernel alignment is HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y)), where HSIC compares the matrices of inner products
+X Xᵀ and Y Yᵀ. The estimator of HSIC is unbiased (Song et al., Feature Selection via Dependence Maximization, 2012), and
 averaged over parts of the images (arXiv 2010.15327, equations 2 and 3), so memory does not grow with their number.
 
-Shapes: n images, m images of a part, F and G features, J and K stacks of features.
+Shapes: n images, m images of a part, F and G features, J and K stacks of features, L blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from vitreous.errors import ConfigError, DataError
 from vitreous.inspection.layer_features import Token, layer_features
@@ -70,7 +71,7 @@ def layer_similarity(
         ConfigError: If a model is in training mode or merges tokens, or the images do not fit.
         DataError: If there are fewer than 4 images.
     """
-    images = images if hasattr(images, "shape") or other is None else list(images)
+    images = images if isinstance(images, Tensor) or other is None else list(images)
     rows = layer_features(model, images, batch_size)
     columns = rows if other is None else layer_features(other, images, batch_size)
 
@@ -95,7 +96,7 @@ def linear_cka(x: npt.ArrayLike, y: npt.ArrayLike, part: int = PART) -> Floats:
         DataError: If there are too few images, or their numbers differ.
     """
     first, second = np.asarray(x), np.asarray(y)
-    n = first.shape[1]
+    n, same = first.shape[1], x is y
     if part < _MIN_IMAGES:
         raise ConfigError(f"part is {part} images, it must be at least {_MIN_IMAGES}")
     if n != second.shape[1] or n < _MIN_IMAGES:
@@ -103,14 +104,12 @@ def linear_cka(x: npt.ArrayLike, y: npt.ArrayLike, part: int = PART) -> Floats:
     cross = np.zeros((len(first), len(second)))
     own_x, own_y = np.zeros(len(first)), np.zeros(len(second))
     for rows in _parts(n, part):
-        k, k_sums = _kernels(first[:, rows])
-        same = x is y
-        l, l_sums = (k, k_sums) if same else _kernels(second[:, rows])
-        m = k_sums.shape[1]
+        of_x = _kernels(first[:, rows])
+        of_y = of_x if same else _kernels(second[:, rows])
         weight = (rows.stop - rows.start) / n
-        cross += weight * _hsic(k @ l.T, k_sums, l_sums, m)
-        own_x += weight * np.diagonal(_hsic(k @ k.T, k_sums, k_sums, m))
-        own_y += weight * np.diagonal(_hsic(l @ l.T, l_sums, l_sums, m))
+        cross += weight * _hsic(of_x, of_y)
+        own_x += weight * of_x.own_hsic()
+        own_y += weight * of_y.own_hsic()
     with np.errstate(invalid="ignore", divide="ignore"):
         return cross / np.sqrt(np.outer(np.where(own_x > 0, own_x, np.nan), np.where(own_y > 0, own_y, np.nan)))
 
@@ -122,8 +121,20 @@ def _parts(n: int, part: int) -> Iterator[slice]:
         yield slice(index * part, n if index == count - 1 else (index + 1) * part)
 
 
-def _kernels(features: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-    """Return inner products without their diagonal, flattened to (J, m²), and their row sums (J, m).
+class _Kernels(NamedTuple):
+    """Inner products of the features of m images without their diagonal."""
+
+    entries: Floats  # (J, m²)
+    row_sums: Floats  # (J, m)
+
+    def own_hsic(self) -> Floats:
+        """Return the unbiased HSIC of each kernel with itself, (J,)."""
+        each = (_Kernels(e[None], r[None]) for e, r in zip(self.entries, self.row_sums, strict=True))
+        return np.array([_hsic(kernel, kernel)[0, 0] for kernel in each])
+
+
+def _kernels(features: npt.NDArray[Any]) -> _Kernels:
+    """Return the kernels of features (J, m, F).
 
     Subtracting the mean of the features changes no HSIC, but keeps digits where the mean is large.
     """
@@ -132,20 +143,15 @@ def _kernels(features: npt.NDArray[Any]) -> tuple[Floats, Floats]:
     kernels = z @ z.transpose(0, 2, 1)  # (J, m, m)
     diagonal = np.arange(z.shape[1])
     kernels[:, diagonal, diagonal] = 0
-    return kernels.reshape(len(z), -1), kernels.sum(2)
+    return _Kernels(kernels.reshape(len(z), -1), kernels.sum(2))
 
 
-def _hsic(products: Floats, k_sums: Floats, l_sums: Floats, m: int) -> Floats:
-    """Return the unbiased HSIC of every pair of kernels without diagonals, (J, K).
-
-    Args:
-        products: Sums of the elementwise products of each pair of kernels, (J, K).
-        k_sums: Row sums of the first kernels, (J, m).
-        l_sums: Row sums of the second kernels, (K, m).
-        m: Number of images.
-    """
-    totals = np.outer(k_sums.sum(1), l_sums.sum(1)) / ((m - 1) * (m - 2))
-    return (products + totals - 2 / (m - 2) * (k_sums @ l_sums.T)) / (m * (m - 3))
+def _hsic(first: _Kernels, second: _Kernels) -> Floats:
+    """Return the unbiased HSIC of every pair of J and K kernels, (J, K)."""
+    m = first.row_sums.shape[1]
+    totals = np.outer(first.row_sums.sum(1), second.row_sums.sum(1)) / ((m - 1) * (m - 2))
+    products = first.entries @ second.entries.T - 2 / (m - 2) * (first.row_sums @ second.row_sums.T)
+    return (products + totals) / (m * (m - 3))
 
 
 def _plain(values: Floats) -> list[list[float | None]]:
