@@ -64,7 +64,7 @@ class NearestPatches:
 
 
 def nearest_images(
-    model: Any, queries: Images, gallery: Images, count: int = 5, batch_size: int = BATCH_SIZE
+    model: Any, queries: Images, gallery: Images, *, count: int = 5, batch_size: int = BATCH_SIZE
 ) -> NearestImages:
     """Find the nearest gallery images in the space of the features that the last layer reads.
 
@@ -99,6 +99,7 @@ def nearest_patches(
     image: Tensor,
     patches: Sequence[tuple[int, int]],
     gallery: Images,
+    *,
     count: int = 5,
     batch_size: int = BATCH_SIZE,
 ) -> NearestPatches:
@@ -132,9 +133,9 @@ def nearest_patches(
             number = first + torch.arange(len(part))
             best.add(similarity, number * N + place)
             first += len(part)
-    images, place = best.index.numpy() // N, best.index.numpy() % N
-    where = np.stack(np.divmod(place, grid[1]), -1)
-    return NearestPatches(images, where, best.similarity.clamp(-1, 1).numpy())
+    image_numbers, places = np.divmod(best.index.numpy(), N)
+    where = np.stack(np.divmod(places, grid[1]), -1)
+    return NearestPatches(image_numbers, where, best.similarity.clamp(-1, 1).numpy())
 
 
 class _Best:
@@ -151,7 +152,7 @@ class _Best:
             similarity = torch.cat((self.similarity, similarity), 1)
             index = torch.cat((self.index, index), 1)
         # A stable sort keeps the order of equals, which topk does not promise.
-        order = similarity.argsort(1, descending=True, stable=True)[:, : self.count]
+        order = similarity.sort(dim=1, descending=True, stable=True).indices[:, : self.count]
         self.similarity, self.index = similarity.gather(1, order), index.gather(1, order)
 
 

@@ -129,6 +129,7 @@ def mlp_activations(block: Any, layer: LayerValues) -> Tensor:
     return activations
 
 
+@torch.no_grad()
 def _contributions(
     model: Any, images: Images, block: int, outliers: Outliers, batch_size: int
 ) -> tuple[np.ndarray[Any, Any], ...]:
@@ -145,9 +146,9 @@ def _contributions(
         directions = tokens / norms
         found = []
         for number, layer in enumerate(values.layers):
-            with torch.no_grad():
-                hidden = mlp_activations(model.blocks[number], layer)[:, P:].double()  # (B, N, M)
-                written = model.blocks[number].ls2(model.blocks[number].mlp.fc2.weight.T).double()  # (M, D)
+            each = model.blocks[number]
+            hidden = mlp_activations(each, layer)[:, P:].double()  # (B, N, M)
+            written = each.ls2(each.mlp.fc2.weight.T).double()  # (M, D)
             active, rest = hidden[chosen], hidden[~chosen]  # (S, M), (B N - S, M)
             along = directions @ written.T / norms  # (S, M): share of the norm per unit of activation
             found.append(torch.stack([(active * along).sum(0), along.sum(0), active.sum(0), rest.sum(0)]))

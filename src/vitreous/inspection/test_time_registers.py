@@ -101,8 +101,10 @@ class RegisterMlp(nn.Module):
         self.register_buffer("neurons", index, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map tokens (B, T, D) to (B, T, D)."""
+        """Map tokens (B, T, D) to (B, T, D). Where a fast model computes the class token alone, nothing moves."""
         hidden = self.act(self.fc1(x))  # (B, T, M)
+        if x.shape[1] <= self.prefix:
+            return cast(Tensor, self.drop(self.fc2(self.drop(hidden))))
         chosen = hidden[..., self.neurons]  # (B, T, m)
         before, patches = chosen[:, : self.prefix - 1], chosen[:, self.prefix :]
         moved = torch.cat((before, patches.amax(1, keepdim=True), torch.zeros_like(patches)), 1)
