@@ -16,7 +16,7 @@ from vitreous.inspection.positions import position_scores, position_similarity
 from vitreous.model.config import PARTS
 
 EMBEDDINGS = [kind.kind for kind in PARTS["position"] if kind.has_embedding]
-IN_ATTENTION = [kind.kind for kind in PARTS["position"] if kind.acts_in_attention]
+IN_ATTENTION = [kind.kind for kind in PARTS["position"] if kind().acts_in_blocks and not kind().has_embedding]
 
 
 @pytest.mark.parametrize("kind", EMBEDDINGS)

@@ -72,7 +72,7 @@ def position_similarity(model: Any, grid: tuple[int, int] | None = None) -> Posi
     if not config.position.has_embedding:
         remedy = (
             "use position_scores, which shows how attention depends on the offset"
-            if config.position.acts_in_attention
+            if config.position.acts_in_blocks
             else "the model does not know where a patch lies"
         )
         raise ConfigError(f"position {config.position.kind} has no embedding: {remedy}")
@@ -97,7 +97,7 @@ def position_scores(model: Any, images: Images, batch_size: int = BATCH_SIZE) ->
         DataError: If there are no images.
     """
     position = model.config.position
-    if not position.acts_in_attention:
+    if position.has_embedding or not position.acts_in_blocks:
         remedy = "use position_similarity" if position.has_embedding else "attention does not know the offset"
         raise ConfigError(f"position {position.kind} does not act in attention: {remedy}")
     product: Tensor | None = None

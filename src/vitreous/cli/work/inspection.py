@@ -201,7 +201,7 @@ def _measures(
         notes.append("Measures of attention and tokens need images: give IMAGES, or --data.")
         return
     images = images[:_MEASURED]
-    if position.acts_in_attention:
+    if position.acts_in_blocks and not position.has_embedding:
         yield "position_scores", position_scores(model, images, batch_size)
     yield "attention_distance", attention_distance(model, images, batch_size)
     yield "token_norms", token_norms(model, images, batch_size)
