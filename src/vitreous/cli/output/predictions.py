@@ -16,7 +16,7 @@ from rich.text import Text
 from vitreous.cli.output.terminal import print_table, stream_width
 from vitreous.files.text import csv_line, json_text, printable, visible
 from vitreous.files.writing import Outputs
-from vitreous.predictor import Failure, Prediction
+from vitreous.predictions import Failure, Prediction
 
 __all__ = ["to_record", "writer"]
 
