@@ -138,10 +138,11 @@ class Classifier:
         self.require_classes()
         _check_positive(top_k=top_k)
         for name, row in self._stream(items, batch_size, self._probabilities_and_logits):
-            yield row if isinstance(row, Failure) else self._prediction(name, *np.split(row, 2), top_k)
+            yield row if isinstance(row, Failure) else self._prediction(name, row, top_k)
 
-    def _prediction(self, name: str, probabilities: Floats, logits: Floats, top_k: int) -> Prediction:
-        """Return the prediction of an image's probabilities (K,) and logits (K,), with what the thresholds say."""
+    def _prediction(self, name: str, row: Floats, top_k: int) -> Prediction:
+        """Return the prediction of an image's probabilities and logits (2K,), with what the thresholds say."""
+        probabilities, logits = np.split(row, 2)  # (K,) each
         ranking = np.argsort(-probabilities, kind="stable")  # stable: ties keep the order of the classes
         top = tuple((self.classes[i], float(probabilities[i])) for i in ranking[:top_k])
         prediction = Prediction(*top[0], top=top, name=name)
