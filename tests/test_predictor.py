@@ -18,7 +18,8 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError, DataError
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
-from vitreous.predictor import Classifier, Failure, Prediction
+from vitreous.predictions import Failure, Prediction
+from vitreous.predictor import Classifier
 
 CONFIG = ViTConfig(
     image_size=(32, 48), patch_size=8, num_classes=4, width=32, depth=2, heads=2, mlp_dim=64, init="timm"

@@ -38,7 +38,7 @@ from vitreous.model.config import Size2d
 from vitreous.model.vit import VisionTransformer
 from vitreous.predictions import Embedding, Failure, Prediction
 
-__all__ = ["Classifier", "Embedding", "Failure", "Prediction", "load"]
+__all__ = ["Classifier", "load"]
 
 Floats = npt.NDArray[np.float32]
 

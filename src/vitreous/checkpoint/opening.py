@@ -29,6 +29,7 @@ from vitreous.model.positions import Learned
 
 __all__ = [
     "FAMILIES",
+    "THRESHOLDS_OMITTED",
     "THRESHOLDS_VOID",
     "OpenOptions",
     "OpenedCheckpoint",
@@ -37,6 +38,7 @@ __all__ = [
     "open_with_details",
 ]
 
+THRESHOLDS_OMITTED = "the format has no place for the thresholds of `vitreous calibrate`: they are left out"
 THRESHOLDS_VOID = "the thresholds of `vitreous calibrate` are left out: they hold only for the model as it was"
 
 FAMILIES: dict[str, ModuleType] = {

@@ -80,7 +80,7 @@ def run(argv: Sequence[str]) -> int:
     files.claim("-o", options.output)
     files.claim("--json", options.json)
     from vitreous.cli.output.predictions import to_record, writer  # imports torch
-    from vitreous.predictor import Failure
+    from vitreous.predictions import Failure
 
     classifier = load_model(options)
     classifier.require_classes()

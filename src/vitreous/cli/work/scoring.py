@@ -25,7 +25,8 @@ from vitreous.errors import DataError, did_you_mean
 from vitreous.evaluate.calibration import Calibration
 from vitreous.evaluate.metrics import Scores, evaluate, most_confused
 from vitreous.files.text import printable, visible
-from vitreous.predictor import Classifier, Failure
+from vitreous.predictions import Failure
+from vitreous.predictor import Classifier
 
 __all__ = [
     "augmentation_table",
