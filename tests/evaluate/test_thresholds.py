@@ -1,4 +1,4 @@
-"""Thresholds fitted on one part of real images keep their promises on the rest, and cost nothing they do not promise."""
+"""Thresholds fitted on one part of real images keep their promises on the rest."""
 
 from __future__ import annotations
 
