@@ -137,26 +137,27 @@ class Classifier:
         """
         self.require_classes()
         _check_positive(top_k=top_k)
-        for name, row in self._stream(items, batch_size, self._probabilities_and_logits):
-            yield row if isinstance(row, Failure) else self._prediction(name, row, top_k)
+        for name, found in self._stream(items, batch_size, self._probabilities_and_logits, self._decide):
+            if isinstance(found, Failure):
+                yield found
+                continue
+            row, unsure, held = found
+            ranking = np.argsort(-row, kind="stable")  # stable: ties keep the order of the classes
+            top = tuple((self.classes[i], float(row[i])) for i in ranking[:top_k])
+            prediction = Prediction(*top[0], top=top, name=name, unsure=unsure)
+            if held is not None and self.info.conformal is not None:
+                names = tuple(self.classes[i] for i in ranking if held[i])
+                prediction = replace(prediction, set=names, set_coverage=self.info.conformal.coverage)
+            yield prediction
 
-    def _prediction(self, name: str, row: Floats, top_k: int) -> Prediction:
-        """Return the prediction of an image's probabilities and logits (2K,), with what the thresholds say."""
-        probabilities, logits = np.split(row, 2)  # (K,) each
-        ranking = np.argsort(-probabilities, kind="stable")  # stable: ties keep the order of the classes
-        top = tuple((self.classes[i], float(probabilities[i])) for i in ranking[:top_k])
-        prediction = Prediction(*top[0], top=top, name=name)
+    def _decide(self, rows: Floats) -> Iterator[tuple[Floats, bool | None, npt.NDArray[np.bool_] | None]]:
+        """Yield probabilities (K,), whether the prediction is unsure, and the set (K,), from rows (B, 2K)."""
+        probabilities, logits = np.split(rows, 2, axis=1)  # (B, K) each
+        calibrated = torch.from_numpy(logits).double() / self.info.temperature  # (B, K), float64 as in the fit
         abstention, conformal = self.info.abstention, self.info.conformal
-        if abstention is None and conformal is None:
-            return prediction
-        calibrated = torch.from_numpy(logits).double()[None] / self.info.temperature  # (1, K), as they are fitted
-        if abstention is not None:
-            prediction = replace(prediction, unsure=bool(is_unsure(abstention, calibrated)[0]))
-        if conformal is not None:
-            held = conformal.sets(calibrated.softmax(dim=1))[0]
-            names = tuple(self.classes[i] for i in ranking if held[i])
-            prediction = replace(prediction, set=names, set_coverage=conformal.coverage)
-        return prediction
+        unsure = itertools.repeat(None) if abstention is None else is_unsure(abstention, calibrated).tolist()
+        held = itertools.repeat(None) if conformal is None else conformal.sets(calibrated.softmax(dim=1))
+        yield from zip(probabilities, unsure, held, strict=False)  # None repeats without end
 
     def require_classes(self) -> None:
         """Raise :class:`~vitreous.errors.ConfigError` if the model has no head."""
@@ -207,9 +208,13 @@ class Classifier:
         return self._choice.engine(self._num_computed + num_images, min(num_images, batch_size) or batch_size)
 
     def _stream(
-        self, items: Iterable[ImageInput], batch_size: int, select: Callable[[Tensor, Tensor], Tensor]
-    ) -> Iterator[tuple[str, Floats | Failure]]:
-        """Yield each image's name with its row of ``select(logits, features)``, in order."""
+        self,
+        items: Iterable[ImageInput],
+        batch_size: int,
+        select: Callable[[Tensor, Tensor], Tensor],
+        finish: Callable[[Floats], Iterable[Any]] = iter,
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield each image's name with its row of ``finish(select(logits, features))`` or a Failure, in order."""
         _check_positive(batch_size=batch_size)
         _, items = split_inputs(items)
         total = len(items) if isinstance(items, Sized) else None
@@ -219,7 +224,7 @@ class Classifier:
             readable = [pixels for _, pixels in chunk if not isinstance(pixels, Failure)]
             if total is None:  # the images so far may justify another engine
                 engine = self.prepare(len(readable), batch_size)
-            rows = iter(self._run(engine, np.stack(readable), select) if readable else ())
+            rows = iter(finish(self._run(engine, np.stack(readable), select)) if readable else ())
             self._num_computed += len(readable)
             for name, pixels in chunk:
                 yield name, pixels if isinstance(pixels, Failure) else next(rows)

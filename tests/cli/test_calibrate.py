@@ -161,6 +161,8 @@ def test_evaluate_measures_the_thresholds_on_new_images(vitreous, place):
     vitreous("calibrate", "m.safetensors", "new", "--precision=0.97", "--coverage=0.9", "--device=cpu")
     _, info = load_model(place / "m.safetensors")
     run = vitreous("evaluate", "m.safetensors", "newer", "--device=cpu", "--engine=torch", "--json=e.json")
+    assert "fairer test" not in run.stderr
+    assert "fairer test" in vitreous("evaluate", "m.safetensors", "new", "--device=cpu").stderr
     measured = json.loads((place / "e.json").read_text())["thresholds"]
     logits, labels = logits_of(place / "m.safetensors", place / "newer")
     scaled = logits.double() / info.temperature

@@ -26,7 +26,7 @@ from vitreous.files.html import html_table
 from vitreous.files.text import printable
 from vitreous.files.writing import Outputs
 
-__all__ = ["CalibratedModel", "calibrated", "fit_table", "measured_table", "measured_thresholds"]
+__all__ = ["CalibratedModel", "calibrated", "calibration_note", "fit_table", "measured_table", "measured_thresholds"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +123,16 @@ def measured_thresholds(info: ModelInfo, logits: Tensor, labels: Tensor) -> dict
     if (sets := info.conformal) is not None:
         found["conformal"] = {"required_coverage": sets.coverage, **asdict(held(sets, calibrated_logits, labels))}
     return found
+
+
+def calibration_note(info: ModelInfo, data: ImageData, split: str) -> Iterator[str]:
+    """Yield a remark if these images fitted the thresholds; the record is untrusted and may have any type."""
+    record = info.provenance.get("calibration")
+    used = (
+        record.get("split") if isinstance(record, Mapping) and record.get("fingerprint") == data.fingerprint else None
+    )
+    if (info.abstention or info.conformal) and used is not None and (split in (used, "all") or used == "all"):
+        yield "the thresholds were fitted on some of these images: new ones are a fairer test of their promises"
 
 
 def measured_table(measured: Mapping[str, Mapping[str, Any]]) -> Table:

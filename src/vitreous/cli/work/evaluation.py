@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from vitreous.cli.options.model import describe_compute, load_model, throughput_line
 from vitreous.cli.output.terminal import narrate
 from vitreous.cli.work import scoring
-from vitreous.cli.work.calibrating import measured_thresholds
+from vitreous.cli.work.calibrating import calibration_note, measured_thresholds
 from vitreous.data.sources.opening import ImageData
 from vitreous.evaluate.calibration import Calibration, calibrate
 from vitreous.evaluate.metrics import Scores, evaluate
@@ -83,7 +83,7 @@ def evaluated(options: Namespace, classifier: Classifier | None = None) -> Evalu
     name, split = scoring.choose_split(data, options.split)
     labels = scoring.labels_by_name(classifier.classes, data, split)
     engine = classifier.prepare(len(split), options.batch_size)
-    for note in scoring.data_notes(classifier.info, data, name):
+    for note in (*scoring.data_notes(classifier.info, data, name), *calibration_note(classifier.info, data, name)):
         narrate(note)
     if options.merge_tokens:  # loaded before the scores are computed, so that a failure costs no time
         unmerged = load_model(options, merge_tokens=0, engine=engine.name, precision=engine.precision)
