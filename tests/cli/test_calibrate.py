@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from scipy.stats import binom
 from sklearn.datasets import load_digits
 
 import vitreous as package
@@ -23,6 +24,7 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluate.calibration import choose_temperature
 from vitreous.evaluate.conformal import fit_lac, fit_raps
+from vitreous.evaluate.thresholds import Goals, fit_thresholds
 
 SMALL = {"width": 24, "depth": 1, "heads": 2, "mlp_dim": 48}
 OPTIONS = {"model": SMALL, "epochs": 30, "batch_size": 64, "device": "cpu", "precision": "float32", "seed": 3}
@@ -295,3 +297,30 @@ def test_python_gives_the_same_as_the_command(vitreous, place):
     package.calibrate("m.safetensors", "new", out="p.safetensors", overwrite=True, quiet=True)
     with pytest.raises(DataError, match="too few"):
         package.calibrate("m.safetensors", "new", precision=0.9999, quiet=True)
+
+
+def test_the_promises_of_a_trained_model_hold_on_resplits(trained):
+    folder, model = trained.parent, trained / "model.safetensors"
+    parts = [logits_of(model, folder / name) for name in ("new", "newer")]
+    logits, labels = (torch.cat(each) for each in zip(*parts, strict=True))
+    broken, precisions, coverages = 0, [], []
+    for seed in range(20):
+        order = torch.from_numpy(np.random.default_rng(seed).permutation(len(labels)))
+        fit = fit_thresholds(logits[order[:600]], labels[order[:600]], Goals(0.95, 0.9))
+        new, truth = logits[order[600:]].double() / fit.temperature, labels[order[600:]]
+        accepted = fit.abstention.accepts(new)
+        right = (new.argmax(1) == truth).numpy()[accepted]
+        # Evidence at 5 % against a promise of 95 % confidence: at most one in ten.
+        broken += binom.cdf(right.sum(), len(right), 0.95) < 0.05
+        precisions.append(right.mean())
+        coverages.append(fit.conformal.sets(torch.softmax(new, 1))[np.arange(len(truth)), truth].mean())
+    assert broken <= binom.ppf(0.999, 20, 0.1)
+    assert np.mean(precisions) > 0.95
+    assert np.mean(coverages) > 0.9 - np.sqrt(0.9 * 0.1 * (1 / 600 + 1 / 597))
+
+
+def test_a_read_only_model_is_refused_before_any_work(vitreous, place):
+    (place / "m.safetensors").chmod(0o444)
+    run = vitreous("calibrate", "m.safetensors", "nowhere")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "the file is read-only; allow writing it, or name another" in run.stderr
