@@ -14,6 +14,7 @@ from torch import Tensor
 from vitreous.model.config import ViTConfig, pair
 
 Weights = dict[str, Tensor]
+Seen = dict[str, list[Tensor]]  # by name what was computed, one entry per block, or per head of each block in order
 
 
 def small_config(**overrides: object) -> ViTConfig:
@@ -184,7 +185,15 @@ def rope(x: Tensor, places: list[list[tuple[int, int]]], prefix: int) -> Tensor:
     return torch.view_as_real(numbers * turns).flatten(-2)
 
 
-def attention(x: Tensor, w: Weights, name: str, c: ViTConfig, kept: list[list[int]], grid: tuple[int, int]) -> Tensor:
+def note(seen: Seen | None, **tensors: Tensor) -> None:
+    """Keep tensors, which are part of the graph, for a test that wants to see them or differentiate by them."""
+    for name, tensor in tensors.items() if seen is not None else ():
+        seen.setdefault(name, []).append(tensor)
+
+
+def attention(
+    x: Tensor, w: Weights, name: str, c: ViTConfig, kept: list[list[int]], grid: tuple[int, int], seen: Seen | None
+) -> Tensor:
     """Appendix A, a head at a time; ``kept`` lists the raster index of each patch token of each image."""
     D, d, P = c.width, c.width // c.heads, c.prefix_tokens
     qkv, heads = linear(x, w, f"{name}.qkv"), []
@@ -206,7 +215,9 @@ def attention(x: Tensor, w: Weights, name: str, c: ViTConfig, kept: list[list[in
                 top = torch.zeros(P, P + len(image), dtype=x.dtype)
                 rows.append(torch.cat((top, torch.cat((torch.zeros(len(image), P, dtype=x.dtype), extra), 1))))
             scores = scores + torch.stack(rows)
-        heads.append(torch.einsum("bnm,bmd->bnd", softmax(scores, -1), v))
+        share = softmax(scores, -1)  # B N N
+        heads.append(torch.einsum("bnm,bmd->bnd", share, v))
+        note(seen, q=q, k=k, v=v, share=share, mixed=heads[-1])
     return linear(torch.cat(heads, -1), w, f"{name}.proj")
 
 
@@ -214,18 +225,22 @@ def mlp(x: Tensor, w: Weights, name: str, c: ViTConfig) -> Tensor:
     return linear(activate(linear(x, w, f"{name}.fc1"), c.mlp.activation), w, f"{name}.fc2")
 
 
-def encode(z: Tensor, w: Weights, c: ViTConfig, kept: list[list[int]], grid: tuple[int, int]) -> Tensor:
+def encode(
+    z: Tensor, w: Weights, c: ViTConfig, kept: list[list[int]], grid: tuple[int, int], seen: Seen | None = None
+) -> Tensor:
     """Equations 2 and 3, block after block, and the norm of equation 4 where it stands before pooling."""
     for i in range(c.depth):
         name = f"blocks.{i}"
-        branch = attention(layer_norm(z, w, f"{name}.norm1", c.norm_eps), w, f"{name}.attn", c, kept, grid)
+        note(seen, before=z)
+        branch = attention(layer_norm(z, w, f"{name}.norm1", c.norm_eps), w, f"{name}.attn", c, kept, grid, seen)
         z = z + branch * w.get(f"{name}.ls1.gamma", torch.ones(1, dtype=z.dtype))
         branch = mlp(layer_norm(z, w, f"{name}.norm2", c.norm_eps), w, f"{name}.mlp", c)
         z = z + branch * w.get(f"{name}.ls2.gamma", torch.ones(1, dtype=z.dtype))
+        note(seen, after=z)
     return layer_norm(z, w, "norm", c.norm_eps) if c.final_norm == "tokens" else z
 
 
-def head(z: Tensor, w: Weights, c: ViTConfig) -> Tensor:
+def head(z: Tensor, w: Weights, c: ViTConfig, seen: Seen | None = None) -> Tensor:
     """Pool and classify."""
     P = c.prefix_tokens
     if c.pool.kind in ("map", "seq") and c.pool.prefix is False:
@@ -239,13 +254,16 @@ def head(z: Tensor, w: Weights, c: ViTConfig) -> Tensor:
     elif c.pool.kind == "seq":
         share = softmax(linear(z, w, "seq_pool.score"), 1)  # B N 1
         y = (share * z).sum(1)
+        note(seen, pool_share=share)
     else:
         D, d, outs = c.width, c.width // c.heads, []
         q, kv = linear(w["attn_pool.latent"][0], w, "attn_pool.q"), linear(z, w, "attn_pool.kv")
         for h in range(c.heads):
             k, v = kv[..., h * d : (h + 1) * d], kv[..., D + h * d : D + (h + 1) * d]
             scores = torch.einsum("d,bnd->bn", q[0, h * d : (h + 1) * d], k) / math.sqrt(d)
-            outs.append(torch.einsum("bn,bnd->bd", softmax(scores, -1), v))
+            share = softmax(scores, -1)
+            outs.append(torch.einsum("bn,bnd->bd", share, v))
+            note(seen, pool_share=share)
         y = linear(torch.cat(outs, -1), w, "attn_pool.proj")
         y = y + mlp(layer_norm(y, w, "attn_pool.norm", c.norm_eps), w, "attn_pool.mlp", c)
     if c.final_norm == "pooled":
@@ -255,14 +273,16 @@ def head(z: Tensor, w: Weights, c: ViTConfig) -> Tensor:
     return linear(y, w, "head") if c.num_classes else y
 
 
-def reference(images: Tensor, w: Weights, c: ViTConfig, kept: list[list[int]] | None = None) -> Tensor:
+def reference(
+    images: Tensor, w: Weights, c: ViTConfig, kept: list[list[int]] | None = None, seen: Seen | None = None
+) -> Tensor:
     """Logits B x K; with ``kept`` only those patches of each image, by raster index, pass through the encoder."""
     z, grid = embed(images, w, c)
     P = c.prefix_tokens
     if kept is None:
         kept = [list(range(grid[0] * grid[1]))] * len(images)
     z = torch.stack([image[list(range(P)) + [P + i for i in chosen]] for image, chosen in zip(z, kept, strict=True)])
-    return head(encode(z, w, c, kept, grid), w, c)
+    return head(encode(z, w, c, kept, grid, seen), w, c, seen)
 
 
 def head_of(model: torch.nn.Module, tokens: Tensor, output: str = "logits") -> Tensor:

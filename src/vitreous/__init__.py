@@ -4,6 +4,7 @@
     model = vitreous.create("B/16", num_classes=10)            # a torch.nn.Module
     classifier = vitreous.load("runs/digits-1/model.safetensors")
     classifier.predict("photo.jpg")
+    vitreous.explain(classifier, "photo.jpg").image_map()      # which pixels speak for the predicted class
     result = vitreous.train("photos/", epochs=20)              # as the command; `finetune` and others likewise
     result.model.predict("photo.jpg")
 
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitreous.accelerate.model import create
     from vitreous.api import calibrate, evaluate, finetune, train
+    from vitreous.inspection.explain import explain
     from vitreous.model.vit import VisionTransformer, ViTConfig
     from vitreous.predictor import Classifier, load
 
@@ -34,6 +36,7 @@ __all__ = [
     "calibrate",
     "create",
     "evaluate",
+    "explain",
     "finetune",
     "load",
     "train",
@@ -45,6 +48,7 @@ _MODULES = {
     "ViTConfig": "vitreous.model.config",
     "VisionTransformer": "vitreous.model.vit",
     "create": "vitreous.accelerate.model",
+    "explain": "vitreous.inspection.explain",
     "finetune": "vitreous.api",
     "load": "vitreous.predictor",
 }

@@ -15,10 +15,10 @@ __all__ = ["fits", "unknown_choices", "wrong_types"]
 _LARGEST_NUMBER = 2.0**53  # integers up to here are exact in float64; no option needs a larger one
 
 
-def unknown_choices(config: Any, prefix: str = "") -> Iterator[str]:
+def unknown_choices(config: Any) -> Iterator[str]:
     """Yield one sentence for each ``Literal`` field of a dataclass whose value is not among its choices.
 
-    A field typed ``Literal[...] | None`` also accepts None. Each sentence starts with ``prefix`` and the field's name.
+    A field typed ``Literal[...] | None`` also accepts None.
     """
     hints = get_type_hints(type(config))
     for field in dataclasses.fields(config):
@@ -27,7 +27,7 @@ def unknown_choices(config: Any, prefix: str = "") -> Iterator[str]:
             words = [str(word) for word in allowed if word is not None]
             listed = f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]
             hint = did_you_mean(str(value), words)
-            yield f"{prefix}{field.name} is '{value}', it must be {listed}" + (f".{hint}" if hint else "")
+            yield f"{field.name} is '{value}', it must be {listed}" + (f".{hint}" if hint else "")
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
@@ -41,17 +41,16 @@ def _choices(hint: Any) -> tuple[Any, ...]:
     return ()
 
 
-def wrong_types(config: Any, prefix: str = "", skip: Collection[str] = ()) -> Iterator[str]:
+def wrong_types(config: Any, skip: Collection[str] = ()) -> Iterator[str]:
     """Yield one sentence for each field of a dataclass whose value does not have the field's type.
 
-    ``Literal`` fields are left to :func:`unknown_choices`. Each sentence starts with ``prefix`` and the field's name.
-    Fields in ``skip`` are not checked.
+    ``Literal`` fields are left to :func:`unknown_choices`. Fields in ``skip`` are not checked.
     """
     hints = get_type_hints(type(config))
     for field in dataclasses.fields(config):
         hint, value = hints[field.name], getattr(config, field.name)
         if field.name not in skip and not _choices(hint) and not fits(value, hint):
-            yield f"{prefix}{field.name} is {value!r:.60}, it must be {_describe_type(hint)}"
+            yield f"{field.name} is {value!r:.60}, it must be {_describe_type(hint)}"
 
 
 def _describe_type(hint: Any) -> str:

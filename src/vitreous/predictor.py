@@ -83,6 +83,7 @@ class Classifier:
         self.model = accelerate(model).to(self.device).eval()
         self.info = info
         self.tta = tta
+        self.engine: EngineName = engine
         self._choice = EngineChoice(
             self.model, info.pipeline, info.temperature, engine=engine, precision=precision, tell=tell
         )

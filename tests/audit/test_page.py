@@ -177,3 +177,10 @@ def test_every_kind_has_its_words():
         assert kind.level in ("error", "warning", "note")
         assert kind.title
         assert kind.meaning.endswith((".", "?"))
+
+
+def test_counts_are_the_same_words_everywhere():
+    kinds = [next(name for name, kind in KINDS.items() if kind.level == level) for level in ("error", "warning")]
+    result = Audit("d", [], [Finding(kinds[0])] * 1200 + [Finding(kinds[1])])
+    assert result.describe_counts() == "1,200 errors, 1 warning, 0 notes"
+    assert "0 images: 1,200 errors, 1 warning, 0 notes." in Seen("".join(page(result))).text

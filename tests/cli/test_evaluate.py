@@ -137,7 +137,7 @@ def test_splits_and_unreadable_files(vitreous, model_file, digits, tmp_path):
     (tmp_path / "whole" / "test" / "one" / "bad.png").write_bytes(b"bad")
     run = vitreous("evaluate", model_file, "whole")
     assert "whole, test split: 60 images" in run.stdout
-    assert run.stderr.startswith("1 files cannot be read and are skipped (first: whole/test/one/bad.png: not an image)")
+    assert run.stderr.startswith("1 file cannot be read and is left out (first: whole/test/one/bad.png: not an image)")
     shutil.rmtree(tmp_path / "whole" / "test")
     assert "whole, val split:" in vitreous("evaluate", model_file, "whole").stdout
     run = vitreous("evaluate", model_file, "whole", "--split", "test")

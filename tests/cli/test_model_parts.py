@@ -93,6 +93,13 @@ def test_the_explicit_fields_of_a_file_have_one_spelling(configure, words, as_ma
     assert explicit == {"pool.kind", "head.kind", "width"}
 
 
+@pytest.mark.parametrize("value", ["3", "[map]", "on"])
+def test_a_file_that_has_no_kind_for_a_part_is_refused_with_the_kinds(value, tmp_path):
+    (tmp_path / "mine.yaml").write_text(f"model: {{pool: {value}}}\n")
+    with pytest.raises(UsageError, match=r"--model\.pool is '.*', it must be one of cls, mean, .*, or a mapping"):
+        configure(["digits", "--config", str(tmp_path / "mine.yaml")])
+
+
 def test_a_typed_option_changes_the_part_of_a_file(tmp_path):
     (tmp_path / "mine.yaml").write_text("model:\n  position: {kind: rope-2d, theta: 7}\n")
     config, given, _ = configure(["digits", "--config", str(tmp_path / "mine.yaml"), "--model.position.theta", "9"])
@@ -108,7 +115,7 @@ def test_a_typed_option_changes_the_part_of_a_file(tmp_path):
         ("--model.position.theta 3", ["position sincos-2d has no option 'theta'", "position rope-2d has it"]),
         ("--model.position.thta 3", ["unknown option '--model.position.thta'", "'--model.position.theta'"]),
         ('--model.position {"kind":"rope-2d","thta":3}', ["no option 'thta'", "Did you mean 'theta'?"]),
-        ("--model.stem resnet --model.stem.width null", ["resnet width is None", "a whole number"]),
+        ("--model.stem resnet --model.stem.width null", ["stem.width is None", "a whole number"]),
         ("--model.stem.downsample strides", ["--model.stem.downsample is 'strides'", "Did you mean 'stride'?"]),
         ("--model.position rope-2d --model.position.theta -1", ["position.theta is -1", "above 0"]),
         ("--model.position {kind:[rope-2d}", ["--model.position is '{kind:[rope-2d}'", "{kind: rope-2d, theta: 100}"]),

@@ -141,7 +141,10 @@ def test_a_duration_needs_a_unit(option, text):
         ("--optim.name adamw --optim.muon_lr 1", ("optim.muon_lr has no effect", "optim.name is adamw")),
         ("--optim.name sgd --optim.betas 0.5,0.9", ("optim.betas has no effect", "sgd")),
         ("--optim.schedule constant --optim.final_lr 0.5", ("optim.final_lr has no effect", "constant")),
-        ("--model.stem patch --model.stem.width 8", ("stem patch has no option 'width'", "stem resnet has it")),
+        (
+            "--model.stem patch --model.stem.width 8",
+            ("stem patch has no option 'width'", "conv and resnet have it"),
+        ),
         ("--tune.lora_rank 4", ("tune.lora_rank has no effect",)),
     ],
 )

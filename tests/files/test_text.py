@@ -4,15 +4,28 @@ import csv
 import html
 import io
 import json
+import math
 import random
 import sys
 import unicodedata
 
+import numpy as np
 import pytest
+import torch
 import yaml
 
 from vitreous.errors import CheckpointError, ConfigError, DataError, VitreousError, did_you_mean
-from vitreous.files.text import MAX_NAME_LENGTH, csv_cell, csv_line, html_text, json_text, printable, visible, yaml_text
+from vitreous.files.text import (
+    MAX_NAME_LENGTH,
+    csv_cell,
+    csv_line,
+    html_text,
+    json_text,
+    json_values,
+    printable,
+    visible,
+    yaml_text,
+)
 
 ODD = (
     *("", " ", "plain", "犬 \U0001f33b", "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "\x00", "a\x1b[31mb"),
@@ -119,3 +132,14 @@ def test_errors_of_every_class_are_bounded_and_printable(kind):
 def test_suggestions_are_bounded_and_printable():
     assert did_you_mean("b" * 1_000_000, ["b" * 999_999]) == ""
     assert did_you_mean("ca\x1bt", ["ca\x1bts"]) == " Did you mean 'ca\\x1bts'?"
+
+
+def test_json_values_are_those_that_json_returns():
+    scalars = [np.float32(0.5), np.int64(3), np.bool_(True), torch.tensor(0.25), np.float64("nan"), -math.inf, None]
+    values = {1: (2, [np.uint8(7)]), "a": scalars, "b": {}}
+    plain = json_values(values)
+    assert plain == {"1": [2, [7]], "a": [0.5, 3, True, 0.25, None, None, None], "b": {}}
+    assert [type(each) for each in plain["a"][:4]] == [float, int, bool, float]
+    assert json.loads(json.dumps(plain, allow_nan=False)) == json.loads(json_text(values)) == plain
+    with pytest.raises(TypeError):
+        json_text({"a": np.zeros(1)})

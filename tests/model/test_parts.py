@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -52,6 +53,13 @@ def test_a_kind_says_what_it_is(part: str, kind: type[Part]) -> None:
         ({"position": {"resample": "tim"}}, ["resample is 'tim'", "Did you mean 'timm'?"]),
         ({"stem": {"kind": "resnet", "layers": "abc"}}, ["layers is 'abc'", "a list of numbers"]),
         ({"position": [1]}, ["position is '[1]'"]),
+        ({"stem": {"width": 8}}, ["stem patch has no option 'width'", "stem conv and resnet have it"]),
+        ({"stem": {"width": 8, "lyers": 1}}, ["no option 'width'", "; stem patch has no option 'lyers'"]),
+        ({"attention": {"dropout": "a", "qk_norm": 2}}, ["attention.dropout is 'a'", "attention.qk_norm is 2"]),
+        ({"block": {"layer_scale": math.nan}}, ["block.layer_scale is nan"]),
+        ({"position": {"resample": "tim"}}, ["position.resample is 'tim'"]),
+        ({"width": "x", "position": "nope", "init": "jx"}, ["width is 'x'", "position is 'nope'", "init is 'jx'"]),
+        ({"init": ["jax"], "dropout": 2.0}, ["init is '['jax']'", "dropout is 2.0"]),
         ({"head": 3}, ["head is '3'"]),
     ],
 )
@@ -59,6 +67,37 @@ def test_what_is_no_part_is_refused(fields: dict[str, object], words: list[str])
     with pytest.raises(ConfigError) as caught:
         ViTConfig(**fields)  # type: ignore[arg-type]
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_part_that_is_made_alone_says_its_kind() -> None:
+    with pytest.raises(ConfigError, match=r"^rope-2d theta is '3', it must be a number$"):
+        Rope2d(theta="3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("dropouts", "'dropout'"),  # a field of the model comes before one of a part
+        ("widths", "'width'"),
+        ("drop_path", "'block.drop_path'"),
+        ("block.droppath", "'block.drop_path'"),
+        ("activations", "'stem.activation' or 'mlp.activation' or 'head.activation'"),
+    ],
+)
+def test_an_unknown_option_suggests_every_owner_of_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ViTConfig().with_options({name: 1})
+    assert str(caught.value) == f"a model has no option '{name}'. Did you mean {nearest}?"
+
+
+def test_all_problems_of_changed_options_come_in_one_error() -> None:
+    with pytest.raises(ConfigError) as caught:
+        ViTConfig().with_options({"position": "nope", "pool": "nope", "width": "x", "qk_norms": True})
+    said = ["position is 'nope'", "pool is 'nope'", "width is 'x'", "Did you mean 'attention.qk_norm'?"]
+    assert all(words in str(caught.value) for words in said), str(caught.value)
+    with pytest.raises(ConfigError) as caught:  # the class token suits the pool that is meant, not the present one
+        ViTConfig().with_options({"pool": "maap", "class_token": False})
+    assert "class_token" not in str(caught.value)
 
 
 def test_options_change_the_part_that_is_there_and_another_kind_begins_anew() -> None:
@@ -121,7 +160,7 @@ def test_a_new_position_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatc
             torch.testing.assert_close(fast.eval()(images), plain.eval()(images))
     plain.train()(images).sum().backward()
     assert plain.pos_embed_colour.grad is not None
-    with pytest.raises(ConfigError, match=r"it must be one of learned, .*checkerboard"):
+    with pytest.raises(ConfigError, match=r"it must be one of .*learned, .*checkerboard"):
         ViTConfig(position="chess")  # type: ignore[arg-type]
 
 
@@ -160,3 +199,9 @@ def test_a_size_is_one_number_or_two(size: tuple[int, ...]) -> None:
 def test_configurations_stay_small() -> None:
     """A field of the whole model is one that no part could own."""
     assert len(dataclasses.fields(ViTConfig)) <= 22
+
+
+@pytest.mark.parametrize("kind", PARTS["position"], ids=lambda kind: kind.kind)
+def test_learned_positions_are_known_by_their_names(kind: type[Position]) -> None:
+    names = kind().parameters(ViTConfig())
+    assert [name for name in names if not name.startswith("pos_embed")] == []

@@ -12,22 +12,29 @@ dropout, P prefix tokens ([CLS] and registers), T = P + N tokens, D width, d cha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitreous.accelerate.kernels import LayerNorm, Linear, attend, in_bfloat16_on_cpu, linear, project_heads
+from vitreous.accelerate.kernels import LayerNorm, Linear, attend, in_bfloat16_on_cpu, project_heads
+from vitreous.accelerate.stems import (
+    FastConvPatchEmbed,
+    FastLinearPatchEmbed,
+    FastResNetPatchEmbed,
+    FastStridedPatchEmbed,
+)
+from vitreous.errors import ConfigError
 from vitreous.model.attention import Attention
 from vitreous.model.block import Block, LayerScale
 from vitreous.model.config import ViTConfig
 from vitreous.model.pools import AttentionPoolModule
+from vitreous.model.record import Record
 from vitreous.model.sizes import config_of
-from vitreous.model.stems.base import PatchEmbed
 from vitreous.model.stems.conv import ConvPatchEmbed
-from vitreous.model.stems.patch import LinearPatchEmbed, StridedPatchEmbed, flatten_patches
+from vitreous.model.stems.patch import LinearPatchEmbed, StridedPatchEmbed
 from vitreous.model.stems.resnet import ResNetPatchEmbed
 from vitreous.model.vit import Output, VisionTransformer, check_output
 
@@ -93,11 +100,11 @@ class FastVisionTransformer(VisionTransformer):
         dropout = any(module.p for module in self.modules() if isinstance(module, nn.Dropout))
         return dropout or self.config.attention.dropout > 0 or self.patch_dropout > 0
 
-    def forward(self, images: Tensor, output: Output = "logits") -> Tensor:
+    def forward(self, images: Tensor, output: Output = "logits", record: Mapping[int, Record] | None = None) -> Tensor:
         """Classify images, exactly as :meth:`VisionTransformer.forward` does."""
         check_output(output)
         x_p, grid = self.patch_embed(images)
-        return self.from_patches(x_p, grid, output)
+        return self.from_patches(x_p, grid, output, record=record)
 
     def from_patches(
         self,
@@ -105,6 +112,7 @@ class FastVisionTransformer(VisionTransformer):
         grid: tuple[int, int],
         output: Output = "logits",
         branch_factors: Sequence[Tensor | None] | None = None,
+        record: Mapping[int, Record] | None = None,
     ) -> Tensor:
         """Run the rest of the forward pass on projected patches.
 
@@ -113,32 +121,47 @@ class FastVisionTransformer(VisionTransformer):
             grid: The grid (h, w) from ``patch_embed``.
             output: As in :meth:`forward`.
             branch_factors: Factors of stochastic depth for each block, (2, B, 1, 1). None lets the block draw them.
+            record: As in :meth:`forward`. All tokens of a recorded last block are computed.
+
+        Raises:
+            ConfigError: If values are to be recorded, but the model merges tokens.
         """
         # If the head reads only the class token, the last block need not compute the other tokens.
-        queries = 1 if self.config.pool.kind == "cls" and output != "tokens" else None
-        z = self._encode(x_p, grid, queries, branch_factors)
+        queries = 1 if self.config.pool.kind == "cls" and output != "tokens" and not record else None
+        z = self._encode(x_p, grid, queries, branch_factors, record or {})
         if output == "tokens":
             return z
         features = cast(Tensor, self.pre_logits(self.fc_norm(self.pool(z))))
         return features if output == "features" else cast(Tensor, self.head(features))
 
     def _encode(
-        self, x_p: Tensor, grid: tuple[int, int], queries: int | None, branch_factors: Sequence[Tensor | None] | None
+        self,
+        x_p: Tensor,
+        grid: tuple[int, int],
+        queries: int | None,
+        branch_factors: Sequence[Tensor | None] | None,
+        record: Mapping[int, Record],
     ) -> Tensor:
         """Return the tokens after the encoder, or only the first ``queries`` of them."""
         z, kept = self._embed(x_p, grid)
         if self.merging and not self.training:
+            if record:
+                raise ConfigError(
+                    "a model that merges tokens has no intermediate values of single patches: "
+                    "load it without merge_tokens, or call merge_tokens(model, 0)"
+                )
             return cast(Tensor, self.norm(self.merging(self.blocks, z, queries)))
         context = self._context(grid)
         if kept is not None:
             context = self.config.position.select(context, kept)
         recompute = self.config.block.checkpoint and self.training and torch.is_grad_enabled()
-        for block, factors in zip(self.blocks, branch_factors or [None] * len(self.blocks), strict=True):
+        all_factors = branch_factors or [None] * len(self.blocks)
+        for index, (block, factors) in enumerate(zip(self.blocks, all_factors, strict=True)):
             first = queries if block is self.blocks[-1] else None
             if recompute:
-                z = checkpoint(block, z, context, first, factors, use_reentrant=False)
+                z = checkpoint(block, z, context, None, first, factors, use_reentrant=False)
             else:
-                z = block(z, context, first, factors)
+                z = block(z, context, record.get(index), first, factors)
         return cast(Tensor, self.norm(z))
 
     def _embed(self, x_p: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
@@ -212,20 +235,31 @@ class FastBlock(Block):
     """A block that can compute only the first tokens, and that accepts factors of stochastic depth."""
 
     def forward(
-        self, z: Tensor, context: Any = None, queries: int | None = None, branch_factors: Tensor | None = None
+        self,
+        z: Tensor,
+        context: Any = None,
+        record: Record | None = None,
+        queries: int | None = None,
+        branch_factors: Tensor | None = None,
     ) -> Tensor:
         """Map tokens (B, T, D) to (B, T, D), or only to the first ``queries`` tokens.
 
         Args:
             z: Tokens, (B, T, D).
             context: What attention needs from the position embedding.
+            record: Keeps what the block computes.
             queries: Number of leading tokens to compute; None computes all.
             branch_factors: Factors of stochastic depth for the two branches, (2, B, 1, 1). None draws them.
         """
+        before = z
         branch_factors = self.draw(z) if branch_factors is None else branch_factors
         attn_factors, mlp_factors = (None, None) if branch_factors is None else branch_factors.unbind()
-        z = z[:, :queries] + _scaled(self.ls1(self.attn(self.norm1(z), context, queries)), attn_factors)  # equation 2
-        return z + _scaled(self.ls2(self.mlp(self.norm2(z))), mlp_factors)  # equation 3
+        attended = self.ls1(self.attn(self.norm1(z), context, record, queries))
+        z = z[:, :queries] + _scaled(attended, attn_factors)  # equation 2
+        z = z + _scaled(self.ls2(self.mlp(self.norm2(z))), mlp_factors)  # equation 3
+        if record is not None:
+            record.before, record.after = before, z
+        return z
 
     def draw(self, z: Tensor) -> Tensor | None:
         """Draw the factors of stochastic depth for tokens z, (2, B, 1, 1), or return None if nothing is dropped."""
@@ -239,7 +273,9 @@ def _scaled(branch: Tensor, factors: Tensor | None) -> Tensor:
 class _FastAttention(Attention):
     """Attention with the fastest kernel for the device, for all queries or only the first."""
 
-    def forward(self, x: Tensor, context: Any = None, queries: int | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, context: Any = None, record: Record | None = None, queries: int | None = None
+    ) -> Tensor:
         """Map tokens (B, T, D) to (B, T, D), or only to the first ``queries`` tokens."""
         q, k, v = project_heads(x, self.qkv, 3, self.heads)  # (B, heads, T, d)
         q, k = self.position.rotate(self.q_norm(q), context), self.position.rotate(self.k_norm(k), context)
@@ -247,6 +283,8 @@ class _FastAttention(Attention):
         if bias is not None:
             bias = bias[:, :, :queries]
         out = attend(q[:, :, :queries], k, v, bias, self.dropout if self.training else 0.0)  # (B, heads, T, d)
+        if record is not None:
+            record.keep(q, k, v, bias, out)
         return cast(Tensor, self.proj_drop(self.proj(out.transpose(1, 2).flatten(2))))  # (B, T, D)
 
 
@@ -261,50 +299,16 @@ class _FastLayerScale(LayerScale):
 class _FastAttentionPool(AttentionPoolModule):
     """Attention pooling with the fastest kernel for the device."""
 
-    def forward(self, z: Tensor) -> Tensor:
+    def forward(self, z: Tensor, record: Record | None = None) -> Tensor:
         """Map tokens (B, T, D) to (B, D)."""
         z = z[:, self.skip :]
         (q,) = project_heads(self.latent.expand(z.shape[0], -1, -1), self.q, 1, self.heads)  # (B, heads, 1, d)
         k, v = project_heads(z, self.kv, 2, self.heads)  # (B, heads, T, d)
-        y = self.proj(attend(q, k, v).transpose(1, 2).flatten(2))  # (B, 1, D)
+        out = attend(q, k, v)  # (B, heads, 1, d)
+        if record is not None:
+            record.keep(q, k, v, None, out)
+        y = self.proj(out.transpose(1, 2).flatten(2))  # (B, 1, D)
         return cast(Tensor, (y + self.mlp(self.norm(y)))[:, 0])  # (B, D)
-
-
-class _FastLinearPatchEmbed(LinearPatchEmbed):
-    """The patch projection as one matrix product."""
-
-    def project(self, images: Tensor) -> Tensor:
-        """Map images (B, C, H, W) to patches (B, N, D)."""
-        images = images.to(torch.bfloat16) if in_bfloat16_on_cpu(images) else images
-        return linear(flatten_patches(images, self.patch), self.proj.weight.flatten(1), self.proj.bias)
-
-
-class _FastStridedPatchEmbed(StridedPatchEmbed):
-    """The strided convolution. In bfloat16 on a CPU, one matrix product computes the same result faster."""
-
-    def project(self, images: Tensor) -> Tensor:
-        """Map images (B, C, H, W) to patches (B, N, D)."""
-        if in_bfloat16_on_cpu(images):
-            return _FastLinearPatchEmbed.project(cast(_FastLinearPatchEmbed, self), images)
-        return super().project(images)
-
-
-class _ChannelsLast(PatchEmbed):
-    """A stem whose convolutions run channels-last in bfloat16 on a CPU: faster, and with contiguous tokens."""
-
-    def project(self, images: Tensor) -> Tensor:
-        """Map images (B, C, H, W) to patches (B, N, D)."""
-        if in_bfloat16_on_cpu(images):
-            images = images.contiguous(memory_format=torch.channels_last)
-        return super().project(images)
-
-
-class _FastConvPatchEmbed(_ChannelsLast, ConvPatchEmbed):
-    """The convolutional stem, channels-last in bfloat16 on a CPU."""
-
-
-class _FastResNetPatchEmbed(_ChannelsLast, ResNetPatchEmbed):
-    """The stem of hybrids, channels-last in bfloat16 on a CPU."""
 
 
 _FAST: dict[type[nn.Module], type[nn.Module]] = {
@@ -314,8 +318,8 @@ _FAST: dict[type[nn.Module], type[nn.Module]] = {
     AttentionPoolModule: _FastAttentionPool,
     LayerScale: _FastLayerScale,
     nn.LayerNorm: LayerNorm,
-    LinearPatchEmbed: _FastLinearPatchEmbed,
-    StridedPatchEmbed: _FastStridedPatchEmbed,
-    ConvPatchEmbed: _FastConvPatchEmbed,
-    ResNetPatchEmbed: _FastResNetPatchEmbed,
+    LinearPatchEmbed: FastLinearPatchEmbed,
+    StridedPatchEmbed: FastStridedPatchEmbed,
+    ConvPatchEmbed: FastConvPatchEmbed,
+    ResNetPatchEmbed: FastResNetPatchEmbed,
 }

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from PIL import Image
 
 from vitreous.audit.look import Inspection
+from vitreous.data.sources.listing import pluralize
 
 __all__ = ["KINDS", "LEVELS", "Audit", "AuditImage", "Finding", "Kind"]
 
@@ -166,6 +167,10 @@ class Audit:
         """Return the number of findings by level."""
         counted = Counter(KINDS[finding.kind].level for finding in self.findings)
         return {level: counted[level] for level in LEVELS}
+
+    def describe_counts(self) -> str:
+        """Return the number of findings by level in words: ``3 errors, 1 warning, 0 notes``."""
+        return ", ".join(pluralize(count, level) for level, count in self.counts().items())
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

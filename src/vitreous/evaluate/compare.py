@@ -5,6 +5,7 @@ N images, R resamples. Model A minus model B, throughout.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,13 +57,14 @@ def mcnemar(correct_a: npt.ArrayLike, correct_b: npt.ArrayLike) -> McNemar:
 
 
 def compare(
-    logits_a: Tensor, logits_b: Tensor, labels: Tensor, *, resamples: int = 1000, seed: int = 0, level: float = 0.95
+    logits_a: Tensor, logits_b: Tensor, labels: Tensor, *, resamples: int = 2000, seed: int = 0, level: float = 0.95
 ) -> dict[str, Difference]:
     """Compare the scores of :func:`~vitreous.evaluate.intervals.bootstrap` of two models' logits (N, K).
 
-    Both models are scored on the same resamples, drawn within the classes. The interval is the percentile interval of
-    the difference. The p-value is twice the share of resamples on the other side of 0, of which those at exactly 0
-    count half, as in the mid-p test; it is at least 1 / (R + 1).
+    Both models are scored on the same resamples, drawn within the classes by a generator that depends on `seed`, the
+    labels and the predictions. The interval is the percentile interval of the difference. The p-value is twice the
+    share of resamples on the other side of 0, of which those at exactly 0 count half, as in the mid-p test; it is at
+    least 1 / (R + 1).
     """
     check_share("level", level)
     if resamples < 1:
@@ -75,6 +77,10 @@ def compare(
     checked = [check_predictions(logits, labels) for logits in (logits_a, logits_b)]
     tables = [tabulate(*pair) for pair in checked]
     order = image_order(*tables)
+    # Images are sorted by what is compared, so with the same draws for all data the error of few resamples would favour
+    # the same p-values in every comparison. Labels and predictions do not change with the rounding of logits.
+    for column in (tables[0].labels, tables[0].predicted, tables[1].predicted):
+        seed = zlib.crc32(column[order].astype("<i8").tobytes(), seed & 0xFFFFFFFF)
     scored = [resample(images.take(order), resamples, seed) for images in tables]
     edges = [(1 - level) / 2, (1 + level) / 2]
     found = {}

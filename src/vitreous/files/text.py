@@ -20,7 +20,17 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-__all__ = ["MAX_NAME_LENGTH", "csv_cell", "csv_line", "html_text", "json_text", "printable", "visible", "yaml_text"]
+__all__ = [
+    "MAX_NAME_LENGTH",
+    "csv_cell",
+    "csv_line",
+    "html_text",
+    "json_text",
+    "json_values",
+    "printable",
+    "visible",
+    "yaml_text",
+]
 
 MAX_NAME_LENGTH = 200
 """Longest name, in characters, that is shown in full; a longer one loses its middle."""
@@ -77,8 +87,21 @@ def json_text(value: Any, indent: int | None = None, ascii_only: bool = False) -
         units = match[0].encode("utf-16-be", "surrogatepass").hex()
         return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
-    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    text = json.dumps(json_values(value), ensure_ascii=False, allow_nan=False, indent=indent)
     return _NOT_ASCII.sub(escape, text)
+
+
+def json_values(value: Any) -> Any:
+    """Return a value of JSON types only.
+
+    Sequences become lists, names text, and scalars of NumPy and PyTorch those of Python; NaN and infinity become None.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): json_values(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_values(item) for item in value]
+    plain = value.item() if getattr(value, "shape", None) == () else value
+    return None if isinstance(plain, float) and not math.isfinite(plain) else plain
 
 
 def yaml_text(value: str | float | bool | None) -> str:
@@ -131,11 +154,3 @@ def _csv_field(cell: str | float) -> str:
         return str(cell)
     text = csv_cell(cell)
     return '"' + text.replace('"', '""') + '"' if _QUOTED_IN_CSV.search(text) else text
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""The plain model. It imports only torch; training, files and fast kernels live elsewhere.
+"""The plain model. Of other libraries it imports torch alone; training, files and fast kernels live elsewhere.
 
 Read ``vit.py`` first.
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitreous.model.init import Scheme
 from vitreous.model.part import Part, Shape
 from vitreous.model.positions import Position
+from vitreous.model.record import Record
 
 __all__ = ["ATTENTIONS", "Attention", "AttentionConfig"]
 
@@ -73,16 +74,18 @@ class Attention(nn.Module):
         for name, tensor in position.attention_parameters(shape).items():
             self.register_parameter(name, nn.Parameter(tensor))
 
-    def forward(self, x: Tensor, context: Any = None) -> Tensor:
+    def forward(self, x: Tensor, context: Any = None, record: Record | None = None) -> Tensor:
         """Let every token attend to every token: (B, T, D) to (B, T, D).
 
-        ``context`` is what the position embedding prepared for this image size.
+        ``context`` is what the position embedding prepared for this image size. ``record`` keeps what is computed.
         """
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)  # (B, T, H, d) each
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H, T, d) each
         q, k = self.position.rotate(self.q_norm(q), context), self.position.rotate(self.k_norm(k), context)
         bias = self.position.bias(self, q, context)  # (B, H, T, T), or None
         out = F.scaled_dot_product_attention(q, k, v, bias, self.dropout if self.training else 0.0)  # (B, H, T, d)
+        if record is not None:
+            record.keep(q, k, v, bias, out)
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))  # (B, T, D)
 
     def initialise(self, scheme: Scheme) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitreous.model.attention import Attention
 from vitreous.model.mlp import Mlp
 from vitreous.model.part import Part, Shape
+from vitreous.model.record import Record
 
 __all__ = ["BLOCKS", "Block", "BlockConfig", "LayerScale", "StochasticDepth"]
 
@@ -72,11 +73,18 @@ class Block(nn.Module):
         self.ls2 = nn.Identity() if scale is None else LayerScale(D, scale)
         self.drop_path = StochasticDepth(drop_path)
 
-    def forward(self, z: Tensor, context: Any = None) -> Tensor:
-        """Map tokens (B, T, D) to (B, T, D). Attention receives ``context`` from the position embedding."""
+    def forward(self, z: Tensor, context: Any = None, record: Record | None = None) -> Tensor:
+        """Map tokens (B, T, D) to (B, T, D).
+
+        Attention receives ``context`` from the position embedding. ``record`` keeps what the block computes.
+        """
+        before = z
         attn_factors, mlp_factors = self.drop_path(z)
-        z = z + attn_factors * self.ls1(self.attn(self.norm1(z), context))  # equation 2: z' = MSA(LN(z)) + z
-        return z + mlp_factors * self.ls2(self.mlp(self.norm2(z)))  # equation 3: z = MLP(LN(z')) + z'
+        z = z + attn_factors * self.ls1(self.attn(self.norm1(z), context, record))  # equation 2: z' = MSA(LN(z)) + z
+        z = z + mlp_factors * self.ls2(self.mlp(self.norm2(z)))  # equation 3: z = MLP(LN(z')) + z'
+        if record is not None:
+            record.before, record.after = before, z
+        return z
 
 
 class LayerScale(nn.Module):

@@ -95,15 +95,18 @@ class ViTConfig(Shape):
         unknown = {}
         for name, kinds in PARTS.items():
             try:
-                part = choose(name, kinds, getattr(self, name), _DEFAULTS[name])
+                if isinstance(given := getattr(self, name), ConfigError):  # of with_options
+                    raise given
+                part = choose(name, kinds, given, _DEFAULTS[name])
             except ConfigError as error:
                 part, unknown[name] = _DEFAULTS[name], str(error)
             object.__setattr__(self, name, part)
         for name in ("image_size", "patch_size"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        problems = list(wrong_types(self, skip=PARTS)) or [*unknown.values(), *_problems(self, unknown)]
-        if problems:
+        of_types = list(wrong_types(self, skip=PARTS))
+        problems = [*of_types, *unknown.values(), *unknown_choices(self)]
+        if problems := [*problems, *(() if of_types else _problems(self, unknown))]:
             raise ConfigError("; ".join(problems))
 
     @property
@@ -129,15 +132,25 @@ class ViTConfig(Shape):
                 a mapping with another kind starts from the defaults of that kind.
 
         Raises:
-            ConfigError: If a field, a kind or an option is unknown, or the result contradicts itself.
+            ConfigError: If a field, a kind or an option is unknown, or the result contradicts itself; all problems come
+                in one error.
         """
-        if unknown := [name for name in options if name not in ViTConfig.__dataclass_fields__]:
-            raise ConfigError(" ".join(f"a model has no option '{name}'.{_suggest(name)}" for name in unknown))
-        changes = {
-            name: choose(name, PARTS[name], value, getattr(self, name)) if name in PARTS else value
-            for name, value in options.items()
-        }
-        return dataclasses.replace(self, **changes)
+        unknown = [name for name in options if name not in ViTConfig.__dataclass_fields__]
+        problems = [f"a model has no option '{name}'.{_suggest(name)}" for name in unknown]
+        changes: dict[str, Any] = {}
+        for name in (name for name in options if name not in unknown):
+            try:
+                is_part, value = name in PARTS, options[name]
+                changes[name] = choose(name, PARTS[name], value, getattr(self, name)) if is_part else value
+            except ConfigError as error:
+                changes[name] = error  # reported with all other problems
+        try:
+            changed = dataclasses.replace(self, **changes)
+        except ConfigError as error:
+            problems.append(str(error))
+        if problems:
+            raise ConfigError("; ".join(problems))
+        return changed
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, where each part is a mapping with its kind.
@@ -153,16 +166,18 @@ _DEFAULTS: dict[str, Any] = {name: ViTConfig.__dataclass_fields__[name].default 
 
 def _suggest(name: str) -> str:
     """Return a "did you mean" hint that names a field, or an option of a part such as ``block.drop_path``."""
-    options = {
-        f.name: f"{part}.{f.name}" for part, kinds in PARTS.items() for k in kinds for f in dataclasses.fields(k)
-    }
-    found = did_you_mean(name, [*ViTConfig.__dataclass_fields__, *options, *options.values()])
-    return re.sub("'(.+)'", lambda word: f"'{options.get(word[1], word[1])}'", found)
+    own = ViTConfig.__dataclass_fields__
+    options = [(part, f.name) for part, kinds in PARTS.items() for kind in kinds for f in dataclasses.fields(kind)]
+    owners: dict[str, list[str]] = {}
+    for part, option in dict.fromkeys(options):
+        owners.setdefault(option, []).append(f"'{part}.{option}'")
+    bare = [option for option in owners if option not in own]
+    found = did_you_mean(name, [*own, *bare, *(f"{part}.{option}" for part, option in options)])
+    return re.sub("'(.+)'", lambda word: " or ".join(owners[word[1]]) if word[1] in bare else word[0], found)
 
 
 def _problems(c: ViTConfig, skip: Collection[str]) -> Iterator[str]:
-    """Yield one sentence for each problem in a configuration, without the parts in ``skip``."""
-    yield from unknown_choices(c)
+    """Yield one sentence for each contradiction in a configuration, without the parts in ``skip``."""
     (height, width), (ph, pw) = pair(c.image_size), pair(c.patch_size)
     counts = {name: getattr(c, name) for name in ("width", "depth", "heads", "mlp_dim", "in_channels")}
     counts |= {"image_size": min(height, width), "patch_size": min(ph, pw)}
@@ -179,7 +194,7 @@ def _problems(c: ViTConfig, skip: Collection[str]) -> Iterator[str]:
         yield f"width {c.width} is not a multiple of heads {c.heads}: use {' or '.join(map(str, sorted(fits)))} heads"
     for name in PARTS:
         yield from () if name in skip else getattr(c, name).problems(c)
-    if c.init in SCHEMES:
+    if isinstance(c.init, str) and c.init in SCHEMES:
         yield from SCHEMES[c.init].problems(c.position, c.width)
     if c.pool.reads_class_token and c.class_token is False and "pool" not in skip:
         *others, last = (pool.kind for pool in POOLS if not pool.reads_class_token)

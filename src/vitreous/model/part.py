@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -98,9 +98,8 @@ class Part:
         for field in dataclasses.fields(self):
             if isinstance(value := getattr(self, field.name), list):
                 object.__setattr__(self, field.name, tuple(value))
-        prefix = f"{self.kind} "
-        if problems := [*unknown_choices(self, prefix), *wrong_types(self, prefix)]:
-            raise ConfigError("; ".join(problems))
+        if problems := [*unknown_choices(self), *wrong_types(self)]:
+            raise _OptionError(self.kind, problems)
 
     def problems(self, shape: Shape) -> Iterator[str]:
         """Yield one sentence for each option that is out of range or does not suit the model's dimensions."""
@@ -115,6 +114,14 @@ def option_types(part: type[Part]) -> dict[str, Any]:
     """Return the type of each option of a kind, by name."""
     hints = typing.get_type_hints(part)
     return {field.name: hints[field.name] for field in dataclasses.fields(part)}
+
+
+class _OptionError(ConfigError):
+    """Options of a kind are of the wrong type or unknown words; ``problems`` opens each with the option's name."""
+
+    def __init__(self, kind: str, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(f"{kind} {problem}" for problem in problems))
+        self.problems = problems
 
 
 AnyPart = TypeVar("AnyPart", bound=Part)
@@ -139,7 +146,8 @@ def choose(name: str, kinds: Sequence[type[AnyPart]], given: Any, current: AnyPa
         current: The present part. A mapping without ``kind`` changes options of this part.
 
     Raises:
-        ConfigError: If the kind or an option is unknown. The message suggests the nearest one.
+        ConfigError: If the kind or options are unknown, or values are of the wrong type. One sentence per problem; the
+            nearest word, or the kinds that have an option, are suggested.
     """
     if isinstance(given, tuple(kinds)):
         return cast(AnyPart, given)
@@ -153,9 +161,20 @@ def choose(name: str, kinds: Sequence[type[AnyPart]], given: Any, current: AnyPa
         )
     chosen = known[kind_name]
     fields = {field.name for field in dataclasses.fields(chosen)}
-    if unknown := [option for option in options if option not in fields]:
-        owners = {option: kind.kind for kind in kinds for option in (f.name for f in dataclasses.fields(kind))}
-        hint = f" {name} {owners[unknown[0]]} has it" if unknown[0] in owners else did_you_mean(unknown[0], fields)
-        raise ConfigError(f"{name} {kind_name} has no option '{unknown[0]}'" + (f".{hint}" if hint else ""))
-    part: AnyPart = dataclasses.replace(current, **options) if type(current) is chosen else chosen(**options)
+    if unknown := [str(option) for option in options if option not in fields]:
+        missing = f"{name} {kind_name} has no option"
+        raise ConfigError("; ".join(f"{missing} '{each}'{_hint(name, kinds, fields, each)}" for each in unknown))
+    try:
+        part: AnyPart = dataclasses.replace(current, **options) if type(current) is chosen else chosen(**options)
+    except _OptionError as error:
+        raise ConfigError("; ".join(f"{name}.{problem}" for problem in error.problems)) from error
     return part
+
+
+def _hint(name: str, kinds: Sequence[type[Part]], fields: Collection[str], option: str) -> str:
+    """Return ``". stem conv and resnet have it"``, else the nearest of the fields, else an empty string."""
+    owners = [kind.kind for kind in kinds if option in option_types(kind)]
+    if owners:
+        return f". {name} {' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} it"
+    near = did_you_mean(option, fields)
+    return f".{near}" if near else ""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vitreous.model.init import Scheme
 from vitreous.model.mlp import MlpConfig
 from vitreous.model.part import Part, Shape
+from vitreous.model.record import Record
 
 __all__ = [
     "POOLS",
@@ -35,6 +36,8 @@ class Pool(Part):
     """A kind of pooling."""
 
     reads_class_token: ClassVar[bool] = False
+    attends: ClassVar[bool] = False
+    """Whether weights of its own mix the tokens; its module's ``forward`` then takes a :class:`Record`."""
     module_name: ClassVar[str] = "token_pool"
     """Name of the pooling module in the state dict."""
 
@@ -105,6 +108,7 @@ class AttentionPool(Pool):
     """
 
     kind = "map"
+    attends = True
     module_name = "attn_pool"  # the name in timm
     prefix: bool = True
 
@@ -124,6 +128,7 @@ class SequencePool(Pool):
     """
 
     kind = "seq"
+    attends = True
     module_name = "seq_pool"
     prefix: bool = True
 
@@ -176,13 +181,16 @@ class AttentionPoolModule(nn.Module):
         self.norm = nn.LayerNorm(D, eps=shape.norm_eps)
         self.mlp = mlp.build(shape)
 
-    def forward(self, z: Tensor) -> Tensor:
+    def forward(self, z: Tensor, record: Record | None = None) -> Tensor:
         """Map tokens (B, T, D) to (B, D)."""
         z = z[:, self.skip :]
         q = self.q(self.latent.expand(z.shape[0], -1, -1)).unflatten(-1, (self.heads, -1))  # (B, 1, H, d)
         k, v = self.kv(z).unflatten(-1, (2, self.heads, -1)).unbind(2)  # (B, T, H, d) each
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H, 1 or T, d)
-        y = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # (B, 1, D)
+        out = F.scaled_dot_product_attention(q, k, v)  # (B, H, 1, d)
+        if record is not None:
+            record.keep(q, k, v, None, out)
+        y = self.proj(out.transpose(1, 2).flatten(2))  # (B, 1, D)
         return (y + self.mlp(self.norm(y)))[:, 0]  # (B, D)
 
     def initialise(self, scheme: Scheme) -> None:
@@ -202,8 +210,11 @@ class _SequencePoolModule(nn.Module):
         self.skip = skip
         self.score = nn.Linear(shape.width, 1)
 
-    def forward(self, z: Tensor) -> Tensor:
+    def forward(self, z: Tensor, record: Record | None = None) -> Tensor:
         """Map tokens (B, T, D) to (B, D)."""
         z = z[:, self.skip :]
-        weights = self.score(z).softmax(1)  # (B, T, 1)
-        return (weights.to(z.dtype).transpose(1, 2) @ z)[:, 0]  # (B, D)
+        scores = self.score(z)  # (B, T, 1)
+        mixed = (scores.softmax(1).to(z.dtype).transpose(1, 2) @ z)[:, None]  # (B, 1, 1, D)
+        if record is not None:  # the same as attention with one head, a query of 1, and the scores as keys
+            record.keep(scores.new_ones(len(z), 1, 1, 1), scores[:, None], z[:, None], None, mixed)
+        return mixed[:, 0, 0]  # (B, D)

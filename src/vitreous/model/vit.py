@@ -6,6 +6,7 @@ Parameters have the names of timm, which has the largest collection of published
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig
 from vitreous.model.init import SCHEMES, Scheme
+from vitreous.model.intermediates import Intermediates, intermediates
+from vitreous.model.record import Record
 
 __all__ = ["Output", "ViTConfig", "VisionTransformer", "check_output"]
 
@@ -35,7 +38,7 @@ class VisionTransformer(nn.Module):
         self.config = c = config
         self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width)) if c.has_class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, c.registers, c.width)) if c.registers else None
-        for name, tensor in c.position.parameters(c).items():  # by default pos_embed, (1, P + N, D)
+        for name, tensor in c.position.parameters(c).items():  # by default pos_embed: positions/learned.py
             self.register_parameter(name, nn.Parameter(tensor))
         self.patch_embed = c.stem.build(c)
         self.patch_dropout = c.patch_dropout  # an attribute, so that a training schedule can change it
@@ -49,13 +52,14 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(c.features, c.num_classes) if c.num_classes else nn.Identity()
         self._initialise()
 
-    def forward(self, images: Tensor, output: Output = "logits") -> Tensor:
+    def forward(self, images: Tensor, output: Output = "logits", record: Mapping[int, Record] | None = None) -> Tensor:
         """Classify images.
 
         Args:
             images: Normalised images, (B, C, H, W). H and W must be multiples of the patch size.
             output: What to return. `logits`: (B, K). `features`: what the last layer reads, (B, ``config.features``).
                 `tokens`: all tokens after the final norm, (B, P + N, D): [CLS], registers, patches in raster order.
+            record: Keeps what the blocks of these indices compute; used by :meth:`intermediates`.
 
         Raises:
             ConfigError: If the images have the wrong channels, size or type, or the output is unknown.
@@ -64,19 +68,25 @@ class VisionTransformer(nn.Module):
         c, weight = self.config, self.patch_embed.proj.weight
         x_p_E, grid = self.patch_embed(images)  # each patch times the matrix E: (B, N, D)
         x_class = [token.expand(images.shape[0], -1, -1) for token in self.prefix]  # (B, 1, D), and any registers
-        E_pos = c.position.embedding(self, c, grid).to(weight)  # by default self.pos_embed: (1, P + N, D)
+        E_pos = c.position.embedding(self, c, grid).to(weight)  # (1, P + N, D); by default self.pos_embed
         z = torch.cat([*x_class, x_p_E], 1) + E_pos  # equation 1: z_0 = [x_class; x_p E] + E_pos, (B, P + N, D)
 
         context = c.position.context(c, grid, like=weight)  # for positions that act within attention; else None
         z, context = self.drop_patches(z, context)
         z = self.pos_drop(z)
-        for block in self.blocks:
-            z = block(z, context)  # equations 2 and 3: (B, P + N, D)
+        for index, block in enumerate(self.blocks):
+            z = block(z, context, record.get(index) if record else None)  # equations 2 and 3: (B, P + N, D)
         z = self.norm(z)
         y = self.pool(z)  # equation 4: (B, D); some poolings are wider, (B, config.pooled_width)
 
         features = self.pre_logits(self.fc_norm(y))  # (B, config.features)
         return {"tokens": z, "features": features, "logits": self.head(features)}[output]
+
+    def intermediates(
+        self, images: Tensor, layers: Sequence[int] | None = None, attention: bool = False
+    ) -> Intermediates:
+        """Return the values inside one pass; see :func:`vitreous.model.intermediates.intermediates`."""
+        return intermediates(self, images, layers, attention)
 
     @property
     def prefix(self) -> list[Tensor]:
@@ -111,7 +121,7 @@ class VisionTransformer(nn.Module):
         return self.get_submodule(self.config.pool.module_name)
 
     def _initialise(self) -> None:
-        """Draw all weights by the scheme ``config.init``."""
+        """Draw all weights: layers and tokens by the scheme ``config.init``, then what blocks and head ask for."""
         c, scheme = self.config, SCHEMES[self.config.init]
         scheme.initialise(self)
         scheme.adjust(self, c.position, c.grid)

@@ -4,14 +4,18 @@ Each file opens with the command, settings, cost, hardware and score of a recipe
 `finetune` are the defaults for your own images. `cifar10` and `cifar100` and their `_cpu` and `_gpu` variants aim at a
 high score. `paper_*`, `simple_vit`, `notebook_*` and `annotated_cifar10` reproduce published settings.
 
+To change a value, name its field: ``vitreous train cifar10 --optim.lr 0.001``. The fields and their defaults are in
+train/config.py, data/config.py and model/config.py.
+
 To add a recipe, write ``recipes/my_name.py`` with a function ``my_name() -> RunConfig``, and add ``my-name`` to
 ``RECIPES``. tests/test_recipes.py checks that the header of the file agrees with the configuration.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from vitreous.errors import UsageError, did_you_mean
 
@@ -49,7 +53,8 @@ def recipe(name: str) -> RunConfig:
     if name not in RECIPES:
         raise UsageError(f"there is no recipe '{name}'.{did_you_mean(name, RECIPES)} Known: {', '.join(RECIPES)}")
     function = name.replace("-", "_")
-    return cast("RunConfig", getattr(importlib.import_module(f"vitreous.recipes.{function}"), function)())
+    config: RunConfig = getattr(importlib.import_module(f"vitreous.recipes.{function}"), function)()
+    return dataclasses.replace(config, recipe=name)
 
 
 def recipe_for(source: str) -> str:

@@ -27,7 +27,6 @@ def annotated_cifar10() -> RunConfig:
     follows them. Before a crop, the image is padded with its reflection instead of black.
     """
     return RunConfig(
-        recipe="annotated-cifar10",
         data=DataConfig(source="cifar10", val_fraction=0.02),
         model=ViTConfig(
             image_size=32,

@@ -22,7 +22,6 @@ from vitreous.train.config import OptimConfig, RunConfig
 def cifar10() -> RunConfig:
     """The ViT of arXiv 2112.13492, with a convolutional stem, Muon, mixup, CutMix and TrivialAugment."""
     return RunConfig(
-        recipe="cifar10",
         data=DataConfig(source="cifar10", val_fraction=0.05),
         model=config_of(
             "192x9/4",

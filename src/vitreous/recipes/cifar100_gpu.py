@@ -26,7 +26,6 @@ def cifar100_gpu() -> RunConfig:
     same = cifar10_gpu()
     return replace(
         same,
-        recipe="cifar100-gpu",
         data=replace(same.data, source="cifar100"),
         model=replace(same.model, num_classes=100),
         preprocess=PreprocessConfig(mean=(0.5071, 0.4866, 0.4409), std=(0.2673, 0.2564, 0.2762)),

@@ -17,8 +17,8 @@ Score:     90.1 % of the test set (median of 3 seeds, 88.4 to 90.2); with --mode
 
 from vitreous.data.config import AugmentConfig, DataConfig
 from vitreous.model.attention import AttentionConfig
-from vitreous.model.config import ViTConfig
 from vitreous.model.pools import SequencePool
+from vitreous.model.sizes import config_of
 from vitreous.model.stems import LinearStem
 from vitreous.train.config import OptimConfig, RunConfig
 
@@ -29,16 +29,11 @@ def cifar10_cpu() -> RunConfig:
     Small images make the early epochs cheap. docs/log/cifar10.md lists the settings that were tried, with results.
     """
     return RunConfig(
-        recipe="cifar10-cpu",
         data=DataConfig(source="cifar10", val_fraction=0.05),
-        model=ViTConfig(
-            image_size=32,
-            patch_size=4,
+        model=config_of(
+            "128x6/4",
             num_classes=10,
-            width=128,
-            depth=6,
-            heads=4,
-            mlp_dim=256,
+            heads=4,  # the size has 2
             stem=LinearStem(),
             pool=SequencePool(),
             init="mimetic",

@@ -25,7 +25,6 @@ from vitreous.train.config import OptimConfig, RunConfig
 def cifar10_gpu() -> RunConfig:
     """Small patches and Muon. The first half of training drops half of the patches to save time."""
     return RunConfig(
-        recipe="cifar10-gpu",
         data=DataConfig(source="cifar10", val_fraction=0.05),
         model=ViTConfig(
             image_size=32,

@@ -25,7 +25,6 @@ def digits() -> RunConfig:
     Shifts are the only augmentation, because a mirrored or rotated digit may be a different digit.
     """
     return RunConfig(
-        recipe="digits",
         data=DataConfig(source="digits", val_fraction=0.1),
         model=ViTConfig(
             image_size=16,

@@ -32,7 +32,6 @@ def finetune(mode: str = "full") -> RunConfig:
     if mode.startswith("last-"):
         rates[mode] = OptimConfig(lr=2e-3)
     return RunConfig(
-        recipe="finetune",
         data=DataConfig(source="photos"),
         model=ViTConfig(head=LinearHead(zero=True), block=BlockConfig(drop_path=0.1)),
         augment=AugmentConfig(flip=0.5, resized_crop=0.5),

@@ -25,7 +25,6 @@ def folder() -> RunConfig:
     Augmentation never inverts or removes colour, because colour often distinguishes classes.
     """
     return RunConfig(
-        recipe="folder",
         data=DataConfig(source="photos"),
         model=ViTConfig(
             image_size=128,

@@ -28,7 +28,6 @@ def notebook_cifar10() -> RunConfig:
     biases and a wider range.
     """
     return RunConfig(
-        recipe="notebook-cifar10",
         data=DataConfig(source="cifar10", val_fraction=0.02),
         model=config_of(
             "256x6/4",

@@ -23,7 +23,6 @@ from vitreous.train.config import OptimConfig, RunConfig
 def notebook_cifar100() -> RunConfig:
     """The model and training of the tutorials, with the same three differences as in `notebook-cifar10`."""
     return RunConfig(
-        recipe="notebook-cifar100",
         data=DataConfig(source="cifar100", val_fraction=0.02),
         model=config_of(
             "256x24/4",

@@ -20,7 +20,6 @@ from vitreous.train.config import OptimConfig, RunConfig
 def paper_finetune() -> RunConfig:
     """SGD with momentum and without weight decay. The last layer starts at zero (section 3.2)."""
     return RunConfig(
-        recipe="paper-finetune",
         data=DataConfig(source="cifar10", val_fraction=0.02),
         model=config_of("B/16", num_classes=10, image_size=384, head=LinearHead(zero=True)),
         preprocess=PreprocessConfig(fit="squash", interpolation="bilinear", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),

@@ -25,7 +25,6 @@ def paper_imagenet() -> RunConfig:
     Random crops, flips and pixels in [-1, 1] follow the authors' code.
     """
     return RunConfig(
-        recipe="paper-imagenet",
         data=DataConfig(source="imagenet", val_fraction=0.01),
         model=config_of("B/16", num_classes=1000, head=MlpHead(zero=True), dropout=0.1),
         preprocess=PreprocessConfig(fit="squash", interpolation="bilinear", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),

@@ -26,7 +26,6 @@ _STEPS = 90 * 1_268_355 / 1024  # 99 % of the 1,281,167 training images
 def simple_vit() -> RunConfig:
     """Fixed sine-cosine positions, mean pooling, an MLP head with tanh, RandAugment and mixup."""
     return RunConfig(
-        recipe="simple-vit",
         data=DataConfig(source="imagenet", val_fraction=0.01),
         model=config_of(
             "S/16",

@@ -76,8 +76,7 @@ def page(result: Audit, progress: Progress = lambda done, total: None) -> Iterat
     thumbs = _thumbs(result, progress)
     yield _HEAD.format(title=html_text(result.name))  # <bdi> is not allowed in a title
     yield f"<h1>Audit of {_safe(result.name)}</h1>\n"
-    counts = ", ".join(f"{count:,} {level}{'s' if count != 1 else ''}" for level, count in result.counts().items())
-    yield f'<p class="soft">{len(result.images):,} images: {counts}.</p>\n'
+    yield f'<p class="soft">{len(result.images):,} images: {result.describe_counts()}.</p>\n'
     for note in result.notes:
         yield f"<p>{_safe(note, _MAX_LINE)}</p>\n"
     yield from _contents(result)

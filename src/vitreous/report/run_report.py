@@ -33,7 +33,6 @@ N images, K classes.
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -56,7 +55,7 @@ from vitreous.evaluate.calibration import (
     reliability,
 )
 from vitreous.evaluate.metrics import Scores, evaluate, most_confused, worst_mistakes
-from vitreous.files.text import json_text
+from vitreous.files.text import json_text, json_values
 from vitreous.files.writing import atomic_write
 from vitreous.machine.device import Machine, describe_machine, versions
 from vitreous.report.figures import draw_calibration, draw_confusion, draw_curves
@@ -135,7 +134,7 @@ def write_report(
     figures = _draw(facts, history, classes=classes, scores=scores, mistakes=sheet, diagram=diagram)
     if dark:
         figures |= _draw(facts, history, classes=classes, scores=scores, mistakes=sheet, diagram=diagram, dark=True)
-    report = _to_json_values(
+    report = json_values(
         {
             **_described(facts),
             "classes": classes,
@@ -243,17 +242,6 @@ def _with_image(split: Predictions, mistake: Mapping[str, Any]) -> Mistake:
         with contextlib.suppress(VitreousError, OSError):
             image = split.image(mistake["index"])
     return Mistake(image, mistake["true"], mistake["predicted"], mistake["probability"], mistake["name"])
-
-
-def _to_json_values(value: Any) -> Any:
-    """Return plain JSON values: lists for sequences, None for NaN and infinity."""
-    if isinstance(value, Mapping):
-        return {str(key): _to_json_values(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json_values(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _json(report: dict[str, Any]) -> bytes:

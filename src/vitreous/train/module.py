@@ -80,13 +80,18 @@ class VitModule(lightning.LightningModule):
         self.automatic_optimization = False
         self.model = model
         self.average = copy.deepcopy(model).requires_grad_(False).eval() if ema is not None else None
-        self.optim, self.augment, self.pipeline = optim, augment, pipeline
+        self.optim = optim
+        self.augment = augment
+        self.pipeline = pipeline
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", class_weights, persistent=False)
-        self.accumulate, self.ema, self.patches_last = accumulate, ema, patches_last
+        self.accumulate = accumulate
+        self.ema = ema
+        self.patches_last = patches_last
         self.progress = progress or self._trainer_progress
         self.scores: Scores | None = None  # of the last validation pass, like the logits and labels below
-        self.logits, self.labels = torch.empty(0, 0), torch.empty(0, dtype=torch.int64)  # float32 (N, K) and (N,), CPU
+        self.logits = torch.empty(0, 0)  # float32 (N, K), on the CPU
+        self.labels = torch.empty(0, dtype=torch.int64)  # (N,), on the CPU
         self.images_seen = self.steps_made = 0  # in the current epoch
         self.is_consistent = True  # False while the optimiser updates the weights
         self._loss_sum: Tensor | float = 0.0

@@ -106,8 +106,7 @@ def _problems(text: str, groups: Collection[str]) -> Iterator[str]:
         return
     yield from _name_problems(root)
     for name, value in root.value:
-        is_empty = isinstance(value, yaml.ScalarNode) and value.value in ("", "~", "null")
-        if name.value in groups and not is_empty and not isinstance(value, yaml.MappingNode):
+        if name.value in groups and not isinstance(value, yaml.MappingNode):
             line = value.start_mark.line + 1
             yield f"has no settings below '{name.value}' in line {line}: write them indented, one per line"
 

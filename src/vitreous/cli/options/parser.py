@@ -237,6 +237,8 @@ class Parser(ArgumentParser):  # type: ignore[misc,unused-ignore]
         if action is None or value is None:
             return " ".join(message.split())
         expected = _DURATION if dest in _DURATIONS else describe_type(_type_of(action), action.choices)
+        if kinds := self.parts.get(f"--{dest}"):
+            expected = f"one of {', '.join(kinds)}, or a mapping of options"
         hint = did_you_mean(value[1], choices_of(action))
         return f"{_display_name(action)} is '{value[1]}', it must be {expected}.{hint}"
 

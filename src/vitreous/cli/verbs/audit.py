@@ -172,6 +172,5 @@ def _describe(result: Audit, position: int) -> str:
 
 
 def _summary(result: Audit) -> str:
-    counts = ", ".join(f"{count:,} {level}{'s' if count != 1 else ''}" for level, count in result.counts().items())
     cached = f", {result.from_cache:,} from the cache" if result.from_cache else ""
-    return f"{counts} in {len(result.images):,} images ({result.seconds:.1f} s{cached})"
+    return f"{result.describe_counts()} in {len(result.images):,} images ({result.seconds:.1f} s{cached})"

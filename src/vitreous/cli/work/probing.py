@@ -12,8 +12,7 @@ from rich.text import Text
 
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.cli.options.outputs import write_document
-from vitreous.cli.work.scoring import images_of, is_trained_on, stack_results
-from vitreous.data.sources.listing import pluralize
+from vitreous.cli.work.scoring import images_of, is_trained_on, stack_results, unreadable_note
 from vitreous.data.sources.opening import ImageData
 from vitreous.evaluate.fewshot import FewShot
 from vitreous.evaluate.probes import ProbeReport
@@ -27,10 +26,7 @@ __all__ = ["compute_features", "data_notes", "probe_table", "write_json"]
 def data_notes(info: ModelInfo, data: ImageData) -> Iterator[str]:
     """Yield remarks on the data: unreadable files, and images the model was trained on."""
     yield from data.notes
-    if data.unreadable:
-        path, reason = data.unreadable[0]
-        are = "is" if len(data.unreadable) == 1 else "are"
-        yield f"{pluralize(len(data.unreadable), 'file')} cannot be read and {are} left out (first: {path}: {reason})"
+    yield from unreadable_note(data)
     if is_trained_on(info, data.fingerprint):
         yield "the model was trained on train: its features separate those images better than new ones"
 

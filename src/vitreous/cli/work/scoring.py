@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.cli.output.terminal import progress_bar
 from vitreous.data.config import DataConfig
+from vitreous.data.sources.listing import pluralize
 from vitreous.data.sources.opening import ImageData, Split, open_source
 from vitreous.errors import DataError, did_you_mean
 from vitreous.evaluate.calibration import Calibration
@@ -44,6 +45,7 @@ __all__ = [
     "score_tables",
     "split_as_trained",
     "stack_results",
+    "unreadable_note",
 ]
 
 _MAX_CLASSES = 40  # with more, the table has only the worst
@@ -96,11 +98,17 @@ def choose_split(data: ImageData, requested: str | None) -> tuple[str, Split]:
     return name, data.splits[name]
 
 
-def data_notes(info: ModelInfo, data: ImageData, split: str) -> Iterator[str]:
-    """Yield remarks for the reader of the scores."""
+def unreadable_note(data: ImageData) -> Iterator[str]:
+    """Yield one sentence on the files that cannot be read, if there are any."""
     if data.unreadable:
         path, reason = data.unreadable[0]
-        yield f"{len(data.unreadable):,} files cannot be read and are skipped (first: {path}: {reason})"
+        are = "is" if len(data.unreadable) == 1 else "are"
+        yield f"{pluralize(len(data.unreadable), 'file')} cannot be read and {are} left out (first: {path}: {reason})"
+
+
+def data_notes(info: ModelInfo, data: ImageData, split: str) -> Iterator[str]:
+    """Yield remarks for the reader of the scores."""
+    yield from unreadable_note(data)
     if is_trained_on(info, data.fingerprint):
         if split in ("train", "all"):
             yield "the model was trained on some of these images: the scores say little about new ones"

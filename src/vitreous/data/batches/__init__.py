@@ -1,6 +1,8 @@
 """How a training batch comes to be, from file to tensor.
 
-The path takes four files, each read from top to bottom. This is a batch of 128 images of CIFAR-10 on it::
+The path takes four files, each read from top to bottom. An image file is first decoded (``Split.image``) and fitted to
+the model's size (``EvalPipeline.pixels``), here to uint8 (32, 32, 3): once for a split in memory, or for every batch.
+This is a batch of 128 images::
 
     sampler.py       TrainSampler.__iter__        indices  int64    (128,)
     dataset.py       MemoryDataset.__getitem__    images   uint8    (128, 3, 32, 32)   labels   int64    (128,)

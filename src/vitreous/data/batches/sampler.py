@@ -35,22 +35,22 @@ class TrainSampler(Sampler[BatchPlan]):
     forms a single smaller step.
 
     Args:
-        images: Number of images.
+        num_images: Number of images.
         batch_size: Images per optimiser step.
         accumulate: Batches per optimiser step; the order does not depend on it.
         seed: Seed of the order.
-        balance: Class of each image, (images,), to show all classes equally often; None: each image once per epoch.
+        balance: Class of each image, (num_images,), to show all classes equally often; None: each image once per epoch.
     """
 
     def __init__(
         self,
-        images: int,
+        num_images: int,
         batch_size: int,
         accumulate: int = 1,
         seed: int = 0,
         balance: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        self.images, self.batch_size = images, min(batch_size, images)
+        self.num_images, self.batch_size = num_images, min(batch_size, num_images)
         self.accumulate = min(accumulate, self.batch_size)
         self.seed, self.balance = seed, balance
         self.epoch = self.start = 0
@@ -59,7 +59,7 @@ class TrainSampler(Sampler[BatchPlan]):
         """Yield the batches of the current epoch, from the batch that :meth:`seek` chose or from the first."""
         epoch, start, self.start = self.epoch, self.start, 0
         if self.balance is None:
-            order = generator(self.seed, epoch, stream="order").permutation(self.images)
+            order = generator(self.seed, epoch, stream="order").permutation(self.num_images)
         else:
             order = balanced_order(self.balance, self.seed, epoch)
         for batch in range(start, len(self)):
@@ -72,7 +72,7 @@ class TrainSampler(Sampler[BatchPlan]):
     @property
     def steps(self) -> int:
         """Optimiser steps per epoch."""
-        return self.images // self.batch_size
+        return self.num_images // self.batch_size
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch, also while one is resumed."""
@@ -91,7 +91,7 @@ class TrainSampler(Sampler[BatchPlan]):
         """Return what the order depends on besides the epoch."""
         counts = {
             "seed": self.seed,
-            "images": self.images,
+            "images": self.num_images,
             "batch_size": self.batch_size,
             "accumulate": self.accumulate,
         }
@@ -126,13 +126,13 @@ def balanced_order(labels: npt.NDArray[np.int64], seed: int, epoch: int) -> npt.
 class OrderedSampler(Sampler[BatchPlan]):
     """Yield all images in order, for evaluation; the last batch may be smaller."""
 
-    def __init__(self, images: int, batch_size: int) -> None:
-        self.images, self.batch_size = images, batch_size
+    def __init__(self, num_images: int, batch_size: int) -> None:
+        self.num_images, self.batch_size = num_images, batch_size
 
     def __iter__(self) -> Iterator[BatchPlan]:
         for step in range(len(self)):
             first = step * self.batch_size
-            yield BatchPlan(0, step, 0, np.arange(first, min(first + self.batch_size, self.images)))
+            yield BatchPlan(0, step, 0, np.arange(first, min(first + self.batch_size, self.num_images)))
 
     def __len__(self) -> int:
-        return (self.images + self.batch_size - 1) // self.batch_size
+        return (self.num_images + self.batch_size - 1) // self.batch_size

@@ -36,7 +36,10 @@ class Position(Part):
     """Whether attention uses the position of each token. If so, tokens cannot be merged."""
 
     def parameters(self, shape: Shape) -> dict[str, Tensor]:
-        """Return the learned tensors that the model owns, filled with zeros, by name."""
+        """Return the learned tensors that the model owns, filled with zeros, by name.
+
+        Names start with ``pos_embed``, by which the optimiser's layer-wise decay knows them.
+        """
         return {}
 
     def attention_parameters(self, shape: Shape) -> dict[str, Tensor]:

@@ -45,7 +45,7 @@ class Learned(Position):
         table: Tensor = model.pos_embed  # type: ignore[assignment]
         num_prefix = self.prefix_positions(shape)
         if grid == shape.grid and num_prefix == shape.prefix_tokens:
-            return table
+            return table  # every token has a position, and the image its usual size: the table is E_pos
         prefix, patches = table[:, :num_prefix], resample(table[:, num_prefix:], shape.grid, grid, self.resample)
         no_position = table.new_zeros(1, shape.prefix_tokens - num_prefix, shape.width)
         return torch.cat((prefix, no_position, patches), 1)  # (1, P + N, D)

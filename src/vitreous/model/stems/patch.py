@@ -41,7 +41,10 @@ class LinearStem(Stem):
 
 
 class StridedPatchEmbed(PatchEmbed):
-    """The matrix E of equation 1 as a convolution whose kernel and stride are the patch size."""
+    """The matrix E of equation 1 as a convolution whose kernel and stride are the patch size.
+
+    Like the paper's code, it adds a bias, which equation 1 omits.
+    """
 
     def __init__(self, stem: Stem, shape: Shape) -> None:
         super().__init__(stem, shape)
