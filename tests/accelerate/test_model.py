@@ -104,13 +104,13 @@ def test_a_model_with_a_users_own_part_computes_the_same(part: str) -> None:
     class OwnBlock(Block):
         """A user's."""
 
-        def forward(self, z: Tensor, context: object = None) -> Tensor:
+        def forward(self, z: Tensor, context: object = None, record: object = None) -> Tensor:
             return 2 * super().forward(z, context)
 
     class OwnAttention(Attention):
         """A user's."""
 
-        def forward(self, x: Tensor, context: object = None) -> Tensor:
+        def forward(self, x: Tensor, context: object = None, record: object = None) -> Tensor:
             return -super().forward(x, context)
 
     model = VisionTransformer(small_config()).eval()

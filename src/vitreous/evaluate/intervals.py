@@ -33,6 +33,7 @@ __all__ = [
     "check_count",
     "check_share",
     "clopper_pearson_lower",
+    "image_order",
     "resample",
     "tabulate",
     "wilson",
