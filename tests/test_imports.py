@@ -27,6 +27,7 @@ FLOORS = {
     "model": 1,
     "data": 1,
     "evaluate": 1,
+    "predictions": 1,  # what the predictor returns: plain values
     "accelerate": 2,
     "checkpoint": 3,
     "inspection": 3,
