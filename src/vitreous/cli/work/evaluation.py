@@ -13,6 +13,7 @@ from vitreous.cli.options.model import describe_compute, load_model, throughput_
 from vitreous.cli.output.terminal import narrate
 from vitreous.cli.work import scoring
 from vitreous.cli.work.calibrating import calibration_note, measured_thresholds
+from vitreous.cli.work.evaluation_report import check_options, plan_report
 from vitreous.data.sources.opening import ImageData
 from vitreous.evaluate.calibration import Calibration, calibrate
 from vitreous.evaluate.metrics import Scores, evaluate
@@ -77,6 +78,7 @@ class Evaluation:
 
 def evaluated(options: Namespace, classifier: Classifier | None = None) -> Evaluation:
     """Run `vitreous evaluate` on its parsed options; a classifier that is loaded already replaces their model."""
+    check_options(options)
     classifier = load_model(options) if classifier is None else classifier
     classifier.require_classes()
     data = scoring.open_data(classifier.info, options.data, options.data_dir, options.split)
@@ -88,6 +90,7 @@ def evaluated(options: Namespace, classifier: Classifier | None = None) -> Evalu
     if options.merge_tokens:  # loaded before the scores are computed, so that a failure costs no time
         unmerged = load_model(options, merge_tokens=0, engine=engine.name, precision=engine.precision)
         unmerged.prepare(len(split), options.batch_size)
+    plan = plan_report(options, classifier, split)
     start = time.perf_counter()
     logits = scoring.compute_logits(classifier, split, options.batch_size)
     seconds = time.perf_counter() - start
@@ -101,6 +104,8 @@ def evaluated(options: Namespace, classifier: Classifier | None = None) -> Evalu
         )
     if options.merge_tokens:
         merging = scoring.measure_merging(unmerged, split, labels, options.batch_size, scores=scores, seconds=seconds)
+    if plan is not None:
+        plan.write(data, name, logits, labels)
     compute = {**describe_compute(classifier, engine), "merge_tokens": options.merge_tokens, "merging": merging}
     compute |= {"tta": gain} if gain else {}
     thresholds = measured_thresholds(classifier.info, logits, labels)

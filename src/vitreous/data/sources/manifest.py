@@ -8,7 +8,7 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,7 +17,7 @@ from vitreous.errors import DataError, MissingExtraError
 from vitreous.files.opening import open_regular
 from vitreous.files.text import visible
 
-__all__ = ["MANIFEST_SUFFIXES", "list_manifest"]
+__all__ = ["MANIFEST_SUFFIXES", "list_manifest", "read_columns"]
 
 MANIFEST_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 _COLUMNS = {
@@ -32,7 +32,10 @@ _LINE = 1 << 20  # characters per line of a CSV file
 _TEXT_BYTES = (16 << 20, 8192)  # limit of a decompressed Parquet column: a constant, plus bytes per row
 
 _Table = tuple[list[str], list[list[Any]], list[int]]
-"""Names of the needed columns, their cells, and the number of each row in messages."""
+"""Names of the chosen columns, their cells, and the number of each row in messages."""
+
+_Choose = Callable[[Path, Sequence[str]], list[str]]
+"""Returns the columns of a header to read, in its order."""
 
 
 def list_manifest(manifest: Path) -> Listing:
@@ -67,6 +70,32 @@ def list_manifest(manifest: Path) -> Listing:
         if columns[other] != columns[index[0]]
     ]
     return Listing(manifest.parent, entries, notes + _conflicts(entries))
+
+
+def read_columns(manifest: Path, names: Sequence[str]) -> dict[str, list[str | None]]:
+    """Return the columns of a table beyond path, label and split: column -> the cells of the images, None if empty.
+
+    ``names`` are paths as the table has them. If a path is in several rows, the first counts. Columns of a Parquet file
+    that are not text, numbers or booleans are left out.
+    """
+    is_parquet = manifest.suffix.lower() in (".parquet", ".pq")
+    header, columns, _ = (_read_parquet if is_parquet else _read_csv)(manifest, _path_and_further)
+    row_of: dict[str, int] = {}
+    paths = columns[header.index(_columns_for("path", header)[0])]
+    for n, path in enumerate(paths):
+        row_of.setdefault(path, n)
+    rows = [row_of[name] for name in names]
+    return {
+        name: [column[n] or None for n in rows]
+        for name, column in zip(header, columns, strict=True)
+        if column is not paths
+    }
+
+
+def _path_and_further(manifest: Path, header: Sequence[str]) -> list[str]:
+    path = _columns_for("path", header)[0]
+    known = _needed(manifest, header)
+    return [name for name in header if name == path or (name not in known and name.strip())]
 
 
 def _check_cells(
@@ -119,8 +148,8 @@ def _needed(manifest: Path, header: Sequence[str]) -> list[str]:
     return [name for name in header if name in needed]
 
 
-def _read_csv(manifest: Path) -> _Table:
-    """Read the needed columns of a CSV file; rows are numbered by the line they end on."""
+def _read_csv(manifest: Path, choose: _Choose = _needed) -> _Table:
+    """Read the chosen columns of a CSV file; rows are numbered by the line they end on."""
     try:
         with (
             open_regular(manifest, _CSV_BYTES) as raw,
@@ -133,7 +162,7 @@ def _read_csv(manifest: Path) -> _Table:
             header = next((row for row in reader if row), None)
             if header is None:
                 raise DataError(f"{manifest} is empty: its first line must name the columns path and label")
-            needed = _needed(manifest, header)
+            needed = choose(manifest, header)
             index = [header.index(name) for name in needed]
             columns: list[list[Any]] = [[] for _ in needed]
             numbers: list[int] = []
@@ -167,8 +196,8 @@ def _check_rows(manifest: Path, count: int) -> None:
         raise DataError(f"{manifest} has {count:,} rows or more, the limit is {_MOST_ROWS:,}: split it up")
 
 
-def _read_parquet(manifest: Path) -> _Table:
-    """Read the needed columns of a Parquet file; rows are numbered from 0, as in data frames."""
+def _read_parquet(manifest: Path, choose: _Choose = _needed) -> _Table:
+    """Read the chosen columns of a Parquet file; rows are numbered from 0, as in data frames."""
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -178,7 +207,9 @@ def _read_parquet(manifest: Path) -> _Table:
     try:
         with open_regular(manifest, _PARQUET_BYTES) as raw, pyarrow.parquet.ParquetFile(raw) as file:
             schema, count = file.schema_arrow, file.metadata.num_rows
-            needed = _needed(manifest, schema.names)
+            needed = choose(manifest, schema.names)
+            if choose is not _needed:
+                needed = [name for name in needed if _is_plain(schema.field(name).type)]
             _check_rows(manifest, count)
             _check_columns(manifest, file, needed)
             table = file.read(columns=needed)
@@ -191,16 +222,9 @@ def _read_parquet(manifest: Path) -> _Table:
 
 def _check_columns(manifest: Path, file: Any, needed: Sequence[str]) -> None:
     """Raise if a needed column is not text, numbers or booleans, or would decompress to an implausible size."""
-    from pyarrow import types
-
-    plain = (
-        *(types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary),
-        *(types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null),
-    )
     for name in needed:
         kind = file.schema_arrow.field(name).type
-        inner = kind.value_type if types.is_dictionary(kind) else kind
-        if not any(is_plain(inner) for is_plain in plain):
+        if not _is_plain(kind, binary=True):
             raise DataError(
                 f"{manifest}: column {name!r} holds {visible(str(kind))[:80]}, it must hold text; name another column "
                 "path or label"
@@ -214,6 +238,19 @@ def _check_columns(manifest: Path, file: Any, needed: Sequence[str]) -> None:
                 raise DataError(
                     f"{manifest}: column {name!r} unpacks to {size:,} bytes in {rows}, the limit is {limit:,}"
                 )
+
+
+def _is_plain(kind: Any, binary: bool = False) -> bool:
+    """Whether a column holds text, numbers or booleans; with ``binary`` also bytes, which may be text."""
+    from pyarrow import types
+
+    plain = (
+        *(types.is_string, types.is_large_string, types.is_string_view),
+        *((types.is_binary, types.is_large_binary) if binary else ()),
+        *(types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null),
+    )
+    inner = kind.value_type if types.is_dictionary(kind) else kind
+    return any(is_plain(inner) for is_plain in plain)
 
 
 def _text(cell: object) -> str:

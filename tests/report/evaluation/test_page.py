@@ -1,0 +1,161 @@
+"""The page shows the figures of evaluation.json, asks nothing of the network, and runs no foreign text."""
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vitreous.data.corruptions import CORRUPTIONS
+from vitreous.errors import OutputError, UsageError
+from vitreous.evaluate.robustness import mean_corruption_error
+from vitreous.report.evaluation.folder import FILES, check_report_folder, write_folder
+from vitreous.report.evaluation.page import page
+from vitreous.report.evaluation.results import EvaluationInput, EvaluationResult, measure, with_robustness
+from vitreous.report.evaluation.robustness import RobustnessResult, ShiftCurve
+
+
+class Reader(HTMLParser):
+    """Collects elements, and checks that they are closed in order."""
+
+    VOID = frozenset(("meta", "img", "rect", "path", "circle", "polyline"))
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if tag in self.open:
+            assert self.open.pop() == tag
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.found if name == tag]
+
+
+@pytest.fixture(scope="module")
+def html(result: EvaluationResult, images: np.ndarray) -> str:
+    errors = {name: [0.1, 0.2, 0.3, 0.4, 0.5] for name in CORRUPTIONS}
+    shifts = {"rotation": ShiftCurve("degrees", 0, (-10, 0, 10), (0.5, 0.9, 0.5))}
+    robustness = RobustnessResult(50, 0, 32, mean_corruption_error(errors, clean_error=0.1), shifts)
+    return "".join(page(with_robustness(result, robustness), lambda n: images[n]))
+
+
+def test_page_asks_nothing_of_the_network(html: str) -> None:
+    reader = Reader(html)
+    assert {attrs["src"][:11] for attrs in reader.all("img")} == {"data:image/"}
+    assert all(attrs["href"].startswith("#") for attrs in reader.all("a"))
+    assert not {"link", "iframe", "object", "embed", "base", "form"} & {tag for tag, _ in reader.found}
+    without_names = html.replace("http://example.org", "")
+    assert not re.search(r"https?:|url\(|@import|fetch\(|XMLHttpRequest", without_names)
+
+
+def test_only_the_pages_own_script_runs(html: str) -> None:
+    scripts = re.findall(r"<script([^>]*)>(.*?)</script>", html, re.DOTALL)
+    assert [attributes for attributes, _ in scripts] == [' type="application/json" id="cells"', ""]
+    digest = base64.b64encode(hashlib.sha256(scripts[1][1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in html
+    assert "default-src 'none'" in html
+    assert "<script>alert" not in html
+    assert "<b>one" not in html
+    assert not [tag for tag, attrs in Reader(html).found if any(name.startswith("on") for name in attrs)]
+    assert json.loads(scripts[0][1])["names"].count("<script>alert(9)</script>") == 1
+
+
+def test_page_shows_the_figures_of_the_json(html: str, result: EvaluationResult) -> None:
+    shown = dict(re.findall(r'data-key="(\w+)"><b>([-\d.%]+)</b>', html))
+    assert shown.keys() == result.headline.keys()
+    for name, text in shown.items():
+        value = float(text.rstrip("%")) / (100 if text.endswith("%") else 1)
+        assert value == pytest.approx(result.headline[name].value, abs=6e-5), name
+    assert html.count('<th scope="row"><bdi>') == len(result.given.classes)
+    data = json.loads(re.search(r'id="cells">(.*?)</script>', html, re.DOTALL)[1])
+    matrix = np.zeros((10, 10), int)
+    for row, column, count in data["cells"]:
+        matrix[row, column] = count
+    assert (matrix == result.confusion[np.ix_(result.order, result.order)]).all()
+
+
+def test_page_can_be_read_without_eyes_and_mouse(html: str) -> None:
+    reader = Reader(html)
+    assert 'lang="en"' in html
+    drawings = [attrs for attrs in reader.all("svg") if attrs.get("aria-hidden") != "true"]
+    assert len(drawings) > 20
+    assert all(attrs.get("role") == "img" and attrs.get("aria-label") for attrs in drawings)
+    ids = [attrs["id"] for _, attrs in reader.found if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    assert {attrs["href"][1:] for attrs in reader.all("a")} <= set(ids)
+    assert {attrs["aria-labelledby"] for attrs in reader.all("section")} <= set(ids)
+    assert all("alt" in attrs for attrs in reader.all("img"))
+    assert all(attrs.get("scope") in ("col", "row") for attrs in reader.all("th"))
+    assert "prefers-color-scheme: dark" in html
+    assert "@media print" in html
+    assert re.search(r"setAttribute\(\"aria-sort\"", html)
+
+
+def test_page_of_a_thousand_classes_stays_small(images: np.ndarray) -> None:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(3000) % 1000
+    logits = torch.randn(3000, 1000, generator=generator)
+    names = [f"{'long' * 40}/{n}.png" for n in range(3000)]
+    given = EvaluationInput("m", "d", "s", [f"{'name' * 30}{k}" for k in range(1000)], names, logits, labels)
+    photo = np.random.default_rng(0).integers(0, 255, (600, 800, 3), np.uint8)  # the largest JPEG there is
+    text = "".join(page(measure(given, resamples=2), lambda n: photo))
+    assert len(text.encode()) < 10_000_000
+
+
+def test_unreadable_images_leave_their_place_empty(result: EvaluationResult) -> None:
+    def gone(n: int) -> np.ndarray:
+        raise OSError("gone")
+
+    text = "".join(page(result, gone))
+    assert "<img" not in text
+    assert "folder/" in text
+
+
+def test_folder_is_complete_or_absent(result: EvaluationResult, images: np.ndarray, tmp_path: Path) -> None:
+    def broken(n: int) -> np.ndarray:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError):
+        write_folder(tmp_path / "report", result, broken)
+    assert list(tmp_path.iterdir()) == []
+    folder = write_folder(tmp_path / "report", result, lambda n: images[n])
+    assert {path.name for path in folder.iterdir()} == set(FILES)
+    with pytest.raises(UsageError, match="--overwrite"):
+        write_folder(folder, result)
+    write_folder(folder, result, overwrite=True)
+    assert "<img" not in (folder / "report.html").read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+
+
+def test_folders_with_foreign_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"notes.txt', which is not part of a report"):
+        check_report_folder(tmp_path, overwrite=True)
+    with pytest.raises(UsageError, match="is not a folder"):
+        check_report_folder(tmp_path / "notes.txt", overwrite=True)
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(UsageError, match="is not a folder"):
+        check_report_folder(tmp_path / "link")
+    with pytest.raises(OutputError, match="does not exist"):
+        check_report_folder(tmp_path / "a" / "b")
+    (tmp_path / "empty").mkdir()
+    assert check_report_folder(tmp_path / "empty") == tmp_path / "empty"
