@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-_PROGRAM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_PROGRAM = next(filter(None, map(shutil.which, _NAMES)), "")
 
 
 class Browser:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import re
 from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
@@ -168,12 +170,11 @@ def test_pointer_and_keyboard_show_attention(classifier, images, text, tmp_path)
 
     def expect(block: int, head: int, query: int) -> None:
         row = exact[block, head, query, 3:]
-        canvas = "document.querySelector('.viewer canvas')"
-        pixels = view.js(f"Array.from({canvas}.getContext('2d').getImageData(0, 0, 6, 4).data)")
-        colours = base64.b64decode(of_page(text)["colours"])
-        index = np.array([pixels[4 * n : 4 * n + 3] for n in range(24)])
-        table = np.frombuffer(colours, np.uint8).reshape(256, 3).astype(int)
-        shown = np.abs(index[:, None] - table).sum(-1).argmin(1) / 255
+        drawn = base64.b64decode(view.js("document.querySelector('.viewer canvas').toDataURL()").split(",")[1])
+        with Image.open(io.BytesIO(drawn)) as png:
+            pixels = np.asarray(png.convert("RGB"), int).reshape(24, 3)
+        table = (255 * mpl.colormaps["viridis"](np.arange(256))[:, :3]).round()
+        shown = np.abs(pixels[:, None] - table).sum(-1).argmin(1) / 255
         assert np.abs(shown - row / row.max()).max() < 0.02
         best = int(row.argmax())
         assert f"most to the patch in row {best // 6 + 1}, column {best % 6 + 1}:" in said()
@@ -216,7 +217,7 @@ def test_files_beside_the_page(classifier, images, tmp_path):
     vitreous.inspect(classifier, images[:1], out=folder, quiet=True)
     names = {path.name for path in folder.iterdir()}
     assert {"inspection.html", "inspection.json", "filters.png"} < names
-    overlay = Image.open(next(folder.glob("*-gradient-attention.png")))
-    assert overlay.size == (70, 50)  # the image's own pixels
+    with Image.open(next(folder.glob("*-gradient-attention.png"))) as overlay:
+        assert overlay.size == (70, 50)  # the image's own pixels
     written = json.loads((Path(folder) / "inspection.json").read_text())
     assert written["images"][0]["image_size"] == [50, 70]

@@ -58,6 +58,7 @@ class StoredAttention:
         return base64.b64encode(self.weights.tobytes() + self.scales.astype("<f4").tobytes()).decode("ascii")
 
 
+@torch.no_grad()
 def store(values: Intermediates, max_bytes: int, has_class_token: bool) -> StoredAttention:
     """Store the attention of a pass of one image.
 
@@ -94,6 +95,7 @@ def store(values: Intermediates, max_bytes: int, has_class_token: bool) -> Store
     return StoredAttention(layers, heads, np.stack(weights), np.stack(scales), names, (h, w), joined, sentence)
 
 
+@torch.no_grad()
 def head_maps(model: VisionTransformer, values: Intermediates) -> npt.NDArray[np.float32]:
     """Return how much the tokens that the pooling reads attend to each patch, by block and head: (L, H, h, w).
 

@@ -21,7 +21,7 @@ from vitreous.report.inspection.results import Comparison, Inspection
 
 __all__ = ["MAX_ATTENTION_BYTES", "page"]
 
-MAX_ATTENTION_BYTES = 2_500_000
+MAX_ATTENTION_BYTES = 2_200_000
 """Of the attention weights of all images of a page, before base64, so that a page of eight images stays below 6 MB."""
 
 
