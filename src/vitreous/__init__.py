@@ -5,7 +5,7 @@
     classifier = vitreous.load("runs/digits-1/model.safetensors")
     classifier.predict("photo.jpg")
     vitreous.explain(classifier, "photo.jpg").image_map()      # which pixels speak for the predicted class
-    result = vitreous.train("photos/", epochs=20)              # as the command; `finetune` and others likewise
+    result = vitreous.train("photos/", epochs=20)              # as the command; also `finetune`, `evaluate`, `inspect`
     result.model.predict("photo.jpg")
 
 To read the code, begin with `model/vit.py` (the model), `data/` (from image files to batches) and `train/run.py` (the
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitreous.accelerate.model import create
-    from vitreous.api import calibrate, evaluate, finetune, train
+    from vitreous.api import calibrate, evaluate, finetune, inspect, train
     from vitreous.inspection.explain import explain
     from vitreous.model.vit import VisionTransformer, ViTConfig
     from vitreous.predictor import Classifier, load
@@ -38,6 +38,7 @@ __all__ = [
     "evaluate",
     "explain",
     "finetune",
+    "inspect",
     "load",
     "train",
 ]
@@ -50,6 +51,7 @@ _MODULES = {
     "create": "vitreous.accelerate.model",
     "explain": "vitreous.inspection.explain",
     "finetune": "vitreous.api",
+    "inspect": "vitreous.api",
     "load": "vitreous.predictor",
 }
 _CALLABLE_PACKAGES = ("evaluate", "train")  # names of a subpackage that are also functions in `vitreous.api`

@@ -1,4 +1,4 @@
-"""The commands as functions: `vitreous.train`, `finetune`, `evaluate` and `calibrate`.
+"""The commands as functions: `vitreous.train`, `finetune`, `evaluate`, `calibrate` and `inspect`.
 
 Keyword options are turned into command-line arguments and parsed as such, so that each option is defined, checked and
 documented in one place. Errors are raised as :class:`~vitreous.errors.VitreousError`; nothing here exits the process.
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from vitreous.cli.verbs.train import Configure
     from vitreous.cli.work.calibrating import CalibratedModel
     from vitreous.cli.work.evaluation import Evaluation
+    from vitreous.data.images.inputs import ImageInput
     from vitreous.evaluate.metrics import Scores
     from vitreous.predictor import Classifier
+    from vitreous.report.inspection.results import Inspection
     from vitreous.train.finish import RunResult
 
-__all__ = ["Training", "calibrate", "evaluate", "finetune", "train"]
+__all__ = ["Training", "calibrate", "evaluate", "finetune", "inspect", "train"]
 
 _CLI_ONLY = {
     "json": "use the result's to_dict()",
@@ -176,12 +178,8 @@ def evaluate(
     """
     from vitreous.cli.output.terminal import silence
     from vitreous.cli.verbs.evaluate import parsed
-    from vitreous.predictor import Classifier
 
-    classifier = model if isinstance(model, Classifier) else None
-    if classifier is not None and (loading := sorted({name.replace("-", "_") for name in options} & _LOADING_OPTIONS)):
-        raise UsageError(f"the model is loaded already: omit {', '.join(loading)}, or pass the model's path")
-    name = repr(model) if isinstance(model, Classifier) else os.fspath(model)
+    classifier, name = _loaded(model, options)
     parsed_options = parsed([*_to_arguments(options), "--", name, os.fspath(data)])
     from vitreous.cli.work.evaluation import evaluated
 
@@ -223,6 +221,58 @@ def calibrate(
 
     with silence(quiet):
         return calibrated(parsed_options, files)
+
+
+def inspect(
+    model: Classifier | str | os.PathLike[str],
+    images: ImageInput | Sequence[ImageInput] = (),
+    *,
+    quiet: bool = False,
+    **options: Any,
+) -> Inspection:
+    """Look inside a model, as `vitreous inspect` does.
+
+    Args:
+        model: A loaded classifier, or whatever :func:`vitreous.load` accepts.
+        images: One image or several, as :meth:`vitreous.Classifier.predict` takes them. None: the model alone.
+        quiet: Print nothing.
+        options: Options of the command, such as ``data="photos/"``, ``methods=["legrad"]`` or ``budget="1m"``. Files
+            are written only with ``out``.
+
+    Returns:
+        The result: ``.images``, ``.measures``, ``.comparison`` and ``.to_dict()``.
+
+    Raises:
+        CheckpointError: If the model cannot be opened.
+        VitreousError: As :func:`train`.
+    """
+    from vitreous.cli.output.terminal import silence
+    from vitreous.cli.verbs.inspect import parsed, written
+    from vitreous.data.images.inputs import split_inputs
+
+    classifier, name = _loaded(model, options)
+    target = options.pop("target", None)
+    overwrite = ["--overwrite"] if options.pop("overwrite", False) else []  # files are written with `out`
+    parsed_options = parsed([*_to_arguments(options), *overwrite, "--", name])
+    parsed_options.target = target
+    from vitreous.cli.work.inspection import inspected
+
+    with silence(quiet):
+        result = inspected(parsed_options, list(split_inputs(images)[1]), classifier)
+        if parsed_options.out is not None:
+            written(result, parsed_options)
+    return result
+
+
+def _loaded(model: Classifier | str | os.PathLike[str], options: Mapping[str, Any]) -> tuple[Classifier | None, str]:
+    """Return a classifier that is loaded already, and the name of the model."""
+    from vitreous.predictor import Classifier
+
+    if not isinstance(model, Classifier):
+        return None, os.fspath(model)
+    if loading := sorted({name.replace("-", "_") for name in options} & _LOADING_OPTIONS):
+        raise UsageError(f"the model is loaded already: omit {', '.join(loading)}, or pass the model's path")
+    return model, repr(model)
 
 
 def _run(configure: Configure, arguments: Sequence[str], quiet: bool, resume: bool) -> Training:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from jsonargparse import Namespace
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from vitreous.cli.options.inputs import expand, image_files
 from vitreous.cli.options.model import MODEL_HELP, add_data_dir, add_inference_options
@@ -20,9 +21,10 @@ from vitreous.files.text import visible
 
 if TYPE_CHECKING:
     from vitreous.evaluate.intervals import Interval
-    from vitreous.report.inspection.results import Comparison
+    from vitreous.files.writing import Outputs
+    from vitreous.report.inspection.results import Comparison, Inspection
 
-__all__ = ["parsed", "run"]
+__all__ = ["parsed", "run", "written"]
 
 _METHODS = "gradient-attention, legrad, grad-cam, integrated-gradients, occlusion, rollout, attention, random"
 
@@ -35,7 +37,7 @@ def _parser() -> Parser:
         "network; the same as PNG files; and every number in inspection.json.\n"
         "Of each image: class maps, that is, which patches speak for a class; attention rollout; what every patch "
         "attends to, by block and head; and patches coloured by their features.\n"
-        "With --data, also the most similar training images and patches; accuracy by depth; and a comparison of the map "
+        "With --data, also the most similar training images and patches, accuracy by depth, and a comparison of map "
         "methods: does the prediction depend on the patches that a map shows, more than on random ones? A method that "
         "fails is marked beside its maps. Ten or more IMAGES are compared without --data.\n"
         "Of the model: patch filters and position embeddings; and with images, how far attention reaches, norms of "
@@ -86,21 +88,12 @@ def parsed(argv: Sequence[str]) -> Namespace:
 def run(argv: Sequence[str]) -> int:
     """Run the verb; exit code 1 if an image could not be read."""
     options = parsed(argv)
-    inputs = [model_files(options.model), image_files(options.images)]
-    if options.data:
-        inputs.append(data_files(options.data, options.data_dir))
-    files = make_outputs(options, inputs)
-    folder = out_folder(options)
-    from vitreous.report.inspection.writing import JSON, PAGE, write
-
-    for name in (PAGE, JSON):
-        if folder.is_dir():
-            files.claim("--out", folder / name)
+    files = _outputs(options)
     files.claim("--json", options.json)
-    paths = expand(options.images)
-    files.reads(each=lambda: paths)
     from vitreous.cli.work.inspection import inspected
 
+    paths = expand(options.images)
+    files.reads(each=lambda: paths)
     result = inspected(options, paths)
     for name, reason in result.failures:
         narrate(f"vitreous: {visible(name)}: {reason}")
@@ -108,15 +101,38 @@ def run(argv: Sequence[str]) -> int:
         narrate(note)
     if options.json != "-" and result.comparison is not None:
         print_table(_table(result.comparison))
-    make_folder(folder)
-    written = write(result, folder, files)
+    written(result, options, files)
     if options.json:
         write_document(files, options.json, result.to_dict())
-    narrate(f"{visible(str(written[0]))}: open it in a browser; beside it {len(written) - 1} files")
     return 1 if result.failures else 0
 
 
-def out_folder(options: Namespace) -> Path:
+def written(result: Inspection, options: Namespace, files: Outputs | None = None) -> None:
+    """Write the page, the JSON document and the PNG files, and say where they are."""
+    from vitreous.report.inspection.writing import write
+
+    folder, files = _out_folder(options), files or _outputs(options)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot create '{visible(str(folder))}': {error.strerror or error}; name another") from error
+    paths = write(result, folder, files)
+    narrate(f"{visible(str(paths[0]))}: open it in a browser; beside it {len(paths) - 1} files")
+
+
+def _outputs(options: Namespace) -> Outputs:
+    """Return the writer of the verb's files, after checking that the page may be written."""
+    from vitreous.report.inspection.writing import JSON, PAGE
+
+    inputs = [model_files(options.model), image_files(options.images)]
+    inputs += [data_files(options.data, options.data_dir)] if options.data else []
+    files, folder = make_outputs(options, inputs), _out_folder(options)
+    for name in (PAGE, JSON) if folder.is_dir() else ():
+        files.claim("--out", folder / name)
+    return files
+
+
+def _out_folder(options: Namespace) -> Path:
     """Return the folder to write to, which exists or can be created."""
     source = Path(options.model).expanduser()
     beside = source if source.is_dir() else source.parent if source.exists() else Path()
@@ -130,17 +146,9 @@ def out_folder(options: Namespace) -> Path:
     return folder
 
 
-def make_folder(folder: Path) -> None:
-    """Create a folder unless it exists."""
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot create '{visible(str(folder))}': {error.strerror or error}; name another") from error
-
-
 def _table(found: Comparison) -> Table:
     title = f"{found.rows[0].images:,} images of {visible(found.source)}"
-    table = Table("map method", box=SIMPLE_HEAD, title=title, title_justify="left")
+    table = Table("map method", box=SIMPLE_HEAD, title=Text(title, style="bold"), title_justify="left")
     for heading in ("SaCo", "95 % interval", "deletion", "insertion", "after randomisation"):
         table.add_column(heading, justify="right")
     table.add_column("verdict")

@@ -67,16 +67,18 @@ def inspected(options: Namespace, images: Sequence[ImageInput], classifier: Clas
     results, inputs, failures = _images(classifier, images, methods, layers, target)
     notes = list(unreadable_note(data.data)) if data else []
     compared = compared_methods(methods)
-    drawn = _draw(classifier, data, inputs, compared, seconds, options.batch_size)
-    comparison = _compare(classifier, compared, data, inputs, drawn, options.batch_size)
+    drawn = _draw(classifier, data, inputs, compared, seconds=seconds, batch_size=options.batch_size)
+    comparison = _compare(classifier, compared, data, inputs, drawn, batch_size=options.batch_size)
     if comparison is None and images:
-        notes.append(f"Map methods are not compared: that needs labelled images (--data), or {FEWEST} images to inspect.")
+        notes.append(
+            f"Map methods are not compared: that needs labelled images (--data), or {FEWEST} images to inspect."
+        )
     searched = None
     if data is not None:
         count = int(seconds / seconds_per_image(classifier, options.batch_size) / 2)
         searched = sample(classifier, data.searched, max(FEWEST, min(2000, count)), "search", seed=1)
     if results:
-        results = add_likeness(classifier, results, inputs, data, searched, options.batch_size)
+        results = add_likeness(classifier, results, inputs, data, searched, batch_size=options.batch_size)
     basis = drawn.images if drawn is not None else torch.stack(inputs) if inputs else None
     measures = dict(_measures(classifier, basis, notes, options.batch_size))
     if searched is not None and drawn is not None and len(set(searched.labels)) > 1:
@@ -158,6 +160,7 @@ def _draw(
     data: Labelled | None,
     inputs: Sequence[Tensor],
     methods: Sequence[MapMethod],
+    *,
     seconds: float,
     batch_size: int,
 ) -> Sample | None:
@@ -175,6 +178,7 @@ def _compare(
     data: Labelled | None,
     inputs: Sequence[Tensor],
     drawn: Sample | None,
+    *,
     batch_size: int,
 ) -> Comparison | None:
     """Compare the methods on labelled images, or on the given ones if they are enough."""

@@ -33,6 +33,7 @@ def add_likeness(
     inputs: Sequence[Tensor],
     data: Labelled | None,
     searched: Sample | None,
+    *,
     batch_size: int,
 ) -> list[ImageResult]:
     """Return the results with colours of patches, and with labelled images, also with neighbours.

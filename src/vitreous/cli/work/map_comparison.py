@@ -83,7 +83,7 @@ def affordable(
     if count < FEWEST:
         needed = checked + FEWEST * (scored + maps)
         raise ConfigError(
-            f"--budget is {seconds:g} s, comparing {len(methods)} methods on {FEWEST} images takes about {needed:.0f} s: "
+            f"--budget is {seconds:g} s, but {len(methods)} methods on {FEWEST} images take about {needed:.0f} s: "
             "allow more time, or compare fewer methods"
         )
     return min(count, _MOST)

@@ -1,4 +1,6 @@
-"""What `vitreous inspect` finds, as one page, PNG files and JSON. Read in this order:
+"""What `vitreous inspect` finds, as one page, PNG files and JSON.
+
+Read in this order:
 
 - ``results.py``: everything that was found, and its JSON form; ``attention.py``: attention weights small enough for a
   page.

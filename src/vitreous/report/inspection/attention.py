@@ -51,17 +51,18 @@ class StoredAttention:
 
     def values(self) -> npt.NDArray[np.float32]:
         """Return the weights, (L, S, T, T) float32."""
-        return self.weights.astype(np.float32) / 255 * self.scales[..., None]
+        return (self.weights / np.float32(255) * self.scales[..., None]).astype(np.float32)
 
     def encoded(self) -> str:
         """Return the weights, then the scales as little-endian float32, in base64."""
         return base64.b64encode(self.weights.tobytes() + self.scales.astype("<f4").tobytes()).decode("ascii")
 
 
+@torch.no_grad()
 def store(values: Intermediates, max_bytes: int, has_class_token: bool) -> StoredAttention:
     """Store the attention of a pass of one image.
 
-    All heads of all blocks are stored if they fit; else fewer heads, evenly spaced; else the mean of the heads alone, of
+    All heads of all blocks are stored if they fit; else fewer heads, evenly spaced; else only the mean of the heads, of
     fewer blocks; and where not even three blocks fit, 2 x 2 patches are joined, repeatedly.
 
     Args:
@@ -88,12 +89,13 @@ def store(values: Intermediates, max_bytes: int, has_class_token: bool) -> Store
         scales.append(top.cpu().numpy())
         weights.append((255 * maps / top[..., None]).round().to(torch.uint8).cpu().numpy())
     layers = tuple(values.layers[number].index for number in blocks)
-    names = ("class token",) if has_class_token else ()
-    names += tuple(f"register {n + 1}" for n in range(P - len(names)))
+    first = ["class token"] if has_class_token else []
+    names = (*first, *(f"register {n + 1}" for n in range(P - len(first))))
     sentence = _left_out(len(layers), len(values.layers), len(heads), H, joined)
     return StoredAttention(layers, heads, np.stack(weights), np.stack(scales), names, (h, w), joined, sentence)
 
 
+@torch.no_grad()
 def head_maps(model: VisionTransformer, values: Intermediates) -> npt.NDArray[np.float32]:
     """Return how much the tokens that the pooling reads attend to each patch, by block and head: (L, H, h, w).
 

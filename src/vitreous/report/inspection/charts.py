@@ -70,7 +70,7 @@ class Chart:
 
     @property
     def _high_x(self) -> int:
-        return max(max(each.first + len(each.values) - 1 for each in self.series), self._low_x + 1)
+        return max(self._low_x + 1, *(each.first + len(each.values) - 1 for each in self.series))
 
     @property
     def _top(self) -> float:

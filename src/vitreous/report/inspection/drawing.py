@@ -23,6 +23,7 @@ VIRIDIS: Bytes = (mpl.colormaps["viridis"](np.arange(256))[:, :3] * 255).round()
 """The colours, (256, 3)."""
 
 _OPACITY = 0.6  # of a map over its image in PNG files
+_MAX_JPEG = 36_000  # bytes of an image in a page, which has each image several times
 
 
 def scaled(values: npt.NDArray[Any], low: float | None = None, high: float | None = None) -> npt.NDArray[np.float64]:
@@ -50,7 +51,7 @@ def overlaid(image: Image.Image, values: npt.NDArray[np.float32]) -> Image.Image
 
 def reduced(image: Image.Image, side: int) -> Image.Image:
     """Return an image in RGB with at most so many pixels along its longer side."""
-    image = image.convert("RGB")
+    image = image.convert("RGB")  # a copy, which thumbnail changes
     image.thumbnail((side, side), Image.Resampling.LANCZOS)
     return image
 
@@ -63,11 +64,13 @@ def png(pixels: Bytes | Image.Image) -> bytes:
     return memory.getvalue()
 
 
-def jpeg(image: Image.Image) -> bytes:
-    """Encode an image as JPEG."""
+def jpeg(image: Image.Image, max_bytes: int = _MAX_JPEG) -> bytes:
+    """Encode an image as JPEG of at most so many bytes: one that is too large, such as noise, is reduced again."""
     memory = io.BytesIO()
     image.convert("RGB").save(memory, "JPEG", quality=82, optimize=True)
-    return memory.getvalue()
+    if memory.tell() <= max_bytes or max(image.size) <= 64:
+        return memory.getvalue()
+    return jpeg(reduced(image, max(image.size) * 3 // 4), max_bytes)
 
 
 def data_uri(encoded: bytes) -> str:

@@ -52,7 +52,7 @@ class _Stage:
 
     @staticmethod
     def of(one: Explanation, excess: tuple[float, float] = (1.0, 1.0)) -> _Stage:
-        """Return the stage of an image; ``excess`` is how far the drawn cells reach beyond the input, down and across."""
+        """Return the stage of an image; ``excess`` is the size of the drawn cells as a share of the input."""
         (height, width), place = one.image_size, one.placement
         start, step = np.array(place.to_input(0, 0)), np.array(place.to_input(1, 1)) - place.to_input(0, 0)
         first = -start / step  # row and column of the image where the input begins
@@ -153,8 +153,9 @@ def _viewer(number: int, result: ImageResult, source: str) -> Iterator[str]:
     yield '<p class="soft live">Point at a patch, or focus the image and use the arrow keys. '
     yield f"{html.escape(store.left_out)}</p>\n"
     yield "<noscript><p>This view needs scripts; the page loads nothing from outside.</p></noscript>\n"
-    yield f'<div class="viewer row" data-image="{number}"><figure class="wide">{stage.draw(source, canvas, pad)}</figure>'
-    yield f'<div><div class="controls">{_slider("block", number, "Block", len(store.layers) - 1, len(store.layers) - 1)}'
+    yield f'<div class="viewer row" data-image="{number}">'
+    yield f'<figure class="wide">{stage.draw(source, canvas, pad)}</figure><div><div class="controls">'
+    yield _slider("block", number, "Block", len(store.layers) - 1, len(store.layers) - 1)
     yield f"{_slider('head', number, 'Head', len(store.heads), 0)}</div>"
     if store.prefix:
         buttons = (f'<button type="button" data-token="{n}">{name}</button>' for n, name in enumerate(store.prefix))
@@ -190,7 +191,8 @@ def _heads(result: ImageResult) -> Iterator[str]:
 def _neighbours(result: ImageResult) -> Iterator[str]:
     if result.neighbours:
         yield "<h3>Most similar labelled images</h3>\n"
-        yield '<p class="soft">By the cosine of the features that the classification head reads.</p>\n<ul class="likes">'
+        yield '<p class="soft">By the cosine of the features that the classification head reads.</p>\n'
+        yield '<ul class="likes">'
         yield from (f"<li>{_likeness(each)}</li>" for each in result.neighbours)
         yield "</ul>\n"
     if result.patch_neighbours:

@@ -56,7 +56,7 @@ def _filters(filters: Filters) -> Iterator[str]:
     share = f"{filters.explained.sum():.0%} of the variance of the kernels"
     yield _image_figure(
         "Patch filters",
-        f"The first {len(filters.images)} principal components of the patch projection, {share}; each has its own scale",
+        f"Principal components of the patch projection, {share}; each has its own scale",
         filter_montage(filters),
         f"{len(filters.images)} filters; the first explains {filters.explained[0]:.0%} of the variance",
     )
@@ -80,7 +80,7 @@ def _offsets(found: OffsetScores) -> Iterator[str]:
     tiles = np.stack([magnitude_colours(each) for each in mean])
     yield _image_figure(
         "Attention scores by offset",
-        "One map for each block, heads averaged: the mean score of two patches by the offset between them, 0 in the centre",
+        "One map for each block, heads averaged: the mean score of two patches by their offset, 0 in the centre",
         montage(tiles, min(4, len(tiles))),
         f"{len(tiles)} maps of {tiles.shape[1]} by {tiles.shape[2]} offsets",
     )
@@ -91,8 +91,8 @@ def _distance(found: AttentionDistance) -> Iterator[str]:
     span = f"{found.distance.min():.0f} to {found.distance.max():.0f} pixels"
     yield _chart_figure(
         "Attention distance",
-        f"Mean distance between a patch and what it attends to, for each head; dashed: uniform attention. {found.images} "
-        "images",
+        "Mean distance between a patch and what it attends to, for each head; dashed: uniform attention. "
+        f"{found.images} images",
         Chart(
             [Series(found.distance[:, n].tolist(), "blue", False, f"head {n}") for n in range(heads)],
             "distance, pixels",
@@ -134,8 +134,8 @@ def _similarity(found: LayerSimilarity) -> Iterator[str]:
         if values is not None:
             yield _image_figure(
                 f"Similarity of depths, {name}",
-                f"Linear CKA between the input of block 0 (top left) and the outputs of all blocks, 0 to 1. {found.images} "
-                "images",
+                "Linear CKA between the input of block 0 (top left) and the outputs of all blocks, 0 to 1. "
+                f"{found.images} images",
                 magnitude_colours(values, 0, 1),
                 f"CKA of the first and the last depth {values[0, -1]:.2f}",
             )

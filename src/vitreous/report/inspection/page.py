@@ -21,7 +21,7 @@ from vitreous.report.inspection.results import Comparison, Inspection
 
 __all__ = ["MAX_ATTENTION_BYTES", "page"]
 
-MAX_ATTENTION_BYTES = 2_500_000
+MAX_ATTENTION_BYTES = 2_200_000
 """Of the attention weights of all images of a page, before base64, so that a page of eight images stays below 6 MB."""
 
 
@@ -72,8 +72,8 @@ def _comparison(found: Comparison) -> Iterator[str]:
     yield f"<p>Whether a map ranks patches as the prediction depends on them, on {found.rows[0].images:,} images of "
     yield f"{safe(found.source)}, with 95 % intervals over images. SaCo is from -1 to 1; it compares the drop of the "
     yield "probability when groups of patches are removed. Deletion and insertion are areas under the probability as "
-    yield "patches are removed or inserted, the most salient first. The last column is the rank correlation with maps of "
-    yield "a model whose last half is drawn again: close to 1, the map hardly depends on what that half learned.</p>\n"
+    yield "patches are removed or inserted, the most salient first. The last column is the rank correlation with maps "
+    yield "of a model whose last half is drawn again: close to 1, a map hardly depends on what that half learned.</p>"
     yield '<div class="scroll" tabindex="0" role="region" aria-label="Faithfulness of the maps"><table>\n<thead><tr>'
     heads = (
         "method",
