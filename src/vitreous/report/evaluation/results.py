@@ -41,7 +41,16 @@ from vitreous.evaluate.selective import RiskCoverage, SelectionScore, risk_cover
 from vitreous.evaluate.slices import Slice, score_slices
 from vitreous.report.evaluation.robustness import RobustnessResult
 
-__all__ = ["Comparison", "ConformalResult", "EvaluationInput", "EvaluationResult", "Selection", "Sheets", "measure"]
+__all__ = [
+    "Comparison",
+    "ConformalResult",
+    "EvaluationInput",
+    "EvaluationResult",
+    "Selection",
+    "Sheets",
+    "measure",
+    "with_robustness",
+]
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
