@@ -19,11 +19,9 @@ from PIL import Image
 
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.evaluate.calibration import calibrate, reliability
 from vitreous.report import style
 from vitreous.report.batch_figure import save_batch_figure
-from vitreous.report.figures import draw_calibration, draw_confusion, draw_curves
-from vitreous.report.mistakes import Mistake, draw_mistakes
+from vitreous.report.figures import draw_curves
 
 GAP = 6  # pixels that two texts side by side keep apart
 
@@ -137,57 +135,6 @@ def test_the_axis_of_the_learning_rate_has_no_text_apart_from_its_ticks():
 
 
 @pytest.mark.parametrize("names", NAMES)
-@pytest.mark.parametrize("mistakes", ["none", "one", "all over"])
-@pytest.mark.parametrize("k", [1, 2, 10, 21, 40, 100, 1000])
-def test_confusion(k, mistakes, names):
-    confusion = np.diag(np.full(k, 1234))
-    if mistakes == "all over":
-        confusion = confusion + np.random.default_rng(0).integers(
-            0, 1_000_000 if k < 4 else 3000 if k < 20 else 30, (k, k)
-        )
-    elif mistakes == "one" and k > 1:
-        confusion[0, 1] = 1
-    draw_checked(lambda: draw_confusion(confusion, NAMES[names](k)))
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_matrix_without_mistakes_fills_its_canvas(dark):
-    png, _ = draw_checked(lambda: draw_confusion(np.diag([13, 18, 14, 22]), list("abcd"), dark=dark))
-    with Image.open(io.BytesIO(png)) as image:
-        pixels = np.asarray(image.convert("RGB")).astype(int)
-        assert "no mistakes" in image.text["Title"]
-    used = np.abs(pixels - pixels[0, 0]).sum(axis=2).any(axis=0)  # columns with anything in them
-    gaps = np.split(used, np.flatnonzero(np.diff(used)) + 1)
-    assert max(len(gap) for gap in gaps if not gap[0]) < 0.1 * pixels.shape[1]
-
-
-@pytest.mark.parametrize("crossed", [False, True])
-@pytest.mark.parametrize("situation", ["usual", "one image", "perfect", "unsure", "no temperature"])
-def test_calibration(situation, crossed):
-    n = 1 if situation == "one image" else 100_000
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(0, 10, (n,), generator=generator)
-    sure = {"perfect": 99.0, "unsure": 0.0}.get(situation, 3.0)
-    logits = torch.randn(n, 10, generator=generator) * (sure != 99) + sure * torch.eye(10)[labels]
-    temperature = 1.0 if situation == "no temperature" else 12.345
-    bins = [reliability(torch.softmax(logits / t, dim=1), labels) for t in (1.0, temperature)]
-    summary = calibrate(logits, labels, temperature)
-    _, figure = draw_checked(lambda: draw_calibration(*bins, summary, "validation", crossed))
-    shown = [text.get_text() for text in drawn_texts(figure)]
-    assert "images" in shown
-
-
-@pytest.mark.parametrize("names", NAMES)
-@pytest.mark.parametrize("size", [(8, 8), (400, 100), (100, 400)])
-@pytest.mark.parametrize("count", [0, 1, 3, 25])
-def test_mistakes(count, size, names):
-    image = np.zeros((*size, 3), np.uint8)
-    a, b = NAMES[names](2)
-    rows = [Mistake(image if n % 2 else None, a, b, 1.0, f"train/{a}/{n}.jpg") for n in range(count)]
-    draw_checked(lambda: draw_mistakes(rows, 12345 if count else 0, 1_000_000))
-
-
-@pytest.mark.parametrize("names", NAMES)
 @pytest.mark.parametrize(("count", "size"), [(1, (8, 8)), (40, (64, 48)), (3, (48, 128))])
 def test_batch(tmp_path, count, size, names):
     pipeline = EvalPipeline(size, 3, PreprocessConfig(mean=(0.4,) * 3, std=(0.3,) * 3))
@@ -225,12 +172,6 @@ def test_texts_and_lines_stand_out_from_their_background(theme):
 
 DRAWINGS = {
     "curves": lambda dark: draw_curves(history(9, 1e-3), 7, dark=dark),
-    "confusion": lambda dark: draw_confusion(np.arange(16).reshape(4, 4), list("abcd"), dark=dark),
-    "no mistakes": lambda dark: draw_confusion(np.diag([3, 4]), list("ab"), dark=dark),
-    "mistakes": lambda dark: draw_mistakes([Mistake(None, "a", "b", 0.5, "a.jpg")], 1, 9, dark=dark),
-    "calibration": lambda dark: draw_calibration(
-        *[reliability(torch.eye(4), torch.arange(4))] * 2, calibrate(torch.eye(4), torch.arange(4), 2.0), dark=dark
-    ),
 }
 
 

@@ -19,14 +19,16 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
+from vitreous.data.config import PreprocessConfig
+from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import DataError, NonFiniteError, OutputError
-from vitreous.evaluate.calibration import calibrate, cross_scaled, fit_temperature, reliability
+from vitreous.evaluate.calibration import brier_score, calibrate, cross_scaled, fit_temperature
 from vitreous.evaluate.metrics import evaluate, worst_mistakes
 from vitreous.machine.device import Machine
-from vitreous.report.figures import draw_calibration, draw_confusion, draw_curves
+from vitreous.report.batch_figure import save_batch_figure
+from vitreous.report.figures import draw_curves
 from vitreous.report.fonts import FontSet
-from vitreous.report.mistakes import Mistake, draw_mistakes
-from vitreous.report.run_report import PICTURES, Predictions, RunFacts, write_report
+from vitreous.report.run_report import PAGE, PICTURES, Predictions, RunFacts, write_report
 
 DIGITS = [str(d) for d in range(10)]
 HISTORY = [
@@ -88,7 +90,7 @@ def test_report_holds_the_scores_of_both_splits(digits: tuple[Predictions, Predi
     report = write_report(tmp_path / "run", FACTS, history=HISTORY, classes=DIGITS, val=val, test=test)
     text = (tmp_path / "run" / "report.json").read_text(encoding="utf-8")
     assert json.loads(text) == report
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted([*PICTURES, "report.json"])
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == sorted([*PICTURES, PAGE, "report.json"])
 
     for name, split in (("val", val), ("test", test)):
         scores = evaluate(split.logits, split.labels)
@@ -114,6 +116,9 @@ def test_report_holds_the_scores_of_both_splits(digits: tuple[Predictions, Predi
 
 def test_report_tells_the_run(digits: tuple[Predictions, Predictions], tmp_path: Path) -> None:
     report = write_report(tmp_path, FACTS, history=HISTORY, classes=DIGITS, val=digits[0], temperature=1.25)
+    page = (tmp_path / PAGE).read_text()
+    assert "With temperature 1.250, cross-fitted" in page
+    assert page.count("<img") > 60
     assert report["format_version"] == 1
     assert (report["recipe"], report["seed"], report["device"], report["precision"]) == ("digits", 3, "cpu", "float32")
     assert report["data"] == FACTS.data
@@ -166,12 +171,13 @@ def test_without_a_test_split_calibration_is_measured_on_images_that_did_not_fit
     in_sample = calibrate(val.logits, val.labels, crossed["temperature"])
     assert crossed["log_loss_after"] > in_sample.log_loss_after
     assert crossed["log_loss_before"] == in_sample.log_loss_before
-    assert "each half of them is drawn here with the temperature that fits the other half" in words_of(
-        tmp_path / "no-test/calibration.png"
-    )
-    write_report(tmp_path / "test", FACTS, history=HISTORY, classes=DIGITS, val=val, test=test)
-    said = words_of(tmp_path / "test" / "calibration.png")
-    assert "(497 test images) The saved temperature is fitted on the validation images, not on these" in said
+    page = (tmp_path / "no-test" / PAGE).read_text()
+    assert "each half is measured with that of the other half" in page
+    assert f'data-key="log_loss"><b>{crossed["log_loss_after"]:.4f}' in page
+    assert f'data-key="brier"><b>{crossed["brier_after"]:.4f}' in page
+    with_test = write_report(tmp_path / "test", FACTS, history=HISTORY, classes=DIGITS, val=val, test=test)
+    scaled = torch.softmax(test.logits.double() / crossed["temperature"], dim=1)
+    assert with_test["calibration"]["brier_after"] == pytest.approx(brier_score(scaled, test.labels))
 
 
 def test_the_halves_that_calibrate_each_other_have_as_many_images_of_each_class() -> None:
@@ -214,7 +220,7 @@ def test_dark_figures_are_written_on_request(tmp_path: Path) -> None:
     report = write_report(tmp_path, FACTS, history=HISTORY, classes=list("abcd"), val=val, dark=True)
     dark = [name.replace(".png", "-dark.png") for name in PICTURES]
     assert report["pictures"] == [*PICTURES, *dark]
-    assert {path.name for path in tmp_path.iterdir()} == {*PICTURES, *dark, "report.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {*PICTURES, *dark, PAGE, "report.json"}
 
 
 def test_an_image_that_is_gone_does_not_prevent_the_report(tmp_path: Path) -> None:
@@ -224,6 +230,7 @@ def test_an_image_that_is_gone_does_not_prevent_the_report(tmp_path: Path) -> No
     val = Predictions(torch.eye(4), torch.tensor([1, 2, 3, 0]), image=gone)
     report = write_report(tmp_path, FACTS, history=HISTORY, classes=list("abcd"), val=val)
     assert len(report["worst_mistakes"]) == 4
+    assert "<img" not in (tmp_path / PAGE).read_text()
 
 
 def test_wrong_input_is_named_before_anything_is_written(
@@ -258,69 +265,6 @@ def test_curves_of_any_history(rows: list[dict[str, object]], selected: int | No
     assert _size(draw_curves(rows, selected))[0] > 1000
 
 
-@pytest.mark.parametrize("k", [2, 10, 20, 21, 40, 41, 300])
-def test_confusion_of_any_number_of_classes(k: int) -> None:
-    counts = np.random.default_rng(k).poisson(0.3, (k, k)) + 9 * np.eye(k, dtype=np.int64)
-    counts[k // 2] = 0  # a class without images
-    assert _size(draw_confusion(counts, [f"a rather long name of class number {i}" for i in range(k)]))[0] > 900
-    assert _size(draw_confusion(np.diag(counts.diagonal()), [str(i) for i in range(k)]))[0] > 900  # the matrix alone
-
-
-def test_mistakes_of_any_image(flowers: Path, photos: Path) -> None:
-    tulip = sorted((flowers / "val" / "tulips").iterdir())[0]
-    images: list[Image.Image | np.ndarray | None] = [
-        Image.open(tulip),
-        Image.open(tulip).convert("L"),
-        *(Image.open(path) for path in sorted(photos.glob("*.png"))),
-        np.zeros((8, 8), np.uint8),
-        np.zeros((28, 28, 1), np.uint8),
-        np.zeros((32, 32, 3), np.uint8),
-        np.zeros((1, 50, 3), np.uint8),
-        None,
-    ]
-    mistakes = [Mistake(image, "true " * 20, "花", 0.9) for image in images]
-    heights = [_size(draw_mistakes(mistakes[:n], n, 100))[1] for n in (0, 1, 5, 6, len(mistakes))]
-    assert heights[0] < heights[1] <= heights[2] + 2 < heights[3]  # the aspect, and so the rounding, differs
-
-
-@pytest.mark.parametrize(
-    ("names", "shown"),
-    [
-        (["a/b/1.jpg", "a/c/2.jpg"], ["1.jpg", "2.jpg"]),
-        (["a/b/1.jpg", "a/c/1.jpg", "2.jpg"], ["b/1.jpg", "c/1.jpg", "2.jpg"]),
-        ([None, "a/1.jpg"], ["1.jpg"]),
-        (["d/\x1b[31m\u202egpj.1\udcff\n.jpg"], ["\\x1b[31m\\u202egpj.1\\xff\\n.jpg"]),
-        (["s/s.png", "s/s.png"], ["s/s.png", "s/s.png"]),
-    ],
-)
-def test_mistakes_name_their_files_as_far_as_it_takes_to_tell_them_apart(
-    names: list[str | None], shown: list[str]
-) -> None:
-    image = np.zeros((32, 32, 3), np.uint8)
-    with Image.open(io.BytesIO(draw_mistakes([Mistake(image, "a", "b", 0.9, name) for name in names], 9, 9))) as sheet:
-        assert str(sheet.text["Description"]).split("\n") == shown
-
-
-def test_a_name_takes_room_below_its_image_and_a_long_one_no_more_than_a_short_one() -> None:
-    image = np.zeros((32, 32, 3), np.uint8)
-
-    def drawn(name: str | None) -> np.ndarray:
-        with Image.open(io.BytesIO(draw_mistakes([Mistake(image, "a", "b", 0.9, name)] * 5, 9, 9))) as sheet:
-            return np.asarray(sheet.convert("L"))
-
-    bare, short, long = (drawn(name) for name in (None, "1.jpg", "x" * 300 + ".jpg"))
-    assert (short < 200).sum() > (bare < 200).sum()
-    assert abs(short.shape[1] - long.shape[1]) < 20  # of some 1,400
-
-
-def test_calibration_of_few_and_many(digits: tuple[Predictions, Predictions]) -> None:
-    for n in (1, 5, 700):
-        logits, labels = digits[0].logits[:n], digits[0].labels[:n]
-        summary = calibrate(logits, labels, 2.0)
-        bins = [reliability(torch.softmax(logits / t, dim=1), labels) for t in (1.0, 2.0)]
-        assert _size(draw_calibration(bins[0], bins[1], summary))[0] > 1000
-
-
 @pytest.mark.parametrize(
     ("text", "width", "shown"),
     [
@@ -338,14 +282,15 @@ def test_labels_fit_the_line_and_the_fonts(text: str, width: int, shown: str) ->
 
 
 def test_letters_without_a_font_are_written_by_number_without_a_warning(
-    caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+    caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder, tmp_path: Path
 ) -> None:
     unassigned = "x\U0001fbff\uf8f0y"  # beyond any font's letters
     names = [unassigned, "花", "🌹", "$\\frac{1}"]
     assert FontSet(names).shorten(unassigned) in (r"x\U0001fbff\uf8f0y", unassigned)
     with caplog.at_level(logging.DEBUG), warnings.catch_warnings():
         warnings.simplefilter("always")
-        _size(draw_confusion(np.ones((4, 4), dtype=np.int64), names))
+        pipeline = EvalPipeline((8, 8), 3, PreprocessConfig(mean=(0.4,) * 3, std=(0.3,) * 3))
+        save_batch_figure(tmp_path / "batch.png", torch.zeros(4, 3, 8, 8), torch.eye(4), names, pipeline)
     assert [str(w.message) for w in recwarn] == []
     assert [r.message for r in caplog.records if r.levelno >= logging.WARNING] == []
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from vitreous.errors import CheckpointError, OutputError, TrainingError, UsageError
-from vitreous.report.run_report import PICTURES
+from vitreous.report.run_report import PAGE, PICTURES
 from vitreous.runs.folder_content import FILES
 from vitreous.runs.lock import NAME, locked
 from vitreous.runs.state_file import read_state, write_state
@@ -53,7 +53,7 @@ def test_training_writes_through_no_link_in_the_run_directory(tmp_path, runs, in
 
 def test_the_report_writes_through_no_link_in_the_run_directory(tmp_path, runs, interrupted):
     folder, outside = interrupted(tmp_path / "run", runs), Outside(tmp_path / "outside")
-    names = ("model.safetensors", "example.png", "report.json", *PICTURES)
+    names = ("model.safetensors", "example.png", "report.json", PAGE, *PICTURES)
     for name, link in zip(names, itertools.cycle((os.symlink, os.link, dangling)), strict=False):
         outside.link(folder / name, link)
     runs.train(runs.config(folder), resume=True)
@@ -161,7 +161,7 @@ def test_resume_is_not_advised_where_nothing_can_be_resumed(tmp_path, runs):
 
 
 def test_files_of_the_user_stay(tmp_path, runs):
-    for name in (*PICTURES, "example.png", "unreadable.txt"):
+    for name in (*PICTURES, PAGE, "example.png", "unreadable.txt"):
         folder = tmp_path / name.partition(".")[0]
         folder.mkdir()
         (folder / name).write_text("a user's")
@@ -174,10 +174,10 @@ def test_files_of_the_user_stay(tmp_path, runs):
 def test_a_directory_in_the_place_of_a_file_is_refused_before_training(tmp_path, runs, interrupted):
     folder = interrupted(tmp_path / "run", runs)
     assert {path.name for path in folder.iterdir()} - {NAME} <= set(FILES)
-    assert set(PICTURES) <= set(FILES)
-    (folder / "confusion.png").mkdir()
+    assert {*PICTURES, PAGE} <= set(FILES)
+    (folder / "report.html").mkdir()
     with pytest.raises(
-        OutputError, match=r"confusion.png' is a directory, but a run writes a file of that name: remove it"
+        OutputError, match=r"report.html' is a directory, but a run writes a file of that name: remove it"
     ):
         runs.train(runs.config(folder), resume=True)
 

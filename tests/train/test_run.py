@@ -72,9 +72,9 @@ def finished(tmp_path_factory):
 def test_the_folder_holds_what_is_promised(finished):
     result, text, _ = finished
     names = {path.name for path in result.folder.iterdir()}
-    figures = {"curves.png", "confusion.png", "mistakes.png", "calibration.png"}
+    figures = {"curves.png"}
     assert names == figures | {
-        *("model.safetensors", "report.json", "metrics.csv", "recipe.yaml", "last.ckpt", "example.png")
+        *("model.safetensors", "report.json", "report.html", "metrics.csv", "recipe.yaml", "last.ckpt", "example.png")
     }
     for name in figures:
         with Image.open(result.folder / name) as figure:

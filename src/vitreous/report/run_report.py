@@ -1,4 +1,4 @@
-"""The report of a finished run: report.json for programs and figures for people. It knows no trainer and no model.
+"""The report of a finished run: report.json for programs, a page and curves for people. It knows no trainer.
 
 report.json (format_version 1; a number that is not finite is null)::
 
@@ -32,7 +32,6 @@ N images, K classes.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -45,29 +44,23 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.errors import DataError, OutputError, VitreousError
-from vitreous.evaluate.calibration import (
-    Calibration,
-    Reliability,
-    calibrate,
-    choose_temperature,
-    cross_scaled,
-    reliability,
-)
+from vitreous.errors import DataError, OutputError
+from vitreous.evaluate.calibration import calibrate, choose_temperature, cross_scaled
 from vitreous.evaluate.metrics import Scores, evaluate, most_confused, worst_mistakes
 from vitreous.files.text import json_text, json_values
 from vitreous.files.writing import atomic_write
 from vitreous.machine.device import Machine, describe_machine, versions
-from vitreous.report.figures import draw_calibration, draw_confusion, draw_curves
-from vitreous.report.mistakes import Mistake, draw_mistakes
+from vitreous.report.evaluation.page import page
+from vitreous.report.evaluation.results import EvaluationInput, measure
+from vitreous.report.figures import draw_curves
 
-__all__ = ["PICTURES", "Predictions", "RunFacts", "write_report"]
+__all__ = ["PAGE", "PICTURES", "Predictions", "RunFacts", "write_report"]
 
-PICTURES = ("curves.png", "confusion.png", "mistakes.png", "calibration.png")
+PICTURES = ("curves.png",)
 """Names of the figures that :func:`write_report` writes into the run directory."""
 
-Diagram = tuple[Reliability, Reliability, Calibration, str, bool]
-"""Positional arguments of :func:`~vitreous.report.figures.draw_calibration`."""
+PAGE = "report.html"
+"""Name of the page on the saved weights, which :mod:`vitreous.report.evaluation` describes."""
 
 _FORMAT_VERSION = 1
 _MAX_MATRIX_CLASSES = 100  # a larger confusion matrix would make the file megabytes of zeros
@@ -76,9 +69,9 @@ _PAIRS, _MISTAKES = 20, 25
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """The model's outputs on one split, and its images for the sheet of mistakes.
+    """The model's outputs on one split, and its images for the thumbnails of the page.
 
-    An image that cannot be loaded is drawn as an empty cell, as are all images if `image` is None.
+    An image that cannot be loaded has no thumbnail; nor has any image if `image` is None.
     """
 
     logits: Tensor  # (N, K) outputs of the saved weights before softmax
@@ -118,10 +111,10 @@ def write_report(
     temperature: float | None = None,
     dark: bool = False,
 ) -> dict[str, Any]:
-    """Write `report.json` and the figures of :data:`PICTURES` into a run directory, and return the former's content.
+    """Write `report.json`, :data:`PAGE` and :data:`PICTURES` into a run directory, and return the first one's content.
 
-    Confusion and mistakes are shown on the validation split, so that studying them leaves the test split untouched.
-    Calibration is measured on the test split if there is one, because the temperature is fitted on the validation
+    The page is on the validation split, so that studying its mistakes leaves the test split untouched. `calibration` of
+    report.json is measured on the test split if there is one, because the temperature is fitted on the validation
     split, here if it is None. `dark` also writes each figure for dark pages, as `NAME-dark.png`, in twice the time.
     """
     temperature = choose_temperature(val.logits, val.labels) if temperature is None else temperature
@@ -129,11 +122,15 @@ def write_report(
     test_scores = evaluate(test.logits, test.labels) if test else None
     named = {"val": _named(scores, classes), "test": _named(test_scores, classes) if test_scores else None}
     mistakes = _mistakes(val, classes)
-    calibration, diagram = _calibration(val, test, temperature)
-    sheet = [_with_image(val, mistake) for mistake in mistakes]
-    figures = _draw(facts, history, classes=classes, scores=scores, mistakes=sheet, diagram=diagram)
-    if dark:
-        figures |= _draw(facts, history, classes=classes, scores=scores, mistakes=sheet, diagram=diagram, dark=True)
+    calibration = _calibration(val, test, temperature)
+    figures = {
+        name.replace(".png", "-dark.png") if is_dark else name: draw_curves(
+            history, facts.selected_epoch, scores.summary(), facts.precision, dark=is_dark
+        )
+        for is_dark in ((False, True) if dark else (False,))
+        for name in PICTURES
+    }
+    html = "".join(page(measure(_page_input(folder.name, facts, classes, val, temperature)), val.image))
     report = json_values(
         {
             **_described(facts),
@@ -146,40 +143,37 @@ def write_report(
             "pictures": list(figures),
         }
     )
-    _write(folder, figures | {"report.json": _json(report)})  # last: a report never names a figure that is missing
+    # Last: a report never names a figure that is missing.
+    _write(folder, figures | {PAGE: html.encode("utf-8"), "report.json": _json(report)})
     return report
 
 
-def _draw(
-    facts: RunFacts,
-    history: Sequence[Mapping[str, Any]],
-    *,
-    classes: Sequence[str],
-    scores: Scores,
-    mistakes: Sequence[Mistake],
-    diagram: Diagram,
-    dark: bool = False,
-) -> dict[str, bytes]:
-    wrong = int(scores.confusion.sum() - np.trace(scores.confusion))
-    drawn = (
-        draw_curves(history, facts.selected_epoch, scores.summary(), facts.precision, dark=dark),
-        draw_confusion(scores.confusion, classes, dark=dark),
-        draw_mistakes(mistakes, wrong, scores.n, dark=dark),
-        draw_calibration(*diagram, dark=dark),
+def _page_input(
+    name: str, facts: RunFacts, classes: Sequence[str], val: Predictions, temperature: float
+) -> EvaluationInput:
+    """Return what the page shows: the validation split, cross-fitted because the temperature was fitted on it."""
+    notes = ["these images chose the epoch and the temperature, so the scores are a little high"]
+    return EvaluationInput(
+        model=name,
+        data=str(facts.data.get("source", "")),
+        split="validation split",
+        classes=classes,
+        names=[val.name(n) if val.name else f"image {n}" for n in range(len(val.labels))],
+        logits=val.logits,
+        labels=val.labels,
+        temperature=temperature,
+        scaled=cross_scaled(val.logits, val.labels) if temperature != 1 else None,
+        notes=notes,
     )
-    names = [name.replace(".png", "-dark.png") for name in PICTURES] if dark else PICTURES
-    return dict(zip(names, drawn, strict=True))
 
 
-def _calibration(val: Predictions, test: Predictions | None, temperature: float) -> tuple[dict[str, Any], Diagram]:
-    """Return `calibration` of the report, and the arguments that draw it."""
+def _calibration(val: Predictions, test: Predictions | None, temperature: float) -> dict[str, Any]:
+    """Return `calibration` of the report."""
     crossed, measured = test is None and temperature != 1, val if test is None else test
     scaled = cross_scaled(val.logits, val.labels) if crossed else measured.logits.double() / temperature
     summary = calibrate(measured.logits, measured.labels, temperature, scaled)
-    before, after = (reliability(_softmax(logits), measured.labels) for logits in (measured.logits, scaled))
-    split, long_split = ("val", "validation") if test is None else ("test", "test")
-    entry = {"fitted_on": "val", "measured_on": split, "cross_fitted": crossed} | summary.to_dict()
-    return entry, (before, after, summary, long_split, crossed)
+    split = "val" if test is None else "test"
+    return {"fitted_on": "val", "measured_on": split, "cross_fitted": crossed} | summary.to_dict()
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -233,15 +227,6 @@ def _mistakes(split: Predictions, classes: Sequence[str]) -> list[dict[str, Any]
         }
         for index, probability, chosen in zip(indices, best, predicted, strict=True)
     ]
-
-
-def _with_image(split: Predictions, mistake: Mapping[str, Any]) -> Mistake:
-    """Return a mistake with its image; one that is gone since the run began must not prevent the report."""
-    image = None
-    if split.image:
-        with contextlib.suppress(VitreousError, OSError):
-            image = split.image(mistake["index"])
-    return Mistake(image, mistake["true"], mistake["predicted"], mistake["probability"], mistake["name"])
 
 
 def _json(report: dict[str, Any]) -> bytes:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
-from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from vitreous.report.fonts import FontSet
@@ -35,7 +34,6 @@ class Theme:
     orange: str
     green: str
     red: str
-    heat_map: tuple[str, ...]  # colours of shares from 0 to 1
 
     def applied(self, fonts: FontSet, **settings: Any) -> AbstractContextManager[None]:
         """Return a context in which figures are drawn in these colours and fonts, with further Matplotlib settings."""
@@ -58,10 +56,6 @@ class Theme:
         inks = dict.fromkeys(inked, self.text)
         return mpl.rc_context(shared | grounds | inks | settings)
 
-    def colormap(self) -> Colormap:
-        """Return the colours of :attr:`heat_map`; masked cells are :attr:`grid`."""
-        return LinearSegmentedColormap.from_list("shares", self.heat_map).with_extremes(bad=self.grid)
-
 
 LIGHT = Theme(
     background="#FFFFFF",
@@ -73,7 +67,6 @@ LIGHT = Theme(
     orange="#E69F00",
     green="#009E73",
     red="#C24E00",
-    heat_map=("#F7FBFF", "#C6DBEF", "#6BAED6", "#2171B5", "#08306B"),
 )
 DARK = Theme(
     background="#0D1117",
@@ -85,7 +78,6 @@ DARK = Theme(
     orange="#E69F00",
     green="#35C49B",
     red="#FF7B3D",
-    heat_map=("#161B22", "#12395C", "#1F6FAB", "#56B4E9", "#CFEBFF"),
 )
 
 

@@ -22,13 +22,13 @@ __all__ = ["FILES", "read_report", "refuse_outward_links", "remove_empty_dirs", 
 
 FILES = (
     *("recipe.yaml", "metrics.csv", "last.ckpt", "previous.ckpt", "model.safetensors", "report.json"),
-    *("curves.png", "confusion.png", "mistakes.png", "calibration.png", "example.png", "unreadable.txt"),
+    *("curves.png", "report.html", "example.png", "unreadable.txt"),
     *("last-good.safetensors", "nonfinite.replay"),
 )
 """Names of all files that a run writes itself; its loggers write others."""
 
 _UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")  # how files/writing.py names a file until it is complete
-_WRITTEN = re.compile(r".+\.(ckpt|csv|json|png|replay|safetensors|txt|yaml)")  # what a run writes
+_WRITTEN = re.compile(r".+\.(ckpt|csv|html|json|png|replay|safetensors|txt|yaml)")  # what a run writes
 _PREAMBLE = {"recipe.yaml", "unreadable.txt"}  # what a run writes before it has anything to resume from
 _LARGEST_REPORT = 1 << 28  # bytes
 _LOGGER_FILES = ("tensorboard", "wandb", "mlflow.db", "mlruns", "mlartifacts")  # written through links

@@ -118,7 +118,7 @@ def assemble(
         check_position(state, setup)
     clock: Clock = Steps(config.steps or config.epochs * setup.data_module.steps_per_epoch)
     if config.budget is not None:
-        reserve = exit_seconds + report_seconds(len(setup.data.classes))
+        reserve = exit_seconds + report_seconds(setup.data.splits["val"], len(setup.data.classes))
         clock = Budget(started, parse_duration(config.budget), reserve)
     with view.counting("decoding") as count:
         setup.data_module.progress = count

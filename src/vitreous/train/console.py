@@ -140,7 +140,7 @@ class Display:
 
     def files(self, folder: Path) -> None:
         """Print the run directory and the files in it."""
-        order = ["model.safetensors", "report.json", "curves.png", "confusion.png", "mistakes.png", "calibration.png"]
+        order = ["model.safetensors", "report.html", "report.json", "curves.png"]
         found = [name for name in [*order, "metrics.csv", "recipe.yaml"] if (folder / name).exists()]
         self.line(f"{folder}/  ", "  ".join(found))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import datetime
 import os
@@ -12,17 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 from torch import Tensor, nn
 
 from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.data.sources.opening import Split
-from vitreous.errors import NonFiniteError
+from vitreous.errors import NonFiniteError, VitreousError
 from vitreous.evaluate.calibration import choose_temperature
 from vitreous.evaluate.metrics import Scores
 from vitreous.files.writing import atomic_write
 from vitreous.machine.device import describe_machine, versions
-from vitreous.report.figures import draw_confusion
+from vitreous.report.evaluation.results import EvaluationInput, measure
+from vitreous.report.figures import draw_curves
 from vitreous.report.run_report import Predictions, RunFacts, write_report
 from vitreous.train.finetune.trainable import merge_adapters
 from vitreous.train.resume.non_finite import NonFiniteStepError
@@ -33,7 +35,9 @@ __all__ = ["RunWriter", "SelectedWeights", "SplitScores", "copy_weights", "repor
 
 _SAVE_EVERY = 10.0  # seconds between two writes of the best model so far
 _FLOAT32_OVER_BF16 = 3.0  # time of a forward pass in float32 over bf16, on a CPU with bf16 in hardware
-_REPORT_OVER_CONFUSION = 8.0  # time of the report and the exit over that of drawing a confusion matrix
+_TIMED_IMAGES = 500  # images whose figures are computed to estimate the time of the report
+_THUMBNAILS = 112  # most images of the page
+_MARGIN = 2.0  # time reserved for the report over its estimate
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +113,7 @@ class RunWriter:
         training_scores: Scores,
         finetune: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Write report.json and the figures, and return the content of report.json.
+        """Write report.json, the page and the curves, and return the content of report.json.
 
         Scores of `selected` were computed in float32, `training_scores` of the same epoch during training. `history`
         are the rows of metrics.csv, `finetune` is the section on fine-tuning.
@@ -204,12 +208,24 @@ def scoring_seconds(validation: float, test_share: float, precision: str) -> flo
     return validation * (_FLOAT32_OVER_BF16 * (1 + test_share) if precision == "bf16" else test_share)
 
 
-def report_seconds(classes: int) -> float:
+def report_seconds(split: Split, classes: int) -> float:
     """Estimate the seconds that the report and the exit of the program take on this machine.
 
-    Draws a confusion matrix twice: first to import what drawing needs, then to measure.
+    Draws learning curves, decodes an image of the validation split, and computes the figures of the page from random
+    logits of a few images. All is done twice: first to import what it needs, then to measure.
     """
+    n = min(len(split), _TIMED_IMAGES)
+    generator = torch.Generator().manual_seed(0)  # the random numbers of the run stay as they are
+    logits = torch.randn(n, classes, generator=generator)
+    names, labels = [str(k) for k in range(max(n, classes))], torch.from_numpy(split.labels[:n]).long()
     for _ in range(2):
         started = time.monotonic()
-        draw_confusion(np.zeros((classes, classes), dtype=np.int64), [str(n) for n in range(classes)])
-    return _REPORT_OVER_CONFUSION * (time.monotonic() - started)
+        measure(EvaluationInput("", "", "", names[:classes], names[:n], logits, labels))
+        figures = (time.monotonic() - started) * len(split) / n
+        started = time.monotonic()
+        draw_curves([{"epoch": 1, "train_loss": 1.0}])
+        drawing, started = time.monotonic() - started, time.monotonic()
+        with contextlib.suppress(VitreousError):  # the run reports it when it needs the image
+            split.image(0)
+        decoding = (time.monotonic() - started) * min(len(split), _THUMBNAILS)
+    return _MARGIN * (figures + 2 * drawing + decoding)

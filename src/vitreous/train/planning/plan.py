@@ -100,7 +100,7 @@ def _measure(session: Session, meter: MemoryMeter, budget: float | None, start_s
     timed = trials.time_phases()
     trials.record_growth(micro_batch, trials.last_growth)
     validation = validation_seconds(session)
-    reporting = report_seconds(len(setup.data.classes))
+    reporting = report_seconds(setup.data.splits["val"], len(setup.data.classes))
     memory = _memory(trials, micro_batch, meter.most())  # after drawing is imported, before larger batches are tried
     largest, checked = trials.largest(micro_batch)
     config, per_epoch = setup.config, loading.steps_per_epoch
