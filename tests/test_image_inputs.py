@@ -17,7 +17,8 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import DataError
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
-from vitreous.predictor import Classifier, Failure, Prediction
+from vitreous.predictions import Failure, Prediction
+from vitreous.predictor import Classifier
 
 torch.manual_seed(1)
 CONFIG = ViTConfig(image_size=32, patch_size=8, num_classes=2, width=32, depth=1, heads=2, mlp_dim=32, init="timm")

@@ -27,6 +27,7 @@ FLOORS = {
     "model": 1,
     "data": 1,
     "evaluate": 1,
+    "predictions": 1,  # what the predictor returns: plain values
     "accelerate": 2,
     "checkpoint": 3,
     "inspection": 3,
@@ -50,6 +51,7 @@ DRAWN: dict[tuple[str, str], str] = {
     ("choices", "errors"): "a refused value is answered with the nearest one",
     ("files", "errors"): "what cannot be written is one of the errors",
     ("errors", "files"): "an error's message is text on its way to a terminal (files/text.py, which imports nothing)",
+    ("inspection", "checkpoint"): "an explanation opens a model by its path; checkpoints know nothing of maps",
     ("predictor", "engines"): "the predictor has an engine compute; engines know nothing of images' files and labels",
 }
 

@@ -1,5 +1,6 @@
 """The classifier's results are those of model, pipeline and temperature, however the images are passed."""
 
+import dataclasses
 import itertools
 import threading
 
@@ -16,9 +17,13 @@ from vitreous.data.config import PreprocessConfig
 from vitreous.data.images.reading import read_image
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError, DataError
+from vitreous.evaluate.abstention import AbstentionRule
+from vitreous.evaluate.conformal import ConformalSets
+from vitreous.evaluate.selective import SelectionScore
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
-from vitreous.predictor import Classifier, Failure, Prediction
+from vitreous.predictions import Failure, Prediction
+from vitreous.predictor import Classifier
 
 CONFIG = ViTConfig(
     image_size=(32, 48), patch_size=8, num_classes=4, width=32, depth=2, heads=2, mlp_dim=64, init="timm"
@@ -233,3 +238,66 @@ def test_load_takes_test_time_augmentation_and_float32_is_its_default(tmp_path, 
         tta=True,
     )
     assert headless.embed(photos[0]).shape == (32,)
+
+
+def with_thresholds(threshold: float, score: SelectionScore, thresholds: tuple[float, ...] = (0.6,)) -> ModelInfo:
+    rule = AbstentionRule(score, threshold, 0.95, 0.95, 0.5, 1.0)
+    return dataclasses.replace(INFO, abstention=rule, conformal=ConformalSets("lac", 0.9, thresholds, 4))
+
+
+@pytest.mark.parametrize("tta", [False, True])
+@pytest.mark.parametrize("name", ["max_probability", "margin", "max_logit"])
+def test_predictions_honour_thresholds(classifier, photos, name, tta):
+    plain = Classifier(model_of(CONFIG), INFO, device="cpu", tta=tta)
+    calibrated = plain.logits(photos).astype(np.float64) / 2.5
+    odds = np.exp(calibrated - calibrated.max(1, keepdims=True))
+    chances = odds / odds.sum(1, keepdims=True)
+    falling = -np.sort(-chances, axis=1)
+    scores = {
+        "max_probability": falling[:, 0],
+        "margin": falling[:, 0] - falling[:, 1],
+        "max_logit": calibrated.max(1),
+    }[name]
+    low, high = np.sort(scores)[[1, 2]]
+    info = with_thresholds((low + high) / 2, SelectionScore(name), (0.5, 0.7, 0.9, 0.6))
+    found = Classifier(model_of(CONFIG), info, device="cpu", tta=tta).predict(photos, top_k=2, batch_size=2)
+    assert [each.unsure for each in found] == (scores < (low + high) / 2).tolist()
+    held = 1 - chances <= np.array([0.5, 0.7, 0.9, 0.6])
+    assert [set(each.set) for each in found] == [{INFO.classes[k] for k in np.flatnonzero(row)} for row in held]
+    for each, row in zip(found, chances, strict=True):
+        assert [INFO.classes.index(k) for k in each.set] == sorted(
+            (INFO.classes.index(k) for k in each.set), key=lambda k: -row[k]
+        )
+        assert each.set_coverage == 0.9
+        assert len(each.top) == 2
+    same = Classifier(model_of(CONFIG), INFO, device="cpu", tta=tta).predict(photos, top_k=2, batch_size=2)
+    assert [each.top for each in same] == [each.top for each in found]
+    assert all((each.unsure, each.set, each.set_coverage) == (None, None, None) for each in same)
+
+
+def test_averaged_logits_keep_their_level(photos):
+    """A photograph that equals its mirror image has the logits of one view, to which thresholds were fitted."""
+    symmetric = np.concatenate([photos[0], photos[0][:, ::-1]], axis=1)
+    one, both = (Classifier(model_of(CONFIG), INFO, "cpu", tta=tta).logits(symmetric) for tta in (False, True))
+    np.testing.assert_allclose(both, one, rtol=1e-3, atol=1e-3)
+
+
+def test_thresholds_are_ignored_on_request_and_notes_say_when_they_may_not_hold(tmp_path, photos):
+    info = with_thresholds(0.5, SelectionScore("max_probability"))
+    save_model(tmp_path / "model.safetensors", model_of(CONFIG), info)
+    told: list[str] = []
+    prediction = vitreous.load(tmp_path, "cpu", tell=told.append).predict(photos[0])
+    assert prediction.unsure is not None
+    assert ("unsure" in prediction._repr_html_()) == prediction.unsure
+    assert told == []
+    plain = vitreous.load(tmp_path, "cpu", ignore_thresholds=True, tta=True, tell=told.append).predict(photos[0])
+    assert (plain.unsure, plain.set) == (None, None)
+    assert told == []
+    vitreous.load(tmp_path, "cpu", tta=True, merge_tokens=1, engine="torch", tell=told.append)
+    assert [line[:56] for line in told] == ["the thresholds were fitted without merge tokens and tta:"]
+    told.clear()
+    changed = vitreous.load(tmp_path, "cpu", image_size=(48, 48), tell=told.append)
+    assert changed.predict(photos[0]).unsure is None
+    assert told == ["the thresholds of `vitreous calibrate` are left out: they hold only for the model as it was"]
+    with pytest.raises(ConfigError, match=r"conformal\.classes is 4, the model has 2"):
+        dataclasses.replace(info, classes=("cat", "dog"))

@@ -88,7 +88,8 @@ def test_public_definitions_are_in_all(module):
 
 def test_the_package_exports_its_public_names():
     from vitreous.accelerate.model import create
-    from vitreous.api import finetune
+    from vitreous.api import calibrate, finetune, inspect
+    from vitreous.inspection.explain import explain
     from vitreous.model.config import ViTConfig
     from vitreous.model.vit import VisionTransformer
     from vitreous.predictor import Classifier, load
@@ -97,8 +98,11 @@ def test_the_package_exports_its_public_names():
         "Classifier": Classifier,
         "ViTConfig": ViTConfig,
         "VisionTransformer": VisionTransformer,
+        "calibrate": calibrate,
         "create": create,
+        "explain": explain,
         "finetune": finetune,
+        "inspect": inspect,
         "load": load,
     }
     callable_packages = {"evaluate", "train"}  # see tests/test_api.py

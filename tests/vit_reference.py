@@ -225,12 +225,32 @@ def mlp(x: Tensor, w: Weights, name: str, c: ViTConfig) -> Tensor:
     return linear(activate(linear(x, w, f"{name}.fc1"), c.mlp.activation), w, f"{name}.fc2")
 
 
+def before_block(z: Tensor, w: Weights, c: ViTConfig, i: int, kept: list[list[int]], columns: int) -> Tensor:
+    """Appendix D.4, "every layer" and "shared": block i > 0 reads z + E, with E its own or that of equation 1."""
+    own = f"blocks.{i}." if c.position.layers == "every" else ""
+    images = []
+    for image in kept:
+        if c.position.kind == "learned":
+            table = w[f"{own}pos_embed"][0]
+            rest = len(table) - c.patches  # of the prefix tokens, the first have a position
+            prefix = [table[n] if n < rest else torch.zeros_like(table[0]) for n in range(c.prefix_tokens)]
+            places = [table[rest + n] for n in image]
+        else:
+            row, column = w[f"{own}pos_embed_row"][0], w[f"{own}pos_embed_column"][0]
+            prefix = [z.new_zeros(c.width)] * c.prefix_tokens
+            places = [torch.cat((row[n // columns], column[n % columns])) for n in image]
+        images.append(torch.stack(prefix + places))
+    return z + torch.stack(images)
+
+
 def encode(
     z: Tensor, w: Weights, c: ViTConfig, kept: list[list[int]], grid: tuple[int, int], seen: Seen | None = None
 ) -> Tensor:
     """Equations 2 and 3, block after block, and the norm of equation 4 where it stands before pooling."""
     for i in range(c.depth):
         name = f"blocks.{i}"
+        if i and getattr(c.position, "layers", "first") != "first":
+            z = before_block(z, w, c, i, kept, grid[1])
         note(seen, before=z)
         branch = attention(layer_norm(z, w, f"{name}.norm1", c.norm_eps), w, f"{name}.attn", c, kept, grid, seen)
         z = z + branch * w.get(f"{name}.ls1.gamma", torch.ones(1, dtype=z.dtype))

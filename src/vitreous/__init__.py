@@ -4,7 +4,8 @@
     model = vitreous.create("B/16", num_classes=10)            # a torch.nn.Module
     classifier = vitreous.load("runs/digits-1/model.safetensors")
     classifier.predict("photo.jpg")
-    result = vitreous.train("photos/", epochs=20)              # as the command; also `finetune` and `evaluate`
+    vitreous.explain(classifier, "photo.jpg").image_map()      # which pixels speak for the predicted class
+    result = vitreous.train("photos/", epochs=20)              # as the command; also `finetune`, `evaluate`, `inspect`
     result.model.predict("photo.jpg")
 
 To read the code, begin with `model/vit.py` (the model), `data/` (from image files to batches) and `train/run.py` (the
@@ -22,19 +23,35 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitreous.accelerate.model import create
-    from vitreous.api import evaluate, finetune, train
+    from vitreous.api import calibrate, evaluate, finetune, inspect, train
+    from vitreous.inspection.explain import explain
     from vitreous.model.vit import VisionTransformer, ViTConfig
     from vitreous.predictor import Classifier, load
 
 __version__ = "0.1.0"
-__all__ = ["Classifier", "ViTConfig", "VisionTransformer", "create", "evaluate", "finetune", "load", "train"]
+__all__ = [
+    "Classifier",
+    "ViTConfig",
+    "VisionTransformer",
+    "calibrate",
+    "create",
+    "evaluate",
+    "explain",
+    "finetune",
+    "inspect",
+    "load",
+    "train",
+]
 
 _MODULES = {
     "Classifier": "vitreous.predictor",
+    "calibrate": "vitreous.api",
     "ViTConfig": "vitreous.model.config",
     "VisionTransformer": "vitreous.model.vit",
     "create": "vitreous.accelerate.model",
+    "explain": "vitreous.inspection.explain",
     "finetune": "vitreous.api",
+    "inspect": "vitreous.api",
     "load": "vitreous.predictor",
 }
 _CALLABLE_PACKAGES = ("evaluate", "train")  # names of a subpackage that are also functions in `vitreous.api`

@@ -1,4 +1,4 @@
-"""The commands as functions: `vitreous.train`, `vitreous.finetune` and `vitreous.evaluate`.
+"""The commands as functions: `vitreous.train`, `finetune`, `evaluate`, `calibrate` and `inspect`.
 
 Keyword options are turned into command-line arguments and parsed as such, so that each option is defined, checked and
 documented in one place. Errors are raised as :class:`~vitreous.errors.VitreousError`; nothing here exits the process.
@@ -23,12 +23,15 @@ from vitreous.files.text import visible
 
 if TYPE_CHECKING:
     from vitreous.cli.verbs.train import Configure
+    from vitreous.cli.work.calibrating import CalibratedModel
     from vitreous.cli.work.evaluation import Evaluation
+    from vitreous.data.images.inputs import ImageInput
     from vitreous.evaluate.metrics import Scores
     from vitreous.predictor import Classifier
+    from vitreous.report.inspection.results import Inspection
     from vitreous.train.finish import RunResult
 
-__all__ = ["Training", "evaluate", "finetune", "train"]
+__all__ = ["Training", "calibrate", "evaluate", "finetune", "inspect", "train"]
 
 _CLI_ONLY = {
     "json": "use the result's to_dict()",
@@ -37,7 +40,9 @@ _CLI_ONLY = {
     "print_config": "see recipe.yaml in the run's folder",
     "help": "use help(vitreous.train), or `vitreous train --help all` in a shell",
 }
-_LOADING_OPTIONS = frozenset(("device", "engine", "precision", "image_size", "resample", "merge_tokens", "tta"))
+_LOADING_OPTIONS = frozenset(
+    ("device", "engine", "precision", "image_size", "resample", "merge_tokens", "tta", "ignore_thresholds")
+)
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,7 @@ def evaluate(
             as ``engine``, are accepted only with a path.
 
     Returns:
-        The result: ``.scores``, ``.calibration`` and ``.to_dict()``.
+        The result: ``.scores``, ``.calibration``, ``.thresholds`` and ``.to_dict()``.
 
     Raises:
         CheckpointError: If the model cannot be opened.
@@ -173,17 +178,101 @@ def evaluate(
     """
     from vitreous.cli.output.terminal import silence
     from vitreous.cli.verbs.evaluate import parsed
-    from vitreous.predictor import Classifier
 
-    classifier = model if isinstance(model, Classifier) else None
-    if classifier is not None and (loading := sorted({name.replace("-", "_") for name in options} & _LOADING_OPTIONS)):
-        raise UsageError(f"the model is loaded already: omit {', '.join(loading)}, or pass the model's path")
-    name = repr(model) if isinstance(model, Classifier) else os.fspath(model)
+    classifier, name = _loaded(model, options)
     parsed_options = parsed([*_to_arguments(options), "--", name, os.fspath(data)])
     from vitreous.cli.work.evaluation import evaluated
 
     with silence(quiet):
         return evaluated(parsed_options, classifier)
+
+
+def calibrate(
+    model: str | os.PathLike[str],
+    data: str | os.PathLike[str],
+    *,
+    quiet: bool = False,
+    overwrite: bool = False,
+    **options: Any,
+) -> CalibratedModel:
+    """Fit the temperature of a model file, and thresholds with a promise, as `vitreous calibrate` does.
+
+    Args:
+        model: A model file or run directory, which is changed in place; with ``out`` a file of any family.
+        data: Labelled images that the model was not trained on, as in :func:`train`; classes are matched by name.
+        quiet: Print nothing.
+        overwrite: Replace the file ``out`` if it exists.
+        options: Options of the command, such as ``precision=0.95``, ``coverage=0.9`` or ``out="b.safetensors"``.
+
+    Returns:
+        The result: ``.model`` is the file, ``.fit`` has temperature and thresholds, and there is ``.to_dict()``.
+
+    Raises:
+        CheckpointError: If the model cannot be opened.
+        DataError: If the images cannot show the precision or are too few for the coverage; the file is as before.
+        VitreousError: As :func:`train`.
+    """
+    from vitreous.cli.output.terminal import silence
+    from vitreous.cli.verbs.calibrate import parsed
+
+    words = [*_to_arguments(options), f"--overwrite={_to_text(overwrite)}", "--", os.fspath(model), os.fspath(data)]
+    parsed_options, files = parsed(words)
+    from vitreous.cli.work.calibrating import calibrated
+
+    with silence(quiet):
+        return calibrated(parsed_options, files)
+
+
+def inspect(
+    model: Classifier | str | os.PathLike[str],
+    images: ImageInput | Sequence[ImageInput] = (),
+    *,
+    quiet: bool = False,
+    **options: Any,
+) -> Inspection:
+    """Look inside a model, as `vitreous inspect` does.
+
+    Args:
+        model: A loaded classifier, or whatever :func:`vitreous.load` accepts.
+        images: One image or several, as :meth:`vitreous.Classifier.predict` takes them. None: the model alone.
+        quiet: Print nothing.
+        options: Options of the command, such as ``data="photos/"``, ``methods=["legrad"]`` or ``budget="1m"``. Files
+            are written only with ``out``.
+
+    Returns:
+        The result: ``.images``, ``.measures``, ``.comparison`` and ``.to_dict()``.
+
+    Raises:
+        CheckpointError: If the model cannot be opened.
+        VitreousError: As :func:`train`.
+    """
+    from vitreous.cli.output.terminal import silence
+    from vitreous.cli.verbs.inspect import parsed, written
+    from vitreous.data.images.inputs import split_inputs
+
+    classifier, name = _loaded(model, options)
+    target = options.pop("target", None)
+    overwrite = ["--overwrite"] if options.pop("overwrite", False) else []  # files are written with `out`
+    parsed_options = parsed([*_to_arguments(options), *overwrite, "--", name])
+    parsed_options.target = target
+    from vitreous.cli.work.inspection import inspected
+
+    with silence(quiet):
+        result = inspected(parsed_options, list(split_inputs(images)[1]), classifier)
+        if parsed_options.out is not None:
+            written(result, parsed_options)
+    return result
+
+
+def _loaded(model: Classifier | str | os.PathLike[str], options: Mapping[str, Any]) -> tuple[Classifier | None, str]:
+    """Return a classifier that is loaded already, and the name of the model."""
+    from vitreous.predictor import Classifier
+
+    if not isinstance(model, Classifier):
+        return None, os.fspath(model)
+    if loading := sorted({name.replace("-", "_") for name in options} & _LOADING_OPTIONS):
+        raise UsageError(f"the model is loaded already: omit {', '.join(loading)}, or pass the model's path")
+    return model, repr(model)
 
 
 def _run(configure: Configure, arguments: Sequence[str], quiet: bool, resume: bool) -> Training:

@@ -10,7 +10,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 from vitreous.accelerate.merging import merge_tokens as merge
 from vitreous.accelerate.model import accelerate
 from vitreous.checkpoint.model_file import ModelInfo
-from vitreous.checkpoint.opening import OpenOptions, open_checkpoint
+from vitreous.checkpoint.opening import THRESHOLDS_VOID, OpenedCheckpoint, OpenOptions, open_with_details
 from vitreous.checkpoint.resize import Resample
 from vitreous.data.batches.read_ahead import map_ahead
 from vitreous.data.images.inputs import ImageInput, input_name, split_inputs, strip_name, to_source
@@ -31,52 +31,18 @@ from vitreous.engines.base import Engine
 from vitreous.engines.choose import EngineChoice
 from vitreous.engines.names import EngineName, PrecisionName
 from vitreous.errors import CheckpointError, ConfigError, DataError
-from vitreous.files.html import html_bars, html_table
+from vitreous.evaluate.thresholds import is_unsure
+from vitreous.files.html import html_table
 from vitreous.machine.device import resolve_device
 from vitreous.model.config import Size2d
 from vitreous.model.vit import VisionTransformer
+from vitreous.predictions import Embedding, Failure, Prediction
 
-__all__ = ["Classifier", "Embedding", "Failure", "Prediction", "load"]
+__all__ = ["Classifier", "load"]
 
 Floats = npt.NDArray[np.float32]
 
 _MAX_NAMED = 5  # unreadable images that an error names
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The classes predicted for an image.
-
-    Args:
-        label: The most probable class.
-        probability: Its probability in [0, 1], calibrated if the model has a temperature.
-        top: The most probable classes with their probabilities, in descending order.
-        name: The image's path, or its position such as ``#0`` if it has none.
-    """
-
-    label: str
-    probability: float
-    top: tuple[tuple[str, float], ...]
-    name: str
-
-    def _repr_html_(self) -> str:
-        return html_bars(self.name, self.top)
-
-
-@dataclass(frozen=True)
-class Embedding:
-    """An image's features (F,), float32, and its name as in :class:`Prediction`."""
-
-    vector: Floats
-    name: str
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An image that cannot be read: its name as in :class:`Prediction`, and the reason."""
-
-    name: str
-    reason: str
 
 
 class Classifier:
@@ -85,7 +51,7 @@ class Classifier:
     Args:
         model: The model. It is accelerated in place, moved to the device and set to evaluation mode. An engine other
             than PyTorch in float32 copies the weights when it is chosen.
-        info: Class names, preprocessing pipeline and temperature.
+        info: Class names, preprocessing pipeline, temperature and thresholds.
         device: ``auto`` (CUDA, else MPS, else CPU), or a torch device such as ``cpu`` or ``cuda:1``.
         engine: ``torch``, ``openvino``, ``onnxruntime``, or ``auto``: the fastest installed engine whose results agree
             with PyTorch, if the number of images justifies converting the model (:mod:`vitreous.engines.choose`).
@@ -117,6 +83,7 @@ class Classifier:
         self.model = accelerate(model).to(self.device).eval()
         self.info = info
         self.tta = tta
+        self.engine: EngineName = engine
         self._choice = EngineChoice(
             self.model, info.pipeline, info.temperature, engine=engine, precision=precision, tell=tell
         )
@@ -171,13 +138,27 @@ class Classifier:
         """
         self.require_classes()
         _check_positive(top_k=top_k)
-        for name, row in self._stream(items, batch_size, self._probabilities):
-            if isinstance(row, Failure):
-                yield row
+        for name, found in self._stream(items, batch_size, self._probabilities_and_logits, self._decide):
+            if isinstance(found, Failure):
+                yield found
                 continue
-            order = np.argsort(-row, kind="stable")[:top_k]  # stable: ties keep the order of the classes
-            top = tuple((self.classes[i], float(row[i])) for i in order)
-            yield Prediction(*top[0], top=top, name=name)
+            row, unsure, held = found
+            ranking = np.argsort(-row, kind="stable")  # stable: ties keep the order of the classes
+            top = tuple((self.classes[i], float(row[i])) for i in ranking[:top_k])
+            prediction = Prediction(*top[0], top=top, name=name, unsure=unsure)
+            if held is not None and self.info.conformal is not None:
+                names = tuple(self.classes[i] for i in ranking if held[i])
+                prediction = replace(prediction, set=names, set_coverage=self.info.conformal.coverage)
+            yield prediction
+
+    def _decide(self, rows: Floats) -> Iterator[tuple[Floats, bool | None, npt.NDArray[np.bool_] | None]]:
+        """Yield probabilities (K,), whether the prediction is unsure, and the set (K,), from rows (B, 2K)."""
+        probabilities, logits = np.split(rows, 2, axis=1)  # (B, K) each
+        calibrated = torch.from_numpy(logits).double() / self.info.temperature  # (B, K), float64 as in the fit
+        abstention, conformal = self.info.abstention, self.info.conformal
+        unsure = itertools.repeat(None) if abstention is None else is_unsure(abstention, calibrated).tolist()
+        held = itertools.repeat(None) if conformal is None else conformal.sets(calibrated.softmax(dim=1))
+        yield from zip(probabilities, unsure, held, strict=False)  # None repeats without end
 
     def require_classes(self) -> None:
         """Raise :class:`~vitreous.errors.ConfigError` if the model has no head."""
@@ -228,9 +209,13 @@ class Classifier:
         return self._choice.engine(self._num_computed + num_images, min(num_images, batch_size) or batch_size)
 
     def _stream(
-        self, items: Iterable[ImageInput], batch_size: int, select: Callable[[Tensor, Tensor], Tensor]
-    ) -> Iterator[tuple[str, Floats | Failure]]:
-        """Yield each image's name with its row of ``select(logits, features)``, in order."""
+        self,
+        items: Iterable[ImageInput],
+        batch_size: int,
+        select: Callable[[Tensor, Tensor], Tensor],
+        finish: Callable[[Floats], Iterable[Any]] = iter,
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield each image's name with its row of ``finish(select(logits, features))`` or a Failure, in order."""
         _check_positive(batch_size=batch_size)
         _, items = split_inputs(items)
         total = len(items) if isinstance(items, Sized) else None
@@ -240,7 +225,7 @@ class Classifier:
             readable = [pixels for _, pixels in chunk if not isinstance(pixels, Failure)]
             if total is None:  # the images so far may justify another engine
                 engine = self.prepare(len(readable), batch_size)
-            rows = iter(self._run(engine, np.stack(readable), select) if readable else ())
+            rows = iter(finish(self._run(engine, np.stack(readable), select)) if readable else ())
             self._num_computed += len(readable)
             for name, pixels in chunk:
                 yield name, pixels if isinstance(pixels, Failure) else next(rows)
@@ -268,13 +253,18 @@ class Classifier:
         return rows
 
     def _average_views(self, *views: Tensor) -> Tensor:
-        """Return logits (B, K) whose tempered softmax is the mean of those of all views."""
-        scaled = torch.stack(views) / self.info.temperature  # (V, B, K) for V views
-        log_probabilities = scaled.log_softmax(2)
-        return self.info.temperature * (log_probabilities.logsumexp(0) - math.log(len(views)))
+        """Return logits (B, K) whose tempered softmax is the mean of those of all views.
 
-    def _probabilities(self, logits: Tensor, features: Tensor) -> Tensor:
-        return (logits / self.info.temperature).softmax(dim=1)  # (B, K)
+        Softmax leaves their level open. It is the mean level of the views, so that the largest logit, which may decide
+        whether a prediction is unsure, is comparable with that of one view.
+        """
+        scaled = torch.stack(views) / self.info.temperature  # (V, B, K) for V views
+        level = scaled.logsumexp(2, keepdim=True)
+        mean_probability = (scaled - level).logsumexp(0) - math.log(len(views))
+        return self.info.temperature * (mean_probability + level.mean(0))
+
+    def _probabilities_and_logits(self, logits: Tensor, features: Tensor) -> Tensor:
+        return torch.cat([(logits / self.info.temperature).softmax(dim=1), logits], dim=1)  # (B, 2K)
 
 
 def load(
@@ -287,6 +277,7 @@ def load(
     precision: PrecisionName = "float32",
     merge_tokens: int = 0,
     tta: bool = False,
+    ignore_thresholds: bool = False,
     tell: Callable[[str], None] | None = None,
 ) -> Classifier:
     """Load a classifier; :class:`Classifier` describes device, engine, precision, tta and tell in full.
@@ -303,6 +294,7 @@ def load(
         precision: Number format of the computation.
         merge_tokens: Tokens to merge in each block, trading accuracy for speed (:mod:`vitreous.accelerate.merging`).
         tta: Test-time augmentation.
+        ignore_thresholds: Ignore what ``vitreous calibrate`` stored: no prediction is unsure or has a set.
         tell: Receives notices.
 
     Raises:
@@ -311,9 +303,25 @@ def load(
             the engine does not support the device.
         MissingExtraError: If the engine is not installed, or the source is a hub id and huggingface_hub is not.
     """
-    model, info = open_checkpoint(source, OpenOptions(image_size=image_size, resample=resample))
+    opened = open_with_details(source, OpenOptions(image_size=image_size, resample=resample))
+    model, info = opened.model, opened.info.without_thresholds() if ignore_thresholds else opened.info
     merge(model, merge_tokens)
+    if tell is not None and not ignore_thresholds:
+        for line in _threshold_notes(opened, merge_tokens=merge_tokens, tta=tta, bf16=precision != "float32"):
+            tell(line)
     return Classifier(model, info, device, engine=engine, precision=precision, tta=tta, tell=tell)
+
+
+def _threshold_notes(opened: OpenedCheckpoint, **changes: bool | int) -> Iterator[str]:
+    """Yield what the user should know about the thresholds of a model that is used in another way than calibrated."""
+    if THRESHOLDS_VOID in opened.reasons:
+        yield THRESHOLDS_VOID
+    used = [name.replace("_", " ") for name, value in changes.items() if value]
+    if used and (opened.info.abstention or opened.info.conformal):
+        yield (
+            f"the thresholds were fitted without {' and '.join(used)}: their promises may not hold; "
+            "`vitreous evaluate` with the same options measures what they do"
+        )
 
 
 def _one_or_all(x: Any, stream: Callable[[Iterable[ImageInput]], Iterator[Any]]) -> Any:

@@ -29,6 +29,10 @@ CASES: list[dict[str, object]] = [
     {"attention": {"qk_norm": True, "qkv_bias": False}, "block": {"layer_scale": 0.3}, "position": "relative"},
     {"position": {"kind": "rope-2d", "theta": 10.0}, "pool": {"kind": "seq", "prefix": False}, "registers": 1},
     {"stem": {"kind": "conv", "downsample": "stride"}, "position": "learned-2d", "block": {"checkpoint": True}},
+    {"position": {"layers": "every"}, "registers": 1, "block": {"checkpoint": True}, "depth": 3},
+    {"position": {"layers": "shared", "prefix": "none"}, "pool": "mean", "class_token": True},
+    {"position": {"kind": "learned-2d", "layers": "every"}, "registers": 1, "pool": "cls-mean"},
+    {"position": {"kind": "learned-2d", "layers": "shared"}, "depth": 3},
 ]
 name_of = ", ".join
 
@@ -83,7 +87,17 @@ def test_both_have_one_state_dict_and_start_from_the_same_weights(case: dict[str
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
-@pytest.mark.parametrize("rates", [{"dropout": 0.3}, {"block": {"drop_path": 0.5}}, {"patch_dropout": 0.4}], ids=str)
+@pytest.mark.parametrize(
+    "rates",
+    [
+        {"dropout": 0.3},
+        {"block": {"drop_path": 0.5}},
+        {"patch_dropout": 0.4},
+        {"patch_dropout": 0.4, "position": {"layers": "every"}, "registers": 1},
+        {"patch_dropout": 0.4, "position": {"kind": "learned-2d", "layers": "shared"}},
+    ],
+    ids=str,
+)
 def test_both_draw_the_same(rates: dict[str, object]) -> None:
     plain, fast = both({"pool": "mean", "class_token": True, **rates})
     answers = []
@@ -104,13 +118,13 @@ def test_a_model_with_a_users_own_part_computes_the_same(part: str) -> None:
     class OwnBlock(Block):
         """A user's."""
 
-        def forward(self, z: Tensor, context: object = None) -> Tensor:
+        def forward(self, z: Tensor, context: object = None, record: object = None) -> Tensor:
             return 2 * super().forward(z, context)
 
     class OwnAttention(Attention):
         """A user's."""
 
-        def forward(self, x: Tensor, context: object = None) -> Tensor:
+        def forward(self, x: Tensor, context: object = None, record: object = None) -> Tensor:
             return -super().forward(x, context)
 
     model = VisionTransformer(small_config()).eval()

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vit_reference import embed, encode, head, reference, small_config, stir
 from vitreous.accelerate.model import FastVisionTransformer, build
-from vitreous.model.config import PARTS, ViTConfig
+from vitreous.model.config import PARTS, ViTConfig, pair
 
 POSITIONS = [kind.kind for kind in PARTS["position"]]
 RESIZED = ["learned", "learned-2d"]
@@ -269,3 +269,18 @@ def test_reference_parts_make_the_whole() -> None:
     z, grid = embed(images, weights, config)
     whole = head(encode(z, weights, config, [list(range(12))], grid), weights, config)
     assert torch.equal(whole, reference(images, weights, config))
+
+
+@pytest.mark.parametrize(
+    "part", [*((part, kind.kind) for part in ("position", "stem") for kind in PARTS[part])], ids=str
+)
+def test_every_position_and_stem_exports_with_a_dynamic_batch(part: tuple[str, str]) -> None:
+    """Such as ``len(tensor)`` in a forward pass fixes the batch of an exported graph."""
+    name, kind = part
+    large = {"image_size": 32, "patch_size": 16} if kind == "resnet" else {}
+    model = build(small_config(**{name: kind, **large})).eval()
+    height, width = pair(model.config.image_size)
+    images = torch.randn(2, 3, height, width)
+    exported = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
+    five = torch.randn(5, 3, height, width)
+    torch.testing.assert_close(exported(five), model(five), rtol=1e-4, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 from vitreous.checkpoint.model_config import MOVED, upgraded
-from vitreous.checkpoint.model_file import load_model, save_model
+from vitreous.checkpoint.model_file import load_model, recalibrate, save_model
+from vitreous.evaluate.conformal import ConformalSets
 from vitreous.model.config import PARTS, ViTConfig
 from vitreous.model.part import option_types
 
@@ -46,6 +48,17 @@ def test_a_file_of_format_1_answers_as_when_it_was_written(name: str, tmp_path: 
             torch.testing.assert_close(value, torch.tensor(answers[output]), rtol=1e-5, atol=1e-5, msg=output)
     assert again.config == model.config
     assert info.temperature == 1.5
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_file_of_format_1_can_be_calibrated(name: str, tmp_path: Path) -> None:
+    model, info = load_model(FOLDER / f"{name}.safetensors")
+    assert (info.abstention, info.conformal) == (None, None)
+    sets = ConformalSets("lac", 0.9, (0.5,), len(info.classes))
+    path = tmp_path / "again.safetensors"
+    recalibrate(FOLDER / f"{name}.safetensors", path, dataclasses.replace(info, temperature=2.0, conformal=sets), {})
+    again, after = load_model(path)
+    assert (after.temperature, after.conformal, again.config) == (2.0, sets, model.config)
 
 
 def test_every_flat_field_has_a_place() -> None:

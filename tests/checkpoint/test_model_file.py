@@ -18,10 +18,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vitreous.accelerate.model import build
-from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
+from vitreous.checkpoint.model_file import ModelInfo, load_model, recalibrate, save_model
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError, OutputError
+from vitreous.evaluate.abstention import AbstentionRule
+from vitreous.evaluate.conformal import ConformalSets
+from vitreous.evaluate.selective import SelectionScore
 from vitreous.model.config import PARTS, ViTConfig
 from vitreous.model.vit import VisionTransformer
 
@@ -348,3 +351,77 @@ def test_run_state_points_to_the_model_file(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"x")
     with pytest.raises(CheckpointError, match=rf"is the state of a run.*give '{tmp_path}/model.safetensors'"):
         load(tmp_path / "last.ckpt")
+
+
+ABSTENTION = AbstentionRule(SelectionScore("max_logit_p_norm", 3.0), 0.25, 0.95, 0.95, 0.8, 0.97)
+CONFORMAL = ConformalSets("lac", 0.9, (0.4, 0.5, 0.6), 3, include_top=True, fallback=(1,))
+
+
+def test_thresholds_are_read_back(tmp_path):
+    path = tmp_path / "m.safetensors"
+    both = {"abstention": ABSTENTION, "conformal": CONFORMAL}
+    for rules in ({}, {"abstention": ABSTENTION}, {"conformal": CONFORMAL}, both):
+        save_model(path, model_of(SMALL), info(**rules))
+        _, back = load_model(path)
+        assert (back.abstention, back.conformal) == (rules.get("abstention"), rules.get("conformal"))
+    assert back.without_thresholds() == info()
+
+
+@pytest.mark.parametrize(
+    ("entry", "change", "named"),
+    [
+        ("abstention", {"threshold": math.nan}, "threshold"),
+        ("abstention", {"threshold": math.inf}, "threshold"),
+        ("abstention", {"threshold": "0.5"}, "threshold"),
+        ("abstention", {"required_precision": 1.5}, "required_precision"),
+        ("abstention", {"coverage": True}, "coverage"),
+        ("abstention", {"score": {"name": "confidence", "norm_order": 0.0}}, "name is 'confidence'"),
+        ("abstention", {"score": {"name": "margin", "norm_order": 3.0}}, "norm_order"),
+        ("abstention", {"score": None}, "SelectionScore"),
+        ("abstention", {"treshold": 0.1}, "treshold"),
+        ("conformal", {"method": "aps"}, "method is 'aps'"),
+        ("conformal", {"thresholds": [0.1, math.nan, 0.2]}, "thresholds"),
+        ("conformal", {"thresholds": [0.1, 0.2]}, "thresholds"),
+        ("conformal", {"thresholds": {}}, "thresholds"),
+        ("conformal", {"coverage": 1}, "coverage"),
+        ("conformal", {"classes": 4, "thresholds": [0.5]}, "classes"),
+        ("conformal", {"classes": 10**30, "thresholds": [0.5]}, "classes"),
+        ("conformal", {"fallback": ["cat"]}, "fallback"),
+        ("conformal", {"randomised": 1}, "randomised"),
+    ],
+    ids=str,
+)
+def test_damaged_thresholds_are_rejected_by_name(tmp_path, entry, change, named):
+    path = tmp_path / "m.safetensors"
+    save_model(path, model_of(SMALL), info(abstention=ABSTENTION, conformal=CONFORMAL))
+    rewrite(path, lambda document: document[entry].update(change))
+    message = rejection(path)
+    assert entry in message
+    assert named in message
+
+
+@pytest.mark.parametrize("entry", ["abstention", "conformal"])
+def test_incomplete_thresholds_are_rejected(tmp_path, entry):
+    path = tmp_path / "m.safetensors"
+    save_model(path, model_of(SMALL), info(abstention=ABSTENTION, conformal=CONFORMAL))
+    content = path.read_bytes()
+    for value in (None, [], "0.5", {}):
+        path.write_bytes(content)
+        rewrite(path, lambda document, value=value: document.update({entry: value}))
+        assert entry in rejection(path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_recalibrated_file_differs_in_its_calibration_only(tmp_path, dtype):
+    path, out = tmp_path / "m.safetensors", tmp_path / "again.safetensors"
+    said = info(provenance={"seed": 3}, scores={"val": {"top1": 0.5}}, abstention=ABSTENTION)
+    save_model(path, model_of(SMALL).to(dtype), said)
+    recalibrate(path, out, info(temperature=1.5, conformal=CONFORMAL), {"images": 7})
+    before, after = load_file(path), load_file(out)
+    assert before.keys() == after.keys()
+    assert all(after[name].dtype == dtype and torch.equal(before[name], after[name]) for name in before)
+    _, back = load_model(out)  # the checksum is new
+    expected = replace(said, abstention=None, conformal=CONFORMAL, temperature=1.5)
+    assert back == replace(expected, provenance={"seed": 3, "calibration": {"images": 7}})
+    recalibrate(out, out, back.without_thresholds(), {})
+    assert load_model(out)[1].conformal is None

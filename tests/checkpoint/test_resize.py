@@ -18,6 +18,7 @@ from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import ConfigError
 from vitreous.model.config import PARTS, ViTConfig
+from vitreous.model.part import option_types
 from vitreous.model.vit import VisionTransformer
 
 POSITIONS = [kind.kind for kind in PARTS["position"]]
@@ -45,7 +46,10 @@ def file(tmp_path):
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("method", ["google", "timm", "huggingface", "torchvision", "dinov2"])
 def test_resampling_at_loading_equals_resampling_in_forward(position, method):
-    options = {"learned": {"resample": method, "prefix": "all"}, "learned-2d": {"resample": method}}.get(position, {})
+    (kind,) = (each for each in PARTS["position"] if each.kind == position)
+    options = {"resample": method} if "resample" in option_types(kind) else {}
+    if position == "learned":
+        options["prefix"] = "all"
     model = small(position={"kind": position, **options}, registers=2)
     config, state, record = resize_model(model.config, model.state_dict(), (64, 40), None, None)
     other = build(config).eval()

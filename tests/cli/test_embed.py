@@ -11,7 +11,7 @@ from pyarrow import parquet
 import vitreous as package
 from vitreous.cli.output.features import WRITERS
 from vitreous.files.writing import atomic_write
-from vitreous.predictor import Embedding
+from vitreous.predictions import Embedding
 
 
 @pytest.fixture

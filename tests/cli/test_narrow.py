@@ -13,7 +13,7 @@ from rich.text import Text
 from vitreous.cli.output.predictions import writer
 from vitreous.cli.output.terminal import print_table
 from vitreous.files.writing import Outputs
-from vitreous.predictor import Failure, Prediction
+from vitreous.predictions import Failure, Prediction
 
 WIDTHS = (60, 80, 120)
 

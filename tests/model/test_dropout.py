@@ -14,6 +14,7 @@ from vitreous.model.config import PARTS
 from vitreous.model.vit import VisionTransformer
 
 POSITIONS = [kind.kind for kind in PARTS["position"]]
+EVERY_BLOCK = [{"kind": kind, "layers": layers} for kind in ("learned", "learned-2d") for layers in ("every", "shared")]
 RATES: list[dict[str, object]] = [
     {"dropout": 0.5},
     {"attention": {"dropout": 0.5}},
@@ -148,9 +149,9 @@ def kept_of(model: VisionTransformer, images: Tensor, tokens: Tensor) -> list[li
     return kept
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("position", [*POSITIONS, *EVERY_BLOCK], ids=str)
 @pytest.mark.parametrize("registers", [0, 2])
-def test_patch_dropout_is_attention_over_a_subset(position: str, registers: int) -> None:
+def test_patch_dropout_is_attention_over_a_subset(position: object, registers: int) -> None:
     model = built(position=position, registers=registers, patch_dropout=0.5, pool="map", class_token=True).double()
     images = torch.randn(4, 3, 12, 16, dtype=torch.float64)
     tokens: list[Tensor] = []
@@ -183,8 +184,8 @@ def test_patch_dropout_is_uniform() -> None:
     assert (share - 0.5).abs().max() < 0.025  # sigma is 0.0056
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-def test_checkpointing_repeats_the_draws_to_the_bit(position: str) -> None:
+@pytest.mark.parametrize("position", [*POSITIONS, *EVERY_BLOCK], ids=str)
+def test_checkpointing_repeats_the_draws_to_the_bit(position: object) -> None:
     options = {
         "position": position,
         "dropout": 0.1,

@@ -23,6 +23,8 @@ CASES: list[dict[str, object]] = [
     *({"pool": kind.kind} for kind in PARTS["pool"]),
     *({"stem": kind.kind} if kind.kind != "resnet" else RESNET for kind in PARTS["stem"]),
     {"registers": 2, "position": "relative", "attention": {"qk_norm": True}},
+    {"registers": 1, "position": {"layers": "every"}, "depth": 3},
+    {"position": {"kind": "learned-2d", "layers": "shared"}},
     {"registers": 2, "pool": {"kind": "map", "prefix": False}, "class_token": True, "position": "rope-2d"},
     {"registers": 1, "pool": {"kind": "seq", "prefix": False}, "attention": {"qk_norm": True, "qkv_bias": False}},
     {"final_norm": "pooled", "pool": "mean", "block": {"layer_scale": 0.3}, "head": "mlp"},

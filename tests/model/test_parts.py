@@ -14,10 +14,15 @@ from vit_reference import small_config
 from vitreous.accelerate.model import build
 from vitreous.errors import ConfigError
 from vitreous.model import config as config_module
+from vitreous.model.attention import AttentionConfig
+from vitreous.model.block import BlockConfig
 from vitreous.model.config import PARTS, ViTConfig
-from vitreous.model.part import Part, Shape, option_types, pair
-from vitreous.model.pools import POOLS
+from vitreous.model.heads import Head
+from vitreous.model.mlp import MlpConfig
+from vitreous.model.part import Part, Shape, kinds_of, option_types, pair
+from vitreous.model.pools import POOLS, Pool
 from vitreous.model.positions import Learned, Position, Rope2d
+from vitreous.model.stems import Stem
 from vitreous.model.vit import VisionTransformer
 
 KINDS = [(part, kind) for part, kinds in PARTS.items() for kind in kinds]
@@ -160,21 +165,27 @@ def test_a_new_position_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatc
             torch.testing.assert_close(fast.eval()(images), plain.eval()(images))
     plain.train()(images).sum().backward()
     assert plain.pos_embed_colour.grad is not None
-    with pytest.raises(ConfigError, match=r"it must be one of learned, .*checkerboard"):
+    with pytest.raises(ConfigError, match=r"it must be one of .*learned, .*checkerboard"):
         ViTConfig(position="chess")  # type: ignore[arg-type]
 
 
-def _package_subclasses(base: type) -> set[type]:
-    """Return all direct and indirect subclasses that the package defines and that have a kind of their own."""
-    found = {kind for kind in base.__subclasses__() if kind.__module__.startswith("vitreous.")}
-    return {kind for kind in found if "kind" in vars(kind)}.union(*map(_package_subclasses, found))
-
-
-def test_tables_list_every_kind() -> None:
+@pytest.mark.parametrize(
+    ("part", "base"),
+    [
+        ("stem", Stem),
+        ("position", Position),
+        ("attention", AttentionConfig),
+        ("mlp", MlpConfig),
+        ("block", BlockConfig),
+        ("pool", Pool),
+        ("head", Head),
+    ],
+)
+def test_tables_list_every_kind(part: str, base: type[Part]) -> None:
     """Also one that extends another kind, and that ``__subclasses__`` of the base alone would miss."""
-    listed = [kind for kinds in PARTS.values() for kind in kinds]
-    assert set(listed) == _package_subclasses(Part)
-    assert len({(part, kind.kind) for part, kind in KINDS}) == len(listed)
+    defined = [kind for kind in (base, *kinds_of(base)) if kind.__module__.startswith("vitreous.model.")]
+    assert set(PARTS[part]) == {kind for kind in defined if "kind" in vars(kind)}
+    assert len({kind.kind for kind in PARTS[part]}) == len(PARTS[part])
 
 
 def test_a_pool_that_needs_no_class_token_is_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,3 +210,9 @@ def test_a_size_is_one_number_or_two(size: tuple[int, ...]) -> None:
 def test_configurations_stay_small() -> None:
     """A field of the whole model is one that no part could own."""
     assert len(dataclasses.fields(ViTConfig)) <= 22
+
+
+@pytest.mark.parametrize("kind", PARTS["position"], ids=lambda kind: kind.kind)
+def test_learned_positions_are_known_by_their_names(kind: type[Position]) -> None:
+    names = kind().parameters(ViTConfig())
+    assert [name for name in names if not name.startswith("pos_embed")] == []

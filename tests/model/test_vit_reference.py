@@ -57,7 +57,18 @@ POOL_PREFIX = [
     {"pool": {"kind": pool, "prefix": prefix}, "class_token": True, "registers": 1}
     for pool, prefix in itertools.product(("mean", "map", "seq"), (False, True))
 ]
-CASES = ONE_BY_ONE + GRID + PREFIX + POOL_PREFIX
+LAYERS = [  # where learned positions are added
+    *(
+        {"position": {"kind": kind, "layers": layers}, "registers": registers, "depth": 3}
+        for kind, layers, registers in itertools.product(("learned", "learned-2d"), ("every", "shared"), (0, 2))
+    ),
+    {"position": {"layers": "every", "prefix": "all"}, "registers": 2, "pool": "mean", "class_token": True},
+    {"position": {"layers": "every", "prefix": "none"}, "registers": 1, "block": {"layer_scale": 0.1}},
+    {"position": {"layers": "shared", "prefix": "none"}, "pool": "map"},
+    {"position": {"layers": "shared"}, "depth": 1},
+    {"position": {"layers": "every"}, "depth": 1},
+]
+CASES = ONE_BY_ONE + GRID + PREFIX + POOL_PREFIX + LAYERS
 
 
 def name_of(case: dict[str, object]) -> str:
@@ -114,7 +125,9 @@ def test_float64_agrees_to_1e_9(case: dict[str, object]) -> None:
     assert worst(model, model(images), expected, gradients) < 1e-9
 
 
-@pytest.mark.parametrize("case", [{}, *GRID[::5], {"attention": {"qk_norm": True}}, {"stem": "conv"}], ids=name_of)
+@pytest.mark.parametrize(
+    "case", [{}, *GRID[::5], {"attention": {"qk_norm": True}}, {"stem": "conv"}, *LAYERS[:2]], ids=name_of
+)
 def test_float32_agrees_to_1e_5(case: dict[str, object]) -> None:
     model, images, expected, gradients = with_gradients(small_config(**case))
     model = model.float()
@@ -122,7 +135,9 @@ def test_float32_agrees_to_1e_5(case: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("how", ["autocast", "pure"])
-@pytest.mark.parametrize("case", [{}, *GRID[::5], {"attention": {"qk_norm": True}}, {"pool": "map"}], ids=name_of)
+@pytest.mark.parametrize(
+    "case", [{}, *GRID[::5], {"attention": {"qk_norm": True}}, {"pool": "map"}, *LAYERS[:2]], ids=name_of
+)
 def test_bfloat16_agrees_to_a_few_of_its_256_steps(case: dict[str, object], how: str) -> None:
     # bfloat16 has 8 bits: one rounding is up to 1/256, and dozens lie between a pixel and a gradient.
     model, images, expected, gradients = with_gradients(small_config(**case))

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from vitreous.accelerate.kernels import attend, project_heads
 from vitreous.accelerate.model import FastBlock, FastVisionTransformer, accelerate
 from vitreous.errors import ConfigError
-from vitreous.model.positions import POSITIONS
+from vitreous.model.positions import POSITIONS, Position
+from vitreous.model.positions.learned_base import LearnedPosition
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["TokenMerging", "merge_similar", "merge_tokens", "merged_tokens"]
@@ -31,23 +32,28 @@ def merge_tokens(model: VisionTransformer, count: int) -> None:
         count: Tokens merged in each block (r), at most half of its patch tokens. 0 turns merging off.
 
     Raises:
-        ConfigError: If the count is negative; if attention needs the position of each token, because a merged one has
+        ConfigError: If the count is negative; if blocks need the position of each token, because a merged one has
             several; or if the model has a user's own blocks.
     """
     if count < 0:
         raise ConfigError(f"merge_tokens is {count}, it must be at least 0")
     position = model.config.position
-    free = [kind.kind for kind in POSITIONS if not kind.acts_in_attention]
-    if count and position.acts_in_attention:
+    if count and position.acts_in_blocks:
+        free = [_with_layers(kind()) for kind in POSITIONS if not kind().acts_in_blocks]
         raise ConfigError(
-            f"tokens cannot be merged with position {position.kind}: it needs the position of each token in every "
-            f"block. Models with position {' or '.join(free)} can; use merge_tokens 0"
+            f"tokens cannot be merged with position {_with_layers(position)}: it needs the position of each token in "
+            f"every block. Models with position {' or '.join(free)} can; use merge_tokens 0"
         )
     fast = accelerate(model)
     if isinstance(fast, FastVisionTransformer):
         fast.merging = TokenMerging(count, model.config.prefix_tokens) if count else None
     elif count:
         raise ConfigError("tokens cannot be merged in a model with classes of your own: use merge_tokens 0")
+
+
+def _with_layers(position: Position) -> str:
+    """Return the kind, and before which blocks a learned embedding is added."""
+    return f"{position.kind} with layers {position.layers}" if isinstance(position, LearnedPosition) else position.kind
 
 
 def merged_tokens(model: nn.Module) -> int:

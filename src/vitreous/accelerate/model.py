@@ -13,6 +13,7 @@ dropout, P prefix tokens ([CLS] and registers), T = P + N tokens, D width, d cha
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 import torch
@@ -80,6 +81,7 @@ def accelerate(model: VisionTransformer) -> FastVisionTransformer:
         module.__class__ = _FAST.get(type(module), type(module))
     fast = cast(FastVisionTransformer, model)
     fast.merging, fast._tables = None, {}
+    fast._positions = tuple(model.config.position.parameters(model.config))
     return fast
 
 
@@ -93,6 +95,7 @@ class FastVisionTransformer(VisionTransformer):
 
     merging: Callable[[nn.ModuleList, Tensor, int | None], Tensor] | None
     _tables: dict[Hashable, tuple[Any, tuple[Tensor, ...]]]
+    _positions: tuple[str, ...]  # names of the parameters of the position embedding
 
     @property
     def draws_in_forward(self) -> bool:
@@ -158,6 +161,7 @@ class FastVisionTransformer(VisionTransformer):
         all_factors = branch_factors or [None] * len(self.blocks)
         for index, (block, factors) in enumerate(zip(self.blocks, all_factors, strict=True)):
             first = queries if block is self.blocks[-1] else None
+            z = self.config.position.before_block(z, index, context)
             if recompute:
                 z = checkpoint(block, z, context, None, first, factors, use_reentrant=False)
             else:
@@ -189,21 +193,22 @@ class FastVisionTransformer(VisionTransformer):
 
     def _embedding(self, grid: tuple[int, int]) -> Tensor | None:
         """Return E_pos for a grid, (1, P + N, D), or None if nothing is added to the tokens."""
-        c = self.config
+        c, weight = self.config, self.patch_embed.proj.weight
         if not c.position.has_embedding:
             return None
-        sources = [getattr(self, name) for name in c.position.parameters(c)]
-        if sources and grid == c.grid:
-            return c.position.embedding(self, c, grid)
-        weight = self.patch_embed.proj.weight
-        return self._cached(("embedding", grid), lambda: c.position.embedding(self, c, grid).to(weight), sources)
+        return self._for_grid("embedding", grid, lambda: c.position.embedding(self, c, grid).to(weight))
 
     def _context(self, grid: tuple[int, int]) -> Any:
-        """Return what attention needs from the position embedding for a grid."""
-        position, weight = self.config.position, self.patch_embed.proj.weight
-        if not position.acts_in_attention:
+        """Return what blocks need from the position embedding for a grid, or None if they need nothing."""
+        c = self.config
+        if not c.position.acts_in_blocks:
             return None
-        return self._cached(("context", grid), lambda: position.context(self.config, grid, like=weight), [])
+        return self._for_grid("context", grid, lambda: c.position.context(self, c, grid))
+
+    def _for_grid(self, name: str, grid: tuple[int, int], make: Callable[[], _Table]) -> _Table:
+        """Return a table of the position embedding, cached unless it is made of parameters at their own grid."""
+        sources = [attrgetter(name)(self) for name in self._positions]
+        return make() if sources and grid == self.config.grid else self._cached((name, grid), make, sources)
 
     def _cached(self, name: Hashable, make: Callable[[], _Table], sources: Sequence[Tensor]) -> _Table:
         """Return a cached table.

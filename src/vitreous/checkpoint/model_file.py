@@ -26,15 +26,18 @@ from torch import Tensor
 from vitreous.accelerate.model import FastVisionTransformer, build
 from vitreous.checkpoint.model_config import invalid_fields, too_many_blocks, upgraded
 from vitreous.checkpoint.provenance import check_provenance
+from vitreous.checkpoint.stored_thresholds import THRESHOLDS, parse_thresholds, thresholds_to_dict
 from vitreous.checkpoint.untrusted.container import Header, read_header
 from vitreous.checkpoint.untrusted.documents import parse_object
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError, OutputError, did_you_mean, first_line
+from vitreous.evaluate.abstention import AbstentionRule
+from vitreous.evaluate.conformal import ConformalSets
 from vitreous.files.writing import atomic_write
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["FORMAT_VERSION", "ModelInfo", "build_on_meta", "load_model", "save_model"]
+__all__ = ["FORMAT_VERSION", "ModelInfo", "build_on_meta", "load_model", "recalibrate", "save_model"]
 
 FORMAT_VERSION = 2
 """Of the files that are written. Version 1, whose model configuration was flat, is read too."""
@@ -59,9 +62,12 @@ class ModelInfo:
         provenance: Origin of the model: recipe, data fingerprint, seed, versions, date, machine.
         scores: Metrics by split. Non-finite numbers are stored as null.
         format_version: Version of the file format.
+        abstention: Marks a prediction as unsure; None without `vitreous calibrate --precision`.
+        conformal: Gives sets of classes; None without `vitreous calibrate --coverage`.
 
     Raises:
-        ConfigError: If a class name occurs twice or is not valid text, or the temperature is not above 0.
+        ConfigError: If a class name occurs twice or is not valid text, the temperature is not above 0, or the sets are
+            those of another number of classes.
     """
 
     classes: tuple[str, ...]
@@ -70,9 +76,11 @@ class ModelInfo:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
+    abstention: AbstentionRule | None = None
+    conformal: ConformalSets | None = None
 
     def __post_init__(self) -> None:
-        """Check class names and temperature."""
+        """Check class names, temperature and the number of classes of the sets."""
         object.__setattr__(self, "classes", tuple(self.classes))
         if len(set(self.classes)) != len(self.classes):
             twice = sorted(name for name, count in Counter(self.classes).items() if count > 1)
@@ -81,6 +89,12 @@ class ModelInfo:
             raise ConfigError(f"the class name {invalid!a:.100} is not valid text: it has a lone UTF-16 surrogate")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise ConfigError(f"temperature is {self.temperature}, it must be above 0")
+        if self.conformal is not None and self.conformal.classes != len(self.classes):
+            raise ConfigError(f"conformal.classes is {self.conformal.classes}, the model has {len(self.classes)}")
+
+    def without_thresholds(self) -> ModelInfo:
+        """Return the same without thresholds, whose promises hold only for the model that they were fitted on."""
+        return dataclasses.replace(self, abstention=None, conformal=None)
 
 
 def save_model(path: str | os.PathLike[str], model: VisionTransformer, info: ModelInfo, *, follow: bool = True) -> None:
@@ -104,11 +118,44 @@ def save_model(path: str | os.PathLike[str], model: VisionTransformer, info: Mod
         "temperature": info.temperature,
         "provenance": info.provenance,
         "scores": info.scores,
+        **thresholds_to_dict(info.abstention, info.conformal),
     }
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    _write(path, document, tensors, follow)
+
+
+def recalibrate(
+    source: str | os.PathLike[str], path: str | os.PathLike[str], info: ModelInfo, record: Mapping[str, Any]
+) -> None:
+    """Write a model file again with the temperature and thresholds of `info`; all else is kept, weights bit for bit.
+
+    `record` becomes `provenance.calibration`. The source may be the path itself: the file is replaced atomically.
+
+    Raises:
+        CheckpointError: If the source is no model file.
+        OutputError: If the file cannot be written.
+    """
+    file = _resolve(Path(source))
+    document = _parse_metadata(file, read_header(file))
+    document = {name: value for name, value in document.items() if name not in THRESHOLDS}
+    provenance = {**document["provenance"], "calibration": record}
+    document |= {
+        "temperature": info.temperature,
+        "provenance": provenance,
+        **thresholds_to_dict(info.abstention, info.conformal),
+    }
+    try:
+        with safe_open(file, framework="pt") as stored:
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  not a dictionary
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"'{file}' cannot be read: {error}") from error
+    _write(path, document, tensors, follow=True)
+
+
+def _write(path: str | os.PathLike[str], document: Mapping[str, Any], tensors: dict[str, Tensor], follow: bool) -> None:
     text = json.dumps(_plain(document), ensure_ascii=False, allow_nan=False)
     # os.fsdecode represents undecodable bytes of folder names by lone surrogates; the JSON escape \udcff keeps them.
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     with atomic_write(path, follow=follow) as written:
         try:
             save_file(tensors, written, metadata={KEY: text, _DIGEST: _digest(text, tensors)})
@@ -243,11 +290,11 @@ def _parse_info(file: Path, document: dict[str, Any], config: ViTConfig) -> Mode
     classes = document["classes"]
     if not all(isinstance(name, str) for name in classes) or len(classes) != config.num_classes:
         raise CheckpointError(f"'{file}' names {len(classes)} classes, expected {config.num_classes} names")
+    rules = parse_thresholds(file, document)
     try:
         pipeline = EvalPipeline.from_dict(document["pipeline"])
-        info = ModelInfo(
-            tuple(classes), pipeline, float(document["temperature"]), document["provenance"], document["scores"]
-        )
+        temperature = float(document["temperature"])
+        info = ModelInfo(tuple(classes), pipeline, temperature, document["provenance"], document["scores"], **rules)
     except (CheckpointError, ConfigError, AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise CheckpointError(f"'{file}': its metadata is damaged: {error}") from error
     if pipeline.channels != config.in_channels:

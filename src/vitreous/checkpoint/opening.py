@@ -27,7 +27,19 @@ from vitreous.errors import CheckpointError, ConfigError, first_line
 from vitreous.model.config import Size2d, ViTConfig, pair
 from vitreous.model.positions import Learned
 
-__all__ = ["FAMILIES", "OpenOptions", "OpenedCheckpoint", "build_model", "open_checkpoint", "open_with_details"]
+__all__ = [
+    "FAMILIES",
+    "THRESHOLDS_OMITTED",
+    "THRESHOLDS_VOID",
+    "OpenOptions",
+    "OpenedCheckpoint",
+    "build_model",
+    "open_checkpoint",
+    "open_with_details",
+]
+
+THRESHOLDS_OMITTED = "the format has no place for the thresholds of `vitreous calibrate`: they are left out"
+THRESHOLDS_VOID = "the thresholds of `vitreous calibrate` are left out: they hold only for the model as it was"
 
 FAMILIES: dict[str, ModuleType] = {
     "google": google,
@@ -266,6 +278,9 @@ def _apply_options(opened: OpenedCheckpoint, options: OpenOptions, name: str) ->
     layout = opened.layout
     if layout:
         provenance["layout"] = _stored_layout(layout, kept)
+    if config != opened.model.config and (info.abstention or info.conformal):
+        info = info.without_thresholds()
+        reasons.append(THRESHOLDS_VOID)
     classes = info.classes if config.num_classes else ()
     info = replace(info, provenance=provenance, classes=classes)
     return replace(opened, model=build_model(config, state, name), info=info, reasons=reasons, kept=kept)
@@ -310,8 +325,11 @@ def _drop_and_add(config: ViTConfig, state: State, kept: State, options: OpenOpt
 
 
 def _position_prefix(config: ViTConfig) -> str | None:
-    """Return which prefix tokens have a learned position; None without a class token or learned positions."""
-    return config.position.prefix if config.has_class_token and isinstance(config.position, Learned) else None
+    """Return which prefix tokens have a learned position; None unless one can move to the token."""
+    position = config.position
+    if not config.has_class_token or not isinstance(position, Learned) or position.layers != "first":
+        return None  # with other layers, blocks add positions to the token as well
+    return position.prefix
 
 
 def _remove(state: State, prefix: str) -> None:

@@ -26,8 +26,8 @@ from vitreous.files.text import printable
 __all__ = ["HELP", "VERBS", "main"]
 
 _NAMES = (
-    *("train", "plan", "finetune", "replay", "audit", "evaluate"),
-    *("predict", "embed", "probe", "convert", "models", "completion"),
+    *("train", "plan", "finetune", "replay", "audit", "evaluate", "calibrate"),
+    *("predict", "inspect", "embed", "probe", "convert", "models", "completion"),
 )
 VERBS = {verb: f"vitreous.cli.verbs.{verb}" for verb in _NAMES}
 """The module of each verb, which has ``run(argv) -> exit code``."""
@@ -50,6 +50,8 @@ Check the data
 Use a model
   predict     classify images: labels and probabilities
   evaluate    score a model on labelled images, overall and per class
+  calibrate   fit thresholds with a promise: unsure predictions, sets of classes
+  inspect     show what a model looks at in images, and what it has learned, on one page
   embed       compute feature vectors of images, for search or another classifier
   convert     write a model as ONNX or torch.export, or for timm, Hugging Face, torchvision or Google, verified
   probe       measure how well a model's features separate classes, including new ones

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.images.reading import read_image
+from vitreous.data.placement import Placement, place
 from vitreous.errors import CheckpointError, ConfigError
 
 __all__ = ["EvalPipeline", "channel_statistics"]
@@ -33,7 +34,6 @@ _FILTERS = {
 }
 _MIDDLE_GREY = 0.5
 _LARGEST_SIDE = 16_384  # pixels; an RGB square of this side takes 800 MB as uint8
-_LONGEST = 16  # an image longer than this many times the target is cut before it is resized
 
 
 @dataclass(frozen=True)
@@ -85,38 +85,27 @@ class EvalPipeline:
             image = read_image(image)
         mode = "RGB" if self.channels == 3 else "L"
         image = image if image.mode == mode else image.convert(mode)
-        fitted = {"crop": self._crop, "squash": self._squash, "pad": self._pad}[self.config.fit](image)
+        fitted = self._pad(image) if self.config.fit == "pad" else self._cover(image)
         return np.array(fitted).reshape(*self.size, self.channels)
 
-    def _crop(self, image: Image.Image) -> Image.Image:
-        """Resize so that the image just covers the size divided by `crop_ratio`, then cut the centre."""
-        height, width = self.size
-        # Rounded down as in timm: 224 at 0.875 is 256. The longer side is rounded down as in torchvision's Resize.
-        cover_h, cover_w = int(height / self.config.crop_ratio), int(width / self.config.crop_ratio)
-        if image.width * cover_h > image.height * cover_w:
-            image = _cut_centre(image, _LONGEST * cover_w * image.height // cover_h, image.height)
-            resized = (image.width * cover_h // image.height, cover_h)
-        else:
-            image = _cut_centre(image, image.width, _LONGEST * cover_h * image.width // cover_w)
-            resized = (cover_w, image.height * cover_w // image.width)
-        image = self._resize(image, resized)
-        left, top = round((image.width - width) / 2), round((image.height - height) / 2)
-        return image.crop((left, top, left + width, top + height))
+    def placement(self, height: int, width: int) -> Placement:
+        """Return where the pixels of an image of this size lie in the model's input."""
+        return place((height, width), self.size, self.config)
 
-    def _squash(self, image: Image.Image) -> Image.Image:
-        return self._resize(image, (self.size[1], self.size[0]))
+    def _cover(self, image: Image.Image) -> Image.Image:
+        """Resize the image and cut it to the size."""
+        at, (height, width) = self.placement(image.height, image.width), self.size
+        image = image if at.cut == (0, 0, *image.size) else image.crop(at.cut)
+        image = self._resize(image, (at.resized[1], at.resized[0]))
+        return image.crop((-at.left, -at.top, width - at.left, height - at.top))
 
     def _pad(self, image: Image.Image) -> Image.Image:
         """Resize so that the image just fits into the size, centred on the mean colour."""
-        height, width = self.size
-        if image.width * height > image.height * width:
-            resized = (width, max(1, image.height * width // image.width))
-        else:
-            resized = (max(1, image.width * height // image.height), height)
+        at, (height, width) = self.placement(image.height, image.width), self.size
         mean = self.config.mean or (_MIDDLE_GREY,) * self.channels
         colour = tuple(min(255, max(0, round(255 * value))) for value in mean)
         canvas = Image.new(image.mode, (width, height), colour if self.channels == 3 else colour[0])
-        canvas.paste(self._resize(image, resized), ((width - resized[0]) // 2, (height - resized[1]) // 2))
+        canvas.paste(self._resize(image, (at.resized[1], at.resized[0])), (at.left, at.top))
         return canvas
 
     def _resize(self, image: Image.Image, size: tuple[int, int]) -> Image.Image:
@@ -205,15 +194,6 @@ def channel_statistics(batches: Iterable[npt.NDArray[np.uint8]]) -> tuple[tuple[
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 1.0))
     return tuple(float(m) / 255 for m in mean), tuple(float(s) / 255 for s in std)
-
-
-def _cut_centre(image: Image.Image, width: int, height: int) -> Image.Image:
-    """Cut an image to at most (width, height): resizing a strip of 1 x 50,000 pixels would exhaust the memory."""
-    if image.width <= width and image.height <= height:
-        return image
-    width, height = min(max(1, width), image.width), min(max(1, height), image.height)
-    left, top = (image.width - width) // 2, (image.height - height) // 2
-    return image.crop((left, top, left + width, top + height))
 
 
 @lru_cache(maxsize=64)

@@ -37,6 +37,7 @@ __all__ = [
     "cross_scaled",
     "expected_calibration_error",
     "fit_temperature",
+    "halves",
     "reliability",
 ]
 
@@ -202,6 +203,13 @@ def brier_score(probs: Tensor, labels: Tensor) -> float:
     return float((probs - F.one_hot(labels, probs.shape[1])).square().sum(dim=1).mean())
 
 
+def halves(labels: Tensor) -> Tensor:
+    """Return which of the images with labels (N,) are in the first half, (N,): every second one of each class."""
+    first = torch.empty(len(labels), dtype=torch.bool)
+    first[torch.argsort(labels, stable=True)] = torch.arange(len(labels)) % 2 == 0
+    return first
+
+
 def cross_scaled(logits: Tensor, labels: Tensor) -> Tensor:
     """Divide each half of the logits by the temperature fitted on the other half; returns (N, K) float64.
 
@@ -209,8 +217,7 @@ def cross_scaled(logits: Tensor, labels: Tensor) -> Tensor:
     deterministic, and stratified by class.
     """
     logits, labels = check_predictions(logits, labels)
-    first = torch.empty(len(labels), dtype=torch.bool)
-    first[torch.argsort(labels, stable=True)] = torch.arange(len(labels)) % 2 == 0
+    first = halves(labels)
     scaled = logits.clone()
     for half in (first, ~first):
         if half.any() and not half.all():

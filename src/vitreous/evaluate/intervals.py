@@ -25,7 +25,19 @@ from vitreous.errors import DataError
 from vitreous.evaluate.metrics import check_predictions
 from vitreous.evaluate.scores import counted_scores, matthews
 
-__all__ = ["Bootstrap", "Images", "Interval", "bootstrap", "clopper_pearson_lower", "tabulate", "wilson"]
+__all__ = [
+    "Bootstrap",
+    "Images",
+    "Interval",
+    "bootstrap",
+    "check_count",
+    "check_share",
+    "clopper_pearson_lower",
+    "image_order",
+    "resample",
+    "tabulate",
+    "wilson",
+]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -22,7 +22,16 @@ from torch import Tensor
 from vitreous.errors import DataError
 from vitreous.evaluate.metrics import check_predictions, evaluate, most_confused
 
-__all__ = ["ConfusedImages", "DetailedScores", "class_order", "confused_images", "counted_scores", "detailed_scores"]
+__all__ = [
+    "ConfusedImages",
+    "DetailedScores",
+    "class_order",
+    "confused_images",
+    "counted_scores",
+    "detailed_scores",
+    "matthews",
+    "ranking_scores",
+]
 
 Floats = npt.NDArray[np.float64]
 

@@ -17,7 +17,7 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 from vitreous.checkpoint.conversion.destination import Destination
-from vitreous.checkpoint.opening import OpenedCheckpoint, OpenOptions, open_with_details
+from vitreous.checkpoint.opening import THRESHOLDS_OMITTED, OpenedCheckpoint, OpenOptions, open_with_details
 from vitreous.data.images.reading import read_image
 from vitreous.errors import CheckpointError, MissingExtraError, OutputError, first_line
 from vitreous.export import onnx_file, torch_file
@@ -69,6 +69,8 @@ def export(
     opened = open_with_details(source, options or OpenOptions())
     for reason in opened.reasons:
         tell(reason)
+    if opened.info.abstention or opened.info.conformal:
+        tell(THRESHOLDS_OMITTED)
     with target.temporary() as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # exporters warn about their own internals
         files = _write(opened, form, file)

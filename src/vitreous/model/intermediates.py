@@ -64,7 +64,7 @@ class LayerValues(AttentionValues):
 
     Attributes:
         index: The block's number, from 0.
-        before: Tokens before the block, (B, T, D): [CLS], registers, then patches in raster order.
+        before: Tokens that the block reads, (B, T, D): [CLS], registers, then patches in raster order.
         after: Tokens after it, (B, T, D); those of the last block are not normalised yet.
     """
 

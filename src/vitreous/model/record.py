@@ -22,7 +22,7 @@ class Record:
     They are the tensors that the pass itself computes with, so gradients with respect to them exist.
 
     Attributes:
-        before: Tokens before the block, (B, T, D).
+        before: Tokens that the block reads, (B, T, D), with any position that is added before it.
         after: Tokens after the block, (B, T, D).
         queries: As attention uses them, after their norm and rotation, (B, H, M, d).
         keys: Likewise, (B, H, T, d).

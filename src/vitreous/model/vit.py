@@ -38,13 +38,14 @@ class VisionTransformer(nn.Module):
         self.config = c = config
         self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width)) if c.has_class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, c.registers, c.width)) if c.registers else None
-        for name, tensor in c.position.parameters(c).items():  # by default pos_embed: positions/learned.py
-            self.register_parameter(name, nn.Parameter(tensor))
         self.patch_embed = c.stem.build(c)
         self.patch_dropout = c.patch_dropout  # an attribute, so that a training schedule can change it
         self.pos_drop = nn.Dropout(c.dropout)
         blocks = (c.block.build(c, i, c.attention.build(c, c.position), c.mlp.build(c)) for i in range(c.depth))
         self.blocks = nn.ModuleList(blocks)
+        for name, tensor in c.position.parameters(c).items():  # by default pos_embed: positions/learned.py
+            owner, _, last = name.rpartition(".")
+            self.get_submodule(owner).register_parameter(last, nn.Parameter(tensor))
         self.norm = nn.LayerNorm(c.width, eps=c.norm_eps) if c.final_norm == "tokens" else nn.Identity()
         self.add_module(c.pool.module_name, c.pool.build(c, c.mlp))
         self.fc_norm = nn.LayerNorm(c.width, eps=c.norm_eps) if c.final_norm == "pooled" else nn.Identity()
@@ -71,10 +72,11 @@ class VisionTransformer(nn.Module):
         E_pos = c.position.embedding(self, c, grid).to(weight)  # (1, P + N, D); by default self.pos_embed
         z = torch.cat([*x_class, x_p_E], 1) + E_pos  # equation 1: z_0 = [x_class; x_p E] + E_pos, (B, P + N, D)
 
-        context = c.position.context(c, grid, like=weight)  # for positions that act within attention; else None
+        context = c.position.context(self, c, grid)  # for positions that act in every block; else None
         z, context = self.drop_patches(z, context)
         z = self.pos_drop(z)
         for index, block in enumerate(self.blocks):
+            z = c.position.before_block(z, index, context)  # by default z
             z = block(z, context, record.get(index) if record else None)  # equations 2 and 3: (B, P + N, D)
         z = self.norm(z)
         y = self.pool(z)  # equation 4: (B, D); some poolings are wider, (B, config.pooled_width)
@@ -98,7 +100,7 @@ class VisionTransformer(nn.Module):
 
         Args:
             z: Tokens, (B, P + N, D).
-            context: What attention knows about the positions of all patches.
+            context: What the blocks know about the positions of all patches.
 
         Returns:
             The remaining n patches after the prefix tokens, (B, P + n, D), and the context of these patches.

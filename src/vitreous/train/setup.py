@@ -112,7 +112,8 @@ def _sample(split: Split) -> Iterator[Image.Image]:
 def describe_model(config: ViTConfig, size: Cost) -> str:
     """Describe the model in one line, such as ``vit 128x6, patch 8 on 64 px: 65 tokens, 0.9 M parameters, ...``."""
     patch, image = ("x".join(map(str, dict.fromkeys(pair(side)))) for side in (config.patch_size, config.image_size))
-    stem = {"conv": "convolutional patch", "resnet": "ResNet patch"}.get(config.stem.kind, "patch")
+    names = {"patch": "patch", "linear": "patch", "conv": "convolutional patch", "resnet": "ResNet patch"}
+    stem = names.get(config.stem.kind, f"{config.stem.kind} patch")
     return (
         f"vit {config.width}x{config.depth}, {stem} {patch} on {image} px: {size.tokens:,} tokens, "
         f"{size.parameters / 1e6:.3g} M parameters, {size.flops / 1e9:.2g} GFLOPs per image"

@@ -11,6 +11,7 @@ from torch import Tensor
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError
 from vitreous.model.config import ViTConfig
+from vitreous.model.positions.learned_base import LearnedPosition
 
 __all__ = ["ForeignCheckpoint", "Hints", "ImportedModel", "OutgoingModel", "State", "join_first"]
 
@@ -73,6 +74,9 @@ class OutgoingModel:
         family `keeps` the unused tensors, they are listed too.
         """
         problems = [feature for feature, is_used in unsupported.items() if is_used]
+        position = self.config.position
+        if isinstance(position, LearnedPosition) and position.layers != "first":  # no other family has them
+            problems.append(f"positions added before every block (position.layers {position.layers})")
         problems += [f"{name} (--drop {name} leaves it out)" for name in self.kept if not keeps]
         if problems:
             raise CheckpointError(

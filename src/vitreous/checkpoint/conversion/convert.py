@@ -17,7 +17,7 @@ from vitreous.checkpoint.conversion.destination import Destination
 from vitreous.checkpoint.conversion.witness import reference_outputs
 from vitreous.checkpoint.conversion.writing import adopted, export, write_files
 from vitreous.checkpoint.model_file import save_model
-from vitreous.checkpoint.opening import OpenedCheckpoint, OpenOptions, open_with_details
+from vitreous.checkpoint.opening import THRESHOLDS_OMITTED, OpenedCheckpoint, OpenOptions, open_with_details
 from vitreous.data.images.reading import read_image
 from vitreous.errors import CheckpointError
 from vitreous.model.config import pair
@@ -46,7 +46,7 @@ class Conversion:
 
     files: list[Path]
     reasons: list[str]  # what was recognised or assumed in the source and why, and what was changed
-    notes: list[str]  # constants of the model that the family fixes at other values
+    notes: list[str]  # constants of the model that the family fixes at other values, thresholds that are left out
     comparisons: list[Comparison]  # of the written model with the source
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,6 +73,8 @@ def convert(
     for reason in opened.reasons:
         tell(reason)
     used, notes = adopted(opened, to)
+    if to != "vitreous" and (opened.info.abstention or opened.info.conformal):
+        notes = [*notes, THRESHOLDS_OMITTED]
     for note in notes:
         tell(note)
     with target.temporary() as weights:

@@ -25,6 +25,7 @@ __all__ = [
     "add_data_dir",
     "add_images",
     "add_inference_options",
+    "add_threshold_option",
     "describe_compute",
     "load_model",
     "parse_image_size",
@@ -68,8 +69,14 @@ def add_data_dir(parser: Parser) -> None:
     parser.add_argument("--data-dir", type=str, metavar="DIR", help="folder of known datasets [~/.cache/vitreous]")
 
 
-def add_inference_options(parser: Parser, engines: bool = False, tta: str | None = None) -> None:
-    """Add batch size, device and image size; with ``engines`` engine and precision; with its help text ``--tta``."""
+def add_threshold_option(parser: Parser) -> None:
+    """Add ``--ignore-thresholds``."""
+    text = "ignore the thresholds of `vitreous calibrate`: nothing is unsure, and there are no sets"
+    parser.add_argument("--ignore-thresholds", type=bool, default=False, help=text)
+
+
+def add_inference_options(parser: Parser, engines: bool = False, tta: str | None = None, sizes: bool = True) -> None:
+    """Add batch size and device, and if requested engine and precision, ``--tta`` with its help text, image size."""
     add = parser.add_argument
     add("--batch-size", type=PositiveInt, default=32, help="images per forward pass")
     add("--device", type=str, default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps")
@@ -80,6 +87,8 @@ def add_inference_options(parser: Parser, engines: bool = False, tta: str | None
         add("--merge-tokens", type=NonNegativeInt, default=0, metavar="R", help=_MERGE_HELP)
     if tta is not None:
         add("--tta", type=bool, default=False, help=tta)
+    if not sizes:
+        return
     add("--image-size", type=str, metavar="N", help="resize images to 384, or 480x640, pixels")
     add("--resample", type=Resample | None, metavar="FAMILY", help="resample position embeddings as this family does")
 
@@ -87,9 +96,9 @@ def add_inference_options(parser: Parser, engines: bool = False, tta: str | None
 def load_model(options: Namespace, source: str | None = None, **changes: Any) -> Classifier:
     """Load the model that the options name, or ``source``; ``changes`` are arguments of ``load`` that override them.
 
-    A verb without engine options uses PyTorch in float32.
+    A verb without engine options uses PyTorch in float32, and one without ``--ignore-thresholds`` ignores thresholds.
     """
-    size = parse_image_size("--image-size", options.image_size)
+    size = parse_image_size("--image-size", options.get("image_size"))
     from vitreous.machine.allocator import keep_freed_memory
     from vitreous.predictor import load  # imports torch, so only after the options are checked
 
@@ -97,11 +106,12 @@ def load_model(options: Namespace, source: str | None = None, **changes: Any) ->
     arguments = {
         "device": options.device,
         "image_size": size,
-        "resample": options.resample,
+        "resample": options.get("resample"),
         "engine": options.get("engine", "torch"),
         "precision": options.get("precision", "float32"),
         "merge_tokens": options.get("merge_tokens", 0),
         "tta": options.get("tta", False),
+        "ignore_thresholds": options.get("ignore_thresholds", True),
         "tell": narrate,
     }
     return load(source or options.model, **(arguments | changes))

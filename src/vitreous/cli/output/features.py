@@ -12,7 +12,7 @@ import numpy as np
 
 from vitreous.errors import MissingExtraError
 from vitreous.files.text import csv_line, printable
-from vitreous.predictor import Embedding
+from vitreous.predictions import Embedding
 
 __all__ = ["WRITERS", "require_packages"]
 

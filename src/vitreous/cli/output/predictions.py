@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TextIO
@@ -16,7 +16,7 @@ from rich.text import Text
 from vitreous.cli.output.terminal import print_table, stream_width
 from vitreous.files.text import csv_line, json_text, printable, visible
 from vitreous.files.writing import Outputs
-from vitreous.predictor import Failure, Prediction
+from vitreous.predictions import Failure, Prediction
 
 __all__ = ["to_record", "writer"]
 
@@ -28,17 +28,24 @@ _REASON_WIDTH = 24  # columns; with fewer there is no room for the reason of a f
 
 @contextmanager
 def writer(
-    output_format: str, output: str | None, top_k: int, computed_by: Mapping[str, str], files: Outputs
+    output_format: str,
+    output: str | None,
+    top_k: int,
+    computed_by: Mapping[str, str],
+    files: Outputs,
+    *,
+    thresholds: Collection[str] = (),
 ) -> Iterator[Write]:
     """Yield a function that writes one result; a file is written completely or not at all.
 
     The format is `table`, `jsonl`, `csv`, or `none`, which writes nothing; ``output`` None is standard output.
-    ``computed_by`` has engine, precision and device for the lines of `jsonl`.
+    ``computed_by`` has engine, precision and device for the lines of `jsonl`, and ``thresholds`` the further columns of
+    `csv`: `unsure` and `set`, as far as the model has them.
     """
     formats: dict[str, Callable[[TextIO, int], Iterator[Write]]] = {
         "table": _write_table,
         "jsonl": partial(_write_jsonl, computed_by),
-        "csv": _write_csv,
+        "csv": partial(_write_csv, thresholds),
     }
     if output_format == "none":
         yield lambda result: None
@@ -51,7 +58,7 @@ def writer(
 
 
 def _write_jsonl(computed_by: Mapping[str, str], stream: TextIO, top_k: int) -> Iterator[Write]:
-    """Write one object per line: path, label, probability, top, engine, precision, device; or path, error."""
+    """Write one object per line: the fields of `to_record`, then engine, precision and device; or path, error."""
     unicode = (stream.encoding or "utf-8").lower().startswith("utf")
 
     def write(result: Prediction | Failure) -> None:
@@ -62,24 +69,36 @@ def _write_jsonl(computed_by: Mapping[str, str], stream: TextIO, top_k: int) -> 
 
 
 def to_record(result: Prediction | Failure) -> dict[str, Any]:
-    """Return a result for JSON: path, label, probability and top; or path and error."""
+    """Return a result for JSON: path, label, probability and top; or path and error.
+
+    With thresholds also `unsure`, and `set` with `set_coverage`.
+    """
     if isinstance(result, Failure):
         return {"path": result.name, "error": result.reason}
     top = [{"label": label, "probability": _round(probability)} for label, probability in result.top]
-    return {"path": result.name, "label": result.label, "probability": _round(result.probability), "top": top}
+    record = {"path": result.name, "label": result.label, "probability": _round(result.probability), "top": top}
+    if result.unsure is not None:
+        record["unsure"] = result.unsure
+    if result.set is not None:
+        record |= {"set": list(result.set), "set_coverage": result.set_coverage}
+    return record
 
 
-def _write_csv(stream: TextIO, top_k: int) -> Iterator[Write]:
-    """Write a header, then one row per result: path, label, probability, label_2, probability_2, ..., error."""
+def _write_csv(thresholds: Collection[str], stream: TextIO, top_k: int) -> Iterator[Write]:
+    """Write a header, then one row per result: path, label, probability, label_2, ..., thresholds, error.
+
+    `thresholds` are the columns of a model with thresholds: `unsure`, true or false, and `set`, a JSON list.
+    """
     further = [f"{field}_{rank}" for rank in range(2, top_k + 1) for field in ("label", "probability")]
-    stream.write(csv_line(["path", "label", "probability", *further, "error"]))
+    stream.write(csv_line(["path", "label", "probability", *further, *thresholds, "error"]))
 
     def write(result: Prediction | Failure) -> None:
         if isinstance(result, Failure):
-            stream.write(csv_line([result.name, *[""] * (2 * top_k), result.reason]))
+            stream.write(csv_line([result.name, *[""] * (2 * top_k + len(thresholds)), result.reason]))
         else:
             top = [field for label, probability in result.top for field in (label, _round(probability))]
-            stream.write(csv_line([result.name, *top, ""]))
+            decided = to_record(result)
+            stream.write(csv_line([result.name, *top, *(json_text(decided[name]) for name in thresholds), ""]))
 
     yield write
 
@@ -97,26 +116,56 @@ def _write_table(stream: TextIO, top_k: int) -> Iterator[Write]:
             for label, probability in predictions[0].top:
                 bar = "\u2501" * round(30 * probability)
                 table.add_row(Text(visible(label)), f"{probability:7.2%}", bar)
+            if predictions[0].unsure:
+                stream.write(f"{_label(predictions[0])}\n")
             print_table(table, stream, shorten=(0,))
+            if predictions[0].set is not None:
+                stream.write(f"{_set_heading(predictions)}: {_set_names(predictions[0])}\n")
         elif results:
             print_table(_table(results, stream_width(stream)), stream, shorten=(0, 1))
 
 
+def _label(prediction: Prediction) -> str:
+    """Return the label as people read it: `cat`, or `unsure (cat 0.41)`."""
+    label = visible(prediction.label)
+    return f"unsure ({label} {prediction.probability:.2f})" if prediction.unsure else label
+
+
+def _set_heading(predictions: Sequence[Prediction]) -> str:
+    return f"set, {100 * (predictions[0].set_coverage or 0):.4g} % coverage"
+
+
+def _set_names(prediction: Prediction) -> str:
+    return ", ".join(map(visible, prediction.set or ()))
+
+
+def _last_column(result: Prediction | Failure) -> list[str]:
+    """Return the set of classes, or the next classes with their probabilities."""
+    if isinstance(result, Failure):
+        return []
+    if result.set is not None:
+        return [_set_names(result)]
+    return [f"{visible(name)} {share:.1%}" for name, share in result.top[1:]]
+
+
 def _table(results: Sequence[Prediction | Failure], width: int) -> Table:
-    """Return a table with a row per image and, in its last column, as many next classes as fit into the width."""
+    """Return a table with a row per image and, in its last column, as many next classes as fit into the width.
+
+    If the model has sets of classes, the last column is the set.
+    """
+    predictions = [result for result in results if isinstance(result, Prediction)]
+    has_sets = bool(predictions) and predictions[0].set is not None
     names = [Text(visible(result.name)) for result in results]
-    labels = [Text("" if isinstance(result, Failure) else visible(result.label)) for result in results]
-    others = [
-        [] if isinstance(result, Failure) else [f"{visible(name)} {share:.1%}" for name, share in result.top[1:]]
-        for result in results
-    ]
+    labels = [Text("" if isinstance(result, Failure) else _label(result)) for result in results]
+    others = [_last_column(result) for result in results]
     longest = min(_NAME_WIDTH, max(text.cell_len for text in names)), max(text.cell_len for text in labels)
     room = width - _FRAME - sum(longest)
     count = max(map(len, others))
-    while count and max(cell_len(", ".join(each[:count])) for each in others) > room:
+    while count and not has_sets and max(cell_len(", ".join(each[:count])) for each in others) > room:
         count -= 1
     has_next = count > 0 or room >= _REASON_WIDTH
-    table = Table("image", "label", "probability", *(["next"] if has_next else []), box=SIMPLE_HEAD)
+    last = _set_heading(predictions) if has_sets else "next"
+    table = Table("image", "label", "probability", *([last] if has_next else []), box=SIMPLE_HEAD)
     table.columns[2].justify = "right"
     for result, name, label, rest in zip(results, names, labels, others, strict=True):
         if isinstance(result, Failure):  # standard error has the full reason

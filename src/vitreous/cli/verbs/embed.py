@@ -55,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
     files.claim("-o", options.output)
     files.claim("--json", options.json)
     from vitreous.cli.output.features import WRITERS, require_packages  # imports torch
-    from vitreous.predictor import Failure
+    from vitreous.predictions import Failure
 
     require_packages(suffix)
     classifier = load_model(options)

@@ -8,7 +8,7 @@ from typing import Literal
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
-from vitreous.cli.options.model import add_data, add_data_dir, add_inference_options
+from vitreous.cli.options.model import add_data, add_data_dir, add_inference_options, add_threshold_option
 from vitreous.cli.options.outputs import add_json_options, data_files, make_outputs, model_files, write_document
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import print_table
@@ -21,7 +21,8 @@ def _parser() -> Parser:
         "evaluate",
         "MODEL DATA [options]",
         "Score a model on labelled images: log loss, top-1, top-5, precision, recall and F1 per class and overall, and "
-        "the calibration of its probabilities. Classes are matched by name.\n"
+        "the calibration of its probabilities. After `vitreous calibrate` also what its thresholds do. "
+        "Classes are matched by name.\n"
         "Images: the test split of the data, else its val split. A folder of classes without splits is used as a "
         "whole, unless the model was trained on it; then the validation set of that training is used.",
         [
@@ -44,6 +45,7 @@ def _parser() -> Parser:
     )
     add_data_dir(parser)
     add_json_options(parser)
+    add_threshold_option(parser)
     _add_report_options(parser)
     add_inference_options(
         parser,
@@ -100,7 +102,7 @@ def run(argv: Sequence[str]) -> int:
     options = parsed(argv)
     files = make_outputs(options, (model_files(options.model), data_files(options.data, options.data_dir)))
     files.claim("--json", options.json)
-    from vitreous.cli.work import scoring  # imports torch
+    from vitreous.cli.work import calibrating, scoring  # imports torch
     from vitreous.cli.work.evaluation import evaluated
 
     result = evaluated(options)
@@ -110,6 +112,8 @@ def run(argv: Sequence[str]) -> int:
         title = f"{result.data.name}, {images}: {result.scores.n:,} images"
         for table in scoring.score_tables(title, result.scores, result.calibration, result.classes):
             print_table(table, shorten=range(min(2, len(table.columns) - 2)))  # the columns of class names
+        if result.thresholds:
+            print_table(calibrating.measured_table(result.thresholds))
         if compute["merging"]:
             print_table(scoring.merging_table(options.merge_tokens, compute["merging"]))
         if compute.get("tta"):

@@ -6,17 +6,27 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse.typing import PositiveInt
 
 from vitreous.cli.options.inputs import expand, image_files
-from vitreous.cli.options.model import add_images, add_inference_options, describe_compute, load_model, throughput_line
+from vitreous.cli.options.model import (
+    add_images,
+    add_inference_options,
+    add_threshold_option,
+    describe_compute,
+    load_model,
+    throughput_line,
+)
 from vitreous.cli.options.outputs import add_json_options, make_outputs, model_files, write_document
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate, progress_bar
 from vitreous.errors import UsageError
 from vitreous.files.text import visible
+
+if TYPE_CHECKING:
+    from vitreous.predictor import Classifier
 
 __all__ = ["run"]
 
@@ -28,8 +38,9 @@ def _parser() -> Parser:
         "predict",
         "MODEL IMAGES... [options]",
         "Classify images: the most probable classes of each, with probabilities, calibrated if the model file has "
-        "a temperature, as after `vitreous train`. An unreadable image is reported and skipped; the exit code is "
-        "then 1.",
+        "a temperature, as after `vitreous train`. After `vitreous calibrate`, a prediction below the threshold is "
+        "marked as unsure, and sets of classes are shown. An unreadable image is reported and skipped; the exit code "
+        "is then 1.",
         [
             ("vitreous predict runs/photos-1 cat.jpg", "one image; a run directory stands for its model.safetensors"),
             ("vitreous predict model.safetensors photos/ --format csv -o labels.csv", "a folder, at any depth"),
@@ -42,12 +53,14 @@ def _parser() -> Parser:
         "--format",
         type=Literal["table", "jsonl", "csv"] | None,
         metavar="table|jsonl|csv",
-        help="jsonl: one JSON object per line. csv: columns path, label, probability, label_2, ..., error, safe for "
+        help="jsonl: one JSON object per line. csv: columns path, label, probability, label_2, ..., unsure and set "
+        "if the model has thresholds, error, safe for "
         "spreadsheets: control characters in names are escaped, and a name that begins with = + - @ gets an apostrophe "
         "(JSON has every name exactly). By default the extension of the output decides, else table",
     )
     parser.add_argument("-o", "--output", type=str, metavar="FILE", help="output file; - is standard output [-]")
     add_json_options(parser)
+    add_threshold_option(parser)
     add_inference_options(
         parser,
         engines=True,
@@ -67,7 +80,7 @@ def run(argv: Sequence[str]) -> int:
     files.claim("-o", options.output)
     files.claim("--json", options.json)
     from vitreous.cli.output.predictions import to_record, writer  # imports torch
-    from vitreous.predictor import Failure
+    from vitreous.predictions import Failure
 
     classifier = load_model(options)
     classifier.require_classes()
@@ -81,9 +94,11 @@ def run(argv: Sequence[str]) -> int:
     engine = classifier.prepare(len(paths), options.batch_size)
     compute = describe_compute(classifier, engine)
     records: list[dict[str, Any]] = []
-    failed, start = 0, time.perf_counter()
+    failed, num_unsure, start = 0, 0, time.perf_counter()
     with (
-        writer(output_format, options.output, top_k, compute, files) as write,
+        writer(
+            output_format, options.output, top_k, compute, files, thresholds=_threshold_columns(classifier)
+        ) as write,
         progress_bar("predict", shown=not prints_lines) as update,
     ):
         for done, result in enumerate(classifier.predict_stream(paths, top_k, options.batch_size), start=1):
@@ -94,7 +109,11 @@ def run(argv: Sequence[str]) -> int:
             if isinstance(result, Failure):
                 failed += 1
                 narrate(f"vitreous: {visible(result.name)}: {result.reason}")
+            else:
+                num_unsure += bool(result.unsure)
     seconds, predicted = time.perf_counter() - start, len(paths) - failed
+    if num_unsure:
+        narrate(f"{num_unsure:,} of {predicted:,} predictions are unsure")
     if predicted:
         narrate(throughput_line(predicted, seconds, classifier, engine))
     if options.output:
@@ -105,3 +124,9 @@ def run(argv: Sequence[str]) -> int:
         document = {"model": options.model, "computed_by": compute, "images": len(paths), "failed": failed}
         write_document(files, options.json, {**document, "seconds": seconds, "predictions": records})
     return 1 if failed else 0
+
+
+def _threshold_columns(classifier: Classifier) -> list[str]:
+    """Return the fields of a prediction that the model's thresholds add."""
+    rules = {"unsure": classifier.info.abstention, "set": classifier.info.conformal}
+    return [name for name, rule in rules.items() if rule is not None]

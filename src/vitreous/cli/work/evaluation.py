@@ -12,6 +12,7 @@ from jsonargparse import Namespace
 from vitreous.cli.options.model import describe_compute, load_model, throughput_line
 from vitreous.cli.output.terminal import narrate
 from vitreous.cli.work import scoring
+from vitreous.cli.work.calibrating import calibration_note, measured_thresholds
 from vitreous.cli.work.evaluation_report import check_options, plan_report
 from vitreous.data.sources.opening import ImageData
 from vitreous.evaluate.calibration import Calibration, calibrate
@@ -33,6 +34,7 @@ class Evaluation:
         split: The split that was scored: `train`, `val`, `test` or `all`.
         classes: Class names of the model, in the order of `scores.per_class`.
         computed_by: Engine, precision, device, and the effect of token merging and test-time augmentation.
+        thresholds: What the model's thresholds promise and do on these images, by name; empty without thresholds.
     """
 
     model: str
@@ -42,6 +44,7 @@ class Evaluation:
     scores: Scores
     calibration: Calibration
     computed_by: Mapping[str, Any]
+    thresholds: Mapping[str, Mapping[str, Any]]
 
     def to_dict(self) -> dict[str, Any]:
         """Return every number as plain JSON values, as `vitreous evaluate --json` writes them."""
@@ -54,6 +57,7 @@ class Evaluation:
             "classes": list(self.classes),
             "scores": self.scores.to_dict(),
             "calibration": self.calibration.to_dict(),
+            "thresholds": {name: dict(measured) for name, measured in self.thresholds.items()},
         }
 
     def __repr__(self) -> str:
@@ -81,7 +85,7 @@ def evaluated(options: Namespace, classifier: Classifier | None = None) -> Evalu
     name, split = scoring.choose_split(data, options.split)
     labels = scoring.labels_by_name(classifier.classes, data, split)
     engine = classifier.prepare(len(split), options.batch_size)
-    for note in scoring.data_notes(classifier.info, data, name):
+    for note in (*scoring.data_notes(classifier.info, data, name), *calibration_note(classifier.info, data, name)):
         narrate(note)
     if options.merge_tokens:  # loaded before the scores are computed, so that a failure costs no time
         unmerged = load_model(options, merge_tokens=0, engine=engine.name, precision=engine.precision)
@@ -104,4 +108,5 @@ def evaluated(options: Namespace, classifier: Classifier | None = None) -> Evalu
         plan.write(data, name, logits, labels)
     compute = {**describe_compute(classifier, engine), "merge_tokens": options.merge_tokens, "merging": merging}
     compute |= {"tta": gain} if gain else {}
-    return Evaluation(str(options.model), data, name, classifier.classes, scores, calibration, compute)
+    thresholds = measured_thresholds(classifier.info, logits, labels)
+    return Evaluation(str(options.model), data, name, classifier.classes, scores, calibration, compute, thresholds)

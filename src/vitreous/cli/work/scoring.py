@@ -26,7 +26,8 @@ from vitreous.errors import DataError, did_you_mean
 from vitreous.evaluate.calibration import Calibration
 from vitreous.evaluate.metrics import Scores, evaluate, most_confused
 from vitreous.files.text import printable, visible
-from vitreous.predictor import Classifier, Failure
+from vitreous.predictions import Failure
+from vitreous.predictor import Classifier
 
 __all__ = [
     "augmentation_table",
@@ -35,6 +36,7 @@ __all__ = [
     "data_notes",
     "images_of",
     "is_trained_on",
+    "is_training_source",
     "labels_by_name",
     "measure_augmentation",
     "measure_merging",
@@ -43,6 +45,7 @@ __all__ = [
     "score_tables",
     "split_as_trained",
     "stack_results",
+    "unreadable_note",
 ]
 
 _MAX_CLASSES = 40  # with more, the table has only the worst
@@ -57,7 +60,7 @@ def open_data(info: ModelInfo, source: str, folder: str | None, split: str | Non
     datasets; None is that of the training, or the default.
     """
     trained = _section(_section(info.provenance, "config"), "data")
-    is_same_source = _is_same_source(source, str(trained.get("source", "")))
+    is_same_source = is_training_source(info, source)
     if folder is None and is_same_source and isinstance(trained.get("dir"), str):
         folder = trained["dir"]
     config = DataConfig(source=source, dir=folder or DataConfig.dir)
@@ -132,10 +135,10 @@ def labels_by_name(classes: Sequence[str], data: ImageData, split: Split) -> Ten
     return torch.from_numpy(index[split.labels])
 
 
-def compute_logits(classifier: Classifier, split: Split, batch_size: int) -> Tensor:
-    """Compute the logits (n, K) of the images of a split."""
+def compute_logits(classifier: Classifier, split: Split, batch_size: int, label: str = "evaluate") -> Tensor:
+    """Compute the logits (n, K) of the images of a split; `label` names the work in the progress bar."""
     logits = classifier.logits_stream(images_of(split), batch_size)
-    return torch.from_numpy(stack_results("evaluate", logits, [split.name_of(n) for n in range(len(split))]))
+    return torch.from_numpy(stack_results(label, logits, [split.name_of(n) for n in range(len(split))]))
 
 
 def images_of(split: Split) -> list[Any]:
@@ -275,6 +278,11 @@ def _section(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def is_trained_on(info: ModelInfo, fingerprint: str) -> bool:
     """Whether the model file records that the model was trained on the images with this fingerprint."""
     return bool(_section(info.provenance, "data").get("fingerprint") == fingerprint)
+
+
+def is_training_source(info: ModelInfo, source: str) -> bool:
+    """Whether the model file records that the model was trained on this folder, manifest or known dataset."""
+    return _is_same_source(source, str(_section(_section(info.provenance, "config"), "data").get("source", "")))
 
 
 def _is_same_source(one: str, other: str) -> bool:

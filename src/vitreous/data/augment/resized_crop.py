@@ -10,6 +10,7 @@ Shapes: B images, C channels, H x W stored pixels, h x w pixels of the model's i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,9 +75,9 @@ class RandomResizedCrop:
         """Return the boxes (B, 4) for the numbers of :meth:`draw` and the aspect ratios (B,) of the original images."""
         return crop_boxes(draws, aspect, self.config.resized_crop, self.config.resized_crop_ratio)
 
-    def cut(self, image: Image.Image, box: Floats) -> npt.NDArray[np.uint8]:
-        """Cut a box (4,) from an image of any size and resize it with antialiasing, to uint8 (h, w, C)."""
-        (height, width), (top, left, box_height, box_width) = self.pipeline.size, box.tolist()
+    def cut(self, image: Image.Image, box: Sequence[float]) -> npt.NDArray[np.uint8]:
+        """Cut a box of :meth:`boxes` from an image of any size and resize it with antialiasing, to uint8 (h, w, C)."""
+        (height, width), (top, left, box_height, box_width) = self.pipeline.size, box
         right, bottom = min(left + box_width, 1.0), min(top + box_height, 1.0)
         pixels = (left * image.width, top * image.height, right * image.width, bottom * image.height)
         image = image if self.pipeline.channels == 3 else image.convert("L")

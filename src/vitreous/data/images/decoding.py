@@ -134,7 +134,7 @@ def decode(content: Content, format: str, min_size: Size | None = None) -> tuple
             mode, size = image.mode, (height, width)
             alpha, deep = mode in _ALPHA_MODES or "transparency" in image.info, _is_deep(image, format)
             _draft(image, min_size)
-            with _DecoderErrors():
+            with _DECODER_ERRORS:
                 image.load()
             orientation = 1 if format == "HEIF" else read_orientation(image)  # after load: a PNG may end with its EXIF
             size = (width, height) if orientation in (5, 6, 7, 8) else (height, width)
@@ -165,6 +165,9 @@ class _DecoderErrors:
             raise UnreadableError(_failure_reason(error, self.verb)) from error
 
 
+_DECODER_ERRORS = _DecoderErrors()
+
+
 def _failure_reason(error: Exception, verb: str) -> str:
     text = str(error)
     if isinstance(error, EOFError) or re.search(r"truncated|not enough|unrecognized data", text, re.IGNORECASE):
@@ -176,7 +179,7 @@ def _failure_reason(error: Exception, verb: str) -> str:
 
 
 def _open(content: bytes, format: str) -> Image.Image:
-    with _DecoderErrors():
+    with _DECODER_ERRORS:
         try:
             return _OPENERS[format](io.BytesIO(content))
         except (SyntaxError, IndexError, TypeError, struct.error) as error:  # Pillow takes these as "another format"
@@ -195,7 +198,7 @@ def _open_heif(content: bytes) -> Image.Image:
     library: Any = importlib.import_module(name)
     library.options.DECODE_THREADS = 1  # each thread reserves address space, which the memory limit counts
     library.options.THUMBNAILS = library.options.DEPTH_IMAGES = library.options.AUX_IMAGES = False
-    with _DecoderErrors():
+    with _DECODER_ERRORS:
         try:
             opened = library.open_heif(io.BytesIO(content), convert_hdr_to_8bit=True)
             stored = opened[opened.primary_index]
@@ -241,7 +244,7 @@ def _frames(image: Image.Image, content: bytes, format: str) -> int:
 def to_upright_rgb(image: Image.Image) -> Image.Image:
     """Decode a PIL image that the caller opened; errors as :func:`to_rgb`."""
     with QUIET_PILLOW:
-        with _DecoderErrors():
+        with _DECODER_ERRORS:
             image.load()
         return _transpose(to_rgb(image), read_orientation(image))
 

@@ -25,18 +25,24 @@ class Position(Part):
     """A kind of position embedding. Subclasses override what they contribute; the defaults contribute nothing.
 
     There are two ways to tell the model where a patch lies. An *embedding* is added to the tokens once, before the
-    first block (equation 1). Alternatively, attention uses positions in every block: :meth:`context` computes what it
-    needs once per image size, and :meth:`rotate` and :meth:`bias` receive the result.
+    first block (equation 1). Alternatively, every block uses positions: :meth:`context` computes what it needs once per
+    image size, and :meth:`before_block`, or :meth:`rotate` and :meth:`bias` in attention, receive the result.
     """
 
     has_embedding: ClassVar[bool] = False
     """Whether an embedding is added to the tokens."""
 
-    acts_in_attention: ClassVar[bool] = False
-    """Whether attention uses the position of each token. If so, tokens cannot be merged."""
+    @property
+    def acts_in_blocks(self) -> bool:
+        """Whether every block uses the position of each token. If so, tokens cannot be merged."""
+        return False
 
     def parameters(self, shape: Shape) -> dict[str, Tensor]:
-        """Return the learned tensors that the model owns, filled with zeros, by name."""
+        """Return the learned tensors that the model owns, filled with zeros, by name.
+
+        Names start with ``pos_embed``, by which the optimiser's layer-wise decay knows them. A block owns a parameter
+        whose name begins with that of the block, such as ``blocks.1.pos_embed``.
+        """
         return {}
 
     def attention_parameters(self, shape: Shape) -> dict[str, Tensor]:
@@ -51,20 +57,24 @@ class Position(Part):
             std: Standard deviation of position embeddings in the model's initialisation scheme.
         """
 
-    def embedding(self, model: nn.Module, shape: Shape, grid: Grid) -> Tensor:
+    def embedding(self, module: nn.Module, shape: Shape, grid: Grid) -> Tensor:
         """Return E_pos of equation 1 for a grid, (1, P + N, D). Tokens without a position get zeros.
 
-        A kind without an embedding returns zeros of shape (1, 1, 1), which broadcast.
+        ``module`` is the model. A kind without an embedding returns zeros of shape (1, 1, 1), which broadcast.
         """
         return torch.zeros(1, 1, 1)
 
-    def context(self, shape: Shape, grid: Grid, like: Tensor) -> Any:
-        """Return what attention needs for a grid, with the device and dtype of ``like``."""
+    def context(self, model: Any, shape: Shape, grid: Grid) -> Any:
+        """Return what blocks need for a grid, with the device and dtype of the model's patch projection."""
         return None
 
     def select(self, context: Any, kept: Tensor) -> Any:
         """Return the context of the patches that patch dropout keeps, given their raster indices (B, n)."""
         return context
+
+    def before_block(self, z: Tensor, index: int, context: Any) -> Tensor:
+        """Return what block ``index``, counted from 0, reads, given the tokens z that reach it, (B, P + N, D)."""
+        return z
 
     def rotate(self, x: Tensor, context: Any) -> Tensor:
         """Rotate queries or keys (B, H, P + N, d) by an angle that depends on their position."""

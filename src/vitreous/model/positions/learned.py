@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.model.part import Shape
-from vitreous.model.positions.base import Grid, Position
+from vitreous.model.positions.base import Grid
+from vitreous.model.positions.learned_base import LearnedPosition
 from vitreous.model.positions.resample import Resample, resample
 
 __all__ = ["Learned"]
 
 
 @dataclass(frozen=True)
-class Learned(Position):
+class Learned(LearnedPosition):
     """`learned`: one vector per token (equation 1).
 
     Args:
@@ -26,7 +27,6 @@ class Learned(Position):
     """
 
     kind = "learned"
-    has_embedding = True
     prefix: Literal["cls", "all", "none"] = "cls"
     resample: Resample = "timm"
 
@@ -34,15 +34,11 @@ class Learned(Position):
         """Return how many prefix tokens have a position."""
         return {"none": 0, "cls": int(shape.has_class_token), "all": shape.prefix_tokens}[self.prefix]
 
-    def parameters(self, shape: Shape) -> dict[str, Tensor]:
+    def tables(self, shape: Shape) -> dict[str, Tensor]:
         return {"pos_embed": torch.zeros(1, self.prefix_positions(shape) + shape.patches, shape.width)}
 
-    def initialise(self, module: nn.Module, std: float) -> None:
-        if hasattr(module, "pos_embed"):
-            nn.init.normal_(module.pos_embed, std=std)  # type: ignore[arg-type]
-
-    def embedding(self, model: nn.Module, shape: Shape, grid: Grid) -> Tensor:
-        table: Tensor = model.pos_embed  # type: ignore[assignment]
+    def embedding(self, module: nn.Module, shape: Shape, grid: Grid) -> Tensor:
+        table: Tensor = module.pos_embed  # type: ignore[assignment]
         num_prefix = self.prefix_positions(shape)
         if grid == shape.grid and num_prefix == shape.prefix_tokens:
             return table  # every token has a position, and the image its usual size: the table is E_pos
@@ -51,10 +47,9 @@ class Learned(Position):
         return torch.cat((prefix, no_position, patches), 1)  # (1, P + N, D)
 
     def resized(self, state: dict[str, Tensor], old: Shape, new: Shape) -> dict[str, Tensor]:
-        table = state["pos_embed"]
-        num_prefix = table.shape[1] - old.patches
-        prefix, patches = table[:, :num_prefix], resample(table[:, num_prefix:], old.grid, new.grid, self.resample)
-        return {"pos_embed": torch.cat((prefix, patches), 1)}
-
-    def table_bytes(self, shape: Shape, grid: Grid) -> int:
-        return 0 if grid == shape.grid else 12 * grid[0] * grid[1] * shape.width
+        found = {}
+        for name, table in state.items():
+            if name.rpartition(".")[2] == "pos_embed":
+                prefix, patches = table.split([table.shape[1] - old.patches, old.patches], 1)
+                found[name] = torch.cat((prefix, resample(patches, old.grid, new.grid, self.resample)), 1)
+        return found

@@ -13,14 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.model.part import Shape
-from vitreous.model.positions.base import Grid, Position, needs_multiple_of_4
+from vitreous.model.positions.base import Grid, needs_multiple_of_4
+from vitreous.model.positions.learned_base import LearnedPosition
 from vitreous.model.positions.resample import Resample, resample
 
 __all__ = ["Learned2d"]
 
 
 @dataclass(frozen=True)
-class Learned2d(Position):
+class Learned2d(LearnedPosition):
     """`learned-2d`: one learned vector per row and per column, half the width each (appendix D.4).
 
     A patch has the vectors of its row and its column, concatenated. Prefix tokens have no position.
@@ -30,36 +31,26 @@ class Learned2d(Position):
     """
 
     kind = "learned-2d"
-    has_embedding = True
     resample: Resample = "timm"
 
     def problems(self, shape: Shape) -> Iterator[str]:
         yield from needs_multiple_of_4(self.kind, shape)
 
-    def parameters(self, shape: Shape) -> dict[str, Tensor]:
+    def tables(self, shape: Shape) -> dict[str, Tensor]:
         rows, columns = shape.grid
         half = shape.width // 2
         return {"pos_embed_row": torch.zeros(1, rows, half), "pos_embed_column": torch.zeros(1, columns, half)}
 
-    def initialise(self, module: nn.Module, std: float) -> None:
-        if hasattr(module, "pos_embed_row"):
-            nn.init.normal_(module.pos_embed_row, std=std)  # type: ignore[arg-type]
-            nn.init.normal_(module.pos_embed_column, std=std)  # type: ignore[arg-type]
-
-    def embedding(self, model: nn.Module, shape: Shape, grid: Grid) -> Tensor:
+    def embedding(self, module: nn.Module, shape: Shape, grid: Grid) -> Tensor:
         (rows, columns), (h, w) = shape.grid, grid
         # (1, h, D/2) and (1, w, D/2)
-        row = resample(model.pos_embed_row, (rows, 1), (h, 1), self.resample)  # type: ignore[arg-type]
-        column = resample(model.pos_embed_column, (1, columns), (1, w), self.resample)  # type: ignore[arg-type]
+        row = resample(module.pos_embed_row, (rows, 1), (h, 1), self.resample)  # type: ignore[arg-type]
+        column = resample(module.pos_embed_column, (1, columns), (1, w), self.resample)  # type: ignore[arg-type]
         halves = row[:, :, None].expand(-1, -1, w, -1), column[:, None].expand(-1, h, -1, -1)
         return F.pad(torch.cat(halves, -1).flatten(1, 2), (0, 0, shape.prefix_tokens, 0))  # (1, P + N, D)
 
     def resized(self, state: dict[str, Tensor], old: Shape, new: Shape) -> dict[str, Tensor]:
         (rows, columns), (h, w) = old.grid, new.grid
-        return {
-            "pos_embed_row": resample(state["pos_embed_row"], (rows, 1), (h, 1), self.resample),
-            "pos_embed_column": resample(state["pos_embed_column"], (1, columns), (1, w), self.resample),
-        }
-
-    def table_bytes(self, shape: Shape, grid: Grid) -> int:
-        return 0 if grid == shape.grid else 12 * grid[0] * grid[1] * shape.width
+        sizes = {"pos_embed_row": ((rows, 1), (h, 1)), "pos_embed_column": ((1, columns), (1, w))}
+        ends = {name: name.rpartition(".")[2] for name in state}
+        return {name: resample(state[name], *sizes[end], self.resample) for name, end in ends.items() if end in sizes}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,7 @@ class Relative(Position):
     """
 
     kind = "relative"
-    acts_in_attention = True
+    acts_in_blocks = True
 
     def attention_parameters(self, shape: Shape) -> dict[str, Tensor]:
         return {"relative": torch.zeros(2 * shape.patches - 1, shape.head_dim)}
@@ -38,9 +39,9 @@ class Relative(Position):
         if hasattr(module, "relative"):
             nn.init.normal_(module.relative, std=0.02)  # type: ignore[arg-type]
 
-    def context(self, shape: Shape, grid: Grid, like: Tensor) -> Context:
+    def context(self, model: Any, shape: Shape, grid: Grid) -> Context:
         patches = grid[0] * grid[1]
-        return torch.arange(patches, device=like.device)[None], patches
+        return torch.arange(patches, device=model.patch_embed.proj.weight.device)[None], patches
 
     def select(self, context: Context, kept: Tensor) -> Context:
         return kept, context[1]

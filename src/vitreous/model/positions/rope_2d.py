@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class Rope2d(Position):
     """
 
     kind = "rope-2d"
-    acts_in_attention = True
+    acts_in_blocks = True
     theta: float = 100.0
 
     def problems(self, shape: Shape) -> Iterator[str]:
@@ -35,7 +36,8 @@ class Rope2d(Position):
         if not self.theta > 0:
             yield f"position.theta is {self.theta}, it must be above 0"
 
-    def context(self, shape: Shape, grid: Grid, like: Tensor) -> Tensor:
+    def context(self, model: Any, shape: Shape, grid: Grid) -> Tensor:
+        like: Tensor = model.patch_embed.proj.weight
         return rotary_table(grid, shape.head_dim, self.theta).to(like.dtype).to(like.device)
 
     def select(self, context: Tensor, kept: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ class SinCos2d(Position):
     def problems(self, shape: Shape) -> Iterator[str]:
         yield from needs_multiple_of_4(self.kind, shape)
 
-    def embedding(self, model: nn.Module, shape: Shape, grid: Grid) -> Tensor:
+    def embedding(self, module: nn.Module, shape: Shape, grid: Grid) -> Tensor:
         return F.pad(sincos_table(grid, shape.width), (0, 0, shape.prefix_tokens, 0))
 
     def table_bytes(self, shape: Shape, grid: Grid) -> int:

@@ -11,8 +11,6 @@ from vitreous.report.evaluation.results import EvaluationResult
 
 __all__ = ["SCORE_TITLES", "class_table", "headline_table", "name", "numeric", "share", "table"]
 
-Cell = str
-"""HTML of one cell: `<td>` or `<th>`."""
 
 _MOST_ROWS = 2000  # of the table of classes; per_class.csv has all
 
@@ -44,7 +42,7 @@ SCORE_TITLES = {key: title for key, title, _ in _HEADLINE}
 
 
 def table(
-    caption: str, headings: Sequence[tuple[str, bool]], rows: Iterable[Iterable[Cell]], *, sortable: bool = False
+    caption: str, headings: Sequence[tuple[str, bool]], rows: Iterable[Iterable[str]], *, sortable: bool = False
 ) -> str:
     """Return a table; a heading is a text and whether its column holds numbers."""
     head = "".join(f'<th scope="col"{" class=n" if right else ""}>{text}</th>' for text, right in headings)
@@ -54,20 +52,20 @@ def table(
     return f"<table{style}>{label}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n"
 
 
-def name(text: str, scope: bool = False) -> Cell:
+def name(text: str, scope: bool = False) -> str:
     """Return a cell of untrusted text; with `scope` the heading of its row."""
     tag = 'th scope="row"' if scope else "td"
     return f"<{tag}><bdi>{html_text(text)}</bdi></{tag[:2]}>"
 
 
-def numeric(value: float, form: str = ".3f") -> Cell:
+def numeric(value: float, form: str = ".3f") -> str:
     """Return a cell with a number; an undefined one is a dash and is sorted last."""
     if math.isnan(value):
         return '<td class="n" data-v="">\u2013</td>'
     return f'<td class="n" data-v="{value:.6g}">{value:{form}}</td>'
 
 
-def share(value: float) -> Cell:
+def share(value: float) -> str:
     """Return a cell with a share in percent."""
     return numeric(value, ".1%")
 

@@ -1,0 +1,234 @@
+"""What `vitreous inspect` computes and :func:`vitreous.inspect` returns.
+
+Shapes: n images, C channels, H x W pixels, L blocks, (h, w) patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from jsonargparse import Namespace
+from torch import Tensor
+
+from vitreous.cli.options.model import load_model
+from vitreous.cli.output.terminal import format_count, progress_bar
+from vitreous.cli.work.labelled_sample import Labelled, Sample, open_labelled, sample
+from vitreous.cli.work.likeness import add_likeness
+from vitreous.cli.work.map_comparison import FEWEST, affordable, compare, compared_methods, seconds_per_image
+from vitreous.cli.work.scoring import unreadable_note
+from vitreous.data.images.inputs import ImageInput, input_name, strip_name, to_source
+from vitreous.data.images.reading import read_image
+from vitreous.data.sources.listing import pluralize
+from vitreous.errors import ConfigError, DataError, UsageError
+from vitreous.inspection.attention_distance import attention_distance
+from vitreous.inspection.depth import probe_by_depth
+from vitreous.inspection.explain import explain, map_method
+from vitreous.inspection.filters import patch_filters
+from vitreous.inspection.maps.base import MapMethod
+from vitreous.inspection.maps.rollout import Rollout
+from vitreous.inspection.norms import token_norms
+from vitreous.inspection.positions import position_scores, position_similarity
+from vitreous.inspection.similarity import layer_similarity
+from vitreous.predictor import Classifier
+from vitreous.report.inspection.attention import head_maps, store
+from vitreous.report.inspection.page import MAX_ATTENTION_BYTES
+from vitreous.report.inspection.results import Comparison, ImageResult, Inspection, Measure
+from vitreous.train.config import parse_duration
+
+__all__ = ["inspected"]
+
+_TOP = 5  # classes shown for an image
+_MEASURED = 64  # images of the measures of attention and tokens
+_FEWEST_COMPARED_DEPTHS = 4  # images of CKA
+_PROBED = 600  # images that linear probes are fitted to; half as many are scored
+
+
+def inspected(options: Namespace, images: Sequence[ImageInput], classifier: Classifier | None = None) -> Inspection:
+    """Run `vitreous inspect` on its parsed options.
+
+    Args:
+        options: Of the verb.
+        images: To inspect; an image that cannot be read is reported in the result.
+        classifier: A loaded classifier, instead of the model of the options.
+
+    Raises:
+        UsageError: If a method, block or class does not exist, or the budget is too small.
+        DataError: If no image can be read, or the data cannot be used.
+    """
+    methods, seconds = [map_method(name) for name in options.methods], parse_duration(options.budget)
+    classifier = load_model(options) if classifier is None else classifier
+    if images or options.data:
+        classifier.require_classes()
+    layers = _layers(options.layers, classifier.model.config.depth)
+    target = _target(options.target, classifier.classes)
+    data = open_labelled(classifier, options.data, options.data_dir, options.split) if options.data else None
+    results, inputs, failures = _images(classifier, images, methods, layers, target)
+    notes = list(unreadable_note(data.data)) if data else []
+    compared = compared_methods(methods)
+    drawn = _draw(classifier, data, inputs, compared, seconds=seconds, batch_size=options.batch_size)
+    comparison = _compare(classifier, compared, data, inputs, drawn, batch_size=options.batch_size)
+    if comparison is None and images:
+        notes.append(
+            f"Map methods are not compared: that needs labelled images (--data), or {FEWEST} images to inspect."
+        )
+    searched = None
+    if data is not None:
+        count = int(seconds / seconds_per_image(classifier, options.batch_size) / 2)
+        searched = sample(classifier, data.searched, max(FEWEST, min(2000, count)), "search", seed=1)
+    if results:
+        results = add_likeness(classifier, results, inputs, data, searched, batch_size=options.batch_size)
+    basis = drawn.images if drawn is not None else torch.stack(inputs) if inputs else None
+    measures = dict(_measures(classifier, basis, notes, options.batch_size))
+    if searched is not None and drawn is not None and len(set(searched.labels)) > 1:
+        measures["depth"] = _depth(classifier, searched, drawn)
+    return Inspection(
+        model=str(options.model),
+        description=_describe(classifier),
+        classes=classifier.classes,
+        images=tuple(results),
+        measures=measures,
+        comparison=comparison,
+        failures=tuple(failures),
+        notes=tuple(notes),
+    )
+
+
+def _layers(given: Sequence[int], depth: int) -> list[int]:
+    """Return the blocks whose attention is shown, ascending."""
+    if wrong := [layer for layer in given if not -depth <= layer < depth]:
+        names = ", ".join(map(str, wrong))
+        raise UsageError(f"--layers has {names}, the model has {depth} blocks: use {-depth} to {depth - 1}")
+    return sorted({layer % depth for layer in given}) or list(range(depth))
+
+
+def _target(text: str | int | None, classes: Sequence[str]) -> str | int | None:
+    """Return the class to explain: a name, or else a number."""
+    is_number = isinstance(text, str) and text not in classes and text.isdecimal()
+    return int(text) if is_number and text is not None else text
+
+
+def _images(
+    classifier: Classifier,
+    images: Sequence[ImageInput],
+    methods: Sequence[MapMethod],
+    layers: Sequence[int],
+    target: str | int | None,
+) -> tuple[list[ImageResult], list[Tensor], list[tuple[str, str]]]:
+    """Return the results of the readable images, their inputs (C, H, W), and the names of others with the reason."""
+    results, inputs, failures = [], [], []
+    shown = list({each.kind: each for each in [*methods, Rollout()]}.values())
+    with progress_bar("inspect") as update:
+        for done, item in enumerate(images):
+            update(done, len(images))
+            name = input_name(item, done)
+            try:
+                pixels = read_image(to_source(item))
+            except DataError as error:
+                failures.append((name, strip_name(error, name)))
+                continue
+            maps = [explain(classifier, pixels, target, method=each) for each in shown]
+            maps = [replace(each, name=name) for each in maps]
+            one = classifier.pipeline(pixels).to(classifier.device)
+            with torch.no_grad():
+                values = classifier.model.intermediates(one[None], layers)
+            shares = (values.logits[0].float() / classifier.info.temperature).softmax(0)
+            order = shares.argsort(descending=True, stable=True)[:_TOP].tolist()
+            results.append(
+                ImageResult(
+                    name=name,
+                    pixels=pixels.convert("RGB"),
+                    top=tuple((classifier.classes[n], float(shares[n])) for n in order),
+                    maps=tuple(maps),
+                    heads=head_maps(classifier.model, values),
+                    attention_layers=tuple(layers),
+                    attention=store(
+                        values, MAX_ATTENTION_BYTES // len(images), classifier.model.config.has_class_token
+                    ),
+                )
+            )
+            inputs.append(one)
+    if images and not results:
+        name, reason = failures[0]
+        raise DataError(f"none of the {len(images)} images can be read: {name}: {reason}")
+    return results, inputs, failures
+
+
+def _draw(
+    classifier: Classifier,
+    data: Labelled | None,
+    inputs: Sequence[Tensor],
+    methods: Sequence[MapMethod],
+    *,
+    seconds: float,
+    batch_size: int,
+) -> Sample | None:
+    """Draw as many labelled images as the budget pays for."""
+    if data is None:
+        return None
+    example = sample(classifier, data.scored, 1, "read").images if not inputs else inputs[0][None]
+    count = affordable(classifier, methods, example, seconds, batch_size)
+    return sample(classifier, data.scored, count, "draw")
+
+
+def _compare(
+    classifier: Classifier,
+    methods: Sequence[MapMethod],
+    data: Labelled | None,
+    inputs: Sequence[Tensor],
+    drawn: Sample | None,
+    *,
+    batch_size: int,
+) -> Comparison | None:
+    """Compare the methods on labelled images, or on the given ones if they are enough."""
+    if data is not None and drawn is not None and len(drawn.images) >= FEWEST:
+        return compare(classifier, methods, drawn.images, data.title, batch_size)
+    if data is None and len(inputs) >= FEWEST:
+        return compare(classifier, methods, torch.stack(list(inputs)), "the images of this page", batch_size)
+    return None
+
+
+def _measures(
+    classifier: Classifier, images: Tensor | None, notes: list[str], batch_size: int
+) -> Iterator[tuple[str, Measure]]:
+    """Yield the measures that the model has and the images (n, C, H, W) allow; say what is missing."""
+    model = classifier.model
+    try:
+        yield "filters", patch_filters(model)
+    except ConfigError as error:
+        notes.append(f"No patch filters: {error}.")
+    position = model.config.position
+    if position.has_embedding:
+        yield "position_similarity", position_similarity(model)
+    if images is None:
+        notes.append("Measures of attention and tokens need images: give IMAGES, or --data.")
+        return
+    images = images[:_MEASURED]
+    if position.acts_in_blocks and not position.has_embedding:
+        yield "position_scores", position_scores(model, images, batch_size)
+    yield "attention_distance", attention_distance(model, images, batch_size)
+    yield "token_norms", token_norms(model, images, batch_size)
+    if len(images) >= _FEWEST_COMPARED_DEPTHS:
+        yield "depth_similarity", layer_similarity(model, images, batch_size=batch_size)
+
+
+def _depth(classifier: Classifier, searched: Sample, drawn: Sample) -> Measure:
+    """Fit linear probes at every depth; images that are in both samples are not scored."""
+    same_split = searched.split is drawn.split
+    fitted = [n for n, row in enumerate(searched.rows) if not (same_split and row % 2)][:_PROBED]
+    scored = [n for n, row in enumerate(drawn.rows) if not same_split or row % 2][: _PROBED // 2]
+    return probe_by_depth(
+        classifier.model, searched.images[fitted], searched.labels[fitted], drawn.images[scored], drawn.labels[scored]
+    )
+
+
+def _describe(classifier: Classifier) -> str:
+    c, (height, width) = classifier.model.config, classifier.pipeline.size
+    size = format_count(sum(value.numel() for value in classifier.model.parameters()))
+    h, w = height // c.grid[0], width // c.grid[1]
+    return (
+        f"{pluralize(c.depth, 'block')} of width {c.width} with {pluralize(c.heads, 'head')}, patches of {h} x {w} in "
+        f"images of {height} x {width} pixels, position {c.position.kind}, pooling {c.pool.kind}, {size} parameters, "
+        f"{pluralize(len(classifier.classes), 'class', 'classes')}"
+    )

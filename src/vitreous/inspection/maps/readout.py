@@ -1,0 +1,56 @@
+"""How much the pooling reads of each token: the row from which maps of attention start.
+
+Shapes: B batch, H heads, (h, w) patches down and across, P prefix tokens, T = P + h w tokens, M queries (T in a block,
+1 in pooling), d channels of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitreous.model.intermediates import AttentionValues, Intermediates
+from vitreous.model.vit import VisionTransformer
+
+__all__ = ["on_grid", "positive_weights", "readout"]
+
+
+def readout(model: VisionTransformer, values: Intermediates, gradient: Tensor | None = None) -> Tensor:
+    """Return the row of the pooling over all tokens, B x 1 x T.
+
+    It is the class token for `cls`, the mean of the pooled tokens for `mean`, half of each for `cls-mean`, and for
+    `map` and `seq` the pooling's own weights, averaged over heads. Without a gradient a row sums to 1.
+
+    Args:
+        model: The model.
+        values: Of its pass.
+        gradient: Of the class score by ``values.pooling.mixed``, B x H x 1 x d. With it, the pooling's weights are
+            those of :func:`positive_weights`; the other poolings have no weights that depend on the image.
+    """
+    z, pool = values.tokens, model.config.pool
+    if values.pooling is not None:
+        attended = values.pooling
+        row = attended.weights().mean(1) if gradient is None else positive_weights(attended, gradient)
+        return F.pad(row, (z.shape[1] - row.shape[-1], 0))  # a pooling that skips the prefix has fewer
+    class_token, mean = torch.zeros(2, 1, 1, z.shape[1], dtype=z.dtype, device=z.device)
+    class_token[..., 0] = 1
+    mean[..., 0 if getattr(pool, "prefix", False) else values.prefix_tokens :] = 1
+    mean = mean / mean.sum()
+    row = {"cls": class_token, "mean": mean, "cls-mean": (class_token + mean) / 2}[pool.kind]
+    return row.expand(len(z), -1, -1)
+
+
+def positive_weights(values: AttentionValues, gradient: Tensor) -> Tensor:
+    """Return mean_h ReLU(dL/dA * A), B x M x T: equation 5 of arXiv 2103.15679.
+
+    Args:
+        values: Of one attention.
+        gradient: Of the class score by ``values.mixed``, B x H x M x d.
+    """
+    return (values.weights_gradient(gradient) * values.weights()).relu_().mean(1)
+
+
+def on_grid(row: Tensor, values: Intermediates) -> Tensor:
+    """Return the patches' part of a row B x 1 x T as B x h x w."""
+    return row[:, 0, values.prefix_tokens :].unflatten(-1, values.grid)

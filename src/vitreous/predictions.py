@@ -1,0 +1,56 @@
+"""What the predictor returns for an image: a prediction, an embedding, or the reason of a failure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vitreous.files.html import html_bars
+
+__all__ = ["Embedding", "Failure", "Prediction"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The classes predicted for an image.
+
+    Args:
+        label: The most probable class.
+        probability: Its probability in [0, 1], calibrated if the model has a temperature.
+        top: The most probable classes with their probabilities, in descending order.
+        name: The image's path, or its position such as ``#0`` if it has none.
+        unsure: Whether the prediction is below the model's threshold, so that it has not the promised precision. None
+            if the model has no threshold (``vitreous calibrate --precision``).
+        set: Classes, the most probable first, that hold the true one with the chance ``set_coverage``. None if the
+            model has no sets (``vitreous calibrate --coverage``).
+        set_coverage: In (0, 1), or None.
+    """
+
+    label: str
+    probability: float
+    top: tuple[tuple[str, float], ...]
+    name: str
+    unsure: bool | None = None
+    set: tuple[str, ...] | None = None
+    set_coverage: float | None = None
+
+    def _repr_html_(self) -> str:
+        return html_bars(f"{self.name}: unsure" if self.unsure else self.name, self.top)
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """An image's features (F,), float32, and its name as in :class:`Prediction`."""
+
+    vector: npt.NDArray[np.float32]
+    name: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An image that cannot be read: its name as in :class:`Prediction`, and the reason."""
+
+    name: str
+    reason: str

@@ -1,0 +1,228 @@
+"""The part of the page about one image: its class maps, what each patch attends to, and what it resembles.
+
+Overlays are one pixel per patch, which the browser enlarges over the part of the image that the model saw; so the image
+keeps its own aspect ratio. Shapes: (h, w) patches down and across, L blocks, H heads.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitreous.files.text import html_text
+from vitreous.inspection.explanation import Explanation
+from vitreous.report.inspection.drawing import data_uri, jpeg, magnitude_colours, png, reduced
+from vitreous.report.inspection.results import Comparison, ImageResult, Neighbour
+
+__all__ = ["METHOD_TITLES", "caution", "image_section", "safe"]
+
+METHOD_TITLES = {
+    "gradient-attention": "Gradient x attention",
+    "legrad": "LeGrad",
+    "grad-cam": "Grad-CAM",
+    "integrated-gradients": "Integrated gradients",
+    "occlusion": "Occlusion",
+    "rollout": "Attention rollout",
+    "attention": "Attention of the last block",
+    "random": "Random values",
+}
+
+_IMAGE_SIDE = 448  # pixels of the longer side in the page
+_THUMBNAIL_SIDE = 120
+_SIGNED = 0.0  # maps with values below it have values that speak against the class
+
+
+def safe(text: str) -> str:
+    """Return untrusted text as HTML: escaped, and isolated from the direction of the surrounding text."""
+    return f"<bdi>{html_text(text)}</bdi>"
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Where the image and the model's input lie in a common frame, as percentages of CSS."""
+
+    ratio: float
+    image: str
+    input: str
+
+    @staticmethod
+    def of(one: Explanation, excess: tuple[float, float] = (1.0, 1.0)) -> _Stage:
+        """Return the stage of an image; ``excess`` is the size of the drawn cells as a share of the input."""
+        (height, width), place = one.image_size, one.placement
+        start, step = np.array(place.to_input(0, 0)), np.array(place.to_input(1, 1)) - place.to_input(0, 0)
+        first = -start / step  # row and column of the image where the input begins
+        last = (np.array(one.input_size) * excess - start) / step
+        low, high = np.minimum(first, 0), np.maximum(last, (height, width))
+        size = high - low
+
+        def box(begin: npt.NDArray[Any], end: npt.NDArray[Any]) -> str:
+            top, left = 100 * (begin - low) / size
+            tall, wide = 100 * (end - begin) / size
+            return f"left:{left:.3f}%;top:{top:.3f}%;width:{wide:.3f}%;height:{tall:.3f}%"
+
+        return _Stage(size[1] / size[0], box(np.zeros(2), np.array([height, width])), box(first, last))
+
+    def draw(self, source: str, *layers: str) -> str:
+        """Return the frame with the image; the layers lie above it."""
+        base = f'<img src="{source}" alt="" style="{self.image}">'
+        return f'<div class="stage" style="aspect-ratio:{self.ratio:.5f}">{base}{"".join(layers)}</div>'
+
+
+def image_section(number: int, result: ImageResult, comparison: Comparison | None) -> Iterator[str]:
+    """Yield the section of image `number`, from 0."""
+    source = data_uri(jpeg(reduced(result.pixels, _IMAGE_SIDE)))
+    stage = _Stage.of(result.maps[0])
+    yield f'<section aria-labelledby="image-{number}">\n<h2 id="image-{number}">{safe(_short(result.name))}</h2>\n'
+    yield _probabilities(result)
+    yield _opacity(number)
+    yield '<div class="row">\n'
+    yield f"<figure><figcaption>The image<small>{_size(result)}</small></figcaption>"
+    yield stage.draw(source, f'<span class="frame" style="{stage.input}"></span>') + "</figure>\n"
+    yield from (_map_figure(each, stage, source, comparison) for each in result.maps)
+    if result.colours is not None:
+        yield _colours_figure(result, stage)
+    yield "</div>\n"
+    yield from _viewer(number, result, source)
+    yield from _heads(result)
+    yield from _neighbours(result)
+    yield "</section>\n"
+
+
+def caution(row: Any) -> str:
+    """Return a marked remark unless a method is better than random maps."""
+    return "" if row is None or row.verdict == "better than random" else f'<span class="warn">{row.verdict}</span>'
+
+
+def _probabilities(result: ImageResult) -> str:
+    rows = "".join(
+        f'<tr><th scope="row">{safe(label)}</th><td class="number">{share:.1%}</td>'
+        f'<td><span class="bar" style="width:{10 * share:.2f}rem"></span></td></tr>'
+        for label, share in result.top
+    )
+    return f"<table><caption class='soft'>Most probable classes</caption><tbody>{rows}</tbody></table>\n"
+
+
+def _opacity(number: int) -> str:
+    return (
+        f'<div class="controls live"><label for="opacity-{number}">Opacity of maps</label><span>'
+        f'<input class="opacity-slider" id="opacity-{number}" type="range" min="0" max="100" step="5" value="60">'
+        "<output>60 %</output></span></div>\n"
+    )
+
+
+def _map_figure(one: Explanation, stage: _Stage, source: str, comparison: Comparison | None) -> str:
+    title = METHOD_TITLES.get(one.method, one.method)
+    about = f"for {safe(one.label)}, {one.probability:.1%}" if one.uses_class else "the same for every class"
+    low, high = float(one.patches.min()), float(one.patches.max())
+    against = "; negative values speak against the class" if low < _SIGNED else ""
+    remark = caution(comparison and comparison.row(one.method))
+    overlay = data_uri(png(magnitude_colours(one.patches)))
+    alt = f"{title} for {html_text(one.label)}: {_where(one.patches)}"
+    layer = f'<img class="map" src="{overlay}" alt="{alt}" style="{stage.input}">'
+    return (
+        f"<figure><figcaption>{title}, {about} {remark}<small>{low:.3g} to {high:.3g}{against}</small></figcaption>"
+        f"{stage.draw(source, layer)}</figure>\n"
+    )
+
+
+def _colours_figure(result: ImageResult, stage: _Stage) -> str:
+    pixels = (255 * np.clip(np.asarray(result.colours, np.float64), 0, 1)).round().astype(np.uint8)
+    layer = f'<img class="exact" src="{data_uri(png(pixels))}" style="{stage.input}" alt="Colours of the patches">'
+    note = "patches with similar features have similar colours; joint for all images of this page"
+    frame = f'<div class="stage" style="aspect-ratio:{stage.ratio:.5f}">{layer}</div>'
+    return f"<figure><figcaption>Patch features<small>{note}</small></figcaption>{frame}</figure>\n"
+
+
+def _viewer(number: int, result: ImageResult, source: str) -> Iterator[str]:
+    """Yield the interactive view of attention, which the script of the page fills in."""
+    store = result.attention
+    (h, w), of = store.grid, result.maps[0].grid
+    stage = _Stage.of(result.maps[0], (h * store.joined / of[0], w * store.joined / of[1]))
+    label = f"Patches of {html_text(_short(result.name))}, {h} by {w}: arrow keys choose the patch"
+    canvas = f'<canvas class="map" width="{w}" height="{h}" style="{stage.input}" aria-hidden="true"></canvas>'
+    pad = (
+        f'<div class="patches" tabindex="0" role="application" aria-label="{label}" aria-describedby="said-{number}" '
+        f'style="{stage.input}"><span class="cursor" hidden></span></div>'
+    )
+    yield "<h3>What a patch attends to</h3>\n"
+    yield '<p class="soft live">Point at a patch, or focus the image and use the arrow keys. '
+    yield f"{html.escape(store.left_out)}</p>\n"
+    yield "<noscript><p>This view needs scripts; the page loads nothing from outside.</p></noscript>\n"
+    yield f'<div class="viewer row" data-image="{number}">'
+    yield f'<figure class="wide">{stage.draw(source, canvas, pad)}</figure><div><div class="controls">'
+    yield _slider("block", number, "Block", len(store.layers) - 1, len(store.layers) - 1)
+    yield f"{_slider('head', number, 'Head', len(store.heads), 0)}</div>"
+    if store.prefix:
+        buttons = (f'<button type="button" data-token="{n}">{name}</button>' for n, name in enumerate(store.prefix))
+        yield f'<div class="live">{"".join(buttons)}</div>'
+    yield f'<p class="said" id="said-{number}" aria-live="polite"></p></div></div>\n'
+
+
+def _slider(name: str, number: int, title: str, high: int, value: int) -> str:
+    fixed = " disabled" if high == 0 else ""
+    return (
+        f'<label for="{name}-{number}">{title}</label><span><input class="{name}-slider" id="{name}-{number}" '
+        f'type="range" min="0" max="{high}" step="1" value="{value}"{fixed}><output></output></span>'
+    )
+
+
+def _heads(result: ImageResult) -> Iterator[str]:
+    """Yield the attention of the tokens that the pooling reads, by block and head."""
+    layers, H = result.attention_layers, result.heads.shape[1]
+    yield "<h3>Attention by block and head</h3>\n"
+    yield '<p class="soft">What the tokens that the model classifies by attend to. Each map has its own scale.</p>\n'
+    yield '<div class="scroll" tabindex="0" role="region" aria-label="Attention by block and head">'
+    names = "".join(f'<th scope="col">head {head}</th>' for head in range(H))
+    yield f'<table class="heads"><thead><tr><td></td>{names}</tr></thead><tbody>\n'
+    for layer, maps in zip(layers, result.heads, strict=True):
+        cells = "".join(
+            f'<td><img class="exact" src="{data_uri(png(magnitude_colours(one, 0)))}" alt="{_where(one)}"></td>'
+            for one in maps
+        )
+        yield f'<tr><th scope="row">block {layer}</th>{cells}</tr>\n'
+    yield "</tbody></table></div>\n"
+
+
+def _neighbours(result: ImageResult) -> Iterator[str]:
+    if result.neighbours:
+        yield "<h3>Most similar labelled images</h3>\n"
+        yield '<p class="soft">By the cosine of the features that the classification head reads.</p>\n'
+        yield '<ul class="likes">'
+        yield from (f"<li>{_likeness(each)}</li>" for each in result.neighbours)
+        yield "</ul>\n"
+    if result.patch_neighbours:
+        yield "<h3>Most similar patches</h3>\n"
+        yield '<p class="soft">For the patches with the highest values of the first class map.</p>\n<ul class="likes">'
+        for each in result.patch_neighbours:
+            places = [f"row {row + 1}, column {column + 1}" for row, column in (each.patch, each.other)]
+            yield f"<li>{_likeness(each.found)}<br>its {places[1]} resembles {places[0]} here</li>"
+        yield "</ul>\n"
+
+
+def _likeness(each: Neighbour) -> str:
+    image = ""
+    if each.image is not None:
+        image = f'<img src="{data_uri(jpeg(reduced(each.image, _THUMBNAIL_SIDE)))}" alt="">'
+    return f"{image}<b>{safe(each.label)}</b> {each.similarity:.3f}<br>{safe(_short(each.name))}"
+
+
+def _where(values: npt.NDArray[Any]) -> str:
+    """Say where a map is highest, for readers who cannot see it."""
+    (h, w), best = values.shape, int(values.argmax())
+    return f"highest in row {best // w + 1} of {h}, column {best % w + 1} of {w}"
+
+
+def _size(result: ImageResult) -> str:
+    one = result.maps[0]
+    height, width = one.input_size
+    return f"{result.pixels.width} x {result.pixels.height} pixels; dashed: the {width} x {height} that the model sees"
+
+
+def _short(name: str) -> str:
+    """Return the end of a path."""
+    return "/".join(name.split("/")[-2:])

@@ -1,0 +1,120 @@
+"""`vitreous inspect`: what it writes, what it compares, and what it says to wrong requests."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import vitreous as package
+from vitreous.inspection.explain import explain
+
+
+@pytest.fixture
+def digit(digits):
+    return sorted(digits.rglob("*.png"))[0]
+
+
+def test_a_model_alone(vitreous, model_file, tmp_path):
+    run = vitreous("inspect", model_file, "--out", "out", "--json", "-", "--device=cpu")
+    assert run.returncode == 0, run.stderr
+    document = json.loads(run.stdout)
+    assert set(document["measures"]) == {"filters", "position_similarity"}
+    assert document["images"] == []
+    assert document["faithfulness"] is None
+    assert "give IMAGES, or --data" in run.stderr
+    assert json.loads((tmp_path / "out" / "inspection.json").read_text()) == document
+    assert (tmp_path / "out" / "inspection.html").exists()
+
+
+def test_images_with_labelled_data(vitreous, model_file, digits, digit, tmp_path):
+    words = ("--data", digits, "--methods=legrad,occlusion", "--target=three", "--layers=-1", "--budget=5s")
+    run = vitreous("inspect", model_file, digit, *words, "--out", "out", "--device=cpu")
+    assert run.returncode == 0, run.stderr
+    document = json.loads((tmp_path / "out" / "inspection.json").read_text())
+    (one,) = document["images"]
+    assert [(each["method"], each["target"]) for each in one["maps"]] == [
+        (method, "three") for method in ("legrad", "occlusion", "rollout")
+    ]
+    alone = explain(package.load(model_file, device="cpu", engine="torch"), digit, "three", method="occlusion")
+    np.testing.assert_allclose(one["maps"][1]["patches"], alone.patches, rtol=1e-4, atol=1e-6)
+    assert one["attention_blocks"] == [1]
+    rows = document["faithfulness"]["methods"]
+    assert [row["method"] for row in rows] == ["legrad", "occlusion", "attention", "rollout", "random"]
+    assert all(10 <= row["images"] <= 60 for row in rows)
+    assert set(document["faithfulness"]["randomisation"]) == {"legrad", "occlusion", "attention", "rollout"}
+    nearest = one["neighbours"][0]
+    assert nearest["similarity"] == pytest.approx(1, abs=1e-6)  # the image itself is in the data
+    assert nearest["label"] == digit.parent.name
+    assert len(document["measures"]["depth"]["accuracy"]) == 3
+    verdicts = {row["method"]: row["verdict"] for row in rows}
+    page = (tmp_path / "out" / "inspection.html").read_text()
+    for method in ("legrad", "occlusion", "rollout"):
+        title = {"legrad": "LeGrad", "occlusion": "Occlusion", "rollout": "Attention rollout"}[method]
+        caption = page[page.index(f"<figcaption>{title}") :].split("</figcaption>")[0]
+        assert ("no better than random" in caption) == (verdicts[method] == "no better than random")
+
+
+def test_enough_images_are_compared_without_data(vitreous, model_file, digits, tmp_path):
+    images = sorted(digits.rglob("*.png"))[:10]
+    run = vitreous("inspect", model_file, *images, "--out", "out", "--device=cpu")
+    assert run.returncode == 0, run.stderr
+    document = json.loads((tmp_path / "out" / "inspection.json").read_text())
+    assert [row["images"] for row in document["faithfulness"]["methods"]] == [10] * 4
+    assert "10 images of the images of this page" in run.stdout
+
+
+def test_an_unreadable_image_is_skipped(vitreous, model_file, digit, tmp_path):
+    (tmp_path / "broken.png").write_bytes(digit.read_bytes()[:40])
+    run = vitreous("inspect", model_file, "broken.png", digit, "--out", "out", "--device=cpu")
+    assert run.returncode == 1
+    assert "vitreous: broken.png: " in run.stderr
+    document = json.loads((tmp_path / "out" / "inspection.json").read_text())
+    assert [each["path"] for each in document["images"]] == [str(digit)]
+    assert [each["path"] for each in document["unreadable"]] == ["broken.png"]
+    run = vitreous("inspect", model_file, "broken.png", "--out", "other", "--device=cpu")
+    assert run.returncode == 1
+    assert "none of the 1 images can be read: broken.png" in run.stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_nothing_is_overwritten_unasked(vitreous, model_file, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "inspection.html").write_text("mine")
+    run = vitreous("inspect", model_file, "--out", "out", "--device=cpu")
+    assert run.returncode == 2
+    assert "exists already: --overwrite replaces it" in run.stderr
+    assert (tmp_path / "out" / "inspection.html").read_text() == "mine"
+    assert vitreous("inspect", model_file, "--out", "out", "--overwrite", "--device=cpu").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--methods=legard"], "Did you mean 'legrad'?"),
+        (["--target=one"], "--target is the class that maps of images explain: give IMAGES too"),
+        (["--split=val"], "--split val is a split of DATA: give --data too"),
+        (["--budget=30"], "duration '30' has no unit"),
+        (["--layers=2"], "--layers has 2, the model has 2 blocks: use -2 to 1"),
+        (["IMAGE", "--target=tow"], "the model has no class 'tow'. Did you mean 'two'?"),
+        (["IMAGE", "--target=10"], "target is 10, it must be a class name or a number from 0 to 9"),
+        (["--out=missing/out"], "the folder 'missing' does not exist"),
+        (["IMAGE", "--data=DIGITS", "--budget=0.001s"], "allow more time, or compare fewer methods"),
+    ],
+)
+def test_wrong_requests(vitreous, model_file, digits, digit, tmp_path, words, message):
+    stands_for = {"IMAGE": str(digit), "--data=DIGITS": f"--data={digits}"}
+    run = vitreous("inspect", model_file, *(stands_for.get(word, word) for word in words), "--device=cpu")
+    assert run.returncode == (1 if "missing" in words[0] else 2), run.stderr
+    assert message in run.stderr
+    assert not (tmp_path / "inspection").exists()
+
+
+def test_the_same_from_python(model_file, digits, digit, tmp_path):
+    classifier = package.load(model_file, device="cpu", engine="torch")
+    found = package.inspect(classifier, digit, target=3, methods=["grad-cam"], quiet=True)
+    assert [each.target for each in found.images[0].maps] == [3, 3]
+    assert not list(tmp_path.rglob("inspection.html"))
+    with pytest.raises(package.errors.UsageError, match="loaded already: omit device"):
+        package.inspect(classifier, digit, device="cpu")

@@ -1,0 +1,119 @@
+"""A headless Chromium, driven over a pipe by the DevTools protocol: no port, no driver, no library."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_PROGRAM = next(filter(None, map(shutil.which, _NAMES)), "")
+
+
+class Browser:
+    """One page; `events` has what the browser reported."""
+
+    def __init__(self, write: int, read: int) -> None:
+        self._write, self._read, self._buffer = write, read, b""
+        self._numbers = itertools.count(1)
+        self._session: str | None = None
+        self.events: list[dict[str, Any]] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        number = next(self._numbers)
+        message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while (answer := self._next(30)).get("id") != number:
+            self.events.append(answer)
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def _next(self, seconds: float) -> dict[str, Any]:
+        end = time.monotonic() + seconds
+        while b"\0" not in self._buffer:
+            ready = select.select([self._read], [], [], max(0, end - time.monotonic()))[0]
+            assert ready, "the browser does not answer"
+            part = os.read(self._read, 1 << 20)
+            assert part, "the browser has ended"
+            self._buffer += part
+        whole, _, self._buffer = self._buffer.partition(b"\0")
+        return json.loads(whole)
+
+    def open(self, path: Path) -> None:
+        self.call("Page.navigate", url=path.as_uri())
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(self._next(60))
+
+    def js(self, expression: str) -> Any:
+        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def key(self, name: str) -> None:
+        code = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}[name]
+        for kind in ("rawKeyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code)
+
+    def hover(self, selector: str, across: float, down: float) -> None:
+        """Move the pointer to a place in an element, given in shares of its size."""
+        place = f"(() => {{ const e = document.querySelector('{selector}'); e.scrollIntoView({{block: 'center'}});"
+        box = self.js(place + " const b = e.getBoundingClientRect(); return [b.left, b.top, b.width, b.height] })()")
+        x, y = box[0] + across * box[2], box[1] + down * box[3]
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    @property
+    def complaints(self) -> list[str]:
+        """Errors and warnings of the console, and uncaught exceptions."""
+        kinds = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+        return [json.dumps(event) for event in self.events if event.get("method") in kinds]
+
+    @property
+    def requests(self) -> list[str]:
+        sent = (event for event in self.events if event.get("method") == "Network.requestWillBeSent")
+        return [url for event in sent if not (url := event["params"]["request"]["url"]).startswith("data:")]
+
+
+@contextlib.contextmanager
+def browser(folder: Path) -> Iterator[Browser]:
+    """Start a browser with its profile in a folder; skip the test where none is installed."""
+    if not _PROGRAM:
+        pytest.skip("no Chromium on this machine: chromium, chromium-browser and google-chrome are missing")
+    their_read, our_write = os.pipe()
+    our_read, their_write = os.pipe()
+
+    script = f'exec 3<&{their_read} 4>&{their_write}; exec "$0" "$@"'
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+    command = ["bash", "-c", script, _PROGRAM, *flags, f"--user-data-dir={folder}", "--remote-debugging-pipe"]
+    # Its own children keep the output open for a moment after it ends, so output goes to a file.
+    with open(folder / "log.txt", "wb") as log:
+        process = subprocess.Popen(
+            command, pass_fds=(their_read, their_write), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    os.close(their_read)
+    os.close(their_write)
+    try:
+        yield Browser(our_write, our_read)
+    finally:
+        os.close(our_write)
+        os.close(our_read)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
