@@ -106,6 +106,7 @@ def test_it_is_traced_compiled_and_differentiated_by_image(kind: str, layers: st
         expected = model(images)
         exported = torch.export.export(model, (images,)).module()
         torch.testing.assert_close(exported(images), expected, rtol=1e-9, atol=1e-9)
+        torch._dynamo.reset()  # forget the models of other tests: the number of recompilations is limited
         compiled = torch.compile(model, backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(images), expected, rtol=1e-9, atol=1e-9)
     weights = {n: p.detach() for n, p in model.named_parameters()}
