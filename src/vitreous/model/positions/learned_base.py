@@ -72,6 +72,6 @@ class LearnedPosition(Position):
 
     def table_bytes(self, shape: Shape, grid: Grid) -> int:
         embeddings = {"first": 1, "every": shape.depth, "shared": 2}[self.layers]
-        if grid != shape.grid:
-            return 12 * embeddings * grid[0] * grid[1] * shape.width
+        if grid != shape.grid:  # resampling holds two more copies of one of them at a time
+            return 4 * (embeddings + 2) * grid[0] * grid[1] * shape.width
         return 4 * (embeddings - 1) * shape.tokens * shape.width
