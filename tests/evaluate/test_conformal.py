@@ -110,6 +110,22 @@ def test_empty_sets_and_the_top_class() -> None:
     assert ConformalSets("lac", 0.9, (0.5,), 3, include_top=True).sets(probs).tolist() == [[True, False, False]] * 2
 
 
+@pytest.mark.parametrize("fit", [fit_lac, fit_raps])
+@pytest.mark.parametrize("coverage", [0.8, 0.9])
+def test_sets_that_always_hold_the_top_class_keep_their_coverage(fit, coverage) -> None:
+    """Not above it: the thresholds are fitted to sets that hold the top class."""
+    probs, labels = predictions(4000, 8, 9)
+    assert (probs.argmax(dim=1) == labels).double().mean() < coverage - 0.1
+    held = []
+    for seed in range(40):
+        order = torch.randperm(4000, generator=torch.Generator().manual_seed(seed))
+        first, second = order[:2000], order[2000:]
+        sets = fit(probs[first], labels[first], coverage, include_top=True).sets(probs[second])
+        assert sets[range(2000), probs[second].argmax(dim=1).numpy()].all()
+        held.append(sets[range(2000), labels[second].numpy()].mean())
+    assert np.mean(held) == pytest.approx(coverage, abs=0.006)
+
+
 def test_the_order_of_calibration_images_does_not_matter() -> None:
     probs, labels = predictions(500, 6, 5)
     order = torch.randperm(500, generator=torch.Generator().manual_seed(0))

@@ -99,6 +99,22 @@ def test_the_choice_is_the_lowest_aurc_and_survives_storage() -> None:
     assert choose_score((logits * scale)[order], labels[order]).score == chosen.score
 
 
+def test_the_highest_probability_stays_where_another_score_is_better_by_chance_only() -> None:
+    """Where logits come from their probabilities alone, no score is better than the highest probability."""
+    chosen, lowest = [], []
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        logits = torch.randn(400, 6, generator=generator, dtype=torch.float64)
+        logits += (
+            torch.randn(400, 1, generator=generator, dtype=torch.float64).exp() * torch.eye(6)[torch.arange(400) % 6]
+        )
+        labels = torch.multinomial(torch.softmax(logits, dim=1), 1, generator=generator)[:, 0]
+        found = choose_score(logits, labels)
+        chosen.append(found.score.name)
+        lowest.append(min(found.tried, key=lambda each: each[1])[0].name)
+    assert chosen.count("max_probability") > 14 > lowest.count("max_probability")
+
+
 def test_equal_areas_choose_the_highest_probability() -> None:
     chosen = choose_score(torch.eye(3) * 4, torch.arange(3))
     assert (chosen.score, chosen.aurc) == (SelectionScore("max_probability"), 0)

@@ -47,8 +47,8 @@ class ConformalSets(Stored):
         free_ranks: k_reg of RAPS, the number of ranks without a penalty, from 0 to K; 0 for LAC.
         randomised: Whether RAPS subtracts a random share of the class's own probability. It makes coverage exact and
             sets smaller, but the set of an image then depends on a draw.
-        include_top: Whether a set always holds the most probable class, so that no set is empty. Coverage can only
-            rise.
+        include_top: Whether a set always holds the most probable class, so that no set is empty. Thresholds are
+            fitted to such sets, so that coverage stays exact; where top-1 accuracy alone is higher, it is that.
         fallback: Classes with too few images for a threshold of their own, which use that of all images.
     """
 
@@ -91,15 +91,17 @@ class ConformalSets(Stored):
         if probabilities.ndim != 2 or probabilities.shape[1] != self.classes:
             raise DataError(f"probabilities are {tuple(probabilities.shape)}, they must be (N, {self.classes})")
         probs = check_probabilities(probabilities, torch.zeros(len(probabilities), dtype=torch.int64))[0].numpy()
-        held = self.scores(probs, seed) <= np.array(self.thresholds)
-        if self.include_top:
-            held[np.arange(len(probs)), probs.argmax(axis=1)] = True
-        return held
+        return self.scores(probs, seed) <= np.array(self.thresholds)
 
     def scores(self, probs: Floats, seed: int = 0) -> Floats:
-        """Return the nonconformity scores (N, K) of checked probabilities (N, K)."""
-        if self.method == "lac":
-            return 1 - probs
+        """Return the nonconformity scores (N, K) of checked probabilities (N, K), -1 for a class always held."""
+        scores = 1 - probs if self.method == "lac" else self._summed(probs, seed)
+        if self.include_top:
+            scores[np.arange(len(probs)), probs.argmax(axis=1)] = -1  # all other scores are at least 0
+        return scores
+
+    def _summed(self, probs: Floats, seed: int) -> Floats:
+        """Return the scores (N, K) of RAPS."""
         order = np.argsort(-probs, axis=1, kind="stable")  # of equal probabilities the first class comes first
         falling = np.take_along_axis(probs, order, axis=1)
         ranks = np.arange(1, self.classes + 1)
@@ -157,22 +159,14 @@ def fit_raps(
     """
     probs, true = _checked(probabilities, labels, coverage)
     classes = probs.shape[1]
+    rule = ConformalSets("raps", coverage, (0.0,), classes, include_top=include_top)
     if penalty is None or free_ranks is None:
         tuning, probs, true = _split(probs, true, seed)
         if free_ranks is None:
             free_ranks = _true_rank(*tuning, coverage) if tuning else min(5, classes)
         if penalty is None:
-            penalty = _best_penalty(*tuning, coverage, free_ranks) if tuning else 0.01
-    rule = ConformalSets(
-        "raps",
-        coverage,
-        (0.0,),
-        classes,
-        penalty=penalty,
-        free_ranks=free_ranks,
-        randomised=randomised,
-        include_top=include_top,
-    )
+            penalty = _best_penalty(*tuning, replace(rule, free_ranks=free_ranks)) if tuning else 0.01
+    rule = replace(rule, penalty=penalty, free_ranks=free_ranks, randomised=randomised)
     return _calibrated(rule, probs, true, fewest if class_conditional else None, seed)
 
 
@@ -229,13 +223,12 @@ def _true_rank(probs: Floats, true: Ints, coverage: float) -> int:
     return probs.shape[1] if found is None else int(found)
 
 
-def _best_penalty(probs: Floats, true: Ints, coverage: float, free_ranks: int) -> float:
+def _best_penalty(probs: Floats, true: Ints, rule: ConformalSets) -> float:
     """Return the lambda whose sets are smallest on the images that also calibrate it; the first of equals."""
 
     def size(penalty: float) -> float:
-        rule = ConformalSets("raps", coverage, (0.0,), probs.shape[1], penalty=penalty, free_ranks=free_ranks)
-        scores = rule.scores(probs)
-        threshold = _quantile(scores[np.arange(len(true)), true], coverage)
+        scores = replace(rule, penalty=penalty).scores(probs)
+        threshold = _quantile(scores[np.arange(len(true)), true], rule.coverage)
         return math.inf if threshold is None else float((scores <= threshold).sum(axis=1).mean())
 
     return min(PENALTIES, key=size)
