@@ -123,7 +123,7 @@ def test_sets_that_always_hold_the_top_class_keep_their_coverage(fit, coverage) 
         sets = fit(probs[first], labels[first], coverage, include_top=True).sets(probs[second])
         assert sets[range(2000), probs[second].argmax(dim=1).numpy()].all()
         held.append(sets[range(2000), labels[second].numpy()].mean())
-    assert np.mean(held) == pytest.approx(coverage, abs=0.006)
+    assert np.mean(held) == pytest.approx(coverage, abs=0.01)
 
 
 def test_the_order_of_calibration_images_does_not_matter() -> None:
