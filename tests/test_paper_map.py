@@ -52,7 +52,8 @@ def resolve(name: str) -> None:
             raise KeyError(name)
         if option[3]:
             value = json.loads(option[3])
-            alone = {"pool": "mean"} if option[2] == "class_token" else {}  # pool cls needs the token
+            no_token = option[2] == "class_token" or value == "axial"
+            alone = {"pool": "mean"} if no_token else {}  # pool cls needs the token
             made = config(**(alone | {option[2]: value}))
             found = getattr(made, option[2])
             assert (found.kind if isinstance(found, Part) else found) == value

@@ -215,8 +215,12 @@ def attention(
                 top = torch.zeros(P, P + len(image), dtype=x.dtype)
                 rows.append(torch.cat((top, torch.cat((torch.zeros(len(image), P, dtype=x.dtype), extra), 1))))
             scores = scores + torch.stack(rows)
-        share = softmax(scores, -1)  # B N N
-        heads.append(torch.einsum("bnm,bmd->bnd", share, v))
+        apart = torch.zeros(scores.shape[1:], dtype=torch.bool)
+        if c.attention.kind == "axial":  # appendix D.6: the pairs of one row in blocks 0, 2, ..., of one column in 1, 3
+            line = [divmod(i, grid[1])[int(name.split(".")[1]) % 2] for i in kept[0]]
+            apart = torch.tensor([[a != b for b in line] for a in line])
+        share = softmax(torch.where(apart, -torch.inf, scores), -1)  # B N N
+        heads.append(torch.einsum("bnm,bmd->bnd", torch.where(apart, 0, share), v))  # no gradient by what is apart
         note(seen, q=q, k=k, v=v, share=share, mixed=heads[-1])
     return linear(torch.cat(heads, -1), w, f"{name}.proj")
 

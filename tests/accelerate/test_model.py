@@ -19,10 +19,12 @@ from vitreous.model.config import PARTS, ViTConfig
 from vitreous.model.vit import VisionTransformer
 
 LARGE = {
-    "resnet": {"image_size": (32, 48), "patch_size": 16, "stem": {"kind": "resnet", "width": 32, "layers": (1, 1, 1)}}
+    "resnet": {"image_size": (32, 48), "patch_size": 16, "stem": {"kind": "resnet", "width": 32, "layers": (1, 1, 1)}},
+    "axial": {"pool": "mean"},
 }
 CASES: list[dict[str, object]] = [
     *({part: kind.kind} | LARGE.get(kind.kind, {}) for part, kinds in PARTS.items() for kind in kinds),
+    {"attention": {"kind": "axial", "qk_norm": True}, "pool": "map", "block": {"checkpoint": True}, "depth": 3},
     {"registers": 2, "class_token": True, "pool": "mean", "position": {"prefix": "none"}},
     {"registers": 2, "position": {"prefix": "all"}, "final_norm": "none"},
     {"pool": "map", "final_norm": "pooled", "head": {"kind": "mlp", "hidden": 7}, "mlp": {"activation": "relu"}},

@@ -272,13 +272,15 @@ def test_reference_parts_make_the_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [*((part, kind.kind) for part in ("position", "stem") for kind in PARTS[part])], ids=str
+    "part",
+    [*((part, kind.kind) for part in ("position", "stem", "attention") for kind in PARTS[part])],
+    ids=str,
 )
-def test_every_position_and_stem_exports_with_a_dynamic_batch(part: tuple[str, str]) -> None:
+def test_every_position_stem_and_attention_exports_with_a_dynamic_batch(part: tuple[str, str]) -> None:
     """Such as ``len(tensor)`` in a forward pass fixes the batch of an exported graph."""
     name, kind = part
-    large = {"image_size": 32, "patch_size": 16} if kind == "resnet" else {}
-    model = build(small_config(**{name: kind, **large})).eval()
+    fit = {"resnet": {"image_size": 32, "patch_size": 16}, "axial": {"pool": "mean"}}.get(kind, {})
+    model = build(small_config(**{name: kind, **fit})).eval()
     height, width = pair(model.config.image_size)
     images = torch.randn(2, 3, height, width)
     exported = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()

@@ -199,6 +199,7 @@ def tiny(path: Path, **fields) -> tuple[VisionTransformer, Path]:
         ({"position": "relative", "pool": "mean", "image_size": 256}, 256),
         ({"stem": {"kind": "conv", "downsample": "stride"}, "width": 64, "mlp_dim": 256}, 1024),
         ({"pool": "map", "patch_size": 16, "width": 384, "mlp_dim": 1536}, 512),
+        ({"attention": "axial", "pool": "mean", "width": 192, "mlp_dim": 192, "heads": 3}, 1024),
         ({"merged": 8, "patch_size": 16}, 1024),
         ({"position": {"layers": "every"}, "image_size": 64, "patch_size": 16, "width": 64, "depth": 24}, 1024),
         ({"position": {"kind": "learned-2d", "layers": "every"}, "width": 64, "depth": 12}, 512),

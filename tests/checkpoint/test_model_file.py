@@ -81,6 +81,7 @@ OPTIONS = [
     *({"position": kind.kind} for kind in PARTS["position"]),
     *({"pool": p} for p in ("mean", "map", "seq")),
     *({"stem": s} for s in ("linear", "conv")),
+    {"attention": {"kind": "axial", "qk_norm": True}, "pool": "mean", "image_size": (16, 32), "patch_size": (4, 8)},
     {"position": "sincos-2d", "pool": "mean", "registers": 3},
     {
         "head": {"kind": "mlp", "hidden": 24},

@@ -39,6 +39,7 @@ VARIANTS = {  # each stem, pooling, position, head and extra token once
         "head": {"kind": "mlp", "hidden": 20},
     },
     "positions before every block": {"position": {"layers": "every"}, "depth": 2, "registers": 1},
+    "axial attention": {"attention": "axial", "depth": 2, "pool": "mean"},
     "shared positions": {"position": {"kind": "learned-2d", "layers": "shared"}, "depth": 2, "pool": "mean"},
     "grey, no head": {"num_classes": 0, "in_channels": 1, "stem": "linear", "pool": "seq", "position": "sincos-2d"},
 }

@@ -27,6 +27,7 @@ OWN: list[dict[str, object]] = [
     {"pool": {"kind": "seq", "prefix": False}, "registers": 2, "class_token": True},
     {"pool": "mean", "final_norm": "pooled", "head": "mlp", "block": {"layer_scale": 0.4}},
     {"stem": "conv", "final_norm": "none"},
+    {"attention": "axial", "pool": "mean", "depth": 3},
 ]
 
 

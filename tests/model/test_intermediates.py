@@ -28,6 +28,8 @@ CASES: list[dict[str, object]] = [
     {"registers": 2, "pool": {"kind": "map", "prefix": False}, "class_token": True, "position": "rope-2d"},
     {"registers": 1, "pool": {"kind": "seq", "prefix": False}, "attention": {"qk_norm": True, "qkv_bias": False}},
     {"final_norm": "pooled", "pool": "mean", "block": {"layer_scale": 0.3}, "head": "mlp"},
+    {"attention": "axial", "pool": "mean", "depth": 3},
+    {"attention": {"kind": "axial", "qk_norm": True}, "pool": "map", "position": {"layers": "every"}},
     {"num_classes": 0, "image_size": (224, 160), "patch_size": 32},
     {"image_size": (224, 160), "patch_size": 16, "position": "sincos-2d", "depth": 1},
     {"image_size": (56, 40), "patch_size": 8, "position": "rope-2d", "heads": 6},
@@ -99,7 +101,11 @@ def test_logits_are_those_of_forward_bit_for_bit(case: dict[str, object], fast: 
             assert torch.equal(found.logits, model(images))
 
 
-@pytest.mark.parametrize("case", [{}, {"pool": "map"}, {"pool": "seq"}, {"position": "relative"}], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [{}, {"pool": "map"}, {"pool": "seq"}, {"position": "relative"}, {"attention": "axial", "pool": "mean"}],
+    ids=str,
+)
 def test_gradients_reach_images_and_every_value(case: dict[str, object]) -> None:
     """Gradients by attention weights follow from those by `mixed`: the reference's come from its explicit softmax."""
     model = model_of(case)

@@ -30,7 +30,7 @@ KINDS = [(part, kind) for part, kinds in PARTS.items() for kind in kinds]
 
 @pytest.mark.parametrize(("part", "kind"), KINDS, ids=str)
 def test_a_kind_is_chosen_by_name_by_mapping_or_as_an_object(part: str, kind: type[Part]) -> None:
-    fit = {"resnet": {"patch_size": 16}}.get(kind.kind, {})
+    fit = {"resnet": {"patch_size": 16}, "axial": {"pool": "mean"}}.get(kind.kind, {})
     by_name = ViTConfig(**{part: kind.kind}, **fit)  # type: ignore[arg-type]
     assert getattr(by_name, part) == kind()
     assert by_name == ViTConfig(**{part: kind()}, **fit) == ViTConfig(**{part: {"kind": kind.kind}}, **fit)  # type: ignore[arg-type]

@@ -68,7 +68,14 @@ LAYERS = [  # where learned positions are added
     {"position": {"layers": "shared"}, "depth": 1},
     {"position": {"layers": "every"}, "depth": 1},
 ]
-CASES = ONE_BY_ONE + GRID + PREFIX + POOL_PREFIX + LAYERS
+AXIAL = [
+    {"attention": "axial", "pool": "mean"},
+    {"attention": "axial", "pool": "mean", "depth": 3, "patch_size": (2, 4), "image_size": (10, 8)},
+    {"attention": {"kind": "axial", "qk_norm": True, "qkv_bias": False}, "pool": "map", "position": "sincos-2d"},
+    {"attention": "axial", "pool": "seq", "position": {"layers": "every"}, "block": {"layer_scale": 0.1}},
+    {"attention": "axial", "pool": "mean", "position": "none", "image_size": (4, 16), "heads": 1},
+]
+CASES = ONE_BY_ONE + GRID + PREFIX + POOL_PREFIX + LAYERS + AXIAL
 
 
 def name_of(case: dict[str, object]) -> str:
@@ -126,7 +133,7 @@ def test_float64_agrees_to_1e_9(case: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [{}, *GRID[::5], {"attention": {"qk_norm": True}}, {"stem": "conv"}, *LAYERS[:2]], ids=name_of
+    "case", [{}, *GRID[::5], {"attention": {"qk_norm": True}}, {"stem": "conv"}, *LAYERS[:2], *AXIAL[:3]], ids=name_of
 )
 def test_float32_agrees_to_1e_5(case: dict[str, object]) -> None:
     model, images, expected, gradients = with_gradients(small_config(**case))
@@ -136,7 +143,7 @@ def test_float32_agrees_to_1e_5(case: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("how", ["autocast", "pure"])
 @pytest.mark.parametrize(
-    "case", [{}, *GRID[::5], {"attention": {"qk_norm": True}}, {"pool": "map"}, *LAYERS[:2]], ids=name_of
+    "case", [{}, *GRID[::5], {"attention": {"qk_norm": True}}, {"pool": "map"}, *LAYERS[:2], *AXIAL[:3]], ids=name_of
 )
 def test_bfloat16_agrees_to_a_few_of_its_256_steps(case: dict[str, object], how: str) -> None:
     # bfloat16 has 8 bits: one rounding is up to 1/256, and dozens lie between a pixel and a gradient.

@@ -28,7 +28,7 @@ from vitreous.accelerate.stems import (
     FastStridedPatchEmbed,
 )
 from vitreous.errors import ConfigError
-from vitreous.model.attention import Attention
+from vitreous.model.attention import Attention, AxialAttention
 from vitreous.model.block import Block, LayerScale
 from vitreous.model.config import ViTConfig
 from vitreous.model.pools import AttentionPoolModule
@@ -43,6 +43,7 @@ __all__ = ["FastBlock", "FastVisionTransformer", "accelerate", "build", "create"
 
 _MAX_TABLES = 8  # per model, so that a server that sees many image sizes does not run out of memory
 
+_ATTENTIONS = (Attention, AxialAttention)
 _Table = TypeVar("_Table")
 
 
@@ -72,7 +73,7 @@ def accelerate(model: VisionTransformer) -> FastVisionTransformer:
     the arguments that the fast model passes. Other modules of a user's, such as a head, stay as they are.
     """
     own = type(model) is not VisionTransformer
-    if own or any(type(block) is not Block or type(block.attn) is not Attention for block in model.blocks):
+    if own or any(type(block) is not Block or type(block.attn) not in _ATTENTIONS for block in model.blocks):
         return cast(FastVisionTransformer, model)
     for module in (*model.blocks.modules(), *model.pool.modules()):
         if type(module) is nn.Linear:
@@ -158,14 +159,15 @@ class FastVisionTransformer(VisionTransformer):
         if kept is not None:
             context = self.config.position.select(context, kept)
         recompute = self.config.block.checkpoint and self.training and torch.is_grad_enabled()
+        seen = self.config.attention.context(context, grid)
         all_factors = branch_factors or [None] * len(self.blocks)
         for index, (block, factors) in enumerate(zip(self.blocks, all_factors, strict=True)):
             first = queries if block is self.blocks[-1] else None
             z = self.config.position.before_block(z, index, context)
             if recompute:
-                z = checkpoint(block, z, context, None, first, factors, use_reentrant=False)
+                z = checkpoint(block, z, seen, None, first, factors, use_reentrant=False)
             else:
-                z = block(z, context, record.get(index), first, factors)
+                z = block(z, seen, record.get(index), first, factors)
         return cast(Tensor, self.norm(z))
 
     def _embed(self, x_p: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
@@ -293,6 +295,23 @@ class _FastAttention(Attention):
         return cast(Tensor, self.proj_drop(self.proj(out.transpose(1, 2).flatten(2))))  # (B, T, D)
 
 
+class _FastAxialAttention(AxialAttention):
+    """Axial attention with the fastest kernel for the device."""
+
+    def forward(
+        self, x: Tensor, context: Any = None, record: Record | None = None, queries: int | None = None
+    ) -> Tensor:
+        """Map tokens (B, N, D) to (B, N, D). All are computed: no pooling reads the first alone without [CLS]."""
+        q, k, v = project_heads(x, self.qkv, 3, self.heads)  # (B, heads, N, d)
+        q, k = self.q_norm(q), self.k_norm(k)
+        q_lines, k_lines, v_lines = (self.lines(each, context) for each in (q, k, v))
+        out = attend(q_lines, k_lines, v_lines, None, self.dropout if self.training else 0.0)
+        out = self.raster(out, context)  # (B, heads, N, d)
+        if record is not None:
+            record.keep(q, k, v, self.outside(context, q), out)
+        return cast(Tensor, self.proj_drop(self.proj(out.transpose(1, 2).flatten(2))))  # (B, N, D)
+
+
 class _FastLayerScale(LayerScale):
     """LayerScale that keeps bfloat16 on a CPU, where a float32 factor would promote the residual stream."""
 
@@ -320,6 +339,7 @@ _FAST: dict[type[nn.Module], type[nn.Module]] = {
     VisionTransformer: FastVisionTransformer,
     Block: FastBlock,
     Attention: _FastAttention,
+    AxialAttention: _FastAxialAttention,
     AttentionPoolModule: _FastAttentionPool,
     LayerScale: _FastLayerScale,
     nn.LayerNorm: LayerNorm,

@@ -76,7 +76,7 @@ class Block(nn.Module):
     def forward(self, z: Tensor, context: Any = None, record: Record | None = None) -> Tensor:
         """Map tokens (B, T, D) to (B, T, D).
 
-        Attention receives ``context`` from the position embedding. ``record`` keeps what the block computes.
+        Attention receives ``context``, which its configuration made. ``record`` keeps what the block computes.
         """
         before = z
         attn_factors, mlp_factors = self.drop_path(z)

@@ -194,6 +194,7 @@ def _problems(c: ViTConfig, skip: Collection[str]) -> Iterator[str]:
         yield f"width {c.width} is not a multiple of heads {c.heads}: use {' or '.join(map(str, sorted(fits)))} heads"
     for name in PARTS:
         yield from () if name in skip else getattr(c, name).problems(c)
+    yield from c.attention.conflicts(c.position, c.patch_dropout)
     if isinstance(c.init, str) and c.init in SCHEMES:
         yield from SCHEMES[c.init].problems(c.position, c.width)
     if c.pool.reads_class_token and c.class_token is False and "pool" not in skip:

@@ -32,7 +32,8 @@ class AttentionValues:
         keys: Likewise, (B, H, T, d).
         values: (B, H, T, d).
         mixed: The weighted mean of the values, before heads are joined and projected, (B, H, M, d).
-        bias: What the position embedding adds to the scaled scores, broadcastable to (B, H, M, T), or None.
+        bias: What the position embedding adds to the scaled scores, broadcastable to (B, H, M, T), or None. It is
+            minus infinity where a token cannot attend to another, as in axial attention; those weights are zero.
         attention: Weights in float32 at least, (B, H, M, T); None unless they were asked for.
     """
 
@@ -50,12 +51,14 @@ class AttentionValues:
     def weights_gradient(self, of_mixed: Tensor) -> Tensor:
         """Return the gradient with respect to the attention weights, (B, H, M, T).
 
-        With o = A v, dL/dA = (dL/do) vᵀ, so that fused attention, in which A does not exist, serves as well.
+        With o = A v, dL/dA = (dL/do) vᵀ, so that fused attention, in which A does not exist, serves as well. Weights
+        that are zero by construction take no part in the result, and their gradient is zero.
 
         Args:
             of_mixed: The gradient with respect to ``mixed``, (B, H, M, d).
         """
-        return of_mixed @ self.values.transpose(-2, -1).to(of_mixed.dtype)
+        gradient = of_mixed @ self.values.transpose(-2, -1).to(of_mixed.dtype)
+        return gradient if self.bias is None else gradient.masked_fill(self.bias.isneginf(), 0.0)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ class Record:
         queries: As attention uses them, after their norm and rotation, (B, H, M, d).
         keys: Likewise, (B, H, T, d).
         values: (B, H, T, d).
-        bias: What the position embedding adds to the scaled scores, broadcastable to (B, H, M, T), or None.
+        bias: What the position embedding adds to the scaled scores, broadcastable to (B, H, M, T), or None; minus
+            infinity where a token cannot attend to another.
         mixed: The weighted mean of the values, before heads are joined and projected, (B, H, M, d).
     """
 

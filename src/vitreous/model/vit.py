@@ -41,7 +41,7 @@ class VisionTransformer(nn.Module):
         self.patch_embed = c.stem.build(c)
         self.patch_dropout = c.patch_dropout  # an attribute, so that a training schedule can change it
         self.pos_drop = nn.Dropout(c.dropout)
-        blocks = (c.block.build(c, i, c.attention.build(c, c.position), c.mlp.build(c)) for i in range(c.depth))
+        blocks = (c.block.build(c, i, c.attention.build(c, i, c.position), c.mlp.build(c)) for i in range(c.depth))
         self.blocks = nn.ModuleList(blocks)
         for name, tensor in c.position.parameters(c).items():  # by default pos_embed: positions/learned.py
             owner, _, last = name.rpartition(".")
@@ -75,9 +75,10 @@ class VisionTransformer(nn.Module):
         context = c.position.context(self, c, grid)  # for positions that act in every block; else None
         z, context = self.drop_patches(z, context)
         z = self.pos_drop(z)
+        seen = c.attention.context(context, grid)  # what attention receives: by default context
         for index, block in enumerate(self.blocks):
             z = c.position.before_block(z, index, context)  # by default z
-            z = block(z, context, record.get(index) if record else None)  # equations 2 and 3: (B, P + N, D)
+            z = block(z, seen, record.get(index) if record else None)  # equations 2 and 3: (B, P + N, D)
         z = self.norm(z)
         y = self.pool(z)  # equation 4: (B, D); some poolings are wider, (B, config.pooled_width)
 

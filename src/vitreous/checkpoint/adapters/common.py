@@ -77,6 +77,8 @@ class OutgoingModel:
         position = self.config.position
         if isinstance(position, LearnedPosition) and position.layers != "first":  # no other family has them
             problems.append(f"positions added before every block (position.layers {position.layers})")
+        if self.config.attention.kind == "axial":
+            problems.append("axial attention")
         problems += [f"{name} (--drop {name} leaves it out)" for name in self.kept if not keeps]
         if problems:
             raise CheckpointError(

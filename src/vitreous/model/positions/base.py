@@ -37,6 +37,12 @@ class Position(Part):
         """Whether every block uses the position of each token. If so, tokens cannot be merged."""
         return False
 
+    @property
+    def acts_in_attention(self) -> bool:
+        """Whether attention itself uses positions: in the angle of queries and keys, or in a bias on the scores."""
+        own = type(self)
+        return own.rotate is not Position.rotate or own.bias is not Position.bias
+
     def parameters(self, shape: Shape) -> dict[str, Tensor]:
         """Return the learned tensors that the model owns, filled with zeros, by name.
 

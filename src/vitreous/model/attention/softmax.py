@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from vitreous.model.init import Scheme
 from vitreous.model.part import Part, Shape
 from vitreous.model.positions import Position
+from vitreous.model.positions.base import Grid
 from vitreous.model.record import Record
 
-__all__ = ["ATTENTIONS", "Attention", "AttentionConfig"]
+__all__ = ["Attention", "AttentionConfig"]
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,21 @@ class AttentionConfig(Part):
             if not 0 <= (getattr(self, name) or 0) < 1:
                 yield f"attention.{name} is {getattr(self, name)}, it must be in [0, 1)"
 
-    def build(self, shape: Shape, position: Position) -> Attention:
-        """Return the attention module of one block."""
+    def conflicts(self, position: Position, patch_dropout: float) -> Iterator[str]:
+        """Yield one sentence for each setting of other parts that this attention cannot work with."""
+        yield from ()
+
+    def build(self, shape: Shape, index: int, position: Position) -> Attention:
+        """Return the attention module of block number ``index``, counted from 0."""
         return Attention(self, shape, position)
+
+    def context(self, context: Any, grid: Grid) -> Any:
+        """Return what the attention of every block receives, given the position embedding's context and the grid."""
+        return context
 
     def activations(self, shape: Shape, tokens: int) -> int:
         """Return how many numbers per image the projections hold in memory at once."""
         return 6 * tokens * shape.width
-
-
-ATTENTIONS = (AttentionConfig,)
 
 
 class Attention(nn.Module):
