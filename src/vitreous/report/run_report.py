@@ -38,10 +38,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import Tensor
 
 from vitreous.errors import DataError, OutputError
@@ -52,6 +49,7 @@ from vitreous.files.writing import atomic_write
 from vitreous.machine.device import Machine, describe_machine, versions
 from vitreous.report.evaluation.page import page
 from vitreous.report.evaluation.results import EvaluationInput, measure
+from vitreous.report.evaluation.thumbnails import ClassMap, ImageOf
 from vitreous.report.figures import draw_curves
 
 __all__ = ["PAGE", "PICTURES", "Predictions", "RunFacts", "write_report"]
@@ -69,15 +67,16 @@ _PAIRS, _MISTAKES = 20, 25
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """The model's outputs on one split, and its images for the thumbnails of the page.
+    """The model's outputs on one split, its images for the thumbnails of the page, and their class maps.
 
     An image that cannot be loaded has no thumbnail; nor has any image if `image` is None.
     """
 
     logits: Tensor  # (N, K) outputs of the saved weights before softmax
     labels: Tensor  # (N,) true classes, integers in [0, K)
-    image: Callable[[int], Image.Image | npt.NDArray[np.uint8]] | None = None  # returns image `i` of the split
+    image: ImageOf | None = None  # returns image `i` of the split
     name: Callable[[int], str] | None = None  # returns the name of image `i`, such as its path
+    class_map: ClassMap | None = None  # returns where image `i` speaks for a class
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,8 @@ def write_report(
         for is_dark in ((False, True) if dark else (False,))
         for name in PICTURES
     }
-    html = "".join(page(measure(_page_input(folder.name, facts, classes, val, temperature)), val.image))
+    measured = measure(_page_input(folder.name, facts, classes, val, temperature))
+    html = "".join(page(measured, val.image, class_map=val.class_map))
     report = json_values(
         {
             **_described(facts),
