@@ -18,7 +18,16 @@ from vitreous.report.evaluation.matrix import LARGEST, matrix_figure
 from vitreous.report.evaluation.results import EvaluationResult
 from vitreous.report.evaluation.robustness_section import robustness_section
 from vitreous.report.evaluation.sheets import PAIR_IMAGES, image_sheets, mapped, plain_sheet, shown
-from vitreous.report.evaluation.tables import SCORE_TITLES, class_table, headline_table, name, numeric, share, table
+from vitreous.report.evaluation.tables import (
+    SCORE_TITLES,
+    class_table,
+    headline_table,
+    name,
+    numeric,
+    scrolled,
+    share,
+    table,
+)
 from vitreous.report.evaluation.thumbnails import ClassMap, ImageOf, Thumbnails
 
 __all__ = ["page"]
@@ -103,7 +112,7 @@ def _comparison(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     )
     headings = (("score", False), ("difference", True), ("95% interval", True), ("p", True))
     caption = "Paired bootstrap: 2,000 resamples that both models share. Of log loss, Brier and ECE, less is better."
-    yield f'<div class="scroll">{table(caption, headings, rows)}</div>\n'
+    yield scrolled("Comparison", table(caption, headings, rows))
 
 
 def _classes(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
@@ -154,7 +163,7 @@ def _slices(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     )
     texts = ("images", "accuracy", "95% interval", "recall, macro", "log loss")
     headings = [("column", False), ("value", False), *((text, True) for text in texts)]
-    yield f'<div class="scroll">{table("", headings, rows, sortable=True)}</div>\n'
+    yield scrolled("Slices", table("", headings, rows, sortable=True))
 
 
 def _calibration(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
@@ -176,7 +185,7 @@ def _calibration(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     )
     rows = ((f'<th scope="row">{title}</th>', *(numeric(value, ".4f") for value in values)) for title, *values in pairs)
     headings = (("error", False), ("without temperature", True), ("with temperature", True))
-    yield f'<div class="scroll">{table("Less is better.", headings, rows)}</div>\n'
+    yield scrolled("Calibration errors", table("Less is better.", headings, rows))
 
 
 def _selection(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
@@ -195,7 +204,7 @@ def _selection(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     )
     texts = ("AURC", "AUGRC", "risk at 50%", "at 80%", "at 90%")
     headings = [("score", False), *((text, True) for text in texts)]
-    yield f'<div class="scroll">{table("", headings, rows)}</div>\n'
+    yield scrolled("Abstention", table("", headings, rows))
 
 
 def _conformal(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
@@ -217,4 +226,4 @@ def _conformal(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     )
     texts = ("wanted", "covered", "95% interval", "mean size", "median", "one class", "empty")
     headings = [("method", False), *((text, True) for text in texts)]
-    yield f'<div class="scroll">{table("", headings, rows)}</div>\n'
+    yield scrolled("Prediction sets", table("", headings, rows))

@@ -59,7 +59,9 @@ def plain_sheet(result: EvaluationResult, thumbs: Thumbnails, indices: Sequence[
     """Yield images with their probability and name."""
     yield '<ol class="sheet">\n'
     for n in indices:
-        yield f"<li>{_image(thumbs.of(n))}<span>{result.probability[n]:.0%}</span>{_name(result, n)}</li>\n"
+        name = safe(result.given.names[n].rsplit("/", 1)[-1])  # its folder is the class above
+        probability = f"<span>{result.probability[n]:.0%}</span>"
+        yield f'<li>{_image(thumbs.of(n))}{probability}<span class="soft">{name}</span></li>\n'
     yield "</ol>\n"
 
 
@@ -71,7 +73,7 @@ def _sheet(result: EvaluationResult, thumbs: Thumbnails, indices: Sequence[int])
         style = "" if true == predicted else ' class="wrong"'
         yield f"<li>{_views(thumbs, n, predicted)}<span>true: {safe(given.classes[true])}</span>"
         yield f"<span{style}>predicted: {safe(given.classes[predicted])}, {result.probability[n]:.0%}</span>"
-        yield f"{_name(result, n)}</li>\n"
+        yield f'<span class="soft">{safe(given.names[n])}</span></li>\n'
     yield "</ol>\n"
 
 
@@ -88,8 +90,4 @@ def _views(thumbs: Thumbnails, n: int, predicted: int) -> str:
 def _image(image: Thumbnail | None) -> str:
     if image is None:
         return ""
-    return f'<img class="thumb" src="{image.uri}" alt="" style="--ratio:{image.ratio:.5f}" loading="lazy">'
-
-
-def _name(result: EvaluationResult, n: int) -> str:
-    return f'<span class="soft">{safe(result.given.names[n])}</span>'
+    return f'<img class="thumb" src="{image.uri}" alt="" style="--ratio:{image.ratio:.5f}">'
