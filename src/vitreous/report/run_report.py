@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,8 @@ def write_report(
 ) -> dict[str, Any]:
     """Write `report.json`, :data:`PAGE` and :data:`PICTURES` into a run directory, and return the first one's content.
 
-    The page is on the validation split, so that studying its mistakes leaves the test split untouched. `calibration` of
+    The page is on the validation split, so that studying its mistakes leaves the test split untouched; of the test
+    split it shows the reliability. `calibration` of
     report.json is measured on the test split if there is one, because the temperature is fitted on the validation
     split, here if it is None. `dark` also writes each figure for dark pages, as `NAME-dark.png`, in twice the time.
     """
@@ -129,8 +130,9 @@ def write_report(
         for is_dark in ((False, True) if dark else (False,))
         for name in PICTURES
     }
-    measured = measure(_page_input(folder.name, facts, classes, val, temperature))
-    html = "".join(page(measured, val.image, class_map=val.class_map))
+    held_out = ("test split", test.logits, test.labels) if test is not None else None
+    shown = replace(_page_input(folder.name, facts, classes, val, temperature), held_out=held_out)
+    html = "".join(page(measure(shown), val.image, class_map=val.class_map))
     report = json_values(
         {
             **_described(facts),

@@ -175,6 +175,12 @@ def _calibration(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     yield "</p>\n"
     diagrams = reliability_charts(result.reliability, found.temperature, crossed)
     yield f'<div class="charts">{"".join(diagrams)}</div>\n'
+    if result.held_out is not None and result.given.held_out is not None:
+        where, raw, _ = result.given.held_out
+        yield f"<p>On the {safe(where)}, {pluralize(len(raw), 'image')} on which no temperature was "
+        yield "fitted:</p>\n"
+        diagrams = reliability_charts(result.held_out, found.temperature, crossed=False)
+        yield f'<div class="charts">{"".join(diagrams)}</div>\n'
     before, after = result.errors
     pairs = (
         ("ECE, bins of equal width", before.equal_width, after.equal_width),
