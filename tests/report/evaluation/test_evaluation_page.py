@@ -123,7 +123,11 @@ def test_page_of_a_thousand_classes_stays_small(images: np.ndarray) -> None:
     names = [f"{'long' * 40}/{n}.png" for n in range(3000)]
     given = EvaluationInput("m", "d", "s", [f"{'name' * 30}{k}" for k in range(1000)], names, logits, labels)
     photo = np.random.default_rng(0).integers(0, 255, (600, 800, 3), np.uint8)  # the largest JPEG there is
-    text = "".join(page(measure(given, resamples=2), lambda n: photo))
+    place = Placement((0, 0, 800, 600), (518, 690), left=-86, top=0)
+    noise = np.random.default_rng(1).random((37, 37), np.float32)  # as many patches as of 518 pixels by 14
+    one = Explanation(noise, "m", 0, "0", 0.5, noise[0], "", (600, 800), (518, 518), place)
+    text = "".join(page(measure(given, resamples=2), lambda n: photo, class_map=lambda n, label: one))
+    assert text.count('class="map"') == 72
     assert len(text.encode()) < 10_000_000
 
 

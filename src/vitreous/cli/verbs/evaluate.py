@@ -63,8 +63,8 @@ def _add_report_options(parser: Parser) -> None:
         type=str | None,
         metavar="DIR",
         help="write a folder: report.html, one self-contained page with scores and their intervals, confusion, "
-        "calibration, abstention, prediction sets, and mistakes with their class maps; evaluation.json with every number; "
-        "per_class.csv and predictions.csv",
+        "calibration, abstention, prediction sets, and mistakes with their class maps; evaluation.json with every "
+        "number; per_class.csv and predictions.csv",
     )
     add(
         "--against",
