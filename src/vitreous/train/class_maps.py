@@ -18,7 +18,7 @@ from vitreous.inspection.explanation import Explanation
 from vitreous.model.vit import VisionTransformer
 from vitreous.report.evaluation.thumbnails import ClassMap
 from vitreous.train.finetune.trainable import merge_adapters
-from vitreous.train.setup import Setup
+from vitreous.train.setup import Setup, one_thread_if_tiny
 
 __all__ = ["class_map", "class_map_seconds"]
 
@@ -61,7 +61,8 @@ def class_map_seconds(setup: Setup, budget: float = math.inf) -> float:
     Computes one map with the untrained model twice: first to import what it needs, then to measure.
     """
     info, took = ModelInfo(setup.data.classes, setup.pipeline), 0.0
-    with contextlib.suppress(VitreousError):  # no maps, or an unreadable image that the run reports when it needs it
+    # Suppressed: a model without maps, or an unreadable image, which the run reports when it needs it.
+    with one_thread_if_tiny(setup), contextlib.suppress(VitreousError):
         mapped = class_map(copy.deepcopy(setup.model), info, setup.data.splits["val"])
         for _ in range(2):
             started = time.monotonic()

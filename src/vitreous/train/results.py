@@ -31,7 +31,7 @@ from vitreous.train.class_maps import class_map
 from vitreous.train.finetune.trainable import merge_adapters
 from vitreous.train.resume.non_finite import NonFiniteStepError
 from vitreous.train.resume.replay import REPLAY, write_replay
-from vitreous.train.setup import Setup
+from vitreous.train.setup import Setup, one_thread_if_tiny
 
 __all__ = ["RunWriter", "SelectedWeights", "SplitScores", "copy_weights", "report_seconds", "scoring_seconds"]
 
@@ -151,9 +151,16 @@ class RunWriter:
         maps = class_map(self._model, info, split, self.map_seconds)
         val = replace(_predictions(selected, split), class_map=maps)
         test = _predictions(tested, setup.data.splits["test"]) if tested is not None else None
-        return write_report(
-            self.folder, facts, history=history, classes=setup.data.classes, val=val, test=test, temperature=temperature
-        )
+        with one_thread_if_tiny(setup):
+            return write_report(
+                self.folder,
+                facts,
+                history=history,
+                classes=setup.data.classes,
+                val=val,
+                test=test,
+                temperature=temperature,
+            )
 
     def example_image(self) -> str:
         """Return the path of a validation image to predict; write it first if the data set has no image files."""
