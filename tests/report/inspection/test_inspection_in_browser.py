@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import numpy as np
-from browser import browser
 from PIL import Image
 from test_inspection_page import classifier_of
 
 import vitreous
+from browser import browser
 from vitreous.report.inspection.page import page
 
 

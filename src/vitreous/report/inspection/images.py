@@ -64,7 +64,7 @@ def caution(row: Any) -> str:
 def _probabilities(result: ImageResult) -> str:
     rows = "".join(
         f'<tr><th scope="row">{safe(label)}</th><td class="number">{share:.1%}</td>'
-        f'<td><span class="bar" style="width:{10 * share:.2f}rem"></span></td></tr>'
+        f'<td><span class="bar" style="width:calc({share:.4f} * min(10rem, 25vw))"></span></td></tr>'
         for label, share in result.top
     )
     return f"<table><caption class='soft'>Most probable classes</caption><tbody>{rows}</tbody></table>\n"
