@@ -158,7 +158,12 @@ def finetune(
 
 
 def evaluate(
-    model: Classifier | str | os.PathLike[str], data: str | os.PathLike[str], *, quiet: bool = False, **options: Any
+    model: Classifier | str | os.PathLike[str],
+    data: str | os.PathLike[str],
+    *,
+    quiet: bool = False,
+    overwrite: bool = False,
+    **options: Any,
 ) -> Evaluation:
     """Evaluate a model on labelled images, as `vitreous evaluate` does.
 
@@ -166,8 +171,9 @@ def evaluate(
         model: A loaded classifier, or whatever :func:`vitreous.load` accepts.
         data: As in :func:`train`; classes are matched by name.
         quiet: Print nothing.
-        options: Options of the command, such as ``split="val"`` or ``batch_size=64``. Options for loading a model, such
-            as ``engine``, are accepted only with a path.
+        overwrite: Replace the folder ``report`` if it holds an earlier report.
+        options: Options of the command, such as ``split="val"``, ``batch_size=64`` or ``report="report"``. Options for
+            loading a model, such as ``engine``, are accepted only with a path.
 
     Returns:
         The result: ``.scores``, ``.calibration``, ``.thresholds`` and ``.to_dict()``.
@@ -180,7 +186,8 @@ def evaluate(
     from vitreous.cli.verbs.evaluate import parsed
 
     classifier, name = _loaded(model, options)
-    parsed_options = parsed([*_to_arguments(options), "--", name, os.fspath(data)])
+    words = [*_to_arguments(options), *(["--overwrite"] if overwrite else []), "--", name, os.fspath(data)]
+    parsed_options = parsed(words)
     from vitreous.cli.work.evaluation import evaluated
 
     with silence(quiet):

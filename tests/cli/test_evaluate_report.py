@@ -1,14 +1,18 @@
 """`vitreous evaluate --report`: the folder, the second model, slices, changed images, and what is refused."""
 
+import base64
 import csv
+import io
 import json
 import re
 import shutil
 from dataclasses import replace
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.metrics import accuracy_score, log_loss
 
 import vitreous as package
@@ -57,6 +61,31 @@ def test_report_holds_the_scores_of_the_command(vitreous, model_file, digits, tm
     loss = log_loss(true, odds / odds.sum(axis=1, keepdims=True), labels=range(10))
     assert document["headline"]["log_loss"]["value"] == pytest.approx(loss, rel=1e-4)
     assert "data:image/png" in page
+
+
+def test_report_shows_the_map_of_each_prediction(vitreous, model_file, digits, tmp_path):
+    assert vitreous("evaluate", model_file, "digits-folder", "--report", "out", *OPTIONS).returncode == 0
+    document, rows, page = read(tmp_path / "out")
+    classifier = package.load(model_file, device="cpu", engine="torch")
+    overlays = re.findall(r'<img class="map" src="data:image/png;base64,([^"]*)"', page)
+    numbers = [n for sheet in ("worst", "uncertain", "random") for n in document["sheets"][sheet]]
+    assert len(overlays) == len(numbers) >= 48
+    for n, encoded in zip(numbers, overlays, strict=True):
+        values = package.explain(classifier, digits / rows[n]["image"], rows[n]["predicted"]).patches
+        scaled = (values - values.min()) / (values.max() - values.min())
+        with Image.open(io.BytesIO(base64.b64decode(encoded))) as png:
+            pixels = np.asarray(png.convert("RGB"), int)
+        assert np.abs(pixels - 255 * mpl.colormaps["viridis"](scaled)[..., :3]).max() <= 4  # one of 256 steps
+
+
+def test_report_says_why_a_model_has_no_maps(vitreous, model_file, digits, tmp_path):
+    arguments = ("--report", "out", "--merge-tokens=1", *OPTIONS)
+    run = vitreous("evaluate", model_file, "digits-folder", *arguments)
+    assert run.returncode == 0, run.stderr
+    page = read(tmp_path / "out")[2]
+    assert re.search(r"The images are shown without class maps: [^<]*merg", page)
+    assert page.count("data:image/png") >= 48
+    assert 'class="map"' not in page
 
 
 def test_report_does_not_depend_on_the_batch_size(vitreous, model_file, digits, tmp_path):
@@ -176,4 +205,8 @@ def test_python_writes_the_same_report(vitreous, model_file, manifest, tmp_path)
         assert (tmp_path / "python" / name).read_bytes() == (tmp_path / "out" / name).read_bytes(), name
     with pytest.raises(UsageError, match="holds a report already"):
         package.evaluate(model_file, manifest, quiet=True, report=tmp_path / "python", **options)
+    package.evaluate(
+        model_file, manifest, quiet=True, report=tmp_path / "python", no_images=True, overwrite=True, **options
+    )
+    assert "<img" not in (tmp_path / "python" / "report.html").read_text()
     shutil.rmtree(tmp_path / "python")

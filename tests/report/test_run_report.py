@@ -111,12 +111,20 @@ def test_report_holds_the_scores_of_both_splits(digits: tuple[Predictions, Predi
     first = report["worst_mistakes"][0]
     assert first["probability"] == pytest.approx(float(torch.softmax(val.logits[worst[0]].double(), 0).max()))
     assert first["true"] == str(int(val.labels[worst[0]])) != first["predicted"]
+    page = (tmp_path / "run" / PAGE).read_text(encoding="utf-8")
+    of_test = page.partition("On the <bdi>test split</bdi>, 497 images on which no temperature was fitted:")[2]
+    confidence, called = torch.softmax(test.logits.double() / temperature, 1).max(1)
+    right = (called == test.labels).double()
+    bins = (confidence * 15).long().clamp(max=14)
+    ece = sum(abs(float((right - confidence)[bins == n].sum())) for n in range(15)) / 497
+    assert f"<b>With temperature {temperature:.3f}</b><br>ECE {ece:.4f}<" in of_test
     assert report["most_confused"][0]["count"] == (evaluate(val.logits, val.labels).confusion * (1 - np.eye(10))).max()
 
 
 def test_report_tells_the_run(digits: tuple[Predictions, Predictions], tmp_path: Path) -> None:
     report = write_report(tmp_path, FACTS, history=HISTORY, classes=DIGITS, val=digits[0], temperature=1.25)
     page = (tmp_path / PAGE).read_text()
+    assert "on which no temperature was fitted" not in page
     assert "With temperature 1.250, cross-fitted" in page
     assert page.count("<img") > 60
     assert report["format_version"] == 1

@@ -34,14 +34,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import Tensor
 
 from vitreous.errors import DataError, OutputError
@@ -52,6 +49,7 @@ from vitreous.files.writing import atomic_write
 from vitreous.machine.device import Machine, describe_machine, versions
 from vitreous.report.evaluation.page import page
 from vitreous.report.evaluation.results import EvaluationInput, measure
+from vitreous.report.evaluation.thumbnails import ClassMap, ImageOf
 from vitreous.report.figures import draw_curves
 
 __all__ = ["PAGE", "PICTURES", "Predictions", "RunFacts", "write_report"]
@@ -69,15 +67,16 @@ _PAIRS, _MISTAKES = 20, 25
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """The model's outputs on one split, and its images for the thumbnails of the page.
+    """The model's outputs on one split, its images for the thumbnails of the page, and their class maps.
 
     An image that cannot be loaded has no thumbnail; nor has any image if `image` is None.
     """
 
     logits: Tensor  # (N, K) outputs of the saved weights before softmax
     labels: Tensor  # (N,) true classes, integers in [0, K)
-    image: Callable[[int], Image.Image | npt.NDArray[np.uint8]] | None = None  # returns image `i` of the split
+    image: ImageOf | None = None  # returns image `i` of the split
     name: Callable[[int], str] | None = None  # returns the name of image `i`, such as its path
+    class_map: ClassMap | None = None  # returns where image `i` speaks for a class
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,8 @@ def write_report(
 ) -> dict[str, Any]:
     """Write `report.json`, :data:`PAGE` and :data:`PICTURES` into a run directory, and return the first one's content.
 
-    The page is on the validation split, so that studying its mistakes leaves the test split untouched. `calibration` of
+    The page is on the validation split, so that studying its mistakes leaves the test split untouched; of the test
+    split it shows the reliability. `calibration` of
     report.json is measured on the test split if there is one, because the temperature is fitted on the validation
     split, here if it is None. `dark` also writes each figure for dark pages, as `NAME-dark.png`, in twice the time.
     """
@@ -130,7 +130,9 @@ def write_report(
         for is_dark in ((False, True) if dark else (False,))
         for name in PICTURES
     }
-    html = "".join(page(measure(_page_input(folder.name, facts, classes, val, temperature)), val.image))
+    held_out = ("test split", test.logits, test.labels) if test is not None else None
+    shown = replace(_page_input(folder.name, facts, classes, val, temperature), held_out=held_out)
+    html = "".join(page(measure(shown), val.image, class_map=val.class_map))
     report = json_values(
         {
             **_described(facts),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import torch
 from vitreous.data.sources.listing import pluralize
 from vitreous.runs.folder import RunDir
 from vitreous.train.callbacks import MetricsLog, StopWhenOver, WeightSelection
+from vitreous.train.class_maps import class_map_seconds
 from vitreous.train.config import parse_duration
 from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import ProbeResult
@@ -117,16 +119,19 @@ def assemble(
     if state is not None:
         check_position(state, setup)
     clock: Clock = Steps(config.steps or config.epochs * setup.data_module.steps_per_epoch)
+    map_seconds = math.inf
     if config.budget is not None:
-        reserve = exit_seconds + report_seconds(setup.data.splits["val"], len(setup.data.classes))
-        clock = Budget(started, parse_duration(config.budget), reserve)
+        budget = parse_duration(config.budget)
+        map_seconds = class_map_seconds(setup, budget)
+        reporting = report_seconds(setup.data.splits["val"], len(setup.data.classes)) + map_seconds
+        clock = Budget(started, budget, exit_seconds + reporting)
     with view.counting("decoding") as count:
         setup.data_module.progress = count
         setup.data_module.setup("fit")
     if config.compile:
         setup.model.compile()
     saver, extended = Saver(run_dir.path, run_dir.lock), tuple(state.extended) if state is not None else ()
-    writer = RunWriter(setup, run_dir.path, extended)
+    writer = RunWriter(setup, run_dir.path, extended, map_seconds)
     session = Session(setup, run_dir, view, signals, writer, saver, clock, identity(setup), extended=extended)
     rebuild(session, state)
     if state is not None:

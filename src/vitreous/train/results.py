@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime
+import math
 import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ from vitreous.machine.device import describe_machine, versions
 from vitreous.report.evaluation.results import EvaluationInput, measure
 from vitreous.report.figures import draw_curves
 from vitreous.report.run_report import Predictions, RunFacts, write_report
+from vitreous.train.class_maps import class_map
 from vitreous.train.finetune.trainable import merge_adapters
 from vitreous.train.resume.non_finite import NonFiniteStepError
 from vitreous.train.resume.replay import REPLAY, write_replay
-from vitreous.train.setup import Setup
+from vitreous.train.setup import Setup, one_thread_if_tiny
 
 __all__ = ["RunWriter", "SelectedWeights", "SplitScores", "copy_weights", "report_seconds", "scoring_seconds"]
 
@@ -63,10 +65,14 @@ def copy_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 class RunWriter:
-    """Writes the files of a run directory; `extended` are numbers of epochs at which the run had finished before."""
+    """Writes the files of a run directory.
 
-    def __init__(self, setup: Setup, folder: Path, extended: Sequence[int] = ()) -> None:
-        self.setup, self.folder, self.extended = setup, folder, tuple(extended)
+    `extended` are numbers of epochs at which the run had finished before, `map_seconds` is the time that the class maps
+    of the report may take.
+    """
+
+    def __init__(self, setup: Setup, folder: Path, extended: Sequence[int] = (), map_seconds: float = math.inf) -> None:
+        self.setup, self.folder, self.extended, self.map_seconds = setup, folder, tuple(extended), map_seconds
         self._model = copy.deepcopy(setup.model)  # weights to save are loaded here, never into the model in training
         self._saved_at = 0.0
 
@@ -140,11 +146,21 @@ class RunWriter:
             finetune=finetune,
             extended_from=self.extended,
         )
-        val = _predictions(selected, setup.data.splits["val"])
+        self._model.load_state_dict(selected.weights)
+        info, split = ModelInfo(setup.data.classes, setup.pipeline, temperature), setup.data.splits["val"]
+        maps = class_map(self._model, info, split, self.map_seconds)
+        val = replace(_predictions(selected, split), class_map=maps)
         test = _predictions(tested, setup.data.splits["test"]) if tested is not None else None
-        return write_report(
-            self.folder, facts, history=history, classes=setup.data.classes, val=val, test=test, temperature=temperature
-        )
+        with one_thread_if_tiny(setup):
+            return write_report(
+                self.folder,
+                facts,
+                history=history,
+                classes=setup.data.classes,
+                val=val,
+                test=test,
+                temperature=temperature,
+            )
 
     def example_image(self) -> str:
         """Return the path of a validation image to predict; write it first if the data set has no image files."""

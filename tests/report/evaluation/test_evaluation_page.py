@@ -2,17 +2,22 @@
 
 import base64
 import hashlib
+import io
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
 import pytest
+from PIL import Image
 
 from vitreous.data.corruptions import CORRUPTIONS
-from vitreous.errors import OutputError, UsageError
+from vitreous.data.placement import Placement
+from vitreous.errors import ConfigError, OutputError, UsageError
 from vitreous.evaluate.robustness import mean_corruption_error
+from vitreous.inspection.explanation import Explanation
 from vitreous.report.evaluation.folder import FILES, check_report_folder, write_folder
 from vitreous.report.evaluation.page import page
 from vitreous.report.evaluation.results import EvaluationInput, EvaluationResult, measure, with_robustness
@@ -22,7 +27,7 @@ from vitreous.report.evaluation.robustness import RobustnessResult, ShiftCurve
 class Reader(HTMLParser):
     """Collects elements, and checks that they are closed in order."""
 
-    VOID = frozenset(("meta", "br", "img", "rect", "path", "circle", "polyline"))
+    VOID = frozenset(("meta", "link", "br", "img", "rect", "path", "circle", "polyline"))
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -60,7 +65,8 @@ def test_page_asks_nothing_of_the_network(html: str) -> None:
     reader = Reader(html)
     assert {attrs["src"][:11] for attrs in reader.all("img")} == {"data:image/"}
     assert all(attrs["href"].startswith("#") for attrs in reader.all("a"))
-    assert not {"link", "iframe", "object", "embed", "base", "form"} & {tag for tag, _ in reader.found}
+    assert [attrs["href"] for attrs in reader.all("link")] == ["data:,"]
+    assert not {"iframe", "object", "embed", "base", "form"} & {tag for tag, _ in reader.found}
     without_names = html.replace("http://example.org", "")
     assert not re.search(r"https?:|url\(|@import|fetch\(|XMLHttpRequest", without_names)
 
@@ -117,8 +123,53 @@ def test_page_of_a_thousand_classes_stays_small(images: np.ndarray) -> None:
     names = [f"{'long' * 40}/{n}.png" for n in range(3000)]
     given = EvaluationInput("m", "d", "s", [f"{'name' * 30}{k}" for k in range(1000)], names, logits, labels)
     photo = np.random.default_rng(0).integers(0, 255, (600, 800, 3), np.uint8)  # the largest JPEG there is
-    text = "".join(page(measure(given, resamples=2), lambda n: photo))
+    place = Placement((0, 0, 800, 600), (518, 690), left=-86, top=0)
+    noise = np.random.default_rng(1).random((37, 37), np.float32)  # as many patches as of 518 pixels by 14
+    one = Explanation(noise, "m", 0, "0", 0.5, noise[0], "", (600, 800), (518, 518), place)
+    text = "".join(page(measure(given, resamples=2), lambda n: photo, class_map=lambda n, label: one))
+    assert text.count('class="map"') == 72
     assert len(text.encode()) < 10_000_000
+
+
+def test_sheets_show_the_class_map_of_the_prediction(result: EvaluationResult, images: np.ndarray) -> None:
+    """Each overlay has one pixel per patch, in Matplotlib's viridis from the lowest to the highest value."""
+    asked: list[tuple[int, int]] = []
+
+    def class_map(n: int, label: int) -> Explanation:
+        asked.append((n, label))
+        values = np.random.default_rng(n).random((2, 3), np.float32)
+        place = Placement((0, 0, 8, 8), (8, 8), left=0, top=0)
+        return Explanation(values, "m", label, str(label), 0.5, values[0], "", (8, 8), (8, 8), place)
+
+    text = "".join(page(result, lambda n: images[n], class_map=class_map))
+    shown = [n for sheet in (result.sheets.worst, result.sheets.uncertain, result.sheets.random) for n in sheet]
+    assert asked == [(n, int(result.predicted[n])) for n in dict.fromkeys(shown)]
+    overlays = re.findall(r'<img class="map" src="data:image/png;base64,([^"]*)" alt="Class map: (.*?)"', text)
+    assert len(overlays) == len(shown)
+    for n, (encoded, alt) in zip(shown, overlays, strict=True):
+        values = np.random.default_rng(n).random((2, 3), np.float32)
+        with Image.open(io.BytesIO(base64.b64decode(encoded))) as png:
+            pixels = np.asarray(png.convert("RGB"), int)
+        scaled = (values - values.min()) / (values.max() - values.min())
+        assert np.abs(pixels - 255 * mpl.colormaps["viridis"](scaled)[..., :3]).max() <= 4  # one of 256 steps
+        row, column = np.unravel_index(values.argmax(), values.shape)
+        assert alt == f"highest in row {row + 1} of 2, column {column + 1} of 3"
+    assert text.count('class="scale"') == 1
+
+
+def test_page_says_why_there_are_no_maps(result: EvaluationResult, images: np.ndarray) -> None:
+    calls = []
+
+    def refused(n: int, label: int) -> Explanation:
+        calls.append(n)
+        raise ConfigError("the model merges <tokens>")
+
+    text = "".join(page(result, lambda n: images[n], class_map=refused))
+    assert len(calls) == 1
+    assert "The images are shown without class maps: the model merges &lt;tokens&gt;." in text
+    assert text.count("data:image/png") > 72
+    assert 'class="scale"' not in text
+    assert "without class maps" not in "".join(page(result, lambda n: images[n]))
 
 
 def test_unreadable_images_leave_their_place_empty(result: EvaluationResult) -> None:

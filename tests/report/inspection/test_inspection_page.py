@@ -12,10 +12,10 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
-from browser import browser
 from PIL import Image
 
 import vitreous
+from browser import browser
 from vitreous.accelerate.model import build
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.data.config import PreprocessConfig

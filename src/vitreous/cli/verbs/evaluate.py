@@ -63,8 +63,8 @@ def _add_report_options(parser: Parser) -> None:
         type=str | None,
         metavar="DIR",
         help="write a folder: report.html, one self-contained page with scores and their intervals, confusion, "
-        "calibration, abstention, prediction sets and mistakes; evaluation.json with every number; per_class.csv and "
-        "predictions.csv",
+        "calibration, abstention, prediction sets, and mistakes with their class maps; evaluation.json with every "
+        "number; per_class.csv and predictions.csv",
     )
     add(
         "--against",
@@ -89,7 +89,12 @@ def _add_report_options(parser: Parser) -> None:
         help="in the report, the accuracy on corrupted and shifted images: 100 images, or =N, each classified about "
         "110 times",
     )
-    add("--no-images", type=bool, default=False, help="a report without thumbnails, to pass on where images must not")
+    add(
+        "--no-images",
+        type=bool,
+        default=False,
+        help="a report without thumbnails and class maps, to pass on where images must not",
+    )
 
 
 def parsed(argv: Sequence[str]) -> Namespace:

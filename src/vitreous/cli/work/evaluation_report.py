@@ -22,6 +22,8 @@ from vitreous.data.sources.manifest import read_columns
 from vitreous.data.sources.opening import ImageData, Split, find_source
 from vitreous.errors import ConfigError, UsageError, did_you_mean
 from vitreous.files.text import visible
+from vitreous.inspection.explain import explain
+from vitreous.inspection.explanation import Explanation
 from vitreous.predictor import Classifier
 from vitreous.report.evaluation.folder import check_report_folder, write_folder
 from vitreous.report.evaluation.results import EvaluationInput, EvaluationResult, measure
@@ -71,9 +73,19 @@ class ReportPlan:
         result = measure(given)
         image = None if options.no_images else self.split.image
         with progress_bar("report") as update:
-            folder = write_folder(options.report, result, image, overwrite=options.overwrite, progress=update)
+            folder = write_folder(
+                options.report,
+                result,
+                image,
+                class_map=self._class_map,
+                overwrite=options.overwrite,
+                progress=update,
+            )
         narrate(f"report: {folder / 'report.html'}")
         return result
+
+    def _class_map(self, n: int, label: int) -> Explanation:
+        return explain(self.classifier, self.split.image(n), label)
 
     def _robustness(self, labels: Tensor) -> RobustnessResult:
         options = self.options

@@ -16,7 +16,7 @@ from vitreous.errors import ConfigError, DataError
 from vitreous.inspection.neighbours import nearest_images, nearest_patches
 from vitreous.inspection.patch_colours import patch_colours
 from vitreous.predictor import Classifier
-from vitreous.report.inspection.drawing import reduced
+from vitreous.report.drawing import reduced
 from vitreous.report.inspection.results import ImageResult, Neighbour, PatchNeighbour
 
 __all__ = ["add_likeness"]

@@ -11,7 +11,7 @@ from vitreous.evaluate.calibration import Reliability
 from vitreous.evaluate.selective import SelectionScore
 from vitreous.report.evaluation.results import Selection
 from vitreous.report.evaluation.robustness import RobustnessResult, ShiftCurve
-from vitreous.report.evaluation.svg import Axis, Plot
+from vitreous.report.svg import Axis, Plot
 
 __all__ = ["corruption_charts", "reliability_charts", "risk_chart", "score_title", "shift_charts"]
 

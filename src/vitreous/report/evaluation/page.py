@@ -6,23 +6,32 @@ text, and the page runs no script but its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from vitreous.data.sources.listing import pluralize
 from vitreous.files.text import html_text
+from vitreous.report.document import document, safe
 from vitreous.report.evaluation.charts import reliability_charts, risk_chart, score_title
-from vitreous.report.evaluation.frame import foot, head
 from vitreous.report.evaluation.matrix import LARGEST, matrix_figure
 from vitreous.report.evaluation.results import EvaluationResult
 from vitreous.report.evaluation.robustness_section import robustness_section
-from vitreous.report.evaluation.tables import SCORE_TITLES, class_table, headline_table, name, numeric, share, table
+from vitreous.report.evaluation.sheets import PAIR_IMAGES, image_sheets, mapped, plain_sheet, shown
+from vitreous.report.evaluation.tables import (
+    SCORE_TITLES,
+    class_table,
+    headline_table,
+    name,
+    numeric,
+    scrolled,
+    share,
+    table,
+)
 from vitreous.report.evaluation.thumbnails import ClassMap, ImageOf, Thumbnails
 
 __all__ = ["page"]
 
-_OF_A_PAIR = 4  # images of a confused pair
 _MOST_SLICES = 400
 
 Section = tuple[str, str, Callable[[EvaluationResult, Thumbnails], Iterator[str]]]
@@ -37,16 +46,20 @@ def page(
 ) -> Iterator[str]:
     """Yield the page in parts.
 
-    `image` returns an image of the data for a thumbnail; None shows none. `class_map` adds, beside each mistake, the
-    image overlaid with the evidence for the predicted class. `progress` is called while thumbnails are made.
+    `image` returns an image of the data for a thumbnail; None shows none. `class_map` adds, beside each image of the
+    sheets, the evidence for the predicted class. `progress` is called while thumbnails and maps are made.
     """
-    given, thumbs = result.given, Thumbnails(image, class_map)
-    thumbs.prepare(_shown(result), progress)
-    sections = list(_sections(result))
-    yield from head(f"Evaluation of {given.model} on {given.data}")
-    yield f"<h1>Evaluation of {_safe(given.model)}</h1>\n"
+    thumbs = Thumbnails(image, class_map)
+    thumbs.prepare(shown(result), list(mapped(result)), progress)
+    title = f"Evaluation of {result.given.model} on {result.given.data}"
+    yield from document(__package__, title, _content(result, thumbs))
+
+
+def _content(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
+    given, sections = result.given, list(_sections(result))
+    yield f"<h1>Evaluation of {safe(given.model)}</h1>\n"
     count = f"{pluralize(len(given.names), 'image')} of {pluralize(len(given.classes), 'class', 'classes')}"
-    yield f'<p class="soft">{_safe(given.data)}, {_safe(given.split)}: {count}.</p>\n'
+    yield f'<p class="soft">{safe(given.data)}, {safe(given.split)}: {count}.</p>\n'
     for note in (*given.notes, *result.detailed.notes):
         yield f"<p>{html_text(note[:1].upper() + note[1:], 4000)}.</p>\n"
     links = "".join(f'<li><a href="#{key}">{title}</a></li>' for key, title, _ in sections)
@@ -55,7 +68,6 @@ def page(
         yield f'<section aria-labelledby="{key}">\n<h2 id="{key}">{title}</h2>\n'
         yield from content(result, thumbs)
         yield "</section>\n"
-    yield foot()
 
 
 def _sections(result: EvaluationResult) -> Iterator[Section]:
@@ -72,7 +84,7 @@ def _sections(result: EvaluationResult) -> Iterator[Section]:
         yield "sets", "Prediction sets", _conformal
     if result.given.robustness is not None:
         yield "robustness", "Robustness", robustness_section
-    yield "images", "Images", _images
+    yield "images", "Images", image_sheets
 
 
 def _scores(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
@@ -86,7 +98,7 @@ def _comparison(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     if (found := result.comparison) is None:
         return
     test = found.test
-    yield f"<p>This model minus {_safe(found.other)}, on the same images. {pluralize(test.only_a, 'image')} only this "
+    yield f"<p>This model minus {safe(found.other)}, on the same images. {pluralize(test.only_a, 'image')} only this "
     yield f"model classifies correctly, {test.only_b:,} only the other. McNemar's test of equal accuracy: p = "
     yield f"{test.p_value:.3g}.</p>\n"
     rows = (
@@ -100,7 +112,7 @@ def _comparison(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     )
     headings = (("score", False), ("difference", True), ("95% interval", True), ("p", True))
     caption = "Paired bootstrap: 2,000 resamples that both models share. Of log loss, Brier and ECE, less is better."
-    yield f'<div class="scroll">{table(caption, headings, rows)}</div>\n'
+    yield scrolled("Comparison", table(caption, headings, rows))
 
 
 def _classes(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
@@ -122,11 +134,11 @@ def _confusion(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
         return
     yield '<h3>Most confused pairs</h3>\n<div class="pairs">\n'
     for pair in result.pairs:
-        true, predicted = (_safe(result.given.classes[k]) for k in (pair.true, pair.predicted))
+        true, predicted = (safe(result.given.classes[k]) for k in (pair.true, pair.predicted))
         images = pluralize(len(pair.images), "image")
         yield f'<div class="pair"><p>{true} predicted as {predicted}: {images}, {pair.share:.1%} of the class</p>'
         if thumbs.image is not None:
-            yield from _sheet(result, thumbs, pair.images[:_OF_A_PAIR], brief=True)
+            yield from plain_sheet(result, thumbs, pair.images[:PAIR_IMAGES])
         yield "</div>\n"
     yield "</div>\n"
 
@@ -151,7 +163,7 @@ def _slices(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     )
     texts = ("images", "accuracy", "95% interval", "recall, macro", "log loss")
     headings = [("column", False), ("value", False), *((text, True) for text in texts)]
-    yield f'<div class="scroll">{table("", headings, rows, sortable=True)}</div>\n'
+    yield scrolled("Slices", table("", headings, rows, sortable=True))
 
 
 def _calibration(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
@@ -163,6 +175,12 @@ def _calibration(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     yield "</p>\n"
     diagrams = reliability_charts(result.reliability, found.temperature, crossed)
     yield f'<div class="charts">{"".join(diagrams)}</div>\n'
+    if result.held_out is not None and result.given.held_out is not None:
+        where, raw, _ = result.given.held_out
+        yield f"<p>On the {safe(where)}, {pluralize(len(raw), 'image')} on which no temperature was "
+        yield "fitted:</p>\n"
+        diagrams = reliability_charts(result.held_out, found.temperature, crossed=False)
+        yield f'<div class="charts">{"".join(diagrams)}</div>\n'
     before, after = result.errors
     pairs = (
         ("ECE, bins of equal width", before.equal_width, after.equal_width),
@@ -173,7 +191,7 @@ def _calibration(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     )
     rows = ((f'<th scope="row">{title}</th>', *(numeric(value, ".4f") for value in values)) for title, *values in pairs)
     headings = (("error", False), ("without temperature", True), ("with temperature", True))
-    yield f'<div class="scroll">{table("Less is better.", headings, rows)}</div>\n'
+    yield scrolled("Calibration errors", table("Less is better.", headings, rows))
 
 
 def _selection(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
@@ -192,7 +210,7 @@ def _selection(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     )
     texts = ("AURC", "AUGRC", "risk at 50%", "at 80%", "at 90%")
     headings = [("score", False), *((text, True) for text in texts)]
-    yield f'<div class="scroll">{table("", headings, rows)}</div>\n'
+    yield scrolled("Abstention", table("", headings, rows))
 
 
 def _conformal(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
@@ -214,51 +232,4 @@ def _conformal(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     )
     texts = ("wanted", "covered", "95% interval", "mean size", "median", "one class", "empty")
     headings = [("method", False), *((text, True) for text in texts)]
-    yield f'<div class="scroll">{table("", headings, rows)}</div>\n'
-
-
-def _images(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
-    sheets = result.sheets
-    wrong = int((result.predicted != result.given.labels.numpy()).sum())
-    for title, text, indices in (
-        ("Worst mistakes", f"Of {pluralize(wrong, 'mistake')}, those with the highest loss.", sheets.worst),
-        ("Least certain", "The lowest probability of the predicted class, right or wrong.", sheets.uncertain),
-        ("At random", "To see what the images are like: drawn at random with a fixed seed.", sheets.random),
-    ):
-        if indices:
-            yield f"<h3>{title}</h3>\n<p>{text}</p>\n"
-            yield from _sheet(result, thumbs, indices)
-
-
-def _sheet(result: EvaluationResult, thumbs: Thumbnails, indices: Sequence[int], brief: bool = False) -> Iterator[str]:
-    """Yield images with their names and probabilities, and unless `brief` their classes.
-
-    An `alt` would make screen readers say the name twice.
-    """
-    given = result.given
-    yield '<ol class="sheet">\n'
-    for n in indices:
-        true, predicted = int(given.labels[n]), int(result.predicted[n])
-        uris = (thumbs.of(n), thumbs.map_of(n, predicted) if true != predicted else None)
-        images = "".join(f'<img class="thumb" src="{uri}" alt="" loading="lazy">' for uri in uris if uri)
-        style = "" if true == predicted else ' class="wrong"'
-        yield f"<li>{images}"
-        if brief:
-            yield f"<span>{result.probability[n]:.0%}</span>"
-        else:
-            yield f"<span>true: {_safe(given.classes[true])}</span>"
-            yield f"<span{style}>predicted: {_safe(given.classes[predicted])}, {result.probability[n]:.0%}</span>"
-        yield f'<span class="soft">{_safe(given.names[n])}</span></li>\n'
-    yield "</ol>\n"
-
-
-def _shown(result: EvaluationResult) -> Iterator[int]:
-    """Yield the indices of all images on the page."""
-    for pair in result.pairs:
-        yield from pair.images[:_OF_A_PAIR]
-    yield from (*result.sheets.worst, *result.sheets.uncertain, *result.sheets.random)
-
-
-def _safe(text: str) -> str:
-    """Return untrusted text as HTML: escaped, and isolated from the direction of the surrounding text."""
-    return f"<bdi>{html_text(text)}</bdi>"
+    yield scrolled("Prediction sets", table("", headings, rows))

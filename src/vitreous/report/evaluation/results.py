@@ -86,6 +86,8 @@ class EvaluationInput:
         columns: Further facts of each image, by which scores are sliced: name -> N values.
         other: Name and logits / temperature (N, K) of a second model on the same images and classes.
         robustness: Errors on changed images.
+        held_out: Name, logits (M, K) before temperature, and labels (M,) of images on which the temperature was not
+            fitted, if it was fitted on the others.
         notes: Remarks for the reader.
     """
 
@@ -101,6 +103,7 @@ class EvaluationInput:
     columns: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
     other: tuple[str, Tensor] | None = None
     robustness: RobustnessResult | None = None
+    held_out: tuple[str, Tensor, Tensor] | None = None
     notes: Sequence[str] = ()
 
 
@@ -168,6 +171,7 @@ class EvaluationResult:
     calibration: Calibration
     errors: tuple[CalibrationErrors, CalibrationErrors]  # before and after temperature
     reliability: tuple[Reliability, Reliability]  # before and after temperature
+    held_out: tuple[Reliability, Reliability] | None  # likewise, of the images held out
     selection: list[Selection]
     conformal: list[ConformalResult]
     sheets: Sheets
@@ -211,10 +215,19 @@ def measure(given: EvaluationInput, *, resamples: int = _RESAMPLES, seed: int = 
         calibration=calibrate(raw, labels, given.temperature, scaled),
         errors=errors,
         reliability=(before, after),
+        held_out=_held_out(given),
         selection=_selection(scaled, labels),
         conformal=_conformal(probabilities[1], labels, seed),
         sheets=_sheets(scaled, labels, seed),
     )
+
+
+def _held_out(given: EvaluationInput) -> tuple[Reliability, Reliability] | None:
+    if given.held_out is None:
+        return None
+    raw, labels = check_predictions(*given.held_out[1:])
+    before, after = (reliability(torch.softmax(raw / divisor, dim=1), labels) for divisor in (1.0, given.temperature))
+    return before, after
 
 
 def _headline(scaled: Tensor, labels: Tensor, resamples: int, seed: int) -> dict[str, Interval]:

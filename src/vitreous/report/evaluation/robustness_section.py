@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from vitreous.files.text import html_text
 from vitreous.report.evaluation.charts import corruption_charts, shift_charts
 from vitreous.report.evaluation.results import EvaluationResult
-from vitreous.report.evaluation.tables import share, table
+from vitreous.report.evaluation.tables import scrolled, share, table
 from vitreous.report.evaluation.thumbnails import Thumbnails
 
 __all__ = ["robustness_section"]
@@ -40,5 +40,5 @@ def robustness_section(result: EvaluationResult, thumbs: Thumbnails) -> Iterator
     headings = [("error of", False), *((str(n + 1), True) for n in range(len(summary.by_severity))), ("mean", True)]
     headings += [("relative", True)] if ratios else []
     drawn = table("", headings, rows, sortable=True)
-    yield f'<details><summary>Errors as a table</summary><div class="scroll">{drawn}</div>'
+    yield f"<details><summary>Errors as a table</summary>{scrolled('Errors', drawn)}"
     yield f"</details>\n<h3>Shifts</h3>\n<div class='charts'>{''.join(shift_charts(found))}</div>\n"

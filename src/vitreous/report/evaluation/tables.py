@@ -9,7 +9,7 @@ from vitreous.evaluate.intervals import Interval
 from vitreous.files.text import html_text
 from vitreous.report.evaluation.results import EvaluationResult
 
-__all__ = ["SCORE_TITLES", "class_table", "headline_table", "name", "numeric", "share", "table"]
+__all__ = ["SCORE_TITLES", "class_table", "headline_table", "name", "numeric", "scrolled", "share", "table"]
 
 
 _MOST_ROWS = 2000  # of the table of classes; per_class.csv has all
@@ -52,6 +52,11 @@ def table(
     return f"<table{style}>{label}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n"
 
 
+def scrolled(label: str, content: str, style: str = "") -> str:
+    """Return a table that scrolls where the page is narrow, by keyboard too; the label is without markup."""
+    return f'<div class="scroll{style}" tabindex="0" role="region" aria-label="{label}">{content}</div>\n'
+
+
 def name(text: str, scope: bool = False) -> str:
     """Return a cell of untrusted text; with `scope` the heading of its row."""
     tag = 'th scope="row"' if scope else "td"
@@ -85,7 +90,7 @@ def headline_table(result: EvaluationResult) -> str:
             (f'<th scope="row">{title}</th>', value, f'<td class="n">{between}</td>', f"<td>{bar}</td>", explained)
         )
     headings = (("score", False), ("value", True), ("95% interval", True), ("0 to 1", False), ("meaning", False))
-    return f'<div class="scroll">{table("", headings, rows)}</div>'
+    return scrolled("Scores", table("", headings, rows), " scores")
 
 
 def class_table(result: EvaluationResult) -> Iterator[str]:
@@ -108,9 +113,8 @@ def class_table(result: EvaluationResult) -> Iterator[str]:
     )
     texts = ("images", "predicted", "precision", "recall", "specificity", "F1", "AUC", "AP")
     headings = [("class", False), *((text, True) for text in texts)]
-    yield '<div class="scroll tall" tabindex="0" role="region" aria-label="Scores of each class">'
-    yield table("Select a heading to sort by it.", headings, rows, sortable=True)
-    yield "</div>\n"
+    yield '<p class="soft hint">Select a heading to sort by it.</p>\n'
+    yield scrolled("Scores of each class", table("", headings, rows, sortable=True), " tall")
 
 
 def _bar(found: Interval) -> str:

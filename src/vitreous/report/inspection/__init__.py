@@ -4,7 +4,7 @@ Read in this order:
 
 - ``results.py``: everything that was found, and its JSON form; ``attention.py``: attention weights small enough for a
   page.
-- ``drawing.py``: arrays as colours and PNG; ``charts.py``: small SVG charts.
+- ``charts.py``: small SVG charts.
 - ``images.py`` and ``model.py``: the parts of the page; ``page.py``, ``page.css`` and ``page.js``: the page.
 - ``writing.py``: the files of a folder.
 

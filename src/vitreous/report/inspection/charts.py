@@ -9,10 +9,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vitreous.report.svg import Axis, Plot
+
 __all__ = ["Chart", "Series"]
 
 _WIDTH, _HEIGHT = 420, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 12, 44  # margins of the plot, in the same units
+_MOST_TICKS = 16  # along x
 
 
 @dataclass(frozen=True)
@@ -56,66 +58,30 @@ class Chart:
 
     def svg(self) -> str:
         """Return the chart."""
-        parts = [self._frame()]
+        first = min(each.first for each in self.series)
+        last = max(first + 1, *(each.first + len(each.values) - 1 for each in self.series))
+        blocks = range(first, last + 1, -(-(last - first + 1) // _MOST_TICKS))
+        ticks = _ticks(self._most)
+        x = Axis(first - 0.5, last + 0.5, tuple(blocks), self.x_label)
+        plot = Plot(x, Axis(0.0, self.high or ticks[-1], tuple(ticks), self.y_label), _WIDTH, _HEIGHT)
+        parts = [self._draw(each, plot) for each in self.series]
         if self.reference is not None:
-            (x0, y), (x1, _) = self._at(self._low_x, self.reference), self._at(self._high_x, self.reference)
-            parts.append(f'<path class="dashed" d="M{x0} {y}H{x1}"/>')
-        parts += [self._draw(each) for each in self.series]
-        label = f'role="img" aria-label="{self.description}"'
-        return f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" {label}>{"".join(parts)}</svg>'
+            parts.insert(0, plot.line([(x.low, self.reference), (x.high, self.reference)], "grey dashed"))
+        return plot.svg(parts, self.description)
 
     @property
-    def _low_x(self) -> int:
-        return min(each.first for each in self.series)
-
-    @property
-    def _high_x(self) -> int:
-        return max(self._low_x + 1, *(each.first + len(each.values) - 1 for each in self.series))
-
-    @property
-    def _top(self) -> float:
+    def _most(self) -> float:
         values = [value for each in self.series for value in each.values if math.isfinite(value)]
-        most = max([*values, self.reference or 0.0], default=1.0)
-        return self.high or _ticks(most)[-1]
+        return self.high or max([*values, self.reference or 0.0], default=1.0)
 
-    def _at(self, x: float, y: float) -> tuple[str, str]:
-        across = (x - self._low_x + 0.5) / (self._high_x - self._low_x + 1)
-        place = _LEFT + across * (_WIDTH - _LEFT - _RIGHT), _HEIGHT - _BOTTOM - y / self._top * _PLOT_HEIGHT
-        return f"{place[0]:.1f}", f"{place[1]:.1f}"
-
-    def _draw(self, series: Series) -> str:
-        points = [
-            (series.first + n, value, *self._at(series.first + n, value))
-            for n, value in enumerate(series.values)
-            if math.isfinite(value)
-        ]
-        line = " ".join(f"{x},{y}" for _, _, x, y in points)
-        drawn = f'<polyline class="line {series.style}" points="{line}"/>' if series.line else ""
+    def _draw(self, series: Series, plot: Plot) -> str:
+        points = [(series.first + n, value) for n, value in enumerate(series.values) if math.isfinite(value)]
         name = f"{series.name}, " if series.name else ""
-        return drawn + "".join(
-            f'<circle class="dot {series.style}" cx="{x}" cy="{y}" r="3.5">'
-            f"<title>{name}{self.x_label} {block}: {value:.3g}</title></circle>"
-            for block, value, x, y in points
+        dots = (
+            plot.dot((block, value), series.style, 3.5, f"{name}{self.x_label} {block}: {value:.3g}")
+            for block, value in points
         )
-
-    def _frame(self) -> str:
-        parts = []
-        for value in _ticks(self._top):
-            y = self._at(0, value)[1]
-            parts.append(f'<path class="rule" d="M{_LEFT} {y}H{_WIDTH - _RIGHT}"/>')
-            parts.append(f'<text x="{_LEFT - 6}" y="{float(y) + 4:.1f}" text-anchor="end">{value:g}</text>')
-        count = self._high_x - self._low_x + 1
-        for block in range(self._low_x, self._high_x + 1, -(-count // 16)):
-            x = self._at(block, 0)[0]
-            parts.append(f'<text x="{x}" y="{_HEIGHT - _BOTTOM + 17}" text-anchor="middle">{block}</text>')
-        middle_x, middle_y = (_LEFT + _WIDTH - _RIGHT) / 2, (_TOP + _HEIGHT - _BOTTOM) / 2
-        parts.append(f'<text x="{middle_x}" y="{_HEIGHT - 6}" text-anchor="middle">{self.x_label}</text>')
-        turned = f'transform="rotate(-90 13 {middle_y})" text-anchor="middle"'
-        parts.append(f'<text x="13" y="{middle_y}" {turned}>{self.y_label}</text>')
-        return "".join(parts)
-
-
-_PLOT_HEIGHT = _HEIGHT - _TOP - _BOTTOM
+        return (plot.line(points, series.style) if series.line else "") + "".join(dots)
 
 
 def _ticks(most: float) -> list[float]:

@@ -1,25 +1,24 @@
 """The part of the page about one image: its class maps, what each patch attends to, and what it resembles.
 
-Overlays are one pixel per patch, which the browser enlarges over the part of the image that the model saw; so the image
-keeps its own aspect ratio. Shapes: (h, w) patches down and across, L blocks, H heads.
+Shapes: (h, w) patches down and across, L blocks, H heads.
 """
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from vitreous.files.text import html_text
 from vitreous.inspection.explanation import Explanation
-from vitreous.report.inspection.drawing import data_uri, jpeg, magnitude_colours, png, reduced
+from vitreous.report.document import safe
+from vitreous.report.drawing import data_uri, jpeg, magnitude_colours, png, reduced
 from vitreous.report.inspection.results import Comparison, ImageResult, Neighbour
+from vitreous.report.stage import Stage, map_layer, where_highest
 
-__all__ = ["METHOD_TITLES", "caution", "image_section", "safe"]
+__all__ = ["METHOD_TITLES", "caution", "image_section"]
 
 METHOD_TITLES = {
     "gradient-attention": "Gradient x attention",
@@ -37,46 +36,10 @@ _THUMBNAIL_SIDE = 120
 _SIGNED = 0.0  # maps with values below it have values that speak against the class
 
 
-def safe(text: str) -> str:
-    """Return untrusted text as HTML: escaped, and isolated from the direction of the surrounding text."""
-    return f"<bdi>{html_text(text)}</bdi>"
-
-
-@dataclass(frozen=True)
-class _Stage:
-    """Where the image and the model's input lie in a common frame, as percentages of CSS."""
-
-    ratio: float
-    image: str
-    input: str
-
-    @staticmethod
-    def of(one: Explanation, excess: tuple[float, float] = (1.0, 1.0)) -> _Stage:
-        """Return the stage of an image; ``excess`` is the size of the drawn cells as a share of the input."""
-        (height, width), place = one.image_size, one.placement
-        start, step = np.array(place.to_input(0, 0)), np.array(place.to_input(1, 1)) - place.to_input(0, 0)
-        first = -start / step  # row and column of the image where the input begins
-        last = (np.array(one.input_size) * excess - start) / step
-        low, high = np.minimum(first, 0), np.maximum(last, (height, width))
-        size = high - low
-
-        def box(begin: npt.NDArray[Any], end: npt.NDArray[Any]) -> str:
-            top, left = 100 * (begin - low) / size
-            tall, wide = 100 * (end - begin) / size
-            return f"left:{left:.3f}%;top:{top:.3f}%;width:{wide:.3f}%;height:{tall:.3f}%"
-
-        return _Stage(size[1] / size[0], box(np.zeros(2), np.array([height, width])), box(first, last))
-
-    def draw(self, source: str, *layers: str) -> str:
-        """Return the frame with the image; the layers lie above it."""
-        base = f'<img src="{source}" alt="" style="{self.image}">'
-        return f'<div class="stage" style="aspect-ratio:{self.ratio:.5f}">{base}{"".join(layers)}</div>'
-
-
 def image_section(number: int, result: ImageResult, comparison: Comparison | None) -> Iterator[str]:
     """Yield the section of image `number`, from 0."""
     source = data_uri(jpeg(reduced(result.pixels, _IMAGE_SIDE)))
-    stage = _Stage.of(result.maps[0])
+    stage = Stage.of(result.maps[0])
     yield f'<section aria-labelledby="image-{number}">\n<h2 id="image-{number}">{safe(_short(result.name))}</h2>\n'
     yield _probabilities(result)
     yield _opacity(number)
@@ -101,7 +64,7 @@ def caution(row: Any) -> str:
 def _probabilities(result: ImageResult) -> str:
     rows = "".join(
         f'<tr><th scope="row">{safe(label)}</th><td class="number">{share:.1%}</td>'
-        f'<td><span class="bar" style="width:{10 * share:.2f}rem"></span></td></tr>'
+        f'<td><span class="bar" style="width:calc({share:.4f} * min(10rem, 25vw))"></span></td></tr>'
         for label, share in result.top
     )
     return f"<table><caption class='soft'>Most probable classes</caption><tbody>{rows}</tbody></table>\n"
@@ -115,34 +78,31 @@ def _opacity(number: int) -> str:
     )
 
 
-def _map_figure(one: Explanation, stage: _Stage, source: str, comparison: Comparison | None) -> str:
+def _map_figure(one: Explanation, stage: Stage, source: str, comparison: Comparison | None) -> str:
     title = METHOD_TITLES.get(one.method, one.method)
     about = f"for {safe(one.label)}, {one.probability:.1%}" if one.uses_class else "the same for every class"
     low, high = float(one.patches.min()), float(one.patches.max())
     against = "; negative values speak against the class" if low < _SIGNED else ""
     remark = caution(comparison and comparison.row(one.method))
-    overlay = data_uri(png(magnitude_colours(one.patches)))
-    alt = f"{title} for {html_text(one.label)}: {_where(one.patches)}"
-    layer = f'<img class="map" src="{overlay}" alt="{alt}" style="{stage.input}">'
+    alt = f"{title} for {html_text(one.label)}: {where_highest(one.patches)}"
     return (
         f"<figure><figcaption>{title}, {about} {remark}<small>{low:.3g} to {high:.3g}{against}</small></figcaption>"
-        f"{stage.draw(source, layer)}</figure>\n"
+        f"{stage.draw(source, map_layer(one, stage, alt))}</figure>\n"
     )
 
 
-def _colours_figure(result: ImageResult, stage: _Stage) -> str:
+def _colours_figure(result: ImageResult, stage: Stage) -> str:
     pixels = (255 * np.clip(np.asarray(result.colours, np.float64), 0, 1)).round().astype(np.uint8)
     layer = f'<img class="exact" src="{data_uri(png(pixels))}" style="{stage.input}" alt="Colours of the patches">'
     note = "patches with similar features have similar colours; joint for all images of this page"
-    frame = f'<div class="stage" style="aspect-ratio:{stage.ratio:.5f}">{layer}</div>'
-    return f"<figure><figcaption>Patch features<small>{note}</small></figcaption>{frame}</figure>\n"
+    return f"<figure><figcaption>Patch features<small>{note}</small></figcaption>{stage.frame(layer)}</figure>\n"
 
 
 def _viewer(number: int, result: ImageResult, source: str) -> Iterator[str]:
     """Yield the interactive view of attention, which the script of the page fills in."""
     store = result.attention
     (h, w), of = store.grid, result.maps[0].grid
-    stage = _Stage.of(result.maps[0], (h * store.joined / of[0], w * store.joined / of[1]))
+    stage = Stage.of(result.maps[0], (h * store.joined / of[0], w * store.joined / of[1]))
     label = f"Patches of {html_text(_short(result.name))}, {h} by {w}: arrow keys choose the patch"
     canvas = f'<canvas class="map" width="{w}" height="{h}" style="{stage.input}" aria-hidden="true"></canvas>'
     pad = (
@@ -181,7 +141,7 @@ def _heads(result: ImageResult) -> Iterator[str]:
     yield f'<table class="heads"><thead><tr><td></td>{names}</tr></thead><tbody>\n'
     for layer, maps in zip(layers, result.heads, strict=True):
         cells = "".join(
-            f'<td><img class="exact" src="{data_uri(png(magnitude_colours(one, 0)))}" alt="{_where(one)}"></td>'
+            f'<td><img class="exact" src="{data_uri(png(magnitude_colours(one, 0)))}" alt="{where_highest(one)}"></td>'
             for one in maps
         )
         yield f'<tr><th scope="row">block {layer}</th>{cells}</tr>\n'
@@ -209,12 +169,6 @@ def _likeness(each: Neighbour) -> str:
     if each.image is not None:
         image = f'<img src="{data_uri(jpeg(reduced(each.image, _THUMBNAIL_SIDE)))}" alt="">'
     return f"{image}<b>{safe(each.label)}</b> {each.similarity:.3f}<br>{safe(_short(each.name))}"
-
-
-def _where(values: npt.NDArray[Any]) -> str:
-    """Say where a map is highest, for readers who cannot see it."""
-    (h, w), best = values.shape, int(values.argmax())
-    return f"highest in row {best // w + 1} of {h}, column {best % w + 1} of {w}"
 
 
 def _size(result: ImageResult) -> str:

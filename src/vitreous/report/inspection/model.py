@@ -17,8 +17,8 @@ from vitreous.inspection.filters import Filters
 from vitreous.inspection.norms import TokenNorms
 from vitreous.inspection.positions import OffsetScores, PositionSimilarity
 from vitreous.inspection.similarity import LayerSimilarity
+from vitreous.report.drawing import data_uri, magnitude_colours, png, scaled
 from vitreous.report.inspection.charts import Chart, Series
-from vitreous.report.inspection.drawing import data_uri, magnitude_colours, png, scaled
 from vitreous.report.inspection.results import Measure
 
 __all__ = ["filter_montage", "model_figures", "montage"]

@@ -1,23 +1,22 @@
 """The page of an inspection: one HTML file that fetches nothing, light or dark as the reader's system.
 
-Names of files and classes are untrusted and escaped. A content security policy allows the one script of the page by its
-hash, and forbids all requests.
+Names of files and classes are untrusted and escaped.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import math
 from collections.abc import Iterator
-from importlib.resources import files
 
 from vitreous.evaluate.intervals import Interval
 from vitreous.files.text import html_text, json_text, printable
-from vitreous.report.inspection.drawing import VIRIDIS
-from vitreous.report.inspection.images import METHOD_TITLES, caution, image_section, safe
+from vitreous.report.document import document, safe
+from vitreous.report.drawing import VIRIDIS
+from vitreous.report.inspection.images import METHOD_TITLES, caution, image_section
 from vitreous.report.inspection.model import model_figures
 from vitreous.report.inspection.results import Comparison, Inspection
+from vitreous.report.stage import scale_legend
 
 __all__ = ["MAX_ATTENTION_BYTES", "page"]
 
@@ -27,18 +26,14 @@ MAX_ATTENTION_BYTES = 2_200_000
 
 def page(result: Inspection) -> Iterator[str]:
     """Yield the page in parts."""
-    style, script = (files(__package__).joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-    yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    yield '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
-    yield f"<title>Inspection of {html_text(result.model)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
+    yield from document(__package__, f"Inspection of {result.model}", _content(result))
+
+
+def _content(result: Inspection) -> Iterator[str]:
     yield f'<h1>Inspection of {safe(result.model)}</h1>\n<p class="soft">{safe(result.description)}</p>\n'
     yield from (f"<p>{html_text(printable(note), None)}</p>\n" for note in result.notes)
     yield from _contents(result)
-    yield _legend()
+    yield scale_legend("in every map, whose range is in its caption")
     for number, image in enumerate(result.images):
         yield from image_section(number, image, result.comparison)
     if result.comparison is not None:
@@ -47,8 +42,7 @@ def page(result: Inspection) -> Iterator[str]:
         yield '<section aria-labelledby="model">\n<h2 id="model">The model</h2>\n<div class="row">\n'
         yield from model_figures(result.measures)
         yield "</div>\n</section>\n"
-    yield f'</main>\n<script type="application/json" id="data">{_data(result)}</script>\n'
-    yield f"<script>{script}</script>\n</body>\n</html>\n"
+    yield f'<script type="application/json" id="data">{_data(result)}</script>\n'
 
 
 def _contents(result: Inspection) -> Iterator[str]:
@@ -57,14 +51,6 @@ def _contents(result: Inspection) -> Iterator[str]:
     links += [("model", "The model")] if result.measures else []
     items = "".join(f'<li><a href="#{target}">{text}</a></li>' for target, text in links)
     yield f'<nav aria-label="Contents"><ul>{items}</ul></nav>\n'
-
-
-def _legend() -> str:
-    stops = ",".join(f"rgb({r},{g},{b})" for r, g, b in VIRIDIS[::17].tolist())
-    return (
-        f'<div class="scale"><span>lowest</span><i style="background:linear-gradient(90deg,{stops})"></i>'
-        "<span>highest</span><span class='soft'>in every map, whose range is in its caption</span></div>\n"
-    )
 
 
 def _comparison(found: Comparison) -> Iterator[str]:

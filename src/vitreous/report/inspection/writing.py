@@ -9,7 +9,7 @@ from pathlib import Path
 from vitreous.files.text import json_text
 from vitreous.files.writing import Outputs
 from vitreous.inspection.filters import Filters
-from vitreous.report.inspection.drawing import magnitude_colours, overlaid, png
+from vitreous.report.drawing import magnitude_colours, overlaid, png
 from vitreous.report.inspection.model import filter_montage, montage
 from vitreous.report.inspection.page import page
 from vitreous.report.inspection.results import ImageResult, Inspection

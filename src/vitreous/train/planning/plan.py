@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import math
 import statistics
 import tempfile
 import time
@@ -25,6 +26,7 @@ from vitreous.machine.peak_memory import MemoryMeter
 from vitreous.runs.folder import lock_run_dir
 from vitreous.train.advice import few_images, imbalance_note
 from vitreous.train.assembly import Session, assemble
+from vitreous.train.class_maps import class_map_seconds
 from vitreous.train.config import RunConfig, parse_duration
 from vitreous.train.console import Display
 from vitreous.train.planning.trials import Trials, validation_seconds
@@ -101,6 +103,7 @@ def _measure(session: Session, meter: MemoryMeter, budget: float | None, start_s
     trials.record_growth(micro_batch, trials.last_growth)
     validation = validation_seconds(session)
     reporting = report_seconds(setup.data.splits["val"], len(setup.data.classes))
+    reporting += class_map_seconds(setup, math.inf if budget is None else budget)
     memory = _memory(trials, micro_batch, meter.most())  # after drawing is imported, before larger batches are tried
     largest, checked = trials.largest(micro_batch)
     config, per_epoch = setup.config, loading.steps_per_epoch

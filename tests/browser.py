@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import json
@@ -27,6 +28,7 @@ class Browser:
         self._write, self._read, self._buffer = write, read, b""
         self._numbers = itertools.count(1)
         self._session: str | None = None
+        self._pointer = 0.0, 0.0
         self.events: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -66,15 +68,43 @@ class Browser:
         return found["result"].get("value")
 
     def key(self, name: str) -> None:
-        code = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}[name]
-        for kind in ("rawKeyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code)
+        code = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}[name]
+        text = {"text": "\r"} if name == "Enter" else {}
+        for kind, more in (("keyDown" if text else "rawKeyDown", text), ("keyUp", {})):
+            self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code, **more)
+
+    def click(self, selector: str) -> None:
+        """Press and release the left button in the middle of an element."""
+        self.hover(selector, 0.5, 0.5)
+        for kind in ("mousePressed", "mouseReleased"):
+            x, y = self._pointer
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def view(self, width: int, theme: str) -> None:
+        """Make the window so many CSS pixels wide, and prefer the `light` or `dark` theme."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+
+    def pdf(self) -> bytes:
+        """Print the page on A4 with its outline."""
+        options = {"paperWidth": 8.27, "paperHeight": 11.69, "generateDocumentOutline": True}
+        return base64.b64decode(self.call("Page.printToPDF", **options)["data"])
+
+    def unnamed_images(self) -> list[dict[str, Any]]:
+        """Return images and figures that assistive technology announces without a name."""
+        nodes = self.call("Accessibility.getFullAXTree")["nodes"]
+        images = [
+            node for node in nodes if node.get("role", {}).get("value") in ("image", "img") and not node["ignored"]
+        ]
+        assert images
+        return [node for node in images if not node.get("name", {}).get("value")]
 
     def hover(self, selector: str, across: float, down: float) -> None:
         """Move the pointer to a place in an element, given in shares of its size."""
         place = f"(() => {{ const e = document.querySelector('{selector}'); e.scrollIntoView({{block: 'center'}});"
         box = self.js(place + " const b = e.getBoundingClientRect(); return [b.left, b.top, b.width, b.height] })()")
         x, y = box[0] + across * box[2], box[1] + down * box[3]
+        self._pointer = x, y
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     @property

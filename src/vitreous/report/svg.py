@@ -61,10 +61,11 @@ class Plot:
         drawn = f'<polyline class="line {style}" points="{" ".join(map(",".join, places))}"/>'
         return drawn + "".join(self.dot(point, style) for point in points if marks)
 
-    def dot(self, point: tuple[float, float], style: str, radius: float = 2.5) -> str:
-        """Return a filled circle; the radius is in pixels."""
+    def dot(self, point: tuple[float, float], style: str, radius: float = 2.5, title: str = "") -> str:
+        """Return a filled circle, with a text that appears on hover; the radius is in pixels."""
         x, y = self.at(*point)
-        return f'<circle class="dot {style}" cx="{x}" cy="{y}" r="{number(radius)}"/>'
+        drawn = f'<circle class="dot {style}" cx="{x}" cy="{y}" r="{number(radius)}"'
+        return f"{drawn}><title>{title}</title></circle>" if title else f"{drawn}/>"
 
     def bar(self, left: float, right: float, top: float, style: str, title: str) -> str:
         """Return a bar from 0 to `top` with a text that appears on hover."""
