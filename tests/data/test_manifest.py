@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from vitreous.data.config import DataConfig
-from vitreous.data.sources.manifest import list_manifest
+from vitreous.data.sources.manifest import list_manifest, read_columns
 from vitreous.data.sources.opening import open_source
 from vitreous.errors import DataError, MissingExtraError, UsageError
 
@@ -119,6 +119,33 @@ def test_a_file_with_two_labels_is_noted(tmp_path):
 def test_errors_name_file_rows_and_columns(tmp_path, text, message):
     with pytest.raises(DataError, match=message):
         list_manifest(write(tmp_path / "m.csv", text))
+
+
+def test_further_columns_of_parquet_are_those_of_csv(tmp_path):
+    """Text, whole numbers with a gap, decimals, truth and dictionaries; other columns are left out."""
+    text = "path,label,site,camera,blur,indoors,split\na.png,x,east,3,0.5,true,val\nb.png,y,,,1.25,false,val\n"
+    text += "c.png,x,west,7,2,true,val\nb.png,y,north,9,9.5,true,val\n"
+    cells = {
+        "path": ["a.png", "b.png", "c.png", "b.png"],
+        "label": ["x", "y", "x", "y"],
+        "site": pyarrow.array(["east", None, "west", "north"]).dictionary_encode(),
+        "camera": [3.0, None, 7.0, 9.0],  # as pandas stores whole numbers beside a missing one
+        "blur": [0.5, 1.25, 2.0, 9.5],
+        "indoors": [True, False, True, True],
+        "split": ["val"] * 4,
+        "sizes": [[1], [2, 3], [], [4]],
+        "taken": pyarrow.array([0, 1, 2, 3], pyarrow.timestamp("s")),
+    }
+    pyarrow.parquet.write_table(pyarrow.table(cells), tmp_path / "m.parquet")
+    found = read_columns(tmp_path / "m.parquet", ["c.png", "b.png", "a.png"])
+    assert found == {
+        "site": ["west", None, "east"],  # of the first row of b.png
+        "camera": ["7", None, "3"],
+        "blur": ["2", "1.25", "0.5"],
+        "indoors": ["True", "False", "True"],
+    }
+    same = read_columns(write(tmp_path / "m.csv", text), ["c.png", "b.png", "a.png"])
+    assert same | {"indoors": [value.title() for value in same["indoors"]]} == found
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,16 @@
 """Confidence intervals of scores: Wilson and Clopper-Pearson for shares, one stratified bootstrap for the rest.
 
 N images, K classes, R resamples, C distinct pairs of true and predicted class that occur, V columns of values of the
-images, M bins of confidence. A resample draws, for each class, as many images of the class as there are, with
-replacement. Scores that are sums over images or counts of a confusion matrix follow from how often each image is drawn.
+images, M bins of confidence, n images of a class. A resample draws images of each class with replacement, and weights
+them so that the classes keep their sizes. Scores that are sums over images or counts of a confusion matrix follow from
+the weights.
 Areas under curves have a closed form instead, in `area_intervals`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,13 +30,16 @@ __all__ = [
     "Bootstrap",
     "Images",
     "Interval",
+    "block_sizes",
     "bootstrap",
     "check_count",
     "check_share",
     "clopper_pearson_lower",
     "image_order",
+    "quantiles",
     "resample",
     "tabulate",
+    "weighted_scores",
     "wilson",
 ]
 
@@ -72,6 +76,17 @@ class Images:
         rows = (self.labels[order], self.predicted[order], self.values[order], self.gaps[order])
         return Images(*rows, self.names, self.classes)
 
+    def followed_by(self, other: Images) -> Images:
+        """Return these images and then the others, of the same classes and values."""
+        return Images(
+            np.concatenate([self.labels, other.labels]),
+            np.concatenate([self.predicted, other.predicted]),
+            np.concatenate([self.values, other.values]),
+            np.concatenate([self.gaps, other.gaps]),
+            self.names,
+            self.classes,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Bootstrap:
@@ -89,8 +104,17 @@ class Bootstrap:
         """
         check_share("level", level)
         edges = [(1 - level) / 2, (1 + level) / 2]
-        bounds = {name: np.quantile(scores, edges) for name, scores in self.resampled.items()}
+        bounds = {name: quantiles(scores, edges) for name, scores in self.resampled.items()}
         return {name: Interval(self.values[name], float(low), float(high)) for name, (low, high) in bounds.items()}
+
+
+def quantiles(resampled: Floats, shares: Sequence[float]) -> Floats:
+    """Return quantiles of R resampled values, at the ranks share * (R + 1).
+
+    A further value from the same distribution is beyond such a quantile with exactly its share, whatever R is, so that
+    an interval and a p-value of the same resamples agree.
+    """
+    return np.quantile(resampled, shares, method="weibull")
 
 
 def bootstrap(logits: Tensor, labels: Tensor, resamples: int = 1000, seed: int = 0) -> Bootstrap:
@@ -142,40 +166,63 @@ def image_order(*tables: Images) -> Ints:
 
 def resample(images: Images, resamples: int, seed: int) -> Bootstrap:
     """Bootstrap images that are in the order of :func:`image_order`; the same seed draws the same rows."""
-    cells, cell_of = np.unique(images.labels * images.classes + images.predicted, return_inverse=True)
+    scores = weighted_scores(images, _all_then_drawn(images.labels, resamples, seed))
+    scores["ece"][1:] = np.maximum(0, scores["ece"][1:] - scores["ece"][1:].mean() + scores["ece"][0])
+    single = int((np.bincount(images.labels) == 1).sum())
+    values = {name: float(each[0]) for name, each in scores.items()}
+    return Bootstrap(values, {name: each[1:] for name, each in scores.items()}, single)
+
+
+def weighted_scores(images: Images, blocks: Iterable[Floats], copies: int = 1) -> dict[str, Floats]:
+    """Return the scores (R,) of the images with given weights, in blocks of rows (r, N).
+
+    The weights of a class must sum to its number of images over `copies`, the number of rows that stand for one image.
+    """
+    n, classes = len(images.labels) // copies, images.classes
+    cells, cell_of = np.unique(images.labels * classes + images.predicted, return_inverse=True)
     ones = np.ones(len(cells))
     into_cell = csr_array((np.ones(len(cell_of)), (np.arange(len(cell_of)), cell_of)))  # (N, C)
-    into_class = csr_array((ones, (np.arange(len(cells)), cells % images.classes)), (len(cells), images.classes))
-    correct = np.flatnonzero(cells // images.classes == cells % images.classes)
-    support = np.bincount(images.labels, minlength=images.classes)
+    into_class = csr_array((ones, (np.arange(len(cells)), cells % classes)), (len(cells), classes))
+    correct = np.flatnonzero(cells // classes == cells % classes)
+    support = np.bincount(images.labels, minlength=classes) // copies
     parts: list[dict[str, Floats]] = []
-    for draws in _all_then_drawn(images.labels, resamples, seed):  # (r, N) how often each image is drawn
-        counts = draws @ into_cell  # (r, C)
-        hits = np.zeros((len(draws), images.classes))
-        hits[:, cells[correct] % images.classes] = counts[:, correct]
-        means, gaps = (draws @ columns / len(images.labels) for columns in (images.values, images.gaps))
+    for weights in blocks:
+        counts = weights @ into_cell  # (r, C)
+        hits = np.zeros((len(weights), classes))
+        hits[:, cells[correct] % classes] = counts[:, correct]
+        means, gaps = (weights @ columns / n for columns in (images.values, images.gaps))
         errors = {"ece": np.abs(gaps).sum(axis=1)}
         parts.append(_scores(means, images.names, hits, support, counts @ into_class) | errors)
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    joined["ece"][1:] = np.maximum(0, joined["ece"][1:] - joined["ece"][1:].mean() + joined["ece"][0])
-    values = {name: float(scores[0]) for name, scores in joined.items()}
-    return Bootstrap(values, {name: scores[1:] for name, scores in joined.items()}, int((support == 1).sum()))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _all_then_drawn(labels: Ints, resamples: int, seed: int) -> Iterator[Floats]:
-    """Yield (1, N) ones, and then blocks (r, N) of how often each image is drawn, R rows in total."""
-    n, generator = len(labels), np.random.default_rng(seed)
-    yield np.ones((1, n))
+    """Yield (1, N) ones, and then blocks (r, N) of the weight of each image, R rows in total.
+
+    A resample draws n - 1 of the n images of a class, each of which weighs n / (n - 1) (Rao and Wu 1988, "Resampling
+    inference with complex survey data", section 2.2). The usual n draws make the variance of a mean too small by the
+    factor (n - 1) / n. The only image of a class is always drawn.
+    """
+    images, generator = len(labels), np.random.default_rng(seed)
+    yield np.ones((1, images))
     sizes = np.bincount(labels)
-    size = sizes[labels].astype(np.float32)  # (N,) images of the class
-    first = (np.cumsum(sizes) - sizes)[labels]  # (N,) position of the first image of the class
-    block = max(1, _MAX_DRAWS // n)
-    for start in range(0, resamples, block):
-        rows = min(block, resamples - start)
+    starts = np.cumsum(sizes) - sizes  # position of the first image of each class
+    draws = np.maximum(sizes - 1, np.minimum(sizes, 1))  # (K,) n - 1, or 1 of 1
+    weight = (sizes / np.maximum(draws, 1))[labels]  # (N,)
+    size, first = np.repeat(sizes, draws).astype(np.float32), np.repeat(starts, draws)  # of each draw
+    last = np.repeat(sizes, draws) - 1
+    for rows in block_sizes(images, resamples):
         # A float32 has 24 bits: the chances of two images of one class differ by less than size / 2^24.
-        drawn = (generator.random((rows, n), dtype=np.float32) * size).astype(np.int64)
-        drawn = np.minimum(drawn, size.astype(np.int64) - 1) + first + np.arange(rows)[:, None] * n
-        yield np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)
+        drawn = (generator.random((rows, len(size)), dtype=np.float32) * size).astype(np.int64)
+        drawn = np.minimum(drawn, last) + first + np.arange(rows)[:, None] * images
+        yield np.bincount(drawn.ravel(), minlength=rows * images).reshape(rows, images) * weight
+
+
+def block_sizes(images: int, resamples: int) -> Iterator[int]:
+    """Yield how many of R resamples of N images to hold in memory at once, R in total."""
+    block = max(1, _MAX_DRAWS // images)
+    for start in range(0, resamples, block):
+        yield min(block, resamples - start)
 
 
 def _scores(sums: Floats, names: tuple[str, ...], hits: Floats, support: Ints, predicted: Floats) -> dict[str, Floats]:

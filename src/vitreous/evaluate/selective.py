@@ -19,7 +19,15 @@ from vitreous.errors import DataError, NonFiniteError
 from vitreous.evaluate.metrics import check_predictions
 from vitreous.evaluate.stored import Stored
 
-__all__ = ["ChosenScore", "RiskCoverage", "SelectionScore", "check_scores", "choose_score", "risk_coverage"]
+__all__ = [
+    "ChosenScore",
+    "RiskCoverage",
+    "SelectionScore",
+    "candidate_scores",
+    "check_scores",
+    "choose_score",
+    "risk_coverage",
+]
 
 Floats = npt.NDArray[np.float64]
 ScoreName = Literal["max_probability", "margin", "negative_entropy", "max_logit", "max_logit_p_norm"]
@@ -125,6 +133,12 @@ def risk_coverage(scores: npt.ArrayLike, correct: npt.ArrayLike) -> RiskCoverage
     return RiskCoverage(accepted / len(scores), errors[np.sort(level)].cumsum() / accepted)
 
 
+def candidate_scores() -> list[SelectionScore]:
+    """Return the scores that :func:`choose_score` tries, the simplest first."""
+    simple = [SelectionScore(name) for name in get_args(ScoreName) if name != "max_logit_p_norm"]
+    return [*simple, *(SelectionScore("max_logit_p_norm", order) for order in NORM_ORDERS)]
+
+
 def choose_score(logits: Tensor, labels: Tensor) -> ChosenScore:
     """Choose the score with the lowest AURC on validation images, logits (N, K) and labels (N,).
 
@@ -134,9 +148,8 @@ def choose_score(logits: Tensor, labels: Tensor) -> ChosenScore:
     """
     logits, labels = check_predictions(logits, labels)
     correct = (logits.argmax(dim=1) == labels).numpy()
-    simple = [SelectionScore(name) for name in get_args(ScoreName) if name != "max_logit_p_norm"]
     tried = []
-    for score in [*simple, *(SelectionScore("max_logit_p_norm", order) for order in NORM_ORDERS)]:
+    for score in candidate_scores():
         curve = risk_coverage(score(logits), correct)
         tried.append((score, curve.aurc, curve.augrc))
     best = min(tried, key=lambda each: round(each[1], 12))  # rounding differs between equal orders of images
