@@ -111,16 +111,11 @@ def _comparison(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
         for key, each in found.differences.items()
     )
     headings = (("score", False), ("difference", True), ("95% interval", True), ("p", True))
-<<<<<<< HEAD
-    caption = "Paired bootstrap: 2,000 resamples that both models share. Of log loss, Brier and ECE, less is better."
-    yield scrolled("Comparison", table(caption, headings, rows))
-=======
     caption = (
         "Intervals: a paired bootstrap of 2,000 resamples. p: 2,000 random swaps between the models. Of log loss, Brier "
         "and ECE, less is better."
     )
-    yield f'<div class="scroll">{table(caption, headings, rows)}</div>\n'
->>>>>>> h-stats
+    yield scrolled("Comparison", table(caption, headings, rows))
 
 
 def _classes(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
