@@ -47,13 +47,26 @@ def test_images_with_labelled_data(vitreous, model_file, digits, digit, tmp_path
     nearest = one["neighbours"][0]
     assert nearest["similarity"] == pytest.approx(1, abs=1e-6)  # the image itself is in the data
     assert nearest["label"] == digit.parent.name
-    assert len(document["measures"]["depth"]["accuracy"]) == 3
+    depth = document["measures"]["depth"]
+    assert len(depth["accuracy"]) == 3
+    assert [depth["train_images"], depth["scored_images"]] == [30, 30]  # even and odd rows of one split
     verdicts = {row["method"]: row["verdict"] for row in rows}
     page = (tmp_path / "out" / "inspection.html").read_text()
     for method in ("legrad", "occlusion", "rollout"):
         title = {"legrad": "LeGrad", "occlusion": "Occlusion", "rollout": "Attention rollout"}[method]
         caption = page[page.index(f"<figcaption>{title}") :].split("</figcaption>")[0]
         assert ("no better than random" in caption) == (verdicts[method] == "no better than random")
+
+
+def test_too_few_images_to_compare_depths_are_reported(vitreous, model_file, digits, tmp_path):
+    for path in sorted(digits.rglob("*.png"))[12:]:
+        path.unlink()
+    run = vitreous("inspect", model_file, "--data", digits, "--budget=5s", "--out", "out", "--device=cpu")
+    assert run.returncode == 0, run.stderr
+    assert "Accuracy by depth is measured on 6 images only" in run.stderr
+    page = (tmp_path / "out" / "inspection.html").read_text()
+    assert "Fitted to 6 images, scored on 6 others" in page
+    assert "too few to compare depths" in page
 
 
 def test_enough_images_are_compared_without_data(vitreous, model_file, digits, tmp_path):

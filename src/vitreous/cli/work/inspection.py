@@ -33,6 +33,7 @@ from vitreous.inspection.positions import position_scores, position_similarity
 from vitreous.inspection.similarity import layer_similarity
 from vitreous.predictor import Classifier
 from vitreous.report.inspection.attention import head_maps, store
+from vitreous.report.inspection.model import FEWEST_SCORED
 from vitreous.report.inspection.page import MAX_ATTENTION_BYTES
 from vitreous.report.inspection.results import Comparison, ImageResult, Inspection, Measure
 from vitreous.train.config import parse_duration
@@ -42,7 +43,8 @@ __all__ = ["inspected"]
 _TOP = 5  # classes shown for an image
 _MEASURED = 64  # images of the measures of attention and tokens
 _FEWEST_COMPARED_DEPTHS = 4  # images of CKA
-_PROBED = 600  # images that linear probes are fitted to; half as many are scored
+_SEARCHED = 200, 2000  # fewest and most images that are searched for similar ones
+_PROBED = 200, 600  # fewest and most images that linear probes are fitted to; half as many are scored
 
 
 def inspected(options: Namespace, images: Sequence[ImageInput], classifier: Classifier | None = None) -> Inspection:
@@ -76,13 +78,13 @@ def inspected(options: Namespace, images: Sequence[ImageInput], classifier: Clas
     searched = None
     if data is not None:
         count = int(seconds / seconds_per_image(classifier, options.batch_size) / 2)
-        searched = sample(classifier, data.searched, max(FEWEST, min(2000, count)), "search", seed=1)
+        searched = sample(classifier, data.searched, _within(count, _SEARCHED), "search", seed=1)
     if results:
         results = add_likeness(classifier, results, inputs, data, searched, batch_size=options.batch_size)
     basis = drawn.images if drawn is not None else torch.stack(inputs) if inputs else None
     measures = dict(_measures(classifier, basis, notes, options.batch_size))
-    if searched is not None and drawn is not None and len(set(searched.labels)) > 1:
-        measures["depth"] = _depth(classifier, searched, drawn)
+    if data is not None and searched is not None and (depth := _depth(classifier, data, searched, notes)) is not None:
+        measures["depth"] = depth
     return Inspection(
         model=str(options.model),
         description=_describe(classifier),
@@ -213,14 +215,32 @@ def _measures(
         yield "depth_similarity", layer_similarity(model, images, batch_size=batch_size)
 
 
-def _depth(classifier: Classifier, searched: Sample, drawn: Sample) -> Measure:
-    """Fit linear probes at every depth; images that are in both samples are not scored."""
-    same_split = searched.split is drawn.split
-    fitted = [n for n, row in enumerate(searched.rows) if not (same_split and row % 2)][:_PROBED]
-    scored = [n for n, row in enumerate(drawn.rows) if not same_split or row % 2][: _PROBED // 2]
+def _depth(classifier: Classifier, data: Labelled, searched: Sample, notes: list[str]) -> Measure | None:
+    """Fit linear probes at every depth and score them on other images; None, with a note, if there are too few.
+
+    Images that are fitted to are never scored: in data of one split, those of even rows are fitted to, and the others
+    scored.
+    """
+    same_split, most = data.searched is data.scored, _within(len(searched.rows), _PROBED)
+    drawn = searched if same_split else sample(classifier, data.scored, most // 2, "probe", seed=2)
+    fitted = [n for n, row in enumerate(searched.rows) if not (same_split and row % 2)][:most]
+    scored = [n for n, row in enumerate(drawn.rows) if not same_split or row % 2][: most // 2]
+    if not scored or len(set(searched.labels[fitted])) < 2:
+        notes.append("No accuracy by depth: that needs images of at least two classes to fit to, and others to score.")
+        return None
+    if len(scored) < FEWEST_SCORED:
+        notes.append(
+            f"Accuracy by depth is measured on {pluralize(len(scored), 'image')} only, which says little: "
+            f"{FEWEST_SCORED} or more are needed to compare depths."
+        )
     return probe_by_depth(
         classifier.model, searched.images[fitted], searched.labels[fitted], drawn.images[scored], drawn.labels[scored]
     )
+
+
+def _within(count: int, limits: tuple[int, int]) -> int:
+    """Return the count, or the nearest of its limits."""
+    return min(max(count, limits[0]), limits[1])
 
 
 def _describe(classifier: Classifier) -> str:
