@@ -112,6 +112,12 @@ def test_nothing_is_overwritten_unasked(vitreous, model_file, tmp_path):
         (["--layers=2"], "--layers has 2, the model has 2 blocks: use -2 to 1"),
         (["IMAGE", "--target=tow"], "the model has no class 'tow'. Did you mean 'two'?"),
         (["IMAGE", "--target=10"], "target is 10, it must be a class name or a number from 0 to 9"),
+        (["--occlusion.batch_size=4"], "--occlusion.batch-size has no effect without the method: add occlusion to"),
+        (["--rollout.fusion=maximum"], "--rollout.fusion is 'maximum', it must be one of mean, max, min"),
+        (["--methods=legrad,legrad"], "--methods names legrad twice"),
+        (["--rollout.fusio=max"], "Did you mean '--rollout.fusion'?"),
+        (["IMAGE", "--rollout.residual=2"], "rollout: residual is 2.0, it must be in [0, 1]"),
+        (["IMAGE", "--methods=attention", "--attention.head=9"], "attention: head is 9, the model has heads 0 to"),
         (["--out=missing/out"], "the folder 'missing' does not exist"),
         (["IMAGE", "--data=DIGITS", "--budget=0.001s"], "allow more time, or compare fewer methods"),
     ],
@@ -131,3 +137,38 @@ def test_the_same_from_python(model_file, digits, digit, tmp_path):
     assert not list(tmp_path.rglob("inspection.html"))
     with pytest.raises(package.errors.UsageError, match="loaded already: omit device"):
         package.inspect(classifier, digit, device="cpu")
+
+
+def test_options_of_methods(vitreous, model_file, digit, tmp_path):
+    words = ("--methods=rollout,attention,integrated-gradients", "--rollout.fusion", "max", "--rollout.residual=0.25")
+    words += ("--attention.layer", "0", "--attention.head=1", "--integrated-gradients.steps", "3")
+    run = vitreous("inspect", model_file, digit, *words, "--out", "out", "--device=cpu")
+    assert run.returncode == 0, run.stderr
+    document = json.loads((tmp_path / "out" / "inspection.json").read_text())
+    maps = {each["method"]: each for each in document["images"][0]["maps"]}
+    assert list(maps) == ["rollout", "attention", "integrated-gradients"]
+    assert maps["rollout"]["options"] == {"residual": 0.25, "fusion": "max"}
+    classifier = package.load(model_file, device="cpu", engine="torch")
+    for method, options in (
+        ("rollout", {"fusion": "max", "residual": 0.25}),
+        ("attention", {"layer": 0, "head": 1}),
+        ("integrated-gradients", {"steps": 3}),
+    ):
+        alone = explain(classifier, digit, method=method, **options)
+        default = explain(classifier, digit, method=method)
+        np.testing.assert_allclose(maps[method]["patches"], alone.patches, rtol=1e-4, atol=1e-6)
+        assert abs(alone.patches - default.patches).max() > 1e-4, method
+    page = (tmp_path / "out" / "inspection.html").read_text()
+    for text in ("heads by their max, identity with weight 0.25", "Attention of head 1 of block 0", "3 steps"):
+        assert text in page
+    same = package.inspect(
+        classifier, digit, methods=["rollout"], rollout={"fusion": "max", "residual": 0.25}, quiet=True
+    )
+    np.testing.assert_array_equal(same.images[0].maps[0].patches, np.float32(maps["rollout"]["patches"]))
+
+
+def test_help_teaches_the_options_of_methods(vitreous):
+    text = " ".join(vitreous("inspect", "--help").stdout.split())
+    assert "--rollout.fusion mean|max|min" in text
+    assert "Weight of the identity in each layer, in [0, 1]. [0.5]" in text
+    assert "--grad-cam.layer N" in text

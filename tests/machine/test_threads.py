@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from threadpoolctl import threadpool_info, threadpool_limits
 from rich.console import Console
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from vitreous.errors import CheckpointError, TrainingError
 from vitreous.machine.threads import choose_threads, single_threaded, torch_threads

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous.cli.options.inputs import expand, image_files
+from vitreous.cli.options.map_methods import add_method_options, chosen_methods, method_kinds
 from vitreous.cli.options.model import MODEL_HELP, add_data_dir, add_inference_options
 from vitreous.cli.options.outputs import add_json_options, data_files, make_outputs, model_files, write_document
 from vitreous.cli.options.parser import Parser
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from vitreous.report.inspection.results import Comparison, Inspection
 
 __all__ = ["parsed", "run", "written"]
-
-_METHODS = "gradient-attention, legrad, grad-cam, integrated-gradients, occlusion, rollout, attention, random"
 
 
 def _parser() -> Parser:
@@ -47,6 +46,7 @@ def _parser() -> Parser:
             ("vitreous inspect runs/photos-1 cat.jpg dog.jpg", "two images; the page is runs/photos-1/inspection/"),
             ("vitreous inspect runs/photos-1 cat.jpg --data photos/", "with neighbours, and maps put to the test"),
             ("vitreous inspect model.safetensors cat.jpg --target dog --methods legrad,occlusion", "why not a dog?"),
+            ("vitreous inspect runs/photos-1 cat.jpg --rollout.fusion max", "rollout by the strongest head"),
         ],
     )
     add = parser.add_argument
@@ -56,7 +56,8 @@ def _parser() -> Parser:
     add("--data", type=str | None, metavar="DATA", help="labelled images: a folder, a manifest, or a known dataset")
     splits = "images of DATA on which maps are compared, instead of the split that `vitreous evaluate` takes"
     add("--split", type=Literal["val", "test", "train", "all"] | None, metavar="val|test|train|all", help=splits)
-    add("--methods", type=list[str], default=["gradient-attention"], metavar="A,B", help=f"map methods: {_METHODS}")
+    methods = f"map methods, beside rollout, which is always shown: {', '.join(method_kinds())}"
+    add("--methods", type=list[str], default=["gradient-attention"], metavar="A,B", help=methods)
     add("--target", type=str | None, metavar="CLASS", help="name or number of the class to explain [the predicted one]")
     layers = "blocks whose attention is shown, from 0, or from the end with negative numbers [all]"
     add("--layers", type=list[int], default=[], metavar="N,N", help=layers)
@@ -66,6 +67,7 @@ def _parser() -> Parser:
     add_data_dir(parser)
     add_json_options(parser)
     add_inference_options(parser)
+    add_method_options(parser)
     return parser
 
 
@@ -76,12 +78,10 @@ def parsed(argv: Sequence[str]) -> Namespace:
         raise UsageError("--target is the class that maps of images explain: give IMAGES too, or remove it")
     if options.split is not None and options.data is None:
         raise UsageError(f"--split {options.split} is a split of DATA: give --data too, or remove it")
-    from vitreous.inspection.explain import map_method  # imports torch
-    from vitreous.train.config import parse_duration
+    from vitreous.train.config import parse_duration  # imports torch
 
     parse_duration(options.budget)
-    for name in options.methods:
-        map_method(name)
+    chosen_methods(options)
     return options
 
 

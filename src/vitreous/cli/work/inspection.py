@@ -12,6 +12,7 @@ import torch
 from jsonargparse import Namespace
 from torch import Tensor
 
+from vitreous.cli.options.map_methods import chosen_methods
 from vitreous.cli.options.model import load_model
 from vitreous.cli.output.terminal import format_count, progress_bar
 from vitreous.cli.work.labelled_sample import Labelled, Sample, open_labelled, sample
@@ -24,10 +25,9 @@ from vitreous.data.sources.listing import pluralize
 from vitreous.errors import ConfigError, DataError, UsageError
 from vitreous.inspection.attention_distance import attention_distance
 from vitreous.inspection.depth import probe_by_depth
-from vitreous.inspection.explain import explain, map_method
+from vitreous.inspection.explain import explain
 from vitreous.inspection.filters import patch_filters
 from vitreous.inspection.maps.base import MapMethod
-from vitreous.inspection.maps.rollout import Rollout
 from vitreous.inspection.norms import token_norms
 from vitreous.inspection.positions import position_scores, position_similarity
 from vitreous.inspection.similarity import layer_similarity
@@ -59,16 +59,16 @@ def inspected(options: Namespace, images: Sequence[ImageInput], classifier: Clas
         UsageError: If a method, block or class does not exist, or the budget is too small.
         DataError: If no image can be read, or the data cannot be used.
     """
-    methods, seconds = [map_method(name) for name in options.methods], parse_duration(options.budget)
+    shown, seconds = chosen_methods(options), parse_duration(options.budget)
     classifier = load_model(options) if classifier is None else classifier
     if images or options.data:
         classifier.require_classes()
     layers = _layers(options.layers, classifier.model.config.depth)
     target = _target(options.target, classifier.classes)
     data = open_labelled(classifier, options.data, options.data_dir, options.split) if options.data else None
-    results, inputs, failures = _images(classifier, images, methods, layers, target)
+    results, inputs, failures = _images(classifier, images, shown, layers, target)
     notes = list(unreadable_note(data.data)) if data else []
-    compared = compared_methods(methods)
+    compared = compared_methods(shown)
     drawn = _draw(classifier, data, inputs, compared, seconds=seconds, batch_size=options.batch_size)
     comparison = _compare(classifier, compared, data, inputs, drawn, batch_size=options.batch_size)
     if comparison is None and images:
@@ -114,13 +114,12 @@ def _target(text: str | int | None, classes: Sequence[str]) -> str | int | None:
 def _images(
     classifier: Classifier,
     images: Sequence[ImageInput],
-    methods: Sequence[MapMethod],
+    shown: Sequence[MapMethod],
     layers: Sequence[int],
     target: str | int | None,
 ) -> tuple[list[ImageResult], list[Tensor], list[tuple[str, str]]]:
     """Return the results of the readable images, their inputs (C, H, W), and the names of others with the reason."""
     results, inputs, failures = [], [], []
-    shown = list({each.kind: each for each in [*methods, Rollout()]}.values())
     with progress_bar("inspect") as update:
         for done, item in enumerate(images):
             update(done, len(images))
