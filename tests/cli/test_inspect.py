@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 import vitreous as package
+from vitreous.cli.main import main
+from vitreous.cli.options.map_methods import METHODS
 from vitreous.inspection.explain import explain
+from vitreous.inspection.maps import MAPS
 
 
 @pytest.fixture
@@ -167,8 +170,16 @@ def test_options_of_methods(vitreous, model_file, digit, tmp_path):
     np.testing.assert_array_equal(same.images[0].maps[0].patches, np.float32(maps["rollout"]["patches"]))
 
 
-def test_help_teaches_the_options_of_methods(vitreous):
-    text = " ".join(vitreous("inspect", "--help").stdout.split())
+def test_help_teaches_the_options_of_methods(capsys):
+    def help_text(*words):
+        with pytest.raises(SystemExit, match="^0$"):
+            main(["inspect", "--help", *words])
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "`--help methods` has their options" in help_text()
+    text = help_text("methods")
     assert "--rollout.fusion mean|max|min" in text
     assert "Weight of the identity in each layer, in [0, 1]. [0.5]" in text
     assert "--grad-cam.layer N" in text
+    assert "rollout: attention multiplied over layers" in text
+    assert [method.kind for method in MAPS] == list(METHODS)

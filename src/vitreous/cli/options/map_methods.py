@@ -9,22 +9,46 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser, Namespace
 
 from vitreous.cli.options.model_parts import field_descriptions
+from vitreous.cli.options.parser import Parser
 from vitreous.cli.options.types import choices_in, placeholder
 from vitreous.errors import UsageError
 
 if TYPE_CHECKING:
     from vitreous.inspection.maps.base import MapMethod
 
-__all__ = ["add_method_options", "chosen_methods", "method_kinds"]
+__all__ = ["METHODS", "add_method_options", "chosen_methods", "print_method_help"]
+
+METHODS = (
+    "gradient-attention",
+    "legrad",
+    "grad-cam",
+    "integrated-gradients",
+    "occlusion",
+    "rollout",
+    "attention",
+    "random",
+)
+"""Names of the map methods, for a help that loads no torch; a test compares them with those of the package."""
 
 _ALWAYS = ("rollout",)
 
 
-def method_kinds() -> tuple[str, ...]:
-    """Return the names of all map methods."""
+def print_method_help() -> None:
+    """Print each method with its options: ``vitreous inspect --help methods``."""
     from vitreous.inspection.maps import MAPS  # imports torch
 
-    return tuple(method.kind for method in MAPS)
+    summaries = (" ".join(str(method.__doc__).split("\n\n")[0].split()).replace("`", "") for method in MAPS)
+    parser = Parser(
+        "inspect",
+        "MODEL IMAGES... --methods A,B --METHOD.OPTION VALUE",
+        "\n".join(["Methods that map a class, or attention, to the patches of an image:", *summaries]),
+        [
+            ("vitreous inspect runs/photos-1 cat.jpg --rollout.fusion max", "rollout by the strongest head"),
+            ("vitreous inspect runs/photos-1 cat.jpg --methods grad-cam --grad-cam.layer -3", "an earlier block"),
+        ],
+    )
+    add_method_options(parser)
+    parser.print_help()
 
 
 def add_method_options(parser: ArgumentParser) -> None:
@@ -32,7 +56,7 @@ def add_method_options(parser: ArgumentParser) -> None:
     from vitreous.inspection.maps import MAPS
     from vitreous.model.part import option_types
 
-    group = parser.add_argument_group("options of map methods, as --METHOD.OPTION")
+    group = parser.add_argument_group("options of methods")
     for method in MAPS:
         descriptions, defaults = field_descriptions(method), {f.name: f.default for f in dataclasses.fields(method)}
         for option, hint in option_types(method).items():
@@ -71,7 +95,7 @@ def chosen_methods(options: Namespace) -> list[MapMethod]:
 
 def _given(options: Namespace) -> Iterator[tuple[str, str, Any]]:
     """Yield method, option and value of each option of a method that was given."""
-    for kind in method_kinds():
+    for kind in METHODS:
         for option, value in vars(options.get(kind.replace("-", "_"), Namespace())).items():
             if value is not None:
                 yield kind, option, value
