@@ -105,6 +105,34 @@ def test_nothing_is_overwritten_unasked(vitreous, model_file, tmp_path):
     assert vitreous("inspect", model_file, "--out", "out", "--overwrite", "--device=cpu").returncode == 0
 
 
+def test_overwriting_removes_what_an_earlier_inspection_left(vitreous, model_file, digits, tmp_path):
+    first, second = sorted(digits.rglob("*.png"))[:2]
+    words = ("--out", "out", "--overwrite", "--device=cpu")
+    assert vitreous("inspect", model_file, first, second, "--methods=legrad,occlusion", *words).returncode == 0
+    out = tmp_path / "out"
+    before = {path.name for path in out.iterdir()}
+    assert f"02-{second.stem}-occlusion.png" in before
+    mine = {"notes.txt", f"01-{first.stem}-mine.png", "03-other-heads.png"}  # not of that inspection
+    for name in mine:
+        (out / name).write_text("mine")
+    assert vitreous("inspect", model_file, first, "--methods=legrad", *words).returncode == 0
+    kept = {f"01-{first.stem}-{part}.png" for part in ("legrad", "rollout", "heads", "patch-features")}
+    assert {path.name for path in out.iterdir()} == mine | kept | {"inspection.html", "inspection.json", "filters.png"}
+    (out / "inspection.json").write_text("[1")  # damaged: nothing but its own files is replaced
+    assert vitreous("inspect", model_file, *words).returncode == 0
+    assert kept <= {path.name for path in out.iterdir()}
+
+
+def test_a_file_of_an_earlier_inspection_that_is_an_input_is_not_removed(vitreous, model_file, digit, tmp_path):
+    words = ("--out", "out", "--overwrite", "--device=cpu")
+    assert vitreous("inspect", model_file, digit, *words).returncode == 0
+    image = tmp_path / "out" / f"01-{digit.stem}-heads.png"
+    run = vitreous("inspect", model_file, image, *words)
+    assert run.returncode == 2
+    assert "is an input of this command" in run.stderr
+    assert image.exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -172,7 +200,7 @@ def test_options_of_methods(vitreous, model_file, digit, tmp_path):
 
 def test_help_teaches_the_options_of_methods(capsys):
     def help_text(*words):
-        with pytest.raises(SystemExit, match="^0$"):
+        with pytest.raises(SystemExit, match=r"^0$"):
             main(["inspect", "--help", *words])
         return " ".join(capsys.readouterr().out.split())
 
