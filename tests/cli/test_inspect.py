@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 import vitreous as package
+from vitreous.cli.main import main
+from vitreous.cli.options.map_methods import METHODS
 from vitreous.inspection.explain import explain
+from vitreous.inspection.maps import MAPS
 
 
 @pytest.fixture
@@ -47,13 +50,26 @@ def test_images_with_labelled_data(vitreous, model_file, digits, digit, tmp_path
     nearest = one["neighbours"][0]
     assert nearest["similarity"] == pytest.approx(1, abs=1e-6)  # the image itself is in the data
     assert nearest["label"] == digit.parent.name
-    assert len(document["measures"]["depth"]["accuracy"]) == 3
+    depth = document["measures"]["depth"]
+    assert len(depth["accuracy"]) == 3
+    assert [depth["train_images"], depth["scored_images"]] == [30, 30]  # even and odd rows of one split
     verdicts = {row["method"]: row["verdict"] for row in rows}
     page = (tmp_path / "out" / "inspection.html").read_text()
     for method in ("legrad", "occlusion", "rollout"):
         title = {"legrad": "LeGrad", "occlusion": "Occlusion", "rollout": "Attention rollout"}[method]
         caption = page[page.index(f"<figcaption>{title}") :].split("</figcaption>")[0]
         assert ("no better than random" in caption) == (verdicts[method] == "no better than random")
+
+
+def test_too_few_images_to_compare_depths_are_reported(vitreous, model_file, digits, tmp_path):
+    for path in sorted(digits.rglob("*.png"))[12:]:
+        path.unlink()
+    run = vitreous("inspect", model_file, "--data", digits, "--budget=5s", "--out", "out", "--device=cpu")
+    assert run.returncode == 0, run.stderr
+    assert "Accuracy by depth is measured on 6 images only" in run.stderr
+    page = (tmp_path / "out" / "inspection.html").read_text()
+    assert "Fitted to 6 images, scored on 6 others" in page
+    assert "too few to compare depths" in page
 
 
 def test_enough_images_are_compared_without_data(vitreous, model_file, digits, tmp_path):
@@ -89,6 +105,34 @@ def test_nothing_is_overwritten_unasked(vitreous, model_file, tmp_path):
     assert vitreous("inspect", model_file, "--out", "out", "--overwrite", "--device=cpu").returncode == 0
 
 
+def test_overwriting_removes_what_an_earlier_inspection_left(vitreous, model_file, digits, tmp_path):
+    first, second = sorted(digits.rglob("*.png"))[:2]
+    words = ("--out", "out", "--overwrite", "--device=cpu")
+    assert vitreous("inspect", model_file, first, second, "--methods=legrad,occlusion", *words).returncode == 0
+    out = tmp_path / "out"
+    before = {path.name for path in out.iterdir()}
+    assert f"02-{second.stem}-occlusion.png" in before
+    mine = {"notes.txt", f"01-{first.stem}-mine.png", "03-other-heads.png"}  # not of that inspection
+    for name in mine:
+        (out / name).write_text("mine")
+    assert vitreous("inspect", model_file, first, "--methods=legrad", *words).returncode == 0
+    kept = {f"01-{first.stem}-{part}.png" for part in ("legrad", "rollout", "heads", "patch-features")}
+    assert {path.name for path in out.iterdir()} == mine | kept | {"inspection.html", "inspection.json", "filters.png"}
+    (out / "inspection.json").write_text("[1")  # damaged: nothing but its own files is replaced
+    assert vitreous("inspect", model_file, *words).returncode == 0
+    assert kept <= {path.name for path in out.iterdir()}
+
+
+def test_a_file_of_an_earlier_inspection_that_is_an_input_is_not_removed(vitreous, model_file, digit, tmp_path):
+    words = ("--out", "out", "--overwrite", "--device=cpu")
+    assert vitreous("inspect", model_file, digit, *words).returncode == 0
+    image = tmp_path / "out" / f"01-{digit.stem}-heads.png"
+    run = vitreous("inspect", model_file, image, *words)
+    assert run.returncode == 2
+    assert "is an input of this command" in run.stderr
+    assert image.exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -99,6 +143,12 @@ def test_nothing_is_overwritten_unasked(vitreous, model_file, tmp_path):
         (["--layers=2"], "--layers has 2, the model has 2 blocks: use -2 to 1"),
         (["IMAGE", "--target=tow"], "the model has no class 'tow'. Did you mean 'two'?"),
         (["IMAGE", "--target=10"], "target is 10, it must be a class name or a number from 0 to 9"),
+        (["--occlusion.batch_size=4"], "--occlusion.batch-size has no effect without the method: add occlusion to"),
+        (["--rollout.fusion=maximum"], "--rollout.fusion is 'maximum', it must be one of mean, max, min"),
+        (["--methods=legrad,legrad"], "--methods names legrad twice"),
+        (["--rollout.fusio=max"], "Did you mean '--rollout.fusion'?"),
+        (["IMAGE", "--rollout.residual=2"], "rollout: residual is 2.0, it must be in [0, 1]"),
+        (["IMAGE", "--methods=attention", "--attention.head=9"], "attention: head is 9, the model has heads 0 to"),
         (["--out=missing/out"], "the folder 'missing' does not exist"),
         (["IMAGE", "--data=DIGITS", "--budget=0.001s"], "allow more time, or compare fewer methods"),
     ],
@@ -118,3 +168,46 @@ def test_the_same_from_python(model_file, digits, digit, tmp_path):
     assert not list(tmp_path.rglob("inspection.html"))
     with pytest.raises(package.errors.UsageError, match="loaded already: omit device"):
         package.inspect(classifier, digit, device="cpu")
+
+
+def test_options_of_methods(vitreous, model_file, digit, tmp_path):
+    words = ("--methods=rollout,attention,integrated-gradients", "--rollout.fusion", "max", "--rollout.residual=0.25")
+    words += ("--attention.layer", "0", "--attention.head=1", "--integrated-gradients.steps", "3")
+    run = vitreous("inspect", model_file, digit, *words, "--out", "out", "--device=cpu")
+    assert run.returncode == 0, run.stderr
+    document = json.loads((tmp_path / "out" / "inspection.json").read_text())
+    maps = {each["method"]: each for each in document["images"][0]["maps"]}
+    assert list(maps) == ["rollout", "attention", "integrated-gradients"]
+    assert maps["rollout"]["options"] == {"residual": 0.25, "fusion": "max"}
+    classifier = package.load(model_file, device="cpu", engine="torch")
+    for method, options in (
+        ("rollout", {"fusion": "max", "residual": 0.25}),
+        ("attention", {"layer": 0, "head": 1}),
+        ("integrated-gradients", {"steps": 3}),
+    ):
+        alone = explain(classifier, digit, method=method, **options)
+        default = explain(classifier, digit, method=method)
+        np.testing.assert_allclose(maps[method]["patches"], alone.patches, rtol=1e-4, atol=1e-6)
+        assert abs(alone.patches - default.patches).max() > 1e-4, method
+    page = (tmp_path / "out" / "inspection.html").read_text()
+    for text in ("heads by their max, identity with weight 0.25", "Attention of head 1 of block 0", "3 steps"):
+        assert text in page
+    same = package.inspect(
+        classifier, digit, methods=["rollout"], rollout={"fusion": "max", "residual": 0.25}, quiet=True
+    )
+    np.testing.assert_array_equal(same.images[0].maps[0].patches, np.float32(maps["rollout"]["patches"]))
+
+
+def test_help_teaches_the_options_of_methods(capsys):
+    def help_text(*words):
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main(["inspect", "--help", *words])
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "`--help methods` has their options" in help_text()
+    text = help_text("methods")
+    assert "--rollout.fusion mean|max|min" in text
+    assert "Weight of the identity in each layer, in [0, 1]. [0.5]" in text
+    assert "--grad-cam.layer N" in text
+    assert "rollout: attention multiplied over layers" in text
+    assert [method.kind for method in MAPS] == list(METHODS)

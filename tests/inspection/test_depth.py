@@ -32,7 +32,9 @@ def test_probes_are_those_of_scikit_learn(trained: VisionTransformer, digits: tu
                 oracle.score(features.of("class")[depth], train[1]), abs=0.011
             )
     assert found.accuracy[0] < 0.2 < found.accuracy[1] < found.accuracy[3]
-    assert json.loads(json.dumps(found.to_dict()))["token"] == "class"
+    document = json.loads(json.dumps(found.to_dict()))
+    assert [document[name] for name in ("token", "train_images", "scored_images")] == ["class", 600, 397]
+    assert found.margin == pytest.approx(1.96 * (0.25 / 397) ** 0.5)
 
 
 def test_the_depth_at_which_the_class_appears_is_seen() -> None:

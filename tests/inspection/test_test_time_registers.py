@@ -141,12 +141,24 @@ def test_the_state_dict_has_a_register_more_and_the_same_names(
     torch.testing.assert_close(one, many[:1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_model_without_outliers_is_copied_unchanged(
+    trained: VisionTransformer, digits: tuple[Tensor, Tensor], fast: bool
+) -> None:
+    model = accelerate(copy.deepcopy(trained)) if fast else trained
+    same = with_test_time_registers(model, digits[0][:50])
+    assert type(same) is type(model)
+    assert same.config == model.config
+    assert torch.equal(same(digits[0][:50]), model(digits[0][:50]))
+    with torch.no_grad():  # a copy: the model does not change with it
+        same.head.bias += 1
+    assert not torch.equal(same.head.bias, model.head.bias)
+
+
 def test_what_cannot_be_moved_is_refused(trained: VisionTransformer, digits: tuple[Tensor, Tensor]) -> None:
     class Derived(VisionTransformer):
         pass
 
-    with pytest.raises(ConfigError, match="no outlier tokens"):
-        with_test_time_registers(trained, digits[0][:50])
     with pytest.raises(ConfigError, match="find them with register_neurons"):
         move_to_register(trained, [])
     with pytest.raises(ConfigError, match="block 9"):

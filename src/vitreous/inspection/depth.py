@@ -16,6 +16,7 @@ from vitreous.evaluate.labelled import labelled
 from vitreous.evaluate.logistic import probe_linear
 from vitreous.inspection.layer_features import LayerFeatures, Token, layer_features
 from vitreous.inspection.passes import BATCH_SIZE, Images
+from vitreous.machine.threads import single_threaded
 
 __all__ = ["STRENGTHS", "DepthProbe", "probe_by_depth", "probe_layer_features"]
 
@@ -32,12 +33,21 @@ class DepthProbe:
         train_accuracy: The same on the images that the probe was fitted to.
         strengths: C that a fifth of the training images chose, at each depth.
         token: The token that was probed, `class` or `patches` (their mean).
+        train_images: Number of images that the probes were fitted to.
+        scored_images: Number of scored images.
     """
 
     accuracy: tuple[float, ...]
     train_accuracy: tuple[float, ...]
     strengths: tuple[float, ...]
     token: Token
+    train_images: int
+    scored_images: int
+
+    @property
+    def margin(self) -> float:
+        """Half the width of a 95 % interval of an accuracy of one half, the widest (normal approximation)."""
+        return float(0.98 / np.sqrt(self.scored_images))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -46,6 +56,8 @@ class DepthProbe:
             "train_accuracy": list(self.train_accuracy),
             "strengths": list(self.strengths),
             "token": self.token,
+            "train_images": self.train_images,
+            "scored_images": self.scored_images,
         }
 
 
@@ -109,7 +121,8 @@ def probe_layer_features(
     for depth, (x, x_scored) in enumerate(zip(train.of(token), scored.of(token), strict=True)):
         fitted, judged = labelled(x, y, f"train (depth {depth})"), labelled(x_scored, y_scored, f"scored ({depth})")
         classes = 1 + int(max(fitted.labels.max(), judged.labels.max()))
-        probe = probe_linear(fitted, {"val": judged}, classes, strengths=strengths)
+        with single_threaded():
+            probe = probe_linear(fitted, {"val": judged}, classes, strengths=strengths)
         probes.append(probe)
         on_train.append(probe.model.accuracy(fitted))
     return DepthProbe(
@@ -117,4 +130,6 @@ def probe_layer_features(
         train_accuracy=tuple(on_train),
         strengths=tuple(probe.strength for probe in probes),
         token=token or ("patches" if train.class_token is None else "class"),
+        train_images=len(y),
+        scored_images=len(y_scored),
     )

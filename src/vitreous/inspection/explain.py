@@ -18,7 +18,7 @@ from vitreous.errors import ConfigError, UsageError, did_you_mean
 from vitreous.files.text import visible
 from vitreous.inspection.explanation import Explanation
 from vitreous.inspection.maps import MAPS
-from vitreous.inspection.maps.base import MapMethod
+from vitreous.inspection.maps.base import MapMethod, method_options
 from vitreous.model.part import choose
 from vitreous.model.vit import VisionTransformer
 
@@ -91,6 +91,7 @@ def explain(
         input_size=info.pipeline.size,
         placement=info.pipeline.placement(pixels.height, pixels.width),
         uses_class=chosen.uses_class,
+        options=method_options(chosen),
     )
 
 

@@ -5,6 +5,7 @@ Shapes: (h, w) patches down and across, H x W pixels, K classes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,7 @@ class Explanation:
         input_size: Height and width of the model's input in pixels.
         placement: Where the image lies in the model's input.
         uses_class: Whether the map depends on the class.
+        options: Options of the method, by name.
     """
 
     patches: Floats
@@ -47,6 +49,7 @@ class Explanation:
     input_size: tuple[int, int]
     placement: Placement = field(repr=False)
     uses_class: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def grid(self) -> tuple[int, int]:

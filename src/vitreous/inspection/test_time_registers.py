@@ -8,6 +8,7 @@ Shapes: B batch, P prefix tokens ([CLS] and registers), T tokens, D width, M neu
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -29,6 +30,8 @@ def with_test_time_registers(
 ) -> VisionTransformer:
     """Find the register neurons of a model and return a copy in which a new register takes their activations.
 
+    A model without outlier tokens in these images needs no register: its copy is unchanged.
+
     Args:
         model: A :class:`~vitreous.model.vit.VisionTransformer`, plain or fast, in evaluation mode.
         images: Normalised images to find the neurons with, (B, C, H, W), or a list of batches.
@@ -37,16 +40,20 @@ def with_test_time_registers(
         batch_size: Images per pass.
 
     Returns:
-        The copy; see :func:`move_to_register`.
+        The copy; see :func:`move_to_register`. Without outliers, it has no register more than the model.
 
     Raises:
-        ConfigError: If these images have no outlier tokens, or no neuron causes them; the model then needs no register.
+        ConfigError: If there are outlier tokens, but no neuron causes them.
+        DataError: If there are no images.
     """
     found = register_neurons(model, images, max_neurons=max_neurons, min_share=min_share, batch_size=batch_size)
+    if found.block is None:
+        return cast(VisionTransformer, copy.deepcopy(model))
     if not found.neurons:
-        what = "no outlier tokens in these images" if found.block is None else "outlier tokens, but no neuron"
-        cause = "" if found.block is None else f" writes {min_share:g} of their norm"
-        raise ConfigError(f"the model has {what}{cause}: it needs no register, or more images to find them")
+        raise ConfigError(
+            f"the images have {found.outliers} outlier tokens, but no neuron writes {min_share:g} of their norm: "
+            "a register cannot take them; lower min_share, or pass more images"
+        )
     return move_to_register(model, found.neurons)
 
 
@@ -74,13 +81,13 @@ def move_to_register(model: Any, neurons: Iterable[RegisterNeuron]) -> VisionTra
     config = model.config.with_options({"registers": model.config.registers + 1})
     if getattr(config.pool, "prefix", False) and not model.config.prefix_tokens:
         config = config.with_options({"pool": {"prefix": False}})
-    copy = VisionTransformer(config)
-    copy.load_state_dict(_with_another_register(model))
-    copy = copy.to(model.patch_embed.proj.weight).train(model.training)
-    copy.requires_grad_(model.patch_embed.proj.weight.requires_grad)
+    changed = VisionTransformer(config)
+    changed.load_state_dict(_with_another_register(model))
+    changed = changed.to(model.patch_embed.proj.weight).train(model.training)
+    changed.requires_grad_(model.patch_embed.proj.weight.requires_grad)
     for block, indices in by_block.items():
-        copy.blocks[block].mlp = RegisterMlp(cast(Mlp, copy.blocks[block].mlp), indices, config.prefix_tokens)
-    return accelerate(copy) if isinstance(model, FastVisionTransformer) else copy
+        changed.blocks[block].mlp = RegisterMlp(cast(Mlp, changed.blocks[block].mlp), indices, config.prefix_tokens)
+    return accelerate(changed) if isinstance(model, FastVisionTransformer) else changed
 
 
 class RegisterMlp(nn.Module):

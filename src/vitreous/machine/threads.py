@@ -12,10 +12,11 @@ import sys
 from collections.abc import Iterator
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from vitreous.errors import TrainingError
 
-__all__ = ["choose_threads", "one_thread", "torch_threads"]
+__all__ = ["choose_threads", "one_thread", "single_threaded", "torch_threads"]
 
 _PER_CORE, _AT_LEAST = 4, 16  # a resume uses at most this many threads; more would spend hours waiting for each other
 
@@ -62,3 +63,14 @@ def one_thread() -> contextlib.AbstractContextManager[None]:
 
 def _threads(count: int) -> str:
     return f"{count} thread" if count == 1 else f"{count} threads"
+
+
+@contextlib.contextmanager
+def single_threaded() -> Iterator[None]:
+    """Make PyTorch, and the BLAS libraries of numpy and scipy, use one thread in the context.
+
+    For work of many small products: the threads of each library wait for the others' at every product, which on a busy
+    machine takes far longer than the product. Import numpy and scipy before; libraries loaded later are not limited.
+    """
+    with one_thread(), threadpool_limits(1, "blas"):
+        yield

@@ -24,7 +24,7 @@ from vitreous.files.text import visible
 Parts = dict[str, dict[str, dict[str, Any]]]
 _PLAIN = (str, int, float, bool, type(None))  # of a part's option, or of an item of its list
 
-__all__ = ["add_model_options", "fold_parts", "is_part_option", "name_kinds"]
+__all__ = ["add_model_options", "field_descriptions", "fold_parts", "is_part_option", "name_kinds"]
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc,unused-ignore]
@@ -42,7 +42,7 @@ def add_model_options(parser: ArgumentParser) -> Parts:
     from vitreous.model.part import option_types
 
     parser.add_class_arguments(ViTConfig, "model", skip=set(PARTS), instantiate=False)
-    descriptions, found = _descriptions(ViTConfig), {}
+    descriptions, found = field_descriptions(ViTConfig), {}
     for part, kinds in PARTS.items():
         name = f"--model.{part}"
         summaries = " ".join(" ".join(str(kind.__doc__).split("\n\n")[0].split()) for kind in kinds)
@@ -52,7 +52,7 @@ def add_model_options(parser: ArgumentParser) -> Parts:
         for option in options:
             having = [kind for kind in kinds if option in option_types(kind)]
             hint = reduce(or_, dict.fromkeys(option_types(kind)[option] for kind in having))
-            text = _descriptions(having[0])[option]
+            text = field_descriptions(having[0])[option]
             owners = "" if len(kinds) == 1 else f"({', '.join(kind.kind for kind in having)}) "
             parser.add_argument(f"{name}.{option}", type=hint, help=owners + text)
     return found
@@ -127,7 +127,7 @@ def _value(name: str, text: str, types: Sequence[Any]) -> Any:
     return value
 
 
-def _descriptions(documented: type) -> dict[str, str]:
+def field_descriptions(documented: type) -> dict[str, str]:
     """Return what the docstrings of a class and its bases say of each field."""
     return {
         param.arg_name: " ".join((param.description or "").split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous.cli.options.inputs import expand, image_files
+from vitreous.cli.options.map_methods import METHODS, add_method_options, chosen_methods, print_method_help
 from vitreous.cli.options.model import MODEL_HELP, add_data_dir, add_inference_options
 from vitreous.cli.options.outputs import add_json_options, data_files, make_outputs, model_files, write_document
 from vitreous.cli.options.parser import Parser
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from vitreous.report.inspection.results import Comparison, Inspection
 
 __all__ = ["parsed", "run", "written"]
-
-_METHODS = "gradient-attention, legrad, grad-cam, integrated-gradients, occlusion, rollout, attention, random"
 
 
 def _parser() -> Parser:
@@ -47,6 +47,7 @@ def _parser() -> Parser:
             ("vitreous inspect runs/photos-1 cat.jpg dog.jpg", "two images; the page is runs/photos-1/inspection/"),
             ("vitreous inspect runs/photos-1 cat.jpg --data photos/", "with neighbours, and maps put to the test"),
             ("vitreous inspect model.safetensors cat.jpg --target dog --methods legrad,occlusion", "why not a dog?"),
+            ("vitreous inspect runs/photos-1 cat.jpg --rollout.fusion max", "rollout by the head that attends most"),
         ],
     )
     add = parser.add_argument
@@ -56,7 +57,9 @@ def _parser() -> Parser:
     add("--data", type=str | None, metavar="DATA", help="labelled images: a folder, a manifest, or a known dataset")
     splits = "images of DATA on which maps are compared, instead of the split that `vitreous evaluate` takes"
     add("--split", type=Literal["val", "test", "train", "all"] | None, metavar="val|test|train|all", help=splits)
-    add("--methods", type=list[str], default=["gradient-attention"], metavar="A,B", help=f"map methods: {_METHODS}")
+    methods = f"map methods, beside rollout, which is always shown: {', '.join(METHODS)}; `--help methods` has their "
+    methods += "options, such as --rollout.fusion max"
+    add("--methods", type=list[str], default=["gradient-attention"], metavar="A,B", help=methods)
     add("--target", type=str | None, metavar="CLASS", help="name or number of the class to explain [the predicted one]")
     layers = "blocks whose attention is shown, from 0, or from the end with negative numbers [all]"
     add("--layers", type=list[int], default=[], metavar="N,N", help=layers)
@@ -71,17 +74,22 @@ def _parser() -> Parser:
 
 def parsed(argv: Sequence[str]) -> Namespace:
     """Parse the arguments after the verb, and check what needs no model."""
-    options = _parser().parse_args(argv)
+    words = list(argv)[: list(argv).index("--")] if "--" in argv else list(argv)
+    if any(pair in (("--help", "methods"), ("-h", "methods")) for pair in itertools.pairwise(words)):
+        print_method_help()
+        raise SystemExit(0)
+    parser = _parser()
+    if not {"-h", "--help"} & set(words):  # these options import torch, and have a help of their own
+        add_method_options(parser)
+    options = parser.parse_args(argv)
     if options.target is not None and not options.images:
         raise UsageError("--target is the class that maps of images explain: give IMAGES too, or remove it")
     if options.split is not None and options.data is None:
         raise UsageError(f"--split {options.split} is a split of DATA: give --data too, or remove it")
-    from vitreous.inspection.explain import map_method  # imports torch
-    from vitreous.train.config import parse_duration
+    from vitreous.train.config import parse_duration  # imports torch
 
     parse_duration(options.budget)
-    for name in options.methods:
-        map_method(name)
+    chosen_methods(options)
     return options
 
 

@@ -12,6 +12,7 @@ import torch
 from jsonargparse import Namespace
 from torch import Tensor
 
+from vitreous.cli.options.map_methods import chosen_methods
 from vitreous.cli.options.model import load_model
 from vitreous.cli.output.terminal import format_count, progress_bar
 from vitreous.cli.work.labelled_sample import Labelled, Sample, open_labelled, sample
@@ -24,15 +25,15 @@ from vitreous.data.sources.listing import pluralize
 from vitreous.errors import ConfigError, DataError, UsageError
 from vitreous.inspection.attention_distance import attention_distance
 from vitreous.inspection.depth import probe_by_depth
-from vitreous.inspection.explain import explain, map_method
+from vitreous.inspection.explain import explain
 from vitreous.inspection.filters import patch_filters
 from vitreous.inspection.maps.base import MapMethod
-from vitreous.inspection.maps.rollout import Rollout
 from vitreous.inspection.norms import token_norms
 from vitreous.inspection.positions import position_scores, position_similarity
 from vitreous.inspection.similarity import layer_similarity
 from vitreous.predictor import Classifier
 from vitreous.report.inspection.attention import head_maps, store
+from vitreous.report.inspection.model import FEWEST_SCORED
 from vitreous.report.inspection.page import MAX_ATTENTION_BYTES
 from vitreous.report.inspection.results import Comparison, ImageResult, Inspection, Measure
 from vitreous.train.config import parse_duration
@@ -42,7 +43,8 @@ __all__ = ["inspected"]
 _TOP = 5  # classes shown for an image
 _MEASURED = 64  # images of the measures of attention and tokens
 _FEWEST_COMPARED_DEPTHS = 4  # images of CKA
-_PROBED = 600  # images that linear probes are fitted to; half as many are scored
+_SEARCHED = 200, 2000  # fewest and most images that are searched for similar ones
+_PROBED = 200, 600  # fewest and most images that linear probes are fitted to; half as many are scored
 
 
 def inspected(options: Namespace, images: Sequence[ImageInput], classifier: Classifier | None = None) -> Inspection:
@@ -57,16 +59,16 @@ def inspected(options: Namespace, images: Sequence[ImageInput], classifier: Clas
         UsageError: If a method, block or class does not exist, or the budget is too small.
         DataError: If no image can be read, or the data cannot be used.
     """
-    methods, seconds = [map_method(name) for name in options.methods], parse_duration(options.budget)
+    shown, seconds = chosen_methods(options), parse_duration(options.budget)
     classifier = load_model(options) if classifier is None else classifier
     if images or options.data:
         classifier.require_classes()
     layers = _layers(options.layers, classifier.model.config.depth)
     target = _target(options.target, classifier.classes)
     data = open_labelled(classifier, options.data, options.data_dir, options.split) if options.data else None
-    results, inputs, failures = _images(classifier, images, methods, layers, target)
+    results, inputs, failures = _images(classifier, images, shown, layers, target)
     notes = list(unreadable_note(data.data)) if data else []
-    compared = compared_methods(methods)
+    compared = compared_methods(shown)
     drawn = _draw(classifier, data, inputs, compared, seconds=seconds, batch_size=options.batch_size)
     comparison = _compare(classifier, compared, data, inputs, drawn, batch_size=options.batch_size)
     if comparison is None and images:
@@ -76,13 +78,13 @@ def inspected(options: Namespace, images: Sequence[ImageInput], classifier: Clas
     searched = None
     if data is not None:
         count = int(seconds / seconds_per_image(classifier, options.batch_size) / 2)
-        searched = sample(classifier, data.searched, max(FEWEST, min(2000, count)), "search", seed=1)
+        searched = sample(classifier, data.searched, _within(count, _SEARCHED), "search", seed=1)
     if results:
         results = add_likeness(classifier, results, inputs, data, searched, batch_size=options.batch_size)
     basis = drawn.images if drawn is not None else torch.stack(inputs) if inputs else None
     measures = dict(_measures(classifier, basis, notes, options.batch_size))
-    if searched is not None and drawn is not None and len(set(searched.labels)) > 1:
-        measures["depth"] = _depth(classifier, searched, drawn)
+    if data is not None and searched is not None and (depth := _depth(classifier, data, searched, notes)) is not None:
+        measures["depth"] = depth
     return Inspection(
         model=str(options.model),
         description=_describe(classifier),
@@ -112,13 +114,12 @@ def _target(text: str | int | None, classes: Sequence[str]) -> str | int | None:
 def _images(
     classifier: Classifier,
     images: Sequence[ImageInput],
-    methods: Sequence[MapMethod],
+    shown: Sequence[MapMethod],
     layers: Sequence[int],
     target: str | int | None,
 ) -> tuple[list[ImageResult], list[Tensor], list[tuple[str, str]]]:
     """Return the results of the readable images, their inputs (C, H, W), and the names of others with the reason."""
     results, inputs, failures = [], [], []
-    shown = list({each.kind: each for each in [*methods, Rollout()]}.values())
     with progress_bar("inspect") as update:
         for done, item in enumerate(images):
             update(done, len(images))
@@ -213,14 +214,32 @@ def _measures(
         yield "depth_similarity", layer_similarity(model, images, batch_size=batch_size)
 
 
-def _depth(classifier: Classifier, searched: Sample, drawn: Sample) -> Measure:
-    """Fit linear probes at every depth; images that are in both samples are not scored."""
-    same_split = searched.split is drawn.split
-    fitted = [n for n, row in enumerate(searched.rows) if not (same_split and row % 2)][:_PROBED]
-    scored = [n for n, row in enumerate(drawn.rows) if not same_split or row % 2][: _PROBED // 2]
+def _depth(classifier: Classifier, data: Labelled, searched: Sample, notes: list[str]) -> Measure | None:
+    """Fit linear probes at every depth and score them on other images; None, with a note, if there are too few.
+
+    Images that are fitted to are never scored: in data of one split, those of even rows are fitted to, and the others
+    scored.
+    """
+    same_split, most = data.searched is data.scored, _within(len(searched.rows), _PROBED)
+    drawn = searched if same_split else sample(classifier, data.scored, most // 2, "probe", seed=2)
+    fitted = [n for n, row in enumerate(searched.rows) if not (same_split and row % 2)][:most]
+    scored = [n for n, row in enumerate(drawn.rows) if not same_split or row % 2][: most // 2]
+    if not scored or len(set(searched.labels[fitted])) < 2:
+        notes.append("No accuracy by depth: that needs images of at least two classes to fit to, and others to score.")
+        return None
+    if len(scored) < FEWEST_SCORED:
+        notes.append(
+            f"Accuracy by depth is measured on {pluralize(len(scored), 'image')} only, which says little: "
+            f"{FEWEST_SCORED} or more are needed to compare depths."
+        )
     return probe_by_depth(
         classifier.model, searched.images[fitted], searched.labels[fitted], drawn.images[scored], drawn.labels[scored]
     )
+
+
+def _within(count: int, limits: tuple[int, int]) -> int:
+    """Return the count, or the nearest of its limits."""
+    return min(max(count, limits[0]), limits[1])
 
 
 def _describe(classifier: Classifier) -> str:

@@ -17,7 +17,7 @@ from vitreous.evaluate.intervals import Interval
 from vitreous.inspection.faithfulness.randomisation import randomisation
 from vitreous.inspection.faithfulness.table import RANDOM, faithfulness_table, mean_interval, sample_size
 from vitreous.inspection.maps.attention import RawAttention
-from vitreous.inspection.maps.base import MapMethod
+from vitreous.inspection.maps.base import MapMethod, method_options
 from vitreous.inspection.maps.rollout import Rollout
 from vitreous.model.vit import VisionTransformer
 from vitreous.predictor import Classifier
@@ -36,7 +36,8 @@ _GROUPS = 10  # of patches; fewer where there are fewer patches
 def compared_methods(methods: Sequence[MapMethod]) -> list[MapMethod]:
     """Return the methods that are compared: the given ones, attention and rollout; random maps are always added."""
     found = {method.kind: method for method in (RawAttention(), Rollout())} | {each.kind: each for each in methods}
-    order = [*(each.kind for each in methods), RawAttention.kind, Rollout.kind]
+    chosen = [each.kind for each in methods if each.kind != Rollout.kind]
+    order = [*chosen, RawAttention.kind, Rollout.kind]
     return [found[kind] for kind in dict.fromkeys(order) if kind != RANDOM]
 
 
@@ -125,7 +126,8 @@ def compare(
             targets[:_RANDOMISED],
         )
         again[each.kind] = mean_interval(correlation)
-    return Comparison(tuple(rows), again, source, time.perf_counter() - start)
+    options = {each.kind: method_options(each) for each in methods}
+    return Comparison(tuple(rows), again, source, time.perf_counter() - start, options)
 
 
 def _maps(method: MapMethod, model: VisionTransformer, images: Tensor, targets: Tensor, batch_size: int) -> Tensor:

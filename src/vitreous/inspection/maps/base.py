@@ -6,7 +6,7 @@ Shapes: B batch, C channels, (h, w) patches down and across, K classes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from vitreous.errors import ConfigError
 from vitreous.model.part import Part
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["ClassMaps", "MapMethod", "by_patch", "chosen", "score"]
+__all__ = ["ClassMaps", "MapMethod", "by_patch", "chosen", "method_options", "score"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,11 @@ class MapMethod(Part):
     def compute(self, model: VisionTransformer, images: Tensor, targets: Tensor | None) -> ClassMaps:
         """Return the maps; arguments are checked, and gradients are enabled."""
         raise NotImplementedError
+
+
+def method_options(method: MapMethod) -> dict[str, Any]:
+    """Return the options of a method by name, as plain values."""
+    return {name: value for name, value in method.to_dict().items() if name != "kind"}
 
 
 def chosen(logits: Tensor, targets: Tensor | None) -> Tensor:

@@ -15,21 +15,11 @@ from vitreous.files.text import html_text
 from vitreous.inspection.explanation import Explanation
 from vitreous.report.document import safe
 from vitreous.report.drawing import data_uri, jpeg, magnitude_colours, png, reduced
+from vitreous.report.inspection.methods import method_title, option_text
 from vitreous.report.inspection.results import Comparison, ImageResult, Neighbour
 from vitreous.report.stage import Stage, map_layer, where_highest
 
-__all__ = ["METHOD_TITLES", "caution", "image_section"]
-
-METHOD_TITLES = {
-    "gradient-attention": "Gradient x attention",
-    "legrad": "LeGrad",
-    "grad-cam": "Grad-CAM",
-    "integrated-gradients": "Integrated gradients",
-    "occlusion": "Occlusion",
-    "rollout": "Attention rollout",
-    "attention": "Attention of the last block",
-    "random": "Random values",
-}
+__all__ = ["caution", "image_section"]
 
 _IMAGE_SIDE = 448  # pixels of the longer side in the page
 _THUMBNAIL_SIDE = 120
@@ -79,10 +69,11 @@ def _opacity(number: int) -> str:
 
 
 def _map_figure(one: Explanation, stage: Stage, source: str, comparison: Comparison | None) -> str:
-    title = METHOD_TITLES.get(one.method, one.method)
+    title = method_title(one.method, one.options)
     about = f"for {safe(one.label)}, {one.probability:.1%}" if one.uses_class else "the same for every class"
     low, high = float(one.patches.min()), float(one.patches.max())
     against = "; negative values speak against the class" if low < _SIGNED else ""
+    against += option_text(one.method, one.options)
     remark = caution(comparison and comparison.row(one.method))
     alt = f"{title} for {html_text(one.label)}: {where_highest(one.patches)}"
     return (

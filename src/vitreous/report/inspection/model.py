@@ -21,7 +21,10 @@ from vitreous.report.drawing import data_uri, magnitude_colours, png, scaled
 from vitreous.report.inspection.charts import Chart, Series
 from vitreous.report.inspection.results import Measure
 
-__all__ = ["filter_montage", "model_figures", "montage"]
+__all__ = ["FEWEST_SCORED", "filter_montage", "model_figures", "montage"]
+
+FEWEST_SCORED = 10
+"""Scored images below which accuracies of depths are not comparable."""
 
 _COLUMNS = 7  # of filters, as in the paper's figure
 
@@ -142,9 +145,13 @@ def _similarity(found: LayerSimilarity) -> Iterator[str]:
 
 
 def _depth(found: DepthProbe) -> Iterator[str]:
+    token = "class token" if found.token == "class" else "mean of the patch tokens"
+    few = "; too few to compare depths" if found.scored_images < FEWEST_SCORED else ""
     yield _chart_figure(
         "Linear probe by depth",
-        f"Accuracy of a linear classifier on the {found.token} at each depth; 0 is the input of the first block",
+        f"Accuracy of a linear classifier on the {token} at each depth; 0 is the input of the first block. "
+        f"Fitted to {found.train_images:,} images, scored on {found.scored_images:,} others "
+        f"(95 % interval at most ± {100 * found.margin:.0f} points{few})",
         Chart(
             [Series(found.accuracy, "blue", True, "accuracy")],
             "top-1 accuracy",

@@ -13,7 +13,8 @@ from vitreous.evaluate.intervals import Interval
 from vitreous.files.text import html_text, json_text, printable
 from vitreous.report.document import document, safe
 from vitreous.report.drawing import VIRIDIS
-from vitreous.report.inspection.images import METHOD_TITLES, caution, image_section
+from vitreous.report.inspection.images import caution, image_section
+from vitreous.report.inspection.methods import method_title
 from vitreous.report.inspection.model import model_figures
 from vitreous.report.inspection.results import Comparison, Inspection
 from vitreous.report.stage import scale_legend
@@ -76,8 +77,9 @@ def _comparison(found: Comparison) -> Iterator[str]:
         )
         is_control = row.method == "random"
         verdict = "control" if is_control else caution(row) or row.verdict
+        title = method_title(row.method, found.options.get(row.method, {}))
         again = found.randomisation.get(row.method)
-        yield f'<tr><th scope="row">{METHOD_TITLES.get(row.method, row.method)}</th>{scores}<td>{verdict}</td>'
+        yield f'<tr><th scope="row">{title}</th>{scores}<td>{verdict}</td>'
         yield f'<td class="number">{_interval(again) if again else ""}</td></tr>\n'
     yield "</tbody></table></div>\n</section>\n"
 

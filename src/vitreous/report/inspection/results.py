@@ -99,6 +99,7 @@ class ImageResult:
             "maps": [
                 {
                     "method": each.method,
+                    "options": dict(each.options),
                     "target": each.label,
                     "probability": each.probability,
                     "uses_class": each.uses_class,
@@ -127,12 +128,14 @@ class Comparison:
             drawn again: the mean and its interval.
         source: Where the images are from, for people.
         seconds: How long it took.
+        options: Options of each method, by its name.
     """
 
     rows: tuple[Faithfulness, ...]
     randomisation: Mapping[str, Interval]
     source: str
     seconds: float
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def row(self, method: str) -> Faithfulness | None:
         """Return the row of a method, if it was compared."""
@@ -143,7 +146,7 @@ class Comparison:
         return {
             "source": self.source,
             "seconds": self.seconds,
-            "methods": [asdict(row) for row in self.rows],
+            "methods": [{**asdict(row), "options": dict(self.options.get(row.method, {}))} for row in self.rows],
             "randomisation": {name: asdict(value) for name, value in self.randomisation.items()},
         }
 
