@@ -266,6 +266,7 @@ def encode(
 
 def head(z: Tensor, w: Weights, c: ViTConfig, seen: Seen | None = None) -> Tensor:
     """Pool and classify."""
+    note(seen, tokens=z)
     P = c.prefix_tokens
     if c.pool.kind in ("map", "seq") and c.pool.prefix is False:
         z = z[:, P:]

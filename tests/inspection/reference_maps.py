@@ -59,7 +59,22 @@ class Reference:
         R = torch.eye(N, dtype=torch.float64).repeat(len(self.images), 1, 1)
         for shares in self.heads:
             R = R + self.positive(shares, self.logits) @ R
-        return self.patches((self.pooling_rows(True)[:, None] @ R)[:, 0])
+        rows = self.pooling_rows(True)
+        if self.c.pool.kind != "mean":
+            return self.patches((rows[:, None] @ R)[:, 0])
+        z = self.seen["tokens"][-1]
+        (found,) = torch.autograd.grad(self.score(self.logits), z, retain_graph=True)
+        maps = []
+        for b, row in enumerate(rows):
+            pooled = [t for t, share in enumerate(row.tolist()) if share > 0]
+            given = {t: float(z[b, t].detach() @ found[b, t]) for t in pooled}
+            above = torch.zeros_like(row)
+            for t in pooled:
+                above[t] = max(0.0, given[t] - sum(given.values()) / len(pooled))
+            start = above / above.sum() if above.sum() else above
+            added = start @ R[b] - start
+            maps.append(start + (added / added.sum() if added.sum() else added))
+        return self.patches(torch.stack(maps))
 
     def legrad(self) -> Tensor:
         maps = []

@@ -20,6 +20,11 @@ class GradientAttention(MapMethod):
 
     R = I, then R += mean_h ReLU(dL/dA * A) R in each layer (equations 5 and 6). The map is the row of R that the
     pooling reads. Values are at least 0.
+
+    The paper's models read a class token. Where the mean of the patches is read, the row would start with the same
+    value for all of them, whatever they contribute. Instead it starts with how far the contribution of each token to
+    the class score, z dL/dz after the last norm, is above the mean of them. The map is then the sum of two rows, each
+    divided by its own sum: this one, and what attention adds to it.
     """
 
     kind = "gradient-attention"
@@ -28,10 +33,36 @@ class GradientAttention(MapMethod):
         values = model.intermediates(images.requires_grad_())
         targets = chosen(values.logits, targets)
         attentions = [*values.layers, *([values.pooling] if values.pooling else [])]
-        gradients = torch.autograd.grad(score(values.logits, targets), [each.mixed for each in attentions])
+        inputs = [*(each.mixed for each in attentions), values.tokens]
+        *gradients, of_tokens = torch.autograd.grad(score(values.logits, targets), inputs)
+        is_mean = model.config.pool.kind == "mean"
         with torch.no_grad():
             row = readout(model, values, gradients[-1] if values.pooling else None)  # B 1 T
+            if is_mean:
+                row = contributions(values.tokens, of_tokens, row > 0)
+            start = row
             # The row times (I + A_L) ... (I + A_1) from the left: T^2 products per layer, where R itself takes T^3.
             for layer, gradient in reversed(list(zip(values.layers, gradients, strict=False))):
                 row = row + row @ positive_weights(layer, gradient)
+            if is_mean:
+                row = start + shares(row - start)
         return ClassMaps(on_grid(row, values), values.logits, targets)
+
+
+def contributions(z: Tensor, gradient: Tensor, pooled: Tensor) -> Tensor:
+    """Return how far each pooled token's contribution to the class score is above their mean, as shares, B x 1 x T.
+
+    Args:
+        z: Tokens that the pooling reads, B x T x D.
+        gradient: Of the class score by ``z``.
+        pooled: Which tokens the mean is over, B x 1 x T bool.
+    """
+    each = (z * gradient).sum(-1)[:, None]  # B 1 T; 0 for tokens that are not pooled
+    mean = each.sum(-1, keepdim=True) / pooled.sum(-1, keepdim=True)
+    return shares((each - mean).relu() * pooled)
+
+
+def shares(row: Tensor) -> Tensor:
+    """Return a row B x 1 x T divided by its sum; zeros stay zeros."""
+    total = row.sum(-1, keepdim=True)
+    return row / torch.where(total > 0, total, 1)

@@ -112,8 +112,8 @@ def _comparison(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
     )
     headings = (("score", False), ("difference", True), ("95% interval", True), ("p", True))
     caption = (
-        "Intervals: a paired bootstrap of 2,000 resamples. p: 2,000 random swaps between the models. Of log loss, Brier "
-        "and ECE, less is better."
+        "Intervals: a paired bootstrap of 2,000 resamples. p: 2,000 random swaps between the models. "
+        "Of log loss, Brier and ECE, less is better."
     )
     yield scrolled("Comparison", table(caption, headings, rows))
 
