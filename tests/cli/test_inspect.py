@@ -139,7 +139,7 @@ def test_a_file_of_an_earlier_inspection_that_is_an_input_is_not_removed(vitreou
         (["--methods=legard"], "Did you mean 'legrad'?"),
         (["--target=one"], "--target is the class that maps of images explain: give IMAGES too"),
         (["--register-neurons=10"], "--register-neurons looks for outlier tokens in images: give IMAGES"),
-        (["IMAGE", "--register-neurons=0"], "--register-neurons is '0', it must be a whole number of at least 1"),
+        (["IMAGE", "--register-neurons=-1"], "--register-neurons is '-1', it must be a whole number of at least 0"),
         (["--split=val"], "--split val is a split of DATA: give --data too"),
         (["--budget=30"], "duration '30' has no unit"),
         (["--layers=2"], "--layers has 2, the model has 2 blocks: use -2 to 1"),

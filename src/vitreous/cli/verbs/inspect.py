@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import Namespace
-from jsonargparse.typing import PositiveInt
+from jsonargparse.typing import NonNegativeInt
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
@@ -66,8 +66,8 @@ def _parser() -> Parser:
     layers = "blocks whose attention is shown, from 0, or from the end with negative numbers [all]"
     add("--layers", type=list[int], default=[], metavar="N,N", help=layers)
     neurons = "move outlier tokens to a test-time register (arXiv 2506.08010): at most so many neurons that cause "
-    neurons += "them, such as 10; the page shows norms, maps and accuracy with and without [the model as it is]"
-    add("--register-neurons", type=PositiveInt | None, metavar="N", help=neurons)
+    neurons += "them, such as 10; the page shows norms, maps and accuracy with and without"
+    add("--register-neurons", type=NonNegativeInt, default=0, metavar="N", help=neurons)
     budget = "time for comparing map methods, such as 30s or 5m; it decides on how many images of DATA"
     add("--budget", type=str, default="30s", metavar="TIME", help=budget)
     add("--out", type=str | None, metavar="DIR", help="folder to write to [inspection, next to the model]")

@@ -129,7 +129,8 @@ def _register_maps(result: ImageResult, stage: _Stage) -> Iterator[str]:
     if not result.register_maps:
         return
     yield "<h3>With a test-time register</h3>\n"
-    yield '<p class="soft">Outlier tokens move to a register; <a href="#model">The model</a> says what else changes.</p>\n'
+    yield '<p class="soft">Outlier tokens move to a register; <a href="#model">The model</a> says what else changes.'
+    yield "</p>\n"
     yield '<div class="row pairs">\n'
     for before, after in result.register_maps:
         yield _map_figure(before, stage, prefix="Without: ")
