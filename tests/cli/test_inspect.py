@@ -138,6 +138,8 @@ def test_a_file_of_an_earlier_inspection_that_is_an_input_is_not_removed(vitreou
     [
         (["--methods=legard"], "Did you mean 'legrad'?"),
         (["--target=one"], "--target is the class that maps of images explain: give IMAGES too"),
+        (["--register-neurons=10"], "--register-neurons looks for outlier tokens in images: give IMAGES"),
+        (["IMAGE", "--register-neurons=-1"], "--register-neurons is '-1', it must be a whole number of at least 0"),
         (["--split=val"], "--split val is a split of DATA: give --data too"),
         (["--budget=30"], "duration '30' has no unit"),
         (["--layers=2"], "--layers has 2, the model has 2 blocks: use -2 to 1"),
@@ -196,6 +198,21 @@ def test_options_of_methods(vitreous, model_file, digit, tmp_path):
         classifier, digit, methods=["rollout"], rollout={"fusion": "max", "residual": 0.25}, quiet=True
     )
     np.testing.assert_array_equal(same.images[0].maps[0].patches, np.float32(maps["rollout"]["patches"]))
+
+
+def test_a_model_without_outliers_needs_no_register(vitreous, model_file, digits, digit, tmp_path):
+    words = ("--data", digits, "--register-neurons", "10", "--budget=5s", "--out", "out", "--device=cpu")
+    run = vitreous("inspect", model_file, digit, *words)
+    assert run.returncode == 0, run.stderr
+    document = json.loads((tmp_path / "out" / "inspection.json").read_text())
+    found = document["measures"]["test_time_register"]
+    assert found["neurons"] == []
+    assert found["scored_images"] == 60
+    assert found["accuracy_before"] == found["accuracy_after"]
+    assert document["images"][0]["maps_with_register"] == []
+    page = (tmp_path / "out" / "inspection.html").read_text()
+    assert "is an outlier: the model needs no register, and is left as it is" in page
+    assert "With a test-time register" not in page
 
 
 def test_help_teaches_the_options_of_methods(capsys):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import Namespace
+from jsonargparse.typing import NonNegativeInt
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
@@ -47,6 +48,7 @@ def _parser() -> Parser:
             ("vitreous inspect runs/photos-1 cat.jpg dog.jpg", "two images; the page is runs/photos-1/inspection/"),
             ("vitreous inspect runs/photos-1 cat.jpg --data photos/", "with neighbours, and maps put to the test"),
             ("vitreous inspect model.safetensors cat.jpg --target dog --methods legrad,occlusion", "why not a dog?"),
+            ("vitreous inspect runs/photos-1 cat.jpg --register-neurons 10", "without and with a test-time register"),
             ("vitreous inspect runs/photos-1 cat.jpg --rollout.fusion max", "rollout by the head that attends most"),
         ],
     )
@@ -63,6 +65,9 @@ def _parser() -> Parser:
     add("--target", type=str | None, metavar="CLASS", help="name or number of the class to explain [the predicted one]")
     layers = "blocks whose attention is shown, from 0, or from the end with negative numbers [all]"
     add("--layers", type=list[int], default=[], metavar="N,N", help=layers)
+    neurons = "move outlier tokens to a test-time register (arXiv 2506.08010): at most so many neurons that cause "
+    neurons += "them, such as 10; the page shows norms, maps and accuracy with and without"
+    add("--register-neurons", type=NonNegativeInt, default=0, metavar="N", help=neurons)
     budget = "time for comparing map methods, such as 30s or 5m; it decides on how many images of DATA"
     add("--budget", type=str, default="30s", metavar="TIME", help=budget)
     add("--out", type=str | None, metavar="DIR", help="folder to write to [inspection, next to the model]")
@@ -84,6 +89,8 @@ def parsed(argv: Sequence[str]) -> Namespace:
     options = parser.parse_args(argv)
     if options.target is not None and not options.images:
         raise UsageError("--target is the class that maps of images explain: give IMAGES too, or remove it")
+    if options.register_neurons and not options.images and options.data is None:
+        raise UsageError("--register-neurons looks for outlier tokens in images: give IMAGES, --data, or both")
     if options.split is not None and options.data is None:
         raise UsageError(f"--split {options.split} is a split of DATA: give --data too, or remove it")
     from vitreous.train.config import parse_duration  # imports torch

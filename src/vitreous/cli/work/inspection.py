@@ -18,6 +18,7 @@ from vitreous.cli.output.terminal import format_count, progress_bar
 from vitreous.cli.work.labelled_sample import Labelled, Sample, open_labelled, sample
 from vitreous.cli.work.likeness import add_likeness
 from vitreous.cli.work.map_comparison import FEWEST, affordable, compare, compared_methods, seconds_per_image
+from vitreous.cli.work.register_comparison import add_register_maps, compare_registers
 from vitreous.cli.work.scoring import unreadable_note
 from vitreous.data.images.inputs import ImageInput, input_name, strip_name, to_source
 from vitreous.data.images.reading import read_image
@@ -83,6 +84,13 @@ def inspected(options: Namespace, images: Sequence[ImageInput], classifier: Clas
         results = add_likeness(classifier, results, inputs, data, searched, batch_size=options.batch_size)
     basis = drawn.images if drawn is not None else torch.stack(inputs) if inputs else None
     measures = dict(_measures(classifier, basis, notes, options.batch_size))
+    if options.register_neurons and basis is not None:
+        effect, changed = compare_registers(
+            classifier, basis[:_MEASURED], data, max_neurons=options.register_neurons, batch_size=options.batch_size
+        )
+        measures["test_time_register"] = effect
+        if effect.moved:
+            results = add_register_maps(classifier, changed, results, shown)
     if data is not None and searched is not None and (depth := _depth(classifier, data, searched, notes)) is not None:
         measures["depth"] = depth
     return Inspection(

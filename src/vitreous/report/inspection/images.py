@@ -28,19 +28,22 @@ _SIGNED = 0.0  # maps with values below it have values that speak against the cl
 
 def image_section(number: int, result: ImageResult, comparison: Comparison | None) -> Iterator[str]:
     """Yield the section of image `number`, from 0."""
-    source = data_uri(jpeg(reduced(result.pixels, _IMAGE_SIDE)))
+    photo = data_uri(jpeg(reduced(result.pixels, _IMAGE_SIDE)))
     stage = Stage.of(result.maps[0])
-    yield f'<section aria-labelledby="image-{number}">\n<h2 id="image-{number}">{safe(_short(result.name))}</h2>\n'
+    # Once for all frames of the section: with every method, a page of eight images would exceed 6 MB otherwise.
+    yield f'<section aria-labelledby="image-{number}" style="--photo:url({photo})">\n'
+    yield f'<h2 id="image-{number}">{safe(_short(result.name))}</h2>\n'
     yield _probabilities(result)
     yield _opacity(number)
     yield '<div class="row">\n'
     yield f"<figure><figcaption>The image<small>{_size(result)}</small></figcaption>"
-    yield stage.draw(source, f'<span class="frame" style="{stage.input}"></span>') + "</figure>\n"
-    yield from (_map_figure(each, stage, source, comparison) for each in result.maps)
+    yield _framed(stage, f'<span class="frame" style="{stage.input}"></span>') + "</figure>\n"
+    yield from (_map_figure(each, stage, comparison) for each in result.maps)
     if result.colours is not None:
         yield _colours_figure(result, stage)
     yield "</div>\n"
-    yield from _viewer(number, result, source)
+    yield from _register_maps(result, stage)
+    yield from _viewer(number, result)
     yield from _heads(result)
     yield from _neighbours(result)
     yield "</section>\n"
@@ -68,8 +71,8 @@ def _opacity(number: int) -> str:
     )
 
 
-def _map_figure(one: Explanation, stage: Stage, source: str, comparison: Comparison | None) -> str:
-    title = method_title(one.method, one.options)
+def _map_figure(one: Explanation, stage: Stage, comparison: Comparison | None = None, prefix: str = "") -> str:
+    title = prefix + method_title(one.method, one.options)
     about = f"for {safe(one.label)}, {one.probability:.1%}" if one.uses_class else "the same for every class"
     low, high = float(one.patches.min()), float(one.patches.max())
     against = "; negative values speak against the class" if low < _SIGNED else ""
@@ -78,8 +81,27 @@ def _map_figure(one: Explanation, stage: Stage, source: str, comparison: Compari
     alt = f"{title} for {html_text(one.label)}: {where_highest(one.patches)}"
     return (
         f"<figure><figcaption>{title}, {about} {remark}<small>{low:.3g} to {high:.3g}{against}</small></figcaption>"
-        f"{stage.draw(source, map_layer(one, stage, alt))}</figure>\n"
+        f"{_framed(stage, map_layer(one, stage, alt))}</figure>\n"
     )
+
+
+def _framed(stage: Stage, *layers: str) -> str:
+    """Return the frame with the image of the section; the layers lie above it."""
+    return stage.frame(f'<span class="photo" style="{stage.image}"></span>', *layers)
+
+
+def _register_maps(result: ImageResult, stage: Stage) -> Iterator[str]:
+    """Yield the maps without and with a test-time register, side by side."""
+    if not result.register_maps:
+        return
+    yield "<h3>With a test-time register</h3>\n"
+    yield '<p class="soft">Outlier tokens move to a register; <a href="#model">The model</a> says what else changes.'
+    yield "</p>\n"
+    yield '<div class="row pairs">\n'
+    for before, after in result.register_maps:
+        yield _map_figure(before, stage, prefix="Without: ")
+        yield _map_figure(after, stage, prefix="With: ")
+    yield "</div>\n"
 
 
 def _colours_figure(result: ImageResult, stage: Stage) -> str:
@@ -89,7 +111,7 @@ def _colours_figure(result: ImageResult, stage: Stage) -> str:
     return f"<figure><figcaption>Patch features<small>{note}</small></figcaption>{stage.frame(layer)}</figure>\n"
 
 
-def _viewer(number: int, result: ImageResult, source: str) -> Iterator[str]:
+def _viewer(number: int, result: ImageResult) -> Iterator[str]:
     """Yield the interactive view of attention, which the script of the page fills in."""
     store = result.attention
     (h, w), of = store.grid, result.maps[0].grid
@@ -105,7 +127,7 @@ def _viewer(number: int, result: ImageResult, source: str) -> Iterator[str]:
     yield f"{html.escape(store.left_out)}</p>\n"
     yield "<noscript><p>This view needs scripts; the page loads nothing from outside.</p></noscript>\n"
     yield f'<div class="viewer row" data-image="{number}">'
-    yield f'<figure class="wide">{stage.draw(source, canvas, pad)}</figure><div><div class="controls">'
+    yield f'<figure class="wide">{_framed(stage, canvas, pad)}</figure><div><div class="controls">'
     yield _slider("block", number, "Block", len(store.layers) - 1, len(store.layers) - 1)
     yield f"{_slider('head', number, 'Head', len(store.heads), 0)}</div>"
     if store.prefix:

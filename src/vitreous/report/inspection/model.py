@@ -16,9 +16,12 @@ from vitreous.inspection.depth import DepthProbe
 from vitreous.inspection.filters import Filters
 from vitreous.inspection.norms import TokenNorms
 from vitreous.inspection.positions import OffsetScores, PositionSimilarity
+from vitreous.inspection.register_effect import RegisterEffect
 from vitreous.inspection.similarity import LayerSimilarity
-from vitreous.report.drawing import data_uri, magnitude_colours, png, scaled
+from vitreous.report.drawing import magnitude_colours, scaled
 from vitreous.report.inspection.charts import Chart, Series
+from vitreous.report.inspection.figures import chart_figure, image_figure
+from vitreous.report.inspection.register import register_figures
 from vitreous.report.inspection.results import Measure
 
 __all__ = ["FEWEST_SCORED", "filter_montage", "model_figures", "montage"]
@@ -57,7 +60,7 @@ def filter_montage(filters: Filters) -> npt.NDArray[np.uint8]:
 
 def _filters(filters: Filters) -> Iterator[str]:
     share = f"{filters.explained.sum():.0%} of the variance of the kernels"
-    yield _image_figure(
+    yield image_figure(
         "Patch filters",
         f"Principal components of the patch projection, {share}; each has its own scale",
         filter_montage(filters),
@@ -69,7 +72,7 @@ def _positions(found: PositionSimilarity) -> Iterator[str]:
     h, w = found.similarity.shape[:2]
     low, high = float(found.similarity.min()), float(found.similarity.max())
     tiles = magnitude_colours(found.similarity, low, high).reshape(h * w, h, w, 3)
-    yield _image_figure(
+    yield image_figure(
         "Similarity of position embeddings",
         f"One map for each patch: the cosine of its embedding with those of all patches, {low:.2f} to {high:.2f}",
         montage(tiles, w),
@@ -81,7 +84,7 @@ def _offsets(found: OffsetScores) -> Iterator[str]:
     scores = found.product if found.bias is None else found.product + found.bias
     mean = scores.mean(1)  # L (2h - 1) (2w - 1)
     tiles = np.stack([magnitude_colours(each) for each in mean])
-    yield _image_figure(
+    yield image_figure(
         "Attention scores by offset",
         "One map for each block, heads averaged: the mean score of two patches by their offset, 0 in the centre",
         montage(tiles, min(4, len(tiles))),
@@ -92,7 +95,7 @@ def _offsets(found: OffsetScores) -> Iterator[str]:
 def _distance(found: AttentionDistance) -> Iterator[str]:
     heads = found.distance.shape[1]
     span = f"{found.distance.min():.0f} to {found.distance.max():.0f} pixels"
-    yield _chart_figure(
+    yield chart_figure(
         "Attention distance",
         "Mean distance between a patch and what it attends to, for each head; dashed: uniform attention. "
         f"{found.images} images",
@@ -103,7 +106,7 @@ def _distance(found: AttentionDistance) -> Iterator[str]:
             reference=found.uniform,
         ),
     )
-    yield _chart_figure(
+    yield chart_figure(
         "Attention entropy",
         "Entropy of the attention of a patch as a share of its maximum, for each head; 1 is uniform attention",
         Chart(
@@ -125,7 +128,7 @@ def _norms(found: TokenNorms) -> Iterator[str]:
         prefix = found.norms[:, :, : found.prefix_tokens].mean((1, 2)).tolist()
         series.append(Series(prefix, "green", True, "prefix tokens"))
     names = "blue: median patch, orange: largest patch" + (", green: prefix tokens" if found.prefix_tokens else "")
-    yield _chart_figure(
+    yield chart_figure(
         "Token norms",
         f"Norms of tokens after each block: {names}; {text}",
         Chart(series, "norm", f"Token norms by block; {text}"),
@@ -135,7 +138,7 @@ def _norms(found: TokenNorms) -> Iterator[str]:
 def _similarity(found: LayerSimilarity) -> Iterator[str]:
     for name, values in (("mean patch", found.patches), ("class token", found.class_token)):
         if values is not None:
-            yield _image_figure(
+            yield image_figure(
                 f"Similarity of depths, {name}",
                 "Linear CKA between the input of block 0 (top left) and the outputs of all blocks, 0 to 1. "
                 f"{found.images} images",
@@ -147,7 +150,7 @@ def _similarity(found: LayerSimilarity) -> Iterator[str]:
 def _depth(found: DepthProbe) -> Iterator[str]:
     token = "class token" if found.token == "class" else "mean of the patch tokens"
     few = "; too few to compare depths" if found.scored_images < FEWEST_SCORED else ""
-    yield _chart_figure(
+    yield chart_figure(
         "Linear probe by depth",
         f"Accuracy of a linear classifier on the {token} at each depth; 0 is the input of the first block. "
         f"Fitted to {found.train_images:,} images, scored on {found.scored_images:,} others "
@@ -160,15 +163,6 @@ def _depth(found: DepthProbe) -> Iterator[str]:
             high=1.0,
         ),
     )
-
-
-def _image_figure(title: str, note: str, pixels: npt.NDArray[np.uint8], alt: str) -> str:
-    image = f'<img class="block exact" src="{data_uri(png(pixels))}" alt="{title}: {alt}">'
-    return f"<figure><figcaption>{title}<small>{note}</small></figcaption>{image}</figure>\n"
-
-
-def _chart_figure(title: str, note: str, chart: Chart) -> str:
-    return f'<figure class="wide"><figcaption>{title}<small>{note}</small></figcaption>{chart.svg()}</figure>\n'
 
 
 def _of_neighbours(similarity: npt.NDArray[Any]) -> float:
@@ -184,6 +178,7 @@ _DRAW: dict[type, Callable[[Any], Iterator[str]]] = {
     OffsetScores: _offsets,
     AttentionDistance: _distance,
     TokenNorms: _norms,
+    RegisterEffect: register_figures,
     LayerSimilarity: _similarity,
     DepthProbe: _depth,
 }

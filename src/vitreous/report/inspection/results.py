@@ -77,6 +77,8 @@ class ImageResult:
         colours: Principal components of the patch features as colours, (h, w, 3) in [0, 1]; None if not computed.
         neighbours: Most similar labelled images, the most similar first; empty without data.
         patch_neighbours: Most similar patches of labelled images, for some patches.
+        register_maps: Maps of the model, each with that of the same method with a test-time register; empty unless they
+            were asked for and outlier tokens moved.
     """
 
     name: str
@@ -89,6 +91,7 @@ class ImageResult:
     colours: npt.NDArray[np.floating[Any]] | None = None
     neighbours: tuple[Neighbour, ...] = ()
     patch_neighbours: tuple[PatchNeighbour, ...] = ()
+    register_maps: tuple[tuple[Explanation, Explanation], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return every number of the image."""
@@ -106,6 +109,10 @@ class ImageResult:
                     "patches": each.patches.tolist(),
                 }
                 for each in self.maps
+            ],
+            "maps_with_register": [
+                {"method": after.method, "without": before.patches.tolist(), "with": after.patches.tolist()}
+                for before, after in self.register_maps
             ],
             "attention_blocks": list(self.attention_layers),
             "attention_by_block_and_head": self.heads.tolist(),

@@ -1,0 +1,78 @@
+"""`vitreous inspect --register-neurons`: maps, norms and accuracy with and without a test-time register.
+
+Shapes: n images, C channels, H x W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vitreous.checkpoint.model_file import ModelInfo
+from vitreous.cli.work.labelled_sample import Labelled, sample
+from vitreous.inspection.explain import explain
+from vitreous.inspection.maps.attention import RawAttention
+from vitreous.inspection.maps.base import MapMethod
+from vitreous.inspection.register_effect import RegisterEffect, register_effect
+from vitreous.model.vit import VisionTransformer
+from vitreous.predictor import Classifier
+from vitreous.report.inspection.results import ImageResult
+
+__all__ = ["add_register_maps", "compare_registers"]
+
+_SCORED = 300  # labelled images
+
+
+@dataclass(frozen=True)
+class _Changed:
+    """A classifier with another model, for :func:`explain`."""
+
+    model: VisionTransformer
+    info: ModelInfo
+    device: torch.device
+    engine: str = "torch"
+
+
+def compare_registers(
+    classifier: Classifier, images: Tensor, data: Labelled | None, *, max_neurons: int, batch_size: int
+) -> tuple[RegisterEffect, VisionTransformer]:
+    """Move outlier tokens to a test-time register; return the effect and the changed model.
+
+    Args:
+        classifier: The model.
+        images: Normalised images to find the neurons with, (n, C, H, W).
+        data: Labelled images to score, or None. Images of classes that the model does not have are left out.
+        max_neurons: Largest number of neurons.
+        batch_size: Images per pass.
+    """
+    labelled = None
+    if data is not None:
+        drawn = sample(classifier, data.scored, _SCORED, "score", seed=3)
+        names = [data.data.classes[int(label)] for label in drawn.labels]
+        known = [n for n, name in enumerate(names) if name in classifier.classes]
+        labels = torch.tensor([classifier.classes.index(names[n]) for n in known], dtype=torch.long)
+        labelled = (drawn.images[known], labels)
+    return register_effect(classifier.model, images, labelled, max_neurons=max_neurons, batch_size=batch_size)
+
+
+def add_register_maps(
+    classifier: Classifier, changed: VisionTransformer, results: Sequence[ImageResult], methods: Sequence[MapMethod]
+) -> list[ImageResult]:
+    """Return the results with maps of the changed model beside those of the model, of the same classes.
+
+    Attention of the last block is added to the methods, since outliers show in it most.
+    """
+    other, found = _Changed(changed, classifier.info, classifier.device), []
+    shown = list({each.kind: each for each in (RawAttention(), *methods)}.values())
+    for result in results:
+        have, pairs = {each.method: each for each in result.maps}, []
+        for method in shown:
+            target = result.maps[0].target
+            before = have.get(method.kind) or explain(classifier, result.pixels, target, method)
+            after = explain(other, result.pixels, before.target, method)
+            pairs.append((replace(before, name=result.name), replace(after, name=result.name)))
+        found.append(replace(result, register_maps=tuple(pairs)))
+    return found
