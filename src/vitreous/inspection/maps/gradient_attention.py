@@ -39,17 +39,17 @@ class GradientAttention(MapMethod):
         with torch.no_grad():
             row = readout(model, values, gradients[-1] if values.pooling else None)  # B 1 T
             if is_mean:
-                row = contributions(values.tokens, of_tokens, row > 0)
+                row = _contributions(values.tokens, of_tokens, row > 0)
             start = row
             # The row times (I + A_L) ... (I + A_1) from the left: T^2 products per layer, where R itself takes T^3.
             for layer, gradient in reversed(list(zip(values.layers, gradients, strict=False))):
                 row = row + row @ positive_weights(layer, gradient)
             if is_mean:
-                row = start + shares(row - start)
+                row = start + _shares(row - start)
         return ClassMaps(on_grid(row, values), values.logits, targets)
 
 
-def contributions(z: Tensor, gradient: Tensor, pooled: Tensor) -> Tensor:
+def _contributions(z: Tensor, gradient: Tensor, pooled: Tensor) -> Tensor:
     """Return how far each pooled token's contribution to the class score is above their mean, as shares, B x 1 x T.
 
     Args:
@@ -59,10 +59,10 @@ def contributions(z: Tensor, gradient: Tensor, pooled: Tensor) -> Tensor:
     """
     each = (z * gradient).sum(-1)[:, None]  # B 1 T; 0 for tokens that are not pooled
     mean = each.sum(-1, keepdim=True) / pooled.sum(-1, keepdim=True)
-    return shares((each - mean).relu() * pooled)
+    return _shares((each - mean).relu() * pooled)
 
 
-def shares(row: Tensor) -> Tensor:
+def _shares(row: Tensor) -> Tensor:
     """Return a row B x 1 x T divided by its sum; zeros stay zeros."""
     total = row.sum(-1, keepdim=True)
     return row / torch.where(total > 0, total, 1)
