@@ -11,7 +11,7 @@ from sklearn import metrics as sk
 from torchmetrics.functional import classification as tm
 
 from vitreous.errors import DataError
-from vitreous.evaluate.scores import class_order, confused_images, detailed_scores
+from vitreous.evaluate.scores import class_order, confused_images, detailed_scores, matthews
 
 
 def predictions(n: int, classes: int, seed: int, used: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,3 +100,11 @@ def test_confused_images_by_hand() -> None:
     found = confused_images(logits, torch.tensor([0, 0, 0, 2, 2, 1]))
     assert [(one.true, one.predicted, one.images) for one in found] == [(0, 1, (0, 1)), (1, 0, (5,)), (2, 1, (4,))]
     assert found[0].share == pytest.approx(2 / 3)
+
+
+def test_matthews_of_one_predicted_class_is_0_with_weighted_counts() -> None:
+    """Weights such as n / (n - 1) leave rounding errors where the spread of predictions is 0."""
+    for n in range(2, 400):
+        weight = n / (n - 1)
+        found = matthews(n * weight, np.array([n * weight, 3 * weight]), np.array([n * weight + 3 * weight, 0.0]))
+        assert found == 0

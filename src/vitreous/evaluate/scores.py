@@ -145,7 +145,9 @@ def matthews(hits: npt.ArrayLike, support: npt.ArrayLike, predicted: npt.ArrayLi
     hits, support, predicted = (np.asarray(counts, np.float64) for counts in (hits, support, predicted))
     n = support.sum(axis=-1)
     covariance = hits * n - (support * predicted).sum(axis=-1)
-    spread = (n**2 - (support**2).sum(axis=-1)) * (n**2 - (predicted**2).sum(axis=-1))
+    spreads = [n**2 - (counts**2).sum(axis=-1) for counts in (support, predicted)]
+    # Weighted counts of a single class leave a rounding error, of either sign, instead of 0.
+    spread = math.prod(np.where(each > 1e-12 * n**2, each, 0) for each in spreads)
     return _ratio(covariance, np.sqrt(spread))
 
 

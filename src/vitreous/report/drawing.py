@@ -7,23 +7,28 @@ colour blindness (https://bids.github.io/colormap/). Shapes: (h, w) patches, H x
 from __future__ import annotations
 
 import base64
+import functools
 import io
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-__all__ = ["VIRIDIS", "data_uri", "jpeg", "magnitude_colours", "overlaid", "png", "reduced", "scaled"]
+__all__ = ["data_uri", "jpeg", "magnitude_colours", "overlaid", "png", "reduced", "scaled", "viridis"]
 
 Bytes = npt.NDArray[np.uint8]
 
-VIRIDIS: Bytes = (mpl.colormaps["viridis"](np.arange(256))[:, :3] * 255).round().astype(np.uint8)
-"""The colours, (256, 3)."""
-
 _OPACITY = 0.6  # of a map over its image in PNG files
 _MAX_JPEG = 36_000  # bytes of an image in a page, which has each image several times
+
+
+@functools.cache
+def viridis() -> Bytes:
+    """Return the colours, (256, 3)."""
+    import matplotlib as mpl  # slow, and creates a folder for its settings: only where something is drawn
+
+    return (mpl.colormaps["viridis"](np.arange(256))[:, :3] * 255).round().astype(np.uint8)
 
 
 def scaled(values: npt.NDArray[Any], low: float | None = None, high: float | None = None) -> npt.NDArray[np.float64]:
@@ -39,7 +44,7 @@ def scaled(values: npt.NDArray[Any], low: float | None = None, high: float | Non
 
 def magnitude_colours(values: npt.NDArray[Any], low: float | None = None, high: float | None = None) -> Bytes:
     """Return the colours (..., 3) of values as :func:`scaled`; NaN has that of the lowest value."""
-    return VIRIDIS[np.nan_to_num(255 * scaled(values, low, high)).round().astype(np.uint8)]
+    return viridis()[np.nan_to_num(255 * scaled(values, low, high)).round().astype(np.uint8)]
 
 
 def overlaid(image: Image.Image, values: npt.NDArray[np.float32]) -> Image.Image:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitreous.inspection.explanation import Explanation
-from vitreous.report.drawing import VIRIDIS, data_uri, magnitude_colours, png
+from vitreous.report.drawing import data_uri, magnitude_colours, png, viridis
 
 __all__ = ["Stage", "map_layer", "scale_legend", "where_highest"]
 
@@ -60,7 +60,7 @@ def map_layer(one: Explanation, stage: Stage, alt: str) -> str:
 
 def scale_legend(note: str) -> str:
     """Return the legend of all maps of a page; `note` is HTML."""
-    stops = ",".join(f"rgb({r},{g},{b})" for r, g, b in VIRIDIS[::17].tolist())
+    stops = ",".join(f"rgb({r},{g},{b})" for r, g, b in viridis()[::17].tolist())
     return (
         f'<div class="scale"><span>lowest</span><i style="background:linear-gradient(90deg,{stops})"></i>'
         f'<span>highest</span><span class="soft">{note}</span></div>\n'

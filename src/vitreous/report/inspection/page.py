@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from vitreous.evaluate.intervals import Interval
 from vitreous.files.text import html_text, json_text, printable
 from vitreous.report.document import document, safe
-from vitreous.report.drawing import VIRIDIS
+from vitreous.report.drawing import viridis
 from vitreous.report.inspection.images import caution, image_section
 from vitreous.report.inspection.methods import method_title
 from vitreous.report.inspection.model import model_figures
@@ -103,5 +103,5 @@ def _data(result: Inspection) -> str:
         }
         for image in result.images
     ]
-    document = {"colours": base64.b64encode(VIRIDIS.tobytes()).decode("ascii"), "images": images}
+    document = {"colours": base64.b64encode(viridis().tobytes()).decode("ascii"), "images": images}
     return json_text(document).replace("<", "\\u003c")
