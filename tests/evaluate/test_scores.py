@@ -103,8 +103,10 @@ def test_confused_images_by_hand() -> None:
 
 
 def test_matthews_of_one_predicted_class_is_0_with_weighted_counts() -> None:
-    """Weights such as n / (n - 1) leave rounding errors where the spread of predictions is 0."""
-    for n in range(2, 400):
-        weight = n / (n - 1)
-        found = matthews(n * weight, np.array([n * weight, 3 * weight]), np.array([n * weight + 3 * weight, 0.0]))
-        assert found == 0
+    """Weights such as n / (n - 1) leave rounding errors of either sign where the spread of predictions is 0."""
+    for seed in range(200):
+        n = np.random.default_rng(seed).integers(2, 30, 8)
+        weighted = n * n / (n - 1)
+        predicted = np.zeros(8)
+        predicted[0] = weighted.cumsum()[-1]
+        assert matthews(weighted[0], weighted, predicted) == 0
