@@ -44,6 +44,7 @@ FORMAT_VERSION = 2
 KEY = "vitreous"
 _DIGEST = "vitreous_sha256"  # of the metadata and every tensor; safetensors has no checksum
 
+_FEWEST_OF_BLOCK = 4  # weights: two matrices of attention, two of the MLP
 _SHOWN = 5  # problems that one error lists
 # Lone surrogates, without those by which os.fsdecode represents bytes that are not UTF-8.
 _LONE_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
@@ -271,9 +272,11 @@ def _parse_config(file: Path, document: dict[str, Any], header: Header) -> ViTCo
         raise CheckpointError(f"'{file}': the model's configuration contradicts itself: {error}") from error
     if reason := too_many_blocks(config):
         raise CheckpointError(f"'{file}' cannot be read: {reason}")
-    blocks = len({name.split(".")[1] for name in header.shapes if name.startswith("blocks.")})
-    if blocks != config.depth:  # building the claimed depth would take time and memory
+    in_blocks = [name.split(".")[1] for name in header.shapes if name.startswith("blocks.")]
+    if (blocks := len(set(in_blocks))) != config.depth:  # building the claimed depth would take time and memory
         raise CheckpointError(f"'{file}' has weights of {blocks} blocks, expected depth {config.depth}")
+    if len(in_blocks) < _FEWEST_OF_BLOCK * blocks:  # likewise
+        raise CheckpointError(f"'{file}' has {len(in_blocks)} weights in {blocks} blocks, too few for whole blocks")
     if (layers := sum(getattr(config.stem, "layers", ()))) > len(header.shapes):  # likewise
         raise CheckpointError(f"'{file}' has {len(header.shapes)} weights, too few for its {layers} resnet layers")
     return config
