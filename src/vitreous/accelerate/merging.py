@@ -33,15 +33,15 @@ def merge_tokens(model: VisionTransformer, count: int) -> None:
 
     Raises:
         ConfigError: If the count is negative; if blocks need the position of each token, because a merged one has
-            several; if attention is axial; or if the model has a user's own blocks.
+            several; if attention needs whole rows and columns; or if the model has a user's own blocks.
     """
     if count < 0:
         raise ConfigError(f"merge_tokens is {count}, it must be at least 0")
-    position = model.config.position
-    if count and model.config.attention.kind == "axial":
+    position, attention = model.config.position, model.config.attention
+    if count and attention.needs_grid:
         raise ConfigError(
-            "tokens cannot be merged with attention axial: merged patches leave no whole rows and columns. Models with "
-            "attention softmax can; use merge_tokens 0"
+            f"tokens cannot be merged with attention {attention.kind}: merged patches leave no whole rows and columns. "
+            "Models with attention softmax can; use merge_tokens 0"
         )
     if count and position.acts_in_blocks:
         free = [_with_layers(kind()) for kind in POSITIONS if not kind().acts_in_blocks]

@@ -43,7 +43,6 @@ __all__ = ["FastBlock", "FastVisionTransformer", "accelerate", "build", "create"
 
 _MAX_TABLES = 8  # per model, so that a server that sees many image sizes does not run out of memory
 
-_ATTENTIONS = (Attention, AxialAttention)
 _Table = TypeVar("_Table")
 
 
@@ -73,7 +72,7 @@ def accelerate(model: VisionTransformer) -> FastVisionTransformer:
     the arguments that the fast model passes. Other modules of a user's, such as a head, stay as they are.
     """
     own = type(model) is not VisionTransformer
-    if own or any(type(block) is not Block or type(block.attn) not in _ATTENTIONS for block in model.blocks):
+    if own or any(type(block) is not Block or type(block.attn) not in _FAST for block in model.blocks):
         return cast(FastVisionTransformer, model)
     for module in (*model.blocks.modules(), *model.pool.modules()):
         if type(module) is nn.Linear:

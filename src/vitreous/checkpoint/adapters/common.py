@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError
+from vitreous.model.attention import AttentionConfig
 from vitreous.model.config import ViTConfig
 from vitreous.model.positions.learned_base import LearnedPosition
 
@@ -77,8 +78,8 @@ class OutgoingModel:
         position = self.config.position
         if isinstance(position, LearnedPosition) and position.layers != "first":  # no other family has them
             problems.append(f"positions added before every block (position.layers {position.layers})")
-        if self.config.attention.kind == "axial":
-            problems.append("axial attention")
+        if (attention := self.config.attention.kind) != AttentionConfig.kind:  # likewise
+            problems.append(f"{attention} attention")
         problems += [f"{name} (--drop {name} leaves it out)" for name in self.kept if not keeps]
         if problems:
             raise CheckpointError(

@@ -33,6 +33,7 @@ class AxialConfig(AttentionConfig):
     """
 
     kind = "axial"
+    needs_grid = True
 
     def problems(self, shape: Shape) -> Iterator[str]:
         yield from super().problems(shape)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,6 +34,8 @@ class AttentionConfig(Part):
     """
 
     kind = "softmax"
+    needs_grid: ClassVar[bool] = False
+    """Whether patches must form whole rows and columns, so that none can be dropped or merged."""
     qkv_bias: bool = True
     qk_norm: bool = False
     dropout: float = 0.0
