@@ -6,6 +6,7 @@ Shapes: B batch, C channels, H x W pixels, K classes.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +23,7 @@ from vitreous.inspection.maps.base import MapMethod, method_options
 from vitreous.model.part import choose
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["Explainable", "explain", "map_method"]
+__all__ = ["Explainable", "ModelInMemory", "explain", "map_method"]
 
 
 class Explainable(Protocol):
@@ -43,6 +44,16 @@ class Explainable(Protocol):
     @property
     def engine(self) -> str:
         """The engine that was asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelInMemory:
+    """A model that is in no file, such as one in training, as :func:`explain` takes it."""
+
+    model: VisionTransformer
+    info: ModelInfo
+    device: torch.device
+    engine: str = "torch"
 
 
 def explain(

@@ -6,14 +6,11 @@ import contextlib
 import copy
 import math
 import time
-from dataclasses import dataclass
-
-import torch
 
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.data.sources.opening import Split
 from vitreous.errors import ConfigError, VitreousError
-from vitreous.inspection.explain import explain
+from vitreous.inspection.explain import ModelInMemory, explain
 from vitreous.inspection.explanation import Explanation
 from vitreous.model.vit import VisionTransformer
 from vitreous.report.evaluation.thumbnails import ClassMap
@@ -27,20 +24,10 @@ _MARGIN = 2.0  # time reserved over the estimate
 _SHARE = 0.05  # of a budget that maps may take
 
 
-@dataclass(frozen=True, eq=False)
-class _Trained:
-    """A model in training, as :func:`vitreous.explain` takes it."""
-
-    model: VisionTransformer
-    info: ModelInfo
-    device: torch.device
-    engine: str = "torch"
-
-
 def class_map(model: VisionTransformer, info: ModelInfo, split: Split, seconds: float = math.inf) -> ClassMap:
     """Return the maps of a split's images; so many seconds after the first one it raises ConfigError."""
     model = merge_adapters(model).eval()
-    trained = _Trained(model, info, next(model.parameters()).device)
+    trained = ModelInMemory(model, info, next(model.parameters()).device)
     ends: float | None = None
 
     def mapped(n: int, label: int) -> Explanation:

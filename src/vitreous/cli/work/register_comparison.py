@@ -6,14 +6,13 @@ Shapes: n images, C channels, H x W pixels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.cli.work.labelled_sample import Labelled, sample
-from vitreous.inspection.explain import explain
+from vitreous.inspection.explain import ModelInMemory, explain
 from vitreous.inspection.maps.attention import RawAttention
 from vitreous.inspection.maps.base import MapMethod
 from vitreous.inspection.register_effect import RegisterEffect, register_effect
@@ -24,16 +23,6 @@ from vitreous.report.inspection.results import ImageResult
 __all__ = ["add_register_maps", "compare_registers"]
 
 _SCORED = 300  # labelled images
-
-
-@dataclass(frozen=True)
-class _Changed:
-    """A classifier with another model, for :func:`explain`."""
-
-    model: VisionTransformer
-    info: ModelInfo
-    device: torch.device
-    engine: str = "torch"
 
 
 def compare_registers(
@@ -65,7 +54,7 @@ def add_register_maps(
 
     Attention of the last block is added to the methods, since outliers show in it most.
     """
-    other, found = _Changed(changed, classifier.info, classifier.device), []
+    other, found = ModelInMemory(changed, classifier.info, classifier.device), []
     shown = list({each.kind: each for each in (RawAttention(), *methods)}.values())
     for result in results:
         have, pairs = {each.method: each for each in result.maps}, []
