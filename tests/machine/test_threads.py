@@ -13,7 +13,7 @@ from rich.console import Console
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from vitreous.errors import CheckpointError, TrainingError
-from vitreous.machine.threads import choose_threads, single_threaded, torch_threads
+from vitreous.machine.threads import choose_threads, one_thread_with_blas, torch_threads
 from vitreous.model.config import ViTConfig
 from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.console import Display
@@ -129,12 +129,12 @@ def test_a_lower_thread_limit_of_the_environment_is_refused(monkeypatch):
         assert choose_threads(None, torch.device("cpu"))[0] == 1
 
 
-def test_a_single_threaded_block_limits_every_library_and_restores_it():
+def test_a_block_on_one_thread_limits_every_library_and_restores_it():
     before = torch.get_num_threads()
     with torch_threads(2), threadpool_limits(2, "blas"):
         blas = [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"]
         assert blas
-        with single_threaded():
+        with one_thread_with_blas():
             assert torch.get_num_threads() == 1
             assert {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"} == {1}
         assert torch.get_num_threads() == 2

@@ -16,7 +16,7 @@ from vitreous.evaluate.labelled import labelled
 from vitreous.evaluate.logistic import probe_linear
 from vitreous.inspection.layer_features import LayerFeatures, Token, layer_features
 from vitreous.inspection.passes import BATCH_SIZE, Images
-from vitreous.machine.threads import single_threaded
+from vitreous.machine.threads import one_thread_with_blas
 
 __all__ = ["STRENGTHS", "DepthProbe", "probe_by_depth", "probe_layer_features"]
 
@@ -121,7 +121,7 @@ def probe_layer_features(
     for depth, (x, x_scored) in enumerate(zip(train.of(token), scored.of(token), strict=True)):
         fitted, judged = labelled(x, y, f"train (depth {depth})"), labelled(x_scored, y_scored, f"scored ({depth})")
         classes = 1 + int(max(fitted.labels.max(), judged.labels.max()))
-        with single_threaded():
+        with one_thread_with_blas():
             probe = probe_linear(fitted, {"val": judged}, classes, strengths=strengths)
         probes.append(probe)
         on_train.append(probe.model.accuracy(fitted))

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from vitreous.errors import TrainingError
 
-__all__ = ["choose_threads", "one_thread", "single_threaded", "torch_threads"]
+__all__ = ["choose_threads", "one_thread", "one_thread_with_blas", "torch_threads"]
 
 _PER_CORE, _AT_LEAST = 4, 16  # a resume uses at most this many threads; more would spend hours waiting for each other
 
@@ -66,7 +66,7 @@ def _threads(count: int) -> str:
 
 
 @contextlib.contextmanager
-def single_threaded() -> Iterator[None]:
+def one_thread_with_blas() -> Iterator[None]:
     """Make PyTorch, and the BLAS libraries of numpy and scipy, use one thread in the context.
 
     For work of many small products: the threads of each library wait for the others' at every product, which on a busy
