@@ -153,8 +153,10 @@ def choose_score(logits: Tensor, labels: Tensor) -> ChosenScore:
         curve = risk_coverage(score(logits), correct)
         tried.append((score, curve.aurc, curve.augrc))
     best = min(tried, key=lambda each: round(each[1], 12))  # rounding differs between equal orders of images
-    error = _standard_error(best[0](logits), tried[0][0](logits), correct)
-    return ChosenScore(*(best if tried[0][1] - best[1] > error else tried[0]), tuple(tried))
+    if best is not (simplest := tried[0]):
+        error = _standard_error(best[0](logits), simplest[0](logits), correct)
+        best = best if simplest[1] - best[1] > error else simplest
+    return ChosenScore(*best, tuple(tried))
 
 
 def _standard_error(first: Floats, second: Floats, correct: npt.NDArray[np.bool_]) -> float:
