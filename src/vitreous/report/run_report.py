@@ -113,9 +113,9 @@ def write_report(
     """Write `report.json`, :data:`PAGE` and :data:`PICTURES` into a run directory, and return the first one's content.
 
     The page is on the validation split, so that studying its mistakes leaves the test split untouched; of the test
-    split it shows the reliability. `calibration` of
-    report.json is measured on the test split if there is one, because the temperature is fitted on the validation
-    split, here if it is None. `dark` also writes each figure for dark pages, as `NAME-dark.png`, in twice the time.
+    split it shows the reliability. The temperature is fitted on the validation split, here if it is None, so that
+    `calibration` of report.json is measured on the test split if there is one. `dark` also writes each figure for dark
+    pages, as `NAME-dark.png`, in twice the time.
     """
     temperature = choose_temperature(val.logits, val.labels) if temperature is None else temperature
     scores = evaluate(val.logits, val.labels)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vitreous.data.sources.listing import pluralize
 from vitreous.inspection.register_effect import RegisterEffect
 from vitreous.report.inspection.charts import Chart, Series
 from vitreous.report.inspection.figures import chart_figure
@@ -42,26 +43,20 @@ def register_figures(effect: RegisterEffect) -> Iterator[str]:
 
 def register_summary(effect: RegisterEffect) -> str:
     """Say what moved, and what that changed."""
-    found, n = effect.found, effect.before.norms.shape[1]
+    found, images = effect.found, pluralize(effect.before.norms.shape[1], "image")
+    outliers = pluralize(found.outliers, "outlier")
     if found.block is None:
-        text = f"No patch of {_count(n, 'image')} is an outlier: the model needs no register, and is left as it is."
+        text = f"No patch of {images} is an outlier: the model needs no register, and is left as it is."
     elif not effect.moved:
-        text = f"{_count(found.outliers, 'outlier')} in {_count(n, 'image')}, but no neuron causes them: nothing moves."
+        text = f"{outliers} in {images}, but no neuron causes them: nothing moves."
     else:
         after = int(effect.after.outliers().mask[found.block].sum())
         neurons = ", ".join(f"{each.neuron} of block {each.block}" for each in found.neurons)
         noun = "neuron" if len(found.neurons) == 1 else "neurons"
-        text = (
-            f"{_count(found.outliers, 'outlier')} after block {found.block} in {_count(n, 'image')}, "
-            f"{after} with the register; moved: {noun} {neurons}."
-        )
+        text = f"{outliers} after block {found.block} in {images}, {after} with the register; moved: {noun} {neurons}."
     if effect.accuracy is not None:
         without, with_register = effect.accuracy
-        images = f" on {_count(effect.scored_images, 'labelled image')}"
+        scored = pluralize(effect.scored_images, "labelled image")
         both = f"{without:.1%} without, {with_register:.1%} with the register" if effect.moved else f"{without:.1%}"
-        text += f" Top-1 accuracy{images}: {both}."
+        text += f" Top-1 accuracy on {scored}: {both}."
     return text
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
