@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitreous.inspection.faithfulness.removal import Predict, Removal, check_maps, group_cells, is_constant
 
-__all__ = ["coefficient", "one_group_removed", "saco", "salience_of_groups"]
+__all__ = ["coefficient", "one_group_removed", "saco"]
 
 _SAME_DROP = 1e-6  # float32 probabilities of one image differ by about 1e-7 between batch sizes
 
@@ -28,14 +28,16 @@ def saco(
     """Score maps by whether more salient groups of cells matter more to the prediction.
 
     Each of the G groups is removed on its own, which takes G + 1 forward passes per image. Of two groups, the one with
-    the higher sum of salience should lower the target's probability at least as much; the pair then counts with the
-    difference of the two sums, and otherwise with its negative. SaCo is the sum over all pairs, divided by the sum of
-    its absolute terms.
+    the higher salience should lower the target's probability at least as much; the pair then counts with the difference
+    of the two saliences, and otherwise with its negative. SaCo is the sum over all pairs, divided by the sum of its
+    absolute terms.
+
+    Salience and drop are those of a group, divided by its number of cells. With groups of one size that changes
+    nothing. If G does not divide P, sums would favour the larger groups in both, and random maps would score above 0.
 
     Drops that differ by less than 1e-6 are equal, and count in favour of the map as in the paper. A prediction that
     depends on nothing therefore gives 1 for every map: compare with random maps, as
-    :func:`~vitreous.inspection.faithfulness.table.faithfulness_table` does. If G does not divide P, the larger groups
-    have larger sums as well as larger drops.
+    :func:`~vitreous.inspection.faithfulness.table.faithfulness_table` does.
 
     Args:
         predict: Maps normalised images (B, C, H, W) to probabilities (B, K).
@@ -59,7 +61,7 @@ def saco(
     removal = Removal(predict, images, targets, background=background, batch_size=batch_size)
     kept = torch.cat([torch.ones(1, groups, dtype=torch.bool), one_group_removed(groups)])  # (1 + G, G)
     scores = removal.scores(group_of, (maps.shape[1], maps.shape[2]), kept)  # (N, 1 + G)
-    return coefficient(salience_of_groups(maps, group_of, groups), scores[:, :1] - scores[:, 1:])
+    return coefficient(maps, group_of, scores[:, :1] - scores[:, 1:])
 
 
 def one_group_removed(groups: int) -> Tensor:
@@ -67,24 +69,22 @@ def one_group_removed(groups: int) -> Tensor:
     return ~torch.eye(groups, dtype=torch.bool)
 
 
-def salience_of_groups(maps: Tensor, group_of: Tensor, groups: int) -> Tensor:
-    """Return the sum of salience s(G_i) of each group, (N, G) float64; NaN throughout for a constant map.
+def coefficient(maps: Tensor, group_of: Tensor, drops: Tensor) -> Tensor:
+    """Return SaCo (N,), NaN for a constant map.
 
     Args:
         maps: (N, h, w).
         group_of: The group of each cell, (N, P).
-        groups: G.
+        drops: Of the prediction, when each group is removed, (N, G).
     """
+    groups = drops.shape[1]
     flat = maps.detach().cpu().double().flatten(1)  # (N, P)
-    sums = flat.new_zeros(len(flat), groups).scatter_add_(1, group_of, flat)
-    return sums.masked_fill(is_constant(maps).cpu()[:, None], torch.nan)
-
-
-def coefficient(salience: Tensor, drops: Tensor) -> Tensor:
-    """Return SaCo (N,) from the groups' sums of salience (N, G) and the drops of the prediction (N, G)."""
-    first, second = torch.triu_indices(salience.shape[1], salience.shape[1], offset=1)  # all pairs of groups
-    weight = salience[:, first] - salience[:, second]
-    drop = drops[:, first] - drops[:, second]
-    # Equal drops agree with either order. Sums are in descending order unless group sizes differ.
-    agrees = (drop.abs() < _SAME_DROP) | ((drop > 0) == (weight > 0))
-    return torch.where(agrees, weight.abs(), -weight.abs()).sum(1) / weight.abs().sum(1)
+    sizes = torch.bincount(group_of[0], minlength=groups)  # (G,), the same in every image
+    salience = flat.new_zeros(len(flat), groups).scatter_add_(1, group_of, flat) / sizes
+    salience = salience.masked_fill(is_constant(maps).cpu()[:, None], torch.nan)
+    first, second = torch.triu_indices(groups, groups, offset=1)  # all pairs of groups
+    weight = salience[:, first] - salience[:, second]  # at least 0, as groups are in descending order
+    per_cell = drops / sizes
+    drop = per_cell[:, first] - per_cell[:, second]
+    agrees = drop > -_SAME_DROP / sizes.min()
+    return torch.where(agrees, weight, -weight).sum(1) / weight.sum(1)

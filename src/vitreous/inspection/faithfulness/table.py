@@ -21,7 +21,7 @@ from vitreous.errors import ConfigError, DataError
 from vitreous.evaluate.intervals import Interval, check_share
 from vitreous.inspection.faithfulness.curves import cells_changed, deletion_steps, insertion_steps
 from vitreous.inspection.faithfulness.removal import Predict, Removal, check_maps, group_cells
-from vitreous.inspection.faithfulness.saco import coefficient, one_group_removed, salience_of_groups
+from vitreous.inspection.faithfulness.saco import coefficient, one_group_removed
 
 __all__ = ["RANDOM", "Faithfulness", "faithfulness_table", "mean_interval", "random_maps", "sample_size"]
 
@@ -125,7 +125,7 @@ def _measure(removal: Removal, methods: Mapping[str, Tensor], groups: int) -> di
         own = removal.scores(group_of[name], (h, w), kept[2:])  # (N, V - 2)
         scores = torch.cat([shared, own], 1)[:, place]  # (N, G + 2 (G + 1))
         one_removed, deleted, inserted = scores.split([groups, groups + 1, groups + 1], 1)
-        saco = coefficient(salience_of_groups(maps, group_of[name], groups), shared[:, :1] - one_removed)
+        saco = coefficient(maps, group_of[name], shared[:, :1] - one_removed)
         areas = (torch.trapezoid(deleted, fractions, dim=1), torch.trapezoid(inserted, fractions, dim=1))
         measured[name] = (saco, *areas)
     return measured
