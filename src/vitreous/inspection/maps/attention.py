@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vitreous.inspection.maps.base import ClassMaps, MapMethod, chosen
+from vitreous.inspection.maps.base import ClassMaps, MapMethod, block_name, chosen
 from vitreous.inspection.maps.readout import on_grid, readout
 from vitreous.model.part import Shape
 from vitreous.model.vit import VisionTransformer
@@ -29,6 +29,7 @@ class RawAttention(MapMethod):
     """
 
     kind = "attention"
+    title = "Attention of one layer"
     uses_class: ClassVar[bool] = False
     layer: int = -1
     head: int | None = None
@@ -36,6 +37,10 @@ class RawAttention(MapMethod):
     def problems(self, shape: Shape) -> Iterator[str]:
         if self.head is not None and not 0 <= self.head < shape.heads:
             yield f"{self.kind}: head is {self.head}, the model has heads 0 to {shape.heads - 1}"
+
+    def heading(self) -> str:
+        layer = block_name(self.layer)
+        return f"Attention of {layer}" if self.head is None else f"Attention of head {self.head} of {layer}"
 
     @torch.no_grad()
     def compute(self, model: VisionTransformer, images: Tensor, targets: Tensor | None) -> ClassMaps:

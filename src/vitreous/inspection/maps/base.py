@@ -15,7 +15,7 @@ from vitreous.errors import ConfigError
 from vitreous.model.part import Part
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["ClassMaps", "MapMethod", "by_patch", "chosen", "method_options", "score"]
+__all__ = ["ClassMaps", "MapMethod", "block_name", "by_patch", "chosen", "method_options", "score"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class ClassMaps:
 class MapMethod(Part):
     """A method with its options. A subclass with a ``kind`` is one that users can choose."""
 
+    title: ClassVar[str]
+    """The method's name for readers."""
     uses_class: ClassVar[bool] = True
     """Whether the map depends on the class; otherwise it is the same for all."""
 
@@ -70,9 +72,24 @@ class MapMethod(Part):
             maps = self.compute(model, own, None if targets is None else targets.clone())
         return ClassMaps(maps.values.detach(), maps.logits.detach(), maps.targets)
 
+    def heading(self) -> str:
+        """Return the title of a map, with the options that say what it shows."""
+        return self.title
+
+    def remark(self) -> str:
+        """Return a clause about other options that matter to a reader, or an empty string."""
+        return ""
+
     def compute(self, model: VisionTransformer, images: Tensor, targets: Tensor | None) -> ClassMaps:
         """Return the maps; arguments are checked, and gradients are enabled."""
         raise NotImplementedError
+
+
+def block_name(layer: int) -> str:
+    """Return a name for a layer's block; negative numbers count from the end."""
+    if layer < 0:
+        return "the last block" if layer == -1 else f"block {-layer} from the end"
+    return f"block {layer}"
 
 
 def method_options(method: MapMethod) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitreous.inspection.maps.base import ClassMaps, MapMethod, chosen, score
+from vitreous.inspection.maps.base import ClassMaps, MapMethod, block_name, chosen, score
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["GradCam"]
@@ -25,7 +25,11 @@ class GradCam(MapMethod):
     """
 
     kind = "grad-cam"
+    title = "Grad-CAM"
     layer: int = -1
+
+    def remark(self) -> str:
+        return "" if self.layer == -1 else f"input of {block_name(self.layer)}"
 
     def compute(self, model: VisionTransformer, images: Tensor, targets: Tensor | None) -> ClassMaps:
         values = model.intermediates(images.requires_grad_(), [self.layer])

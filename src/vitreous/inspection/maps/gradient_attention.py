@@ -28,6 +28,7 @@ class GradientAttention(MapMethod):
     """
 
     kind = "gradient-attention"
+    title = "Gradient x attention"
 
     def compute(self, model: VisionTransformer, images: Tensor, targets: Tensor | None) -> ClassMaps:
         values = model.intermediates(images.requires_grad_())

@@ -29,6 +29,7 @@ class IntegratedGradients(MapMethod):
     """
 
     kind = "integrated-gradients"
+    title = "Integrated gradients"
     steps: int = 32
     batch_size: int = 8
 
@@ -36,6 +37,9 @@ class IntegratedGradients(MapMethod):
         for name in ("steps", "batch_size"):
             if getattr(self, name) < 1:
                 yield f"{self.kind}: {name} is {getattr(self, name)}, it must be at least 1"
+
+    def remark(self) -> str:
+        return f"{self.steps} steps"
 
     def compute(self, model: VisionTransformer, images: Tensor, targets: Tensor | None) -> ClassMaps:
         with torch.no_grad():

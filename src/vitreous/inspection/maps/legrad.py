@@ -24,6 +24,7 @@ class LeGrad(MapMethod):
     """
 
     kind = "legrad"
+    title = "LeGrad"
 
     def compute(self, model: VisionTransformer, images: Tensor, targets: Tensor | None) -> ClassMaps:
         values = model.intermediates(images.requires_grad_())

@@ -27,6 +27,7 @@ class Occlusion(MapMethod):
     """
 
     kind = "occlusion"
+    title = "Occlusion"
     batch_size: int = 32
 
     def problems(self, shape: Shape) -> Iterator[str]:

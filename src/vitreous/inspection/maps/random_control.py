@@ -24,6 +24,7 @@ class RandomControl(MapMethod):
     """
 
     kind = "random"
+    title = "Random values"
     uses_class: ClassVar[bool] = False
     seed: int = 0
 

@@ -31,6 +31,7 @@ class Rollout(MapMethod):
     """
 
     kind = "rollout"
+    title = "Attention rollout"
     uses_class: ClassVar[bool] = False
     residual: float = 0.5
     fusion: Fusion = "mean"
@@ -38,6 +39,9 @@ class Rollout(MapMethod):
     def problems(self, shape: Shape) -> Iterator[str]:
         if not 0 <= self.residual <= 1:
             yield f"{self.kind}: residual is {self.residual}, it must be in [0, 1]"
+
+    def remark(self) -> str:
+        return f"heads by their {self.fusion}, identity with weight {self.residual:g}"
 
     @torch.no_grad()
     def compute(self, model: VisionTransformer, images: Tensor, targets: Tensor | None) -> ClassMaps:

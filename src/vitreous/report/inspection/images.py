@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from vitreous.files.text import html_text
+from vitreous.inspection.explain import map_method
 from vitreous.inspection.explanation import Explanation
 from vitreous.report.document import safe
 from vitreous.report.drawing import data_uri, jpeg, magnitude_colours, png, reduced
-from vitreous.report.inspection.methods import method_title, option_text
 from vitreous.report.inspection.results import Comparison, ImageResult, Neighbour
 from vitreous.report.stage import Stage, map_layer, where_highest
 
@@ -72,11 +72,12 @@ def _opacity(number: int) -> str:
 
 
 def _map_figure(one: Explanation, stage: Stage, comparison: Comparison | None = None, prefix: str = "") -> str:
-    title = prefix + method_title(one.method, one.options)
+    method = map_method(one.method, **one.options)
+    title = prefix + method.heading()
     about = f"for {safe(one.label)}, {one.probability:.1%}" if one.uses_class else "the same for every class"
     low, high = float(one.patches.min()), float(one.patches.max())
     against = "; negative values speak against the class" if low < _SIGNED else ""
-    against += option_text(one.method, one.options)
+    against += f"; {method.remark()}" if method.remark() else ""
     remark = caution(comparison and comparison.row(one.method))
     alt = f"{title} for {html_text(one.label)}: {where_highest(one.patches)}"
     return (

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from vitreous.evaluate.intervals import Interval
 from vitreous.files.text import html_text, json_text, printable
+from vitreous.inspection.explain import map_method
 from vitreous.report.document import document, safe
 from vitreous.report.drawing import viridis
 from vitreous.report.inspection.images import caution, image_section
-from vitreous.report.inspection.methods import method_title
 from vitreous.report.inspection.model import model_figures
 from vitreous.report.inspection.results import Comparison, Inspection
 from vitreous.report.stage import scale_legend
@@ -77,7 +77,7 @@ def _comparison(found: Comparison) -> Iterator[str]:
         )
         is_control = row.method == "random"
         verdict = "control" if is_control else caution(row) or row.verdict
-        title = method_title(row.method, found.options.get(row.method, {}))
+        title = map_method(row.method, **found.options.get(row.method, {})).heading()
         again = found.randomisation.get(row.method)
         yield f'<tr><th scope="row">{title}</th>{scores}<td>{verdict}</td>'
         yield f'<td class="number">{_interval(again) if again else ""}</td></tr>\n'
