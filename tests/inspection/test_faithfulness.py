@@ -194,7 +194,7 @@ def test_a_table_equals_its_parts_and_predicts_no_variant_twice(linear):
     maps = {"perfect": linear.importance(images), "noise": torch.randn(100, GRID, GRID, dtype=torch.float64)}
     linear.seen = 0
     rows = faithfulness_table(linear, images, zeros(100), maps, groups=8)
-    assert linear.seen == 100 * (2 + 3 * (3 * 8 - 4))
+    assert linear.seen == 100 * (2 + (2 + 3) * (3 * 8 - 4))
     assert [row.method for row in rows] == ["perfect", "noise", "random"]
     assert [row.verdict for row in rows] == ["better than random", "no better than random", "no better than random"]
     for row in rows[:2]:
