@@ -38,13 +38,23 @@ class Reference:
         found = torch.autograd.grad(self.score(logits), shares, retain_graph=True)
         return torch.stack([(a * g).clamp(min=0) for a, g in zip(shares, found, strict=True)]).mean(0).detach()
 
+    def by_scores(self, shares: list[Tensor]) -> Tensor:
+        """The mean over heads of the positive part of the gradients by scores: by the Jacobian of softmax."""
+        found = torch.autograd.grad(self.score(self.logits), shares, retain_graph=True)
+        total = torch.zeros(len(self.images), shares[0][0].numel(), dtype=torch.float64)
+        for share, gradient in zip(shares, found, strict=True):
+            a, g = share.detach().flatten(1), gradient.flatten(1)  # one query: B x N
+            jacobian = torch.diag_embed(a) - a[:, :, None] * a[:, None, :]
+            total += (jacobian @ g[:, :, None])[:, :, 0].clamp(min=0)
+        return total / len(shares)
+
     def pooling_rows(self, of_class: bool) -> Tensor:
         """What the pooling reads of each token, B x N."""
         B, N = len(self.images), self.seen["after"][-1].shape[1]
         rows, c = torch.zeros(B, N, dtype=torch.float64), self.c
         if c.pool.kind in ("map", "seq"):
             shares = self.seen["pool_share"]
-            each = self.positive(shares, self.logits) if of_class else torch.stack(shares).mean(0).detach()
+            each = self.by_scores(shares) if of_class else torch.stack(shares).mean(0).detach()
             rows[:, N - each.reshape(B, -1).shape[1] :] = each.reshape(B, -1)
             return rows
         if c.pool.kind != "cls":

@@ -21,10 +21,12 @@ class GradientAttention(MapMethod):
     R = I, then R += mean_h ReLU(dL/dA * A) R in each layer (equations 5 and 6). The map is the row of R that the
     pooling reads. Values are at least 0.
 
-    The paper's models read a class token. Where the mean of the patches is read, the row would start with the same
-    value for all of them, whatever they contribute. Instead it starts with how far the contribution of each token to
-    the class score, z dL/dz after the last norm, is above the mean of them. The map is then the sum of two rows, each
-    divided by its own sum: this one, and what attention adds to it.
+    The paper's models read a class token. Where the pooling is an attention, the row starts with ReLU(dL/ds), the
+    gradient by the pooling's scores before the softmax: with the gradient by its weights, tokens that speak less for
+    the class than the others do would count too. Where the mean of the patches is read, the row would start with the
+    same value for all of them, whatever they contribute. Instead it starts with how far the contribution of each token
+    to the class score, z dL/dz after the last norm, is above the mean of them. The map is then the sum of two rows,
+    each divided by its own sum: this one, and what attention adds to it.
     """
 
     kind = "gradient-attention"

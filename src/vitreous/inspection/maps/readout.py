@@ -13,7 +13,7 @@ from torch import Tensor
 from vitreous.model.intermediates import AttentionValues, Intermediates
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["on_grid", "positive_weights", "readout"]
+__all__ = ["by_scores", "on_grid", "positive_weights", "readout"]
 
 
 def readout(model: VisionTransformer, values: Intermediates, gradient: Tensor | None = None) -> Tensor:
@@ -26,12 +26,12 @@ def readout(model: VisionTransformer, values: Intermediates, gradient: Tensor | 
         model: The model.
         values: Of its pass.
         gradient: Of the class score by ``values.pooling.mixed``, B x H x 1 x d. With it, the pooling's weights are
-            those of :func:`positive_weights`; the other poolings have no weights that depend on the image.
+            those of :func:`by_scores`; the other poolings have no weights that depend on the image.
     """
     z, pool = values.tokens, model.config.pool
     if values.pooling is not None:
         attended = values.pooling
-        row = attended.weights().mean(1) if gradient is None else positive_weights(attended, gradient)
+        row = attended.weights().mean(1) if gradient is None else by_scores(attended, gradient)
         return F.pad(row, (z.shape[1] - row.shape[-1], 0))  # a pooling that skips the prefix has fewer
     class_token, mean = torch.zeros(2, 1, 1, z.shape[1], dtype=z.dtype, device=z.device)
     class_token[..., 0] = 1
@@ -49,6 +49,20 @@ def positive_weights(values: AttentionValues, gradient: Tensor) -> Tensor:
         gradient: Of the class score by ``values.mixed``, B x H x M x d.
     """
     return (values.weights_gradient(gradient) * values.weights()).relu_().mean(1)
+
+
+def by_scores(values: AttentionValues, gradient: Tensor) -> Tensor:
+    """Return mean_h ReLU(dL/ds), B x M x T, where s are the scores before the softmax.
+
+    Weights sum to 1, so that only differences of dL/dA count: dL/ds = A (dL/dA - sum_t A dL/dA).
+
+    Args:
+        values: Of one attention.
+        gradient: Of the class score by ``values.mixed``, B x H x M x d.
+    """
+    weights, by_weights = values.weights(), values.weights_gradient(gradient)
+    mean = (weights * by_weights).sum(-1, keepdim=True)
+    return (weights * (by_weights - mean)).relu_().mean(1)
 
 
 def on_grid(row: Tensor, values: Intermediates) -> Tensor:
