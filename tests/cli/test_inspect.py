@@ -6,6 +6,8 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
 
 import vitreous as package
 from vitreous.cli.main import main
@@ -228,3 +230,19 @@ def test_help_teaches_the_options_of_methods(capsys):
     assert "--grad-cam.layer N" in text
     assert "rollout: attention multiplied over layers" in text
     assert [method.kind for method in MAPS] == list(METHODS)
+
+
+def test_probes_are_fitted_to_all_classes_of_a_large_folder(vitreous, model_file, tmp_path):
+    """The first images of a folder are of its first class; so few of many images must be drawn at random."""
+    data, classes = load_digits(), package.load(model_file).classes
+    for n in range(len(data.images)):
+        folder = tmp_path / "photos" / classes[data.target[n]]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((data.images[n] * 255 / 16).astype(np.uint8)).save(folder / f"{n:04}.png")
+    run = vitreous(
+        "inspect", model_file, "--data", "photos", "--budget=20s", "--out", "out", "--json=-", "--device=cpu"
+    )
+    assert run.returncode == 0, run.stderr
+    depth = json.loads(run.stdout)["measures"]["depth"]
+    assert depth["train_images"] >= 100
+    assert depth["accuracy"][-1] > 0.3, depth["accuracy"]

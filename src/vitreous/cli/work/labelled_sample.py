@@ -72,6 +72,8 @@ def open_labelled(classifier: Classifier, source: str, folder: str | None, split
 def sample(classifier: Classifier, split: Split, count: int, label: str, seed: int = 0) -> Sample:
     """Return up to so many images of a split, drawn without replacement; files that cannot be read are left out.
 
+    They are in random order, so that the first few are a sample too: those of a folder are of one class.
+
     Memory limits the number too.
 
     Raises:
@@ -82,7 +84,7 @@ def sample(classifier: Classifier, split: Split, count: int, label: str, seed: i
     drawn = np.random.default_rng(seed).permutation(len(split))[: min(count, most)]
     images, rows = [], []
     with progress_bar(label) as update:
-        for done, row in enumerate(np.sort(drawn), start=1):
+        for done, row in enumerate(drawn, start=1):
             try:
                 images.append(classifier.pipeline(split.image(int(row))))
                 rows.append(row)
