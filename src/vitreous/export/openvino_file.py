@@ -32,13 +32,10 @@ def write(
 
     example = torch.zeros(EXAMPLES, pipeline.channels, *pipeline.size)
     model = to_openvino(trace(core, example))
-    for name, output in zip((*outputs, *taps), model.outputs, strict=True):
-        output.get_tensor().set_names({name})
-        output.get_node().set_friendly_name(name)
     results = model.get_results()
-    inside = [each.input(0).get_source_output() for each in results[len(outputs) :]]
-    for name, output in zip(taps, inside, strict=True):
-        output.get_tensor().set_names(output.get_tensor().get_names() | {name})
+    for name, result in zip((*outputs, *taps), results, strict=True):
+        result.input(0).get_source_output().get_tensor().set_names({name})
+        result.set_friendly_name(name)
     for result in results[len(outputs) :]:
         model.remove_result(result)
     model = prepend_resize(model, pipeline)
@@ -55,19 +52,13 @@ class Runner:
         import openvino
 
         self.name = f"openvino {openvino.get_version().partition('-')[0]}"
-        model = core().read_model(file)
-        self._model = model
+        model = self._model = core().read_model(file)
+        self.outputs = [output.get_any_name() for output in model.outputs]
         if taps:
-            known = {name for node in model.get_ops() for port in node.outputs() for name in port.get_names()}
-            found = [tap for tap in taps if tap in known]
-            first = len(model.outputs)
-            added = model.add_outputs(found)
-            model = openvino.Model([each.get_node() for each in added], model.get_parameters())
-            self.outputs = found
-            assert first
+            inside = {name: port for node in model.get_ops() for port in node.outputs() for name in port.get_names()}
+            self.outputs = [tap for tap in taps if tap in inside]
+            model = openvino.Model([inside[tap] for tap in self.outputs], model.get_parameters())
         self._graph = core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-        if not taps:
-            self.outputs = [output.get_any_name() for output in self._graph.outputs]
 
     @property
     def words(self) -> dict[str, str]:

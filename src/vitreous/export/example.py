@@ -1,0 +1,95 @@
+"""The example in a file's metadata: a short program that needs the runtime, NumPy and Pillow, and nothing else."""
+
+from __future__ import annotations
+
+import json
+
+from vitreous.data.preprocess import EvalPipeline
+
+__all__ = ["example"]
+
+_OPEN = {
+    "onnx": """\
+import onnxruntime
+
+session = onnxruntime.InferenceSession({file}, providers=["CPUExecutionProvider"])
+words = session.get_modelmeta().custom_metadata_map
+
+
+def run(images):
+    return dict(zip([each.name for each in session.get_outputs()], session.run(None, {{"images": images}})))
+""",
+    "openvino": """\
+import openvino
+
+model = openvino.Core().read_model({file})
+words = model.get_rt_info(["vitreous"]).value
+# Without the hint OpenVINO computes in bf16 where the processor has it: faster, and less exact.
+graph = openvino.compile_model(model, "CPU", {{"INFERENCE_PRECISION_HINT": "f32"}})
+
+
+def run(images):
+    found = graph([images])
+    return {{name: found[name] for name in words["outputs"].split(", ")}}
+""",
+    "torch": """\
+import torch
+
+extra = {{"vitreous.json": ""}}
+graph = torch.export.load({file}, extra_files=extra).module()
+words = json.loads(extra["vitreous.json"])
+
+
+def run(images):
+    with torch.inference_mode():
+        found = graph(torch.from_numpy(images))
+    return {{name: each.numpy() for name, each in zip(words["outputs"].split(", "), found)}}
+""",
+    "aot": """\
+import torch
+
+graph = torch._inductor.aoti_load_package({file})
+words = graph.get_metadata()
+
+
+def run(images):
+    found = graph(torch.from_numpy(images))
+    return {{name: each.numpy() for name, each in zip(words["outputs"].split(", "), found)}}
+""",
+}
+
+_READ = """
+
+def read(path):
+    image = ImageOps.exif_transpose(Image.open(path))
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    return numpy.array(image.convert("RGB"){grey}){channel}  # (height, width, {channels}), uint8
+
+"""
+
+_CLASSES = """
+classes = json.loads(words["classes"])
+for path in sys.argv[1:]:
+    found = run(read(path)[None])  # images of one size can be one batch
+    for k in found["probabilities"][0].argsort()[::-1][:5]:
+        print(path, classes[k], float(found["probabilities"][0][k]), sep="\\t")
+"""
+
+_FEATURES = """
+for path in sys.argv[1:]:
+    print(path, *run(read(path)[None])["features"][0].tolist(), sep="\\t")
+"""
+
+
+def example(form: str, file: str, pipeline: EvalPipeline, has_classes: bool) -> str:
+    """Return the program for a format and a file's name, which prints a line per image and class."""
+    grey = pipeline.channels == 1
+    read = _READ.format(
+        grey='.convert("L")' if grey else "", channel="[:, :, None]" if grey else "", channels=pipeline.channels
+    )
+    imports = "import json\nimport sys\n\nimport numpy\n"
+    opening = _OPEN[form].format(file=json.dumps(file))
+    package, _, rest = opening.partition("\n")
+    return f"{imports}{package}\nfrom PIL import Image, ImageOps\n{rest}{read}{_CLASSES if has_classes else _FEATURES}"
