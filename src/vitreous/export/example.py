@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps
 
 from vitreous.data.preprocess import EvalPipeline
 
-__all__ = ["example"]
+__all__ = ["example", "reader"]
 
 _OPEN = {
     "onnx": """\
@@ -85,11 +91,21 @@ for path in sys.argv[1:]:
 
 def example(form: str, file: str, pipeline: EvalPipeline, has_classes: bool) -> str:
     """Return the program for a format and a file's name, which prints a line per image and class."""
-    grey = pipeline.channels == 1
-    read = _READ.format(
-        grey='.convert("L")' if grey else "", channel="[:, :, None]" if grey else "", channels=pipeline.channels
-    )
     imports = "import json\nimport sys\n\nimport numpy\n"
-    opening = _OPEN[form].format(file=json.dumps(file))
-    package, _, rest = opening.partition("\n")
-    return f"{imports}{package}\nfrom PIL import Image, ImageOps\n{rest}{read}{_CLASSES if has_classes else _FEATURES}"
+    package, _, rest = _OPEN[form].format(file=json.dumps(file)).partition("\n")
+    end = _CLASSES if has_classes else _FEATURES
+    return f"{imports}{package}\nfrom PIL import Image, ImageOps\n{rest}{_reading(pipeline)}{end}"
+
+
+def reader(pipeline: EvalPipeline) -> Callable[[str], npt.NDArray[np.uint8]]:
+    """Return the function by which the program reads an image file, made of the same text."""
+    names: dict[str, Any] = {"numpy": np, "Image": Image, "ImageOps": ImageOps}
+    exec(_reading(pipeline), names)
+    read: Callable[[str], npt.NDArray[np.uint8]] = names["read"]
+    return read
+
+
+def _reading(pipeline: EvalPipeline) -> str:
+    grey = pipeline.channels == 1
+    convert, channel = ('.convert("L")', "[:, :, None]") if grey else ("", "")
+    return _READ.format(grey=convert, channel=channel, channels=pipeline.channels)

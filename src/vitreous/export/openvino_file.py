@@ -42,7 +42,7 @@ def write(
     for name, text in words.items():
         model.set_rt_info(text, [SECTION, name])
     openvino.save_model(model, file, compress_to_fp16=False)
-    return [file.with_suffix(".bin"), file]
+    return [file, file.with_suffix(".bin")]
 
 
 class Runner:

@@ -84,7 +84,7 @@ class OutgoingModel:
         if problems:
             raise CheckpointError(
                 f"{family} cannot express this model: {'; '.join(problems)}. "
-                "`--to onnx` and `--to torch` take any model"
+                "`vitreous export` takes any model"
             )
 
 
