@@ -38,8 +38,10 @@ class Described:
     dynamic_size: bool  # whether the model runs at each image's own size
 
 
-def describe(info: ModelInfo, form: str, file: str, precision: str, dynamic_size: bool = False) -> dict[str, str]:
-    """Return the description of a model for a format and a file's name."""
+def describe(
+    info: ModelInfo, form: str, file: str, precision: str, resize: str, dynamic_size: bool = False
+) -> dict[str, str]:
+    """Return the description of a model for a format and a file's name; `resize` is `exact` or `native`."""
     channels, (height, width) = info.pipeline.channels, info.pipeline.size
     colours = "RGB" if channels == 3 else "grey"
     size = "resized to multiples of the patch size" if dynamic_size else f"resized to {height} x {width}"
@@ -57,8 +59,9 @@ def describe(info: ModelInfo, form: str, file: str, precision: str, dynamic_size
         "scores": json.dumps(dict(info.scores)),
         "license": _licence(info.provenance),
         "precision": precision,
+        "resize": resize,
         "size": "dynamic" if dynamic_size else f"{height} x {width}",
-        "example": example(form, file, info.pipeline, bool(info.classes)),
+        "example": example(form, file, info.pipeline, bool(info.classes), resize),
     }
 
 
@@ -85,7 +88,9 @@ def parse(words: Mapping[str, str], file: Path) -> Described:
             f"'{file}' is not a file of `vitreous export`: its metadata lacks {', '.join(missing)}. "
             "Give an exported file, or the model file"
         )
-    document = {name: _value(file, name, words) for name in ("classes", "pipeline", "provenance", "scores", *THRESHOLDS)}
+    document = {
+        name: _value(file, name, words) for name in ("classes", "pipeline", "provenance", "scores", *THRESHOLDS)
+    }
     rules = parse_thresholds(file, {name: document[name] for name in THRESHOLDS if document[name] is not None})
     try:
         classes = document["classes"]

@@ -64,6 +64,14 @@ def run(images):
 """,
 }
 
+_FIT = """
+
+def fit(image):
+    # The graph resizes images of any size, some pixels of which then differ by one level from Pillow's.
+    w, h = image.size
+    return image.resize(({sides}), Image.Resampling.{filter})
+"""
+
 _READ = """
 
 def read(path):
@@ -71,7 +79,8 @@ def read(path):
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))
-    return numpy.array(image.convert("RGB"){grey}){channel}  # (height, width, {channels}), uint8
+    image = image.convert("RGB"){grey}
+    return numpy.array({fit}){channel}  # (height, width, {channels}), uint8
 
 """
 
@@ -89,23 +98,41 @@ for path in sys.argv[1:]:
 """
 
 
-def example(form: str, file: str, pipeline: EvalPipeline, has_classes: bool) -> str:
-    """Return the program for a format and a file's name, which prints a line per image and class."""
+def example(form: str, file: str, pipeline: EvalPipeline, has_classes: bool, resize: str) -> str:
+    """Return the program for a format and a file's name, which prints a line per image and class.
+
+    If the graph's own resize is not exact, the program resizes by Pillow; the graph then finds nothing to resize.
+    """
     imports = "import json\nimport sys\n\nimport numpy\n"
     package, _, rest = _OPEN[form].format(file=json.dumps(file)).partition("\n")
     end = _CLASSES if has_classes else _FEATURES
-    return f"{imports}{package}\nfrom PIL import Image, ImageOps\n{rest}{_reading(pipeline)}{end}"
+    return f"{imports}{package}\nfrom PIL import Image, ImageOps\n{rest}{_reading(pipeline, resize)}{end}"
 
 
-def reader(pipeline: EvalPipeline) -> Callable[[str], npt.NDArray[np.uint8]]:
+def reader(pipeline: EvalPipeline, resize: str) -> Callable[[str], npt.NDArray[np.uint8]]:
     """Return the function by which the program reads an image file, made of the same text."""
     names: dict[str, Any] = {"numpy": np, "Image": Image, "ImageOps": ImageOps}
-    exec(_reading(pipeline), names)
+    exec(_reading(pipeline, resize), names)
     read: Callable[[str], npt.NDArray[np.uint8]] = names["read"]
     return read
 
 
-def _reading(pipeline: EvalPipeline) -> str:
+def _reading(pipeline: EvalPipeline, resize: str) -> str:
     grey = pipeline.channels == 1
     convert, channel = ('.convert("L")', "[:, :, None]") if grey else ("", "")
-    return _READ.format(grey=convert, channel=channel, channels=pipeline.channels)
+    fit = "image" if resize == "exact" else "fit(image)"
+    text = "" if resize == "exact" else _fit(pipeline)
+    return text + _READ.format(grey=convert, channel=channel, channels=pipeline.channels, fit=fit)
+
+
+def _fit(pipeline: EvalPipeline) -> str:
+    """Return a function that resizes as Pillow does."""
+    config, (height, width) = pipeline.config, pipeline.size
+    if config.fit == "crop":
+        height, width = (int(side / config.crop_ratio) for side in (height, width))
+    sides = {
+        "crop": f"max({width}, w * {height} // h), max({height}, h * {width} // w)",
+        "squash": f"{width}, {height}",
+        "pad": f"min({width}, max(1, w * {height} // h)), min({height}, max(1, h * {width} // w))",
+    }[config.fit]
+    return _FIT.format(sides=sides, filter=config.interpolation.upper())

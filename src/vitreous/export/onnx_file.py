@@ -8,21 +8,30 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.export.graph.core import PIXELS, Core
 from vitreous.export.graph.onnx_resize import resize_model
 from vitreous.export.graph.tracing import EXAMPLES, to_onnx, trace
 
-__all__ = ["EXTRA", "PACKAGES", "Runner", "write"]
+__all__ = ["EXTRA", "PACKAGES", "RESIZES", "Runner", "write"]
 
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 EXTRA = "onnx"
+RESIZES = ("exact", "native")
+"""The kinds of resize that the format has, the usual one first."""
 _MAX_BYTES = 1_900_000_000  # of weights in one file; a protocol buffer ends at 2 GiB
 
 
 def write(
-    core: Core, pipeline: EvalPipeline, outputs: Sequence[str], taps: Sequence[str], words: Mapping[str, str], file: Path
+    core: Core,
+    pipeline: EvalPipeline,
+    *,
+    outputs: Sequence[str],
+    taps: Sequence[str],
+    words: Mapping[str, str],
+    file: Path,
 ) -> list[Path]:
     """Write the graph of images, (B, h, w, C) of any size, and return the files.
 
@@ -31,15 +40,16 @@ def write(
         pipeline: The resize.
         outputs: Names of the core's first results, which become the outputs.
         taps: Names of its other results, which become names of tensors inside the graph.
-        words: The description, stored as ONNX's ``metadata_props``.
+        words: The description, stored as ONNX's ``metadata_props``; its ``resize`` is one of `RESIZES`.
         file: A path that ends in ``.onnx``. Weights too large for one file go into a second beside it.
     """
     import onnx
-    import torch
 
     example = torch.zeros(EXAMPLES, pipeline.channels, *pipeline.size)
     after = to_onnx(trace(core, example), [PIXELS], [*outputs, *taps]).model_proto
-    model = onnx.compose.merge_models(resize_model(pipeline), after, [(PIXELS, PIXELS)], name="vitreous")
+    model = onnx.compose.merge_models(
+        resize_model(pipeline, words["resize"] == "native"), after, [(PIXELS, PIXELS)], name="vitreous"
+    )
     del model.graph.output[len(outputs) :], model.graph.value_info[:]
     onnx.helper.set_model_props(model, dict(words))
     model.producer_name, model.producer_version = "vitreous", words["producer"].rpartition(" ")[2]
@@ -60,7 +70,8 @@ class Runner:
         onnxruntime.disable_telemetry_events()
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors only; warnings concern the machine, such as a missing GPU
-        options.intra_op_num_threads = _threads()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # other programs may need the cores
         self.name = f"onnxruntime {onnxruntime.__version__}"
         source: Any = _with_taps(file, taps) if taps else file
         self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
@@ -85,11 +96,3 @@ def _with_taps(file: Path, taps: Sequence[str]) -> bytes:
     del model.graph.output[:]
     model.graph.output.extend(onnx.ValueInfoProto(name=tap) for tap in taps if tap in names)
     return bytes(model.SerializeToString())
-
-
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
-
-

@@ -9,26 +9,33 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.export.graph.core import Core
 from vitreous.export.graph.openvino_resize import prepend_resize
 from vitreous.export.graph.tracing import EXAMPLES, to_openvino, trace
 
-__all__ = ["EXTRA", "PACKAGES", "Runner", "core", "write"]
+__all__ = ["EXTRA", "PACKAGES", "RESIZES", "Runner", "core", "write"]
 
 PACKAGES = ("openvino",)
 EXTRA = "openvino"
+RESIZES = ("native",)  # OpenVINO computes in float32 at most, where weights cannot be exact
 SECTION = "vitreous"
 """Where the description is in the model's rt_info."""
 
 
 def write(
-    core: Core, pipeline: EvalPipeline, outputs: Sequence[str], taps: Sequence[str], words: Mapping[str, str], file: Path
+    core: Core,
+    pipeline: EvalPipeline,
+    *,
+    outputs: Sequence[str],
+    taps: Sequence[str],
+    words: Mapping[str, str],
+    file: Path,
 ) -> list[Path]:
     """Write a graph as :func:`vitreous.export.onnx_file.write` does; the file ends in ``.xml``, with a .bin beside."""
     import openvino
-    import torch
 
     example = torch.zeros(EXAMPLES, pipeline.channels, *pipeline.size)
     model = to_openvino(trace(core, example))

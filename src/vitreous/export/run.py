@@ -24,6 +24,8 @@ from vitreous.export.verification.verify import Verified, verify
 __all__ = ["Check", "Export", "Options", "Quantiser", "WritePrecision", "export"]
 
 WritePrecision = Literal["float32", "fp16", "bf16"]
+Resizing = Literal["exact", "native"]
+NATIVE_FILTERS = ("bilinear", "bicubic")  # that runtimes have as operators
 _DTYPES = {"float32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -48,6 +50,7 @@ class Options:
     """How a model is exported."""
 
     precision: WritePrecision = "float32"
+    resize: Resizing | None = None  # None: the format's usual one
     ignore_thresholds: bool = False
     overwrite: bool = False
     quantise: Quantiser | None = None
@@ -105,7 +108,7 @@ def export(
     info = opened.info.without_thresholds() if options.ignore_thresholds else opened.info
     reference = Reference(opened.model, info)
     precision = options.quantise.precision if options.quantise else options.precision
-    words = describe(info, form, target.name, precision)
+    words = describe(info, form, target.name, precision, _resize(form, info, options.resize))
     with target.temporary() as file:
         files = _write(opened, info, form, options.precision, words, file)
         if options.quantise is not None:
@@ -115,6 +118,20 @@ def export(
         checked = options.check(form, files[0], opened) if options.check is not None else {}
         size = sum(each.stat().st_size for each in files)
         return Export(target.install(files), precision, size, verified, checked)
+
+
+def _resize(form: str, info: ModelInfo, wanted: str | None) -> str:
+    """Return the kind of resize, once it is known that the format has it with the model's filter."""
+    kinds: tuple[str, ...] = FORMS[form].RESIZES
+    kind = wanted or kinds[0]
+    if kind not in kinds:
+        raise ConfigError(f"resize is '{kind}', --to {form} has only {' and '.join(kinds)}")
+    if kind == "native" and info.pipeline.config.interpolation not in NATIVE_FILTERS:
+        raise ConfigError(
+            f"--to {form} has no operator for the {info.pipeline.config.interpolation} filter of this model's resize: "
+            "use --to onnx --resize exact, or --to torch"
+        )
+    return kind
 
 
 def _write(

@@ -17,11 +17,13 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.export.graph.core import PIXELS, Core
 from vitreous.export.graph.torch_resize import Resize
 from vitreous.export.graph.tracing import EXAMPLES, quiet, trace
+from vitreous.export.untrusted_program import checked_archive
 
-__all__ = ["DESCRIPTION", "EXTRA", "PACKAGES", "Runner", "traced", "write"]
+__all__ = ["DESCRIPTION", "EXTRA", "PACKAGES", "RESIZES", "Runner", "traced", "write"]
 
 PACKAGES: tuple[str, ...] = ()
 EXTRA = ""
+RESIZES = ("exact",)
 DESCRIPTION = "vitreous.json"
 """Name of the description among the extra files of the archive."""
 
@@ -41,7 +43,13 @@ class _Graph(nn.Module):
 
 
 def write(
-    core: Core, pipeline: EvalPipeline, outputs: Sequence[str], taps: Sequence[str], words: Mapping[str, str], file: Path
+    core: Core,
+    pipeline: EvalPipeline,
+    *,
+    outputs: Sequence[str],
+    taps: Sequence[str],
+    words: Mapping[str, str],
+    file: Path,
 ) -> list[Path]:
     """Write a graph as :func:`vitreous.export.onnx_file.write` does; the description is the file ``vitreous.json``.
 
@@ -84,7 +92,7 @@ class Runner:
         self.name = f"torch {torch.__version__.partition('+')[0]}"
         extra = {DESCRIPTION: ""}
         with quiet():
-            self._program = torch.export.load(file, extra_files=extra)
+            self._program = torch.export.load(checked_archive(file), extra_files=extra)
         self._module: Any = self._program.module()
         self.words: dict[str, str] = json.loads(extra[DESCRIPTION] or "{}")
         self._taps: dict[str, str] = {}

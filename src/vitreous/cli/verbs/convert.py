@@ -100,7 +100,9 @@ def run(argv: Sequence[str]) -> int:
     open_options = OpenOptions(drop=tuple(options.drop), add=tuple(options.add), **sizes, **others)
     files = make_outputs(options, (model_files(options.source),))
     files.claim("--json", options.json)
-    result = convert(options.source, options.destination, target, open_options, overwrite=options.overwrite, tell=narrate)
+    result = convert(
+        options.source, options.destination, target, open_options, overwrite=options.overwrite, tell=narrate
+    )
     narrate("wrote " + "  ".join(visible(str(file)) for file in result.files))
     if options.json:
         document = {"source": options.source, "destination": options.destination, "to": target}

@@ -60,6 +60,13 @@ def _parser() -> Parser:
         help="labelled images, as for `vitreous evaluate`: compare accuracy, calibration, latency and throughput with "
         "PyTorch's, and keep the file only if it loses nothing",
     )
+    add(
+        "--resize",
+        type=Literal["exact", "native"] | None,
+        metavar="exact|native",
+        help="exact: the same bytes as in training. native: the runtime's own operator, which is faster on large images, "
+        "and changes a few pixels in ten thousand by one level [exact; openvino has native only]",
+    )
     add("--image-size", type=str | None, metavar="N", help="another input size: 384, or 480x640, pixels")
     add("--resample", type=Resample | None, metavar="FAMILY", help="resample position embeddings as this family does")
     add("--ignore-thresholds", type=bool, default=False, help="leave out what `vitreous calibrate` stored")
@@ -87,7 +94,7 @@ def run(argv: Sequence[str]) -> int:
         destination,
         options.to,
         OpenOptions(image_size=size, resample=options.resample),
-        Options(options.precision, options.ignore_thresholds, options.overwrite, check=check),
+        Options(options.precision, options.resize, options.ignore_thresholds, options.overwrite, check=check),
         tell=narrate,
     )
     narrate(f"wrote {'  '.join(visible(str(file)) for file in result.files)}, {result.size / 1e6:,.1f} MB")

@@ -92,7 +92,12 @@ def _tapped(model: VisionTransformer) -> list[tuple[str, nn.Module, bool]]:
         parts = {"attention norm": "norm1", "attention": "attn", "MLP norm": "norm2", "MLP": "mlp"}
         found += [(f"block {index} {name}", getattr(block, part, None), False) for name, part in parts.items()]
         found.append((f"block {index}", block, False))
-    ends = {"final norm": model.norm, "pooling": model.pool, "pooled norm": model.fc_norm, "pre-logits": model.pre_logits}
+    ends = {
+        "final norm": model.norm,
+        "pooling": model.pool,
+        "pooled norm": model.fc_norm,
+        "pre-logits": model.pre_logits,
+    }
     found += [(name, module, False) for name, module in ends.items()]
     return [each for each in found if isinstance(each[1], nn.Module) and not isinstance(each[1], nn.Identity)]
 

@@ -42,7 +42,9 @@ class _Number:
 
 
 _DO = Arithmetic(
-    lambda a, b: _compute("divide", a, b), lambda a, b: _compute("minimum", a, b), lambda a, b: _compute("maximum", a, b)
+    lambda a, b: _compute("divide", a, b),
+    lambda a, b: _compute("minimum", a, b),
+    lambda a, b: _compute("maximum", a, b),
 )
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BOUNDS", "PIXEL_SHARE", "PIXEL_STEP", "Bounds", "Precision"]
+__all__ = ["BOUNDS", "NATIVE_PIXELS", "Bounds", "bounds_of"]
 
-Precision = str
+NATIVE_PIXELS = 0.25
+"""Largest share of pixels that a native resize may change by one of 255 levels: runtimes round filter weights and ties
+otherwise than Pillow. In small images of noise ties are frequent, up to 12 % were measured; on photographs 0.1 %. An
+exact resize changes none."""
 
-PIXEL_STEP = 1
-"""Largest difference of a resized pixel, of 255 levels: runtimes round filter weights and ties otherwise than Pillow."""
-
-PIXEL_SHARE = 0.25
-"""Largest share of pixels that differ by one level. Ties are frequent in small images of noise, where up to 12 % were
-measured; on photographs 0.1 %."""
+_NATIVE_PROBABILITIES, _NATIVE_VALUES = 5e-3, 2e-2  # of outputs after such a resize; up to 4e-4 were measured
 
 
 @dataclass(frozen=True)
@@ -21,22 +19,24 @@ class Bounds:
     """Largest accepted differences.
 
     Attributes:
-        exact: Of outputs for images that need no resize: absolute for probabilities; for logits and features relative
-            to the largest of the image.
-        probabilities: Of probabilities for images that are resized, whose pixels may differ as `PIXEL_STEP` says.
-        values: The same for logits and features, relative to the largest of the image.
+        outputs: Of outputs: absolute for probabilities, for logits and features relative to the largest of the image.
         layer: Of the values after a layer, relative to the largest of the image: a layer that differs by more is named.
     """
 
-    exact: float
-    probabilities: float
-    values: float
+    outputs: float
     layer: float
 
 
-BOUNDS: dict[Precision, Bounds] = {
-    "float32": Bounds(exact=3e-5, probabilities=1e-4, values=2e-3, layer=1e-3),
-    "fp16": Bounds(exact=5e-3, probabilities=5e-3, values=1e-2, layer=2e-2),
-    "bf16": Bounds(exact=3e-2, probabilities=3e-2, values=6e-2, layer=1e-1),
+BOUNDS = {
+    "float32": Bounds(outputs=3e-5, layer=1e-3),
+    "fp16": Bounds(outputs=5e-3, layer=2e-2),
+    "bf16": Bounds(outputs=3e-2, layer=1e-1),
 }
-"""By the precision of the file. In float32, correct files differ by a few millionths where nothing is resized."""
+"""By the precision of the file. In float32, correct files differ by a few millionths."""
+
+
+def bounds_of(bounds: Bounds, output: str, is_resized: bool, resize: str) -> float:
+    """Return the bound of an output, for images that were resized by the graph or not; `resize` is its kind."""
+    if resize == "exact" or not is_resized:
+        return bounds.outputs
+    return max(bounds.outputs, _NATIVE_PROBABILITIES if output == "probabilities" else _NATIVE_VALUES)

@@ -19,7 +19,7 @@ from vitreous.data.images.reading import read_image
 from vitreous.errors import CheckpointError, first_line
 from vitreous.export.example import reader
 from vitreous.export.graph.core import PIXELS, output_names
-from vitreous.export.verification.bounds import BOUNDS, Bounds
+from vitreous.export.verification.bounds import BOUNDS, Bounds, bounds_of
 from vitreous.export.verification.layers import cause, first_difference, pixel_difference, relative_difference
 from vitreous.export.verification.reference import Expected, Reference
 from vitreous.export.verification.samples import Sample, files, samples
@@ -43,9 +43,7 @@ class Verified:
     pixels: float = 0.0  # largest share of resized pixels that differ from Pillow's, by one level
 
 
-def verify(
-    open_file: OpenFile, file: Path, reference: Reference, words: Mapping[str, str], precision: str
-) -> Verified:
+def verify(open_file: OpenFile, file: Path, reference: Reference, words: Mapping[str, str], precision: str) -> Verified:
     """Run a written file and compare it with PyTorch in float32.
 
     Args:
@@ -59,7 +57,7 @@ def verify(
         CheckpointError: If the file does not run, or differs.
     """
     runner = _opened(open_file, file)
-    check = _Comparison(open_file, file, runner, reference, BOUNDS[precision], Verified(runner.name))
+    check = _Comparison(open_file, file, runner, reference, BOUNDS[precision], words["resize"], Verified(runner.name))
     if runner.words != dict(words):
         wrong = sorted(name for name in {*words, *runner.words} if words.get(name) != runner.words.get(name))
         raise CheckpointError(f"the written file has another description than the model ({', '.join(wrong)}); {_KEPT}")
@@ -69,7 +67,7 @@ def verify(
         )
     batches = list(samples(reference.info.pipeline))
     for number, sample in enumerate(batches):
-        check.compare(sample, is_exact=number == 0)
+        check.compare(sample, is_resized=number > 0)
     check.compare_pixels(batches)
     check.compare_files()
     return check.verified
@@ -92,16 +90,17 @@ class _Comparison:
     runner: Any
     reference: Reference
     bounds: Bounds
+    resize: str
     verified: Verified
 
-    def compare(self, sample: Sample, is_exact: bool) -> None:
-        """Compare all outputs on a batch; `is_exact` if its images need no resize."""
-        expected = self.reference.expected(sample.images, self.bounds.exact if is_exact else self.bounds.probabilities)
+    def compare(self, sample: Sample, is_resized: bool) -> None:
+        """Compare all outputs on a batch; `is_resized` unless its images need no resize."""
+        margin = bounds_of(self.bounds, "probabilities", is_resized, self.resize)
+        expected = self.reference.expected(sample.images, margin)
         found = self._run(sample)
         which = np.arange(sample.batch) % len(sample.images)
         for name, values in expected.outputs.items():
-            resized = self.bounds.probabilities if name == "probabilities" else self.bounds.values
-            bound = self.bounds.exact if is_exact else resized
+            bound = bounds_of(self.bounds, name, is_resized, self.resize)
             repeated = _repeated(expected, name, which)
             problem = self._problem(name, found[name], values[which], repeated, bound)
             if problem:
@@ -120,7 +119,7 @@ class _Comparison:
         for sample in batches:
             expected = self.reference.pixels(sample.images)
             (pixels,) = runner(sample.images)
-            if problem := pixel_difference(pixels, expected):
+            if problem := pixel_difference(pixels, expected, self.resize):
                 raise CheckpointError(
                     f"the written file, run by {self.verified.by}, resizes {sample.name} otherwise than Pillow: "
                     f"{problem}; {_KEPT}"
@@ -129,15 +128,18 @@ class _Comparison:
 
     def compare_files(self) -> None:
         """Compare predictions from image files, read as the example in the metadata reads them."""
-        read = reader(self.reference.info.pipeline)
-        grey = self.reference.info.pipeline.channels == 1
+        pipeline = self.reference.info.pipeline
+        read, grey = reader(pipeline, "exact"), pipeline.channels == 1
         with tempfile.TemporaryDirectory() as folder:
             for path in files(Path(folder)):
                 ours = np.asarray(read_image(path).convert("L"))[:, :, None] if grey else np.asarray(read_image(path))
                 theirs = read(str(path))
                 if theirs.shape != ours.shape or (theirs != ours).any():
                     raise CheckpointError(f"the example in the metadata reads {path.name} otherwise; {_KEPT}")
-                self.compare(Sample(f"the file {path.name}", theirs[None], 1), is_exact=False)
+                self.compare(Sample(f"the file {path.name}", theirs[None], 1), is_resized=True)
+                if self.resize != "exact":  # the example resizes by itself
+                    resized = reader(pipeline, self.resize)(str(path))
+                    self.compare(Sample(f"the file {path.name}, resized by Pillow", resized[None], 1), is_resized=False)
 
     def _run(self, sample: Sample) -> dict[str, Array]:
         try:
@@ -167,7 +169,9 @@ class _Comparison:
         return ""
 
     def _first_difference(self, sample: Sample, output: str) -> str:
-        layer = first_difference(self.open_file, self.file, self.reference, sample.images, self.bounds.layer)
+        layer = first_difference(
+            self.open_file, self.file, self.reference, sample.images, self.bounds.layer, self.resize
+        )
         return f"{layer} ({cause(output)})" if layer.startswith("no layer") else layer
 
 
