@@ -39,7 +39,7 @@ class Described:
 
 
 def describe(
-    info: ModelInfo, form: str, file: str, precision: str, resize: str, dynamic_size: bool = False
+    info: ModelInfo, form: str, file: str, *, precision: str, resize: str, dynamic_size: bool = False
 ) -> dict[str, str]:
     """Return the description of a model for a format and a file's name; `resize` is `exact` or `native`."""
     channels, (height, width) = info.pipeline.channels, info.pipeline.size

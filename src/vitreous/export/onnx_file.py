@@ -47,9 +47,8 @@ def write(
 
     example = torch.zeros(EXAMPLES, pipeline.channels, *pipeline.size)
     after = to_onnx(trace(core, example), [PIXELS], [*outputs, *taps]).model_proto
-    model = onnx.compose.merge_models(
-        resize_model(pipeline, words["resize"] == "native"), after, [(PIXELS, PIXELS)], name="vitreous"
-    )
+    resize = resize_model(pipeline, native=words["resize"] == "native")
+    model = onnx.compose.merge_models(resize, after, [(PIXELS, PIXELS)], name="vitreous")
     del model.graph.output[len(outputs) :], model.graph.value_info[:]
     onnx.helper.set_model_props(model, dict(words))
     model.producer_name, model.producer_version = "vitreous", words["producer"].rpartition(" ")[2]

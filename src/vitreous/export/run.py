@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, get_args
 
 import torch
 
+from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.checkpoint.conversion.destination import Destination
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.checkpoint.opening import OpenedCheckpoint, OpenOptions, open_with_details
@@ -84,6 +85,7 @@ def export(
     form: str,
     opening: OpenOptions | None = None,
     options: Options | None = None,
+    *,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Export:
     """Export a model (file, folder or hub id) to a file that runs without this package, and verify it.
@@ -108,9 +110,10 @@ def export(
     info = opened.info.without_thresholds() if options.ignore_thresholds else opened.info
     reference = Reference(opened.model, info)
     precision = options.quantise.precision if options.quantise else options.precision
-    words = describe(info, form, target.name, precision, _resize(form, info, options.resize))
+    resize = _resize(form, info, options.resize)
+    words = describe(info, form, target.name, precision=precision, resize=resize)
     with target.temporary() as file:
-        files = _write(opened, info, form, options.precision, words, file)
+        files = _write(opened.model, info, form, words, file, dtype=_DTYPES[options.precision])
         if options.quantise is not None:
             files = options.quantise(form, files)
         verified = verify(FORMS[form].Runner, files[0], reference, words, precision)
@@ -135,17 +138,24 @@ def _resize(form: str, info: ModelInfo, wanted: str | None) -> str:
 
 
 def _write(
-    opened: OpenedCheckpoint, info: ModelInfo, form: str, precision: str, words: Mapping[str, str], file: Path
+    model: FastVisionTransformer,
+    info: ModelInfo,
+    form: str,
+    words: Mapping[str, str],
+    file: Path,
+    *,
+    dtype: torch.dtype,
 ) -> list[Path]:
     """Write the graph; of a model in another precision than float32 a copy is traced."""
-    model, dtype = opened.model, _DTYPES[precision]
     if dtype != torch.float32:
         model = copy.deepcopy(model).to(dtype)
     core = Core(model, info, dtype, taps=True).eval()
     try:
         with torch.inference_mode():  # builds the tables of positions, whose computation is not to be traced
             core(torch.zeros(1, info.pipeline.channels, *info.pipeline.size))
-        files: list[Path] = FORMS[form].write(core, info.pipeline, output_names(info), tap_names(model), words, file)
+        files: list[Path] = FORMS[form].write(
+            core, info.pipeline, outputs=output_names(info), taps=tap_names(model), words=words, file=file
+        )
     except (OSError, VitreousError):
         raise
     except Exception as error:  # exporters raise errors of any class
@@ -158,6 +168,6 @@ def _summary(verified: Verified) -> str:
     differences = ", ".join(f"{name} {value:.1e}" for name, value in verified.differences.items())
     pixels = f"{verified.pixels:.2%} of the resized pixels by one level" if verified.pixels else "resize exact"
     return (
-        f"verified by {verified.by} on {verified.images} images, in batches of 1 to 64, square and not, and from files: "
-        f"largest difference from PyTorch {differences}; {pixels}"
+        f"verified by {verified.by} on {verified.images} images, in batches of 1 to 64, square and not, from arrays "
+        f"and files: largest difference from PyTorch {differences}; {pixels}"
     )

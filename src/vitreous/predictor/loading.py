@@ -60,7 +60,7 @@ def load(
     """
     if is_exported(source):
         fixed = {"image_size": image_size, "resample": resample, "merge_tokens": merge_tokens, "tta": tta}
-        return _load_exported(source, device, engine, precision, fixed, ignore_thresholds)
+        return _load_exported(source, device, engine, precision, fixed=fixed, ignore_thresholds=ignore_thresholds)
     opened = open_with_details(source, OpenOptions(image_size=image_size, resample=resample))
     model, info = opened.model, opened.info.without_thresholds() if ignore_thresholds else opened.info
     merge(model, merge_tokens)
@@ -87,6 +87,7 @@ def _load_exported(
     device: str | torch.device,
     engine: EngineName,
     precision: PrecisionName,
+    *,
     fixed: dict[str, Any],
     ignore_thresholds: bool,
 ) -> ExportedClassifier:

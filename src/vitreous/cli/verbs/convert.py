@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import typing
 from collections.abc import Sequence
@@ -113,7 +114,7 @@ def run(argv: Sequence[str]) -> int:
 def _refuse_exports(argv: Sequence[str]) -> None:
     """Refuse a format that moved to `vitreous export`, by the option or by the name of DST."""
     words = [*argv, ""]
-    given = [value for word, value in zip(words, words[1:], strict=False) if word == "--to"]
+    given = [value for word, value in itertools.pairwise(words) if word == "--to"]
     given += [word.removeprefix("--to=") for word in argv if word.startswith("--to=")]
     given += [_EXPORTED.get(os.path.splitext(word)[1], "") for word in argv if not word.startswith("-") and not given]
     if moved := next((form for form in given if form in _EXPORTED.values()), None):

@@ -64,8 +64,8 @@ def _parser() -> Parser:
         "--resize",
         type=Literal["exact", "native"] | None,
         metavar="exact|native",
-        help="exact: the same bytes as in training. native: the runtime's own operator, which is faster on large images, "
-        "and changes a few pixels in ten thousand by one level [exact; openvino has native only]",
+        help="exact: the same bytes as in training. native: the runtime's own operator, faster on large images, which "
+        "changes a few pixels in ten thousand by one level [exact; openvino has native only]",
     )
     add("--image-size", type=str | None, metavar="N", help="another input size: 384, or 480x640, pixels")
     add("--resample", type=Resample | None, metavar="FAMILY", help="resample position embeddings as this family does")

@@ -1,6 +1,6 @@
 """Where an image's pixels lie in the model's input, in arithmetic that a graph can do: integers and no branches.
 
-:func:`vitreous.data.placement.place` is the reference, in Python. Here the height and width of the image may be numbers,
+:func:`vitreous.data.placement.place` is the reference, in Python. Here height and width of the image may be numbers,
 tensors, or nodes of a graph that is being built. All values are at least 0 and integer, so that a division that drops
 the fraction is a floor. Sizes are (height, width).
 """

@@ -19,7 +19,7 @@ def filter_weights(graph: Graph, at: Geometry, size: tuple[int, int], axis: int,
     """Return the weights of an image's pixels for those of the input, (n, N) in float64; each column sums to 1."""
     source, start = graph.double(at.cut[axis]), (at.cut_top, at.cut_left)[axis]
     scale = graph.add("Div", source, graph.double(at.resized[axis]))  # 1
-    stretch = graph.add("Max", scale, np.array([1.0]))  # of the filter, which makes it antialias
+    stretch = graph.add("Max", scale, np.array([1.0]), name=f"resize_max_stretch_{axis}")  # of the filter: antialias
     support = graph.add("Mul", stretch, np.array([_SUPPORT[interpolation]]))
     out = graph.double(_resized_pixels(graph, at, size, axis))
     centre = graph.add("Mul", graph.add("Add", out, np.array([0.5])), scale)  # (N,)

@@ -1,8 +1,8 @@
 """The decisions of :mod:`vitreous.evaluate` in operators that a graph can hold: unsure predictions and sets of classes.
 
 They compute in float64, as the originals do. A runtime that has float32 only, such as OpenVINO, can decide otherwise
-where a score is within about 1e-6 of its threshold. So can any runtime in the sets of RAPS where two classes are equally
-probable: which of them comes first is then the runtime's choice. Shapes: B images, K classes.
+where a score is within about 1e-6 of its threshold. So can any runtime in the sets of RAPS where two classes are
+equally probable: which of them comes first is then the runtime's choice. Shapes: B images, K classes.
 """
 
 from __future__ import annotations

@@ -21,20 +21,15 @@ __all__ = ["cause", "first_difference", "pixel_difference", "relative_difference
 
 Array = npt.NDArray[Any]
 
-_AFTER = {
-    "features": "the features",
-    "logits": "the head",
-    "probabilities": "temperature and softmax",
-    "unsure": "the threshold",
-    "sets": "the prediction sets",
-}
-"""What computes an output from the layers before it."""
+_AFTER = {"features": "the features", "logits": "the head", "probabilities": "temperature and softmax"}
+"""What computes an output from the layers before it, in order."""
 
 
 def first_difference(
     open_file: Callable[..., Any],
     file: Path,
     reference: Reference,
+    *,
     images: npt.NDArray[np.uint8],
     bound: float,
     resize: str,
@@ -43,7 +38,7 @@ def first_difference(
 
     If the resize is right, PyTorch computes the layers from the file's own pixels.
     """
-    names = [PIXELS, *tap_names(reference.model)]
+    names = [PIXELS, *tap_names(reference.model), *_AFTER]
     try:
         runner = open_file(file, names)
         found = dict(zip(runner.outputs, runner(images), strict=True))
@@ -56,10 +51,11 @@ def first_difference(
         return f"the first layer that differs is the resize: {problem}"
     expected = reference.layers(pixels)
     for name in names[1:]:
-        if name in found:
+        if name in found and name in expected:
             difference = relative_difference(found[name], expected[name])
             if not difference <= bound:
-                return f"the first layer that differs is {name}, by {difference:.1e} of its largest value"
+                layer = _AFTER.get(name, name)
+                return f"the first layer that differs is {layer}, by {difference:.1e} of its largest value"
     return "no layer differs by itself; the outputs after the last do"
 
 
@@ -92,4 +88,4 @@ def relative_difference(value: Array, expected: Array) -> float:
 
 def cause(output: str) -> str:
     """Return what computes an output from the last layer."""
-    return _AFTER[output]
+    return _AFTER.get(output, {"unsure": "the threshold", "sets": "the prediction sets"}.get(output, output))

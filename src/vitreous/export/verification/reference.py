@@ -17,7 +17,7 @@ from torch import Tensor
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.evaluate.conformal import ConformalSets
 from vitreous.evaluate.thresholds import is_unsure
-from vitreous.export.graph.core import PIXELS, Core, tap_names
+from vitreous.export.graph.core import PIXELS, Core, output_names, tap_names
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["Expected", "Reference"]
@@ -77,11 +77,11 @@ class Reference:
 
     @torch.inference_mode()
     def layers(self, pixels: Array) -> dict[str, Array]:
-        """Return the values after each layer, by the names of taps, for pixels (B, C, H, W)."""
+        """Return the outputs and the values after each layer, by name, for pixels (B, C, H, W)."""
         core = Core(self.model, self.info, taps=True).eval()
         values = core(torch.from_numpy(np.ascontiguousarray(pixels)))
-        names = tap_names(self.model)
-        return {PIXELS: pixels} | dict(zip(names, (each.numpy() for each in values[-len(names) :]), strict=True))
+        names = [*output_names(self.info), *tap_names(self.model)]
+        return {PIXELS: pixels} | dict(zip(names, (each.numpy() for each in values), strict=True))
 
 
 def _close_scores(rule: ConformalSets, probs: Array, margin: float) -> Array:

@@ -170,7 +170,12 @@ class _Comparison:
 
     def _first_difference(self, sample: Sample, output: str) -> str:
         layer = first_difference(
-            self.open_file, self.file, self.reference, sample.images, self.bounds.layer, self.resize
+            self.open_file,
+            self.file,
+            self.reference,
+            images=sample.images,
+            bound=self.bounds.layer,
+            resize=self.resize,
         )
         return f"{layer} ({cause(output)})" if layer.startswith("no layer") else layer
 
