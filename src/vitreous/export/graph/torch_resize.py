@@ -27,6 +27,8 @@ _SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 class Resize(nn.Module):
     """Images of any size to pixels of the model's input."""
 
+    padding: Tensor
+
     def __init__(self, pipeline: EvalPipeline) -> None:
         super().__init__()
         self.pipeline = pipeline
