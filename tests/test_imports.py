@@ -53,6 +53,8 @@ DRAWN: dict[tuple[str, str], str] = {
     ("errors", "files"): "an error's message is text on its way to a terminal (files/text.py, which imports nothing)",
     ("inspection", "checkpoint"): "an explanation opens a model by its path; checkpoints know nothing of maps",
     ("predictor", "engines"): "the predictor has an engine compute; engines know nothing of images' files and labels",
+    ("predictor", "export"): "the predictor runs exported files too; an export knows nothing of predictors",
+    ("engines", "export"): "one room traces models and writes graphs: export/graph, for exported files and for caches",
 }
 
 MAX_FILE_LINES = 350

@@ -9,7 +9,7 @@
     result.model.predict("photo.jpg")
 
 To read the code, begin with `model/vit.py` (the model), `data/` (from image files to batches) and `train/run.py` (the
-order of events in a run). `predictor.py` classifies images with a trained model, `api.py` has the commands as functions
+order of events in a run). `predictor/` classifies images with a trained model, `api.py` has the commands as functions
 and `cli/` the commands; `errors.py` is the exception tree. Importing this package loads none of them: each public name
 is imported on first use.
 """

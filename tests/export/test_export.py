@@ -1,4 +1,4 @@
-"""`vitreous convert --to onnx` and `--to torch`: exported files reproduce the model without vitreous."""
+"""`vitreous export`: files of each format reproduce the model, without vitreous and through it."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from vitreous.accelerate.model import build
-from vitreous.checkpoint.model_file import ModelInfo, save_model
+import vitreous
+from conftest import CLASSES, saved
 from vitreous.cli.main import main
-from vitreous.data.config import PreprocessConfig
-from vitreous.data.preprocess import EvalPipeline
-from vitreous.export import onnx_file, torch_file
-from vitreous.export.whole import WholeModel
-from vitreous.model.config import ViTConfig
+from vitreous.errors import CheckpointError, ConfigError
+from vitreous.export import onnx_file
+from vitreous.export.formats import FORMS
 from vitreous.predictor import load
 
-pytest.importorskip("onnxscript", reason="onnx is not installed: pip install -e '.[dev]'")
+FORM_NAMES = ("onnx", "openvino", "torch")
+BLOCKED = {"onnx": ("openvino", "torch"), "openvino": ("onnxruntime", "torch"), "torch": ("openvino", "onnxruntime")}
 
-CLASSES = ("daisy", "Löwenzahn", "a\udcff\x1b[31m")
 VARIANTS = {  # each stem, pooling, position, head and extra token once
-    "folder recipe": {"stem": "conv", "pool": "mean"},
+    "folder recipe": {"stem": "conv", "pool": "mean", "interpolation": "lanczos"},
     "hybrid": {"stem": {"kind": "resnet", "layers": (1,), "width": 32}, "pool": "map", "position": "relative"},
     "tokens": {
         "position": "rope-2d",
@@ -38,147 +38,205 @@ VARIANTS = {  # each stem, pooling, position, head and extra token once
         "pool": "cls-mean",
         "head": {"kind": "mlp", "hidden": 20},
     },
-    "positions before every block": {"position": {"layers": "every"}, "depth": 2, "registers": 1},
-    "axial attention": {"attention": "axial", "depth": 2, "pool": "mean"},
-    "shared positions": {"position": {"kind": "learned-2d", "layers": "shared"}, "depth": 2, "pool": "mean"},
+    "positions before every block": {"position": {"layers": "every"}, "registers": 1, "fit": "pad"},
+    "axial attention": {"attention": "axial", "pool": "mean", "fit": "squash"},
     "grey, no head": {"num_classes": 0, "in_channels": 1, "stem": "linear", "pool": "seq", "position": "sincos-2d"},
 }
 
 
-def saved(folder: Path, **changes: object) -> Path:
-    """Save a model whose weights are all non-zero."""
-    small = {"image_size": (32, 48), "patch_size": 8, "num_classes": 3, "width": 32, "depth": 1, "heads": 2}
-    torch.manual_seed(0)
-    config = ViTConfig(**{**small, "mlp_dim": 64, "init": "timm", **changes})
-    model = build(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    channels = config.in_channels
-    constants = PreprocessConfig(mean=(0.5, 0.4, 0.3)[:channels], std=(0.2, 0.3, 0.1)[:channels], crop_ratio=0.9)
-    info = ModelInfo(
-        CLASSES[: config.num_classes], EvalPipeline((32, 48), channels, constants), 1.7, {"recipe": "folder"}
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> list[Path]:
+    """A photograph as a JPEG that EXIF rotates, and others as PNG: whole, grey, small."""
+    folder = tmp_path_factory.mktemp("photos")
+    one, other = (Image.fromarray(photo) for photo in load_sample_images().images)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    one.save(folder / "a.jpg", exif=exif)
+    other.save(folder / "b.png")
+    other.convert("L").resize((70, 90)).save(folder / "c.png")
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.parametrize("form", FORM_NAMES)
+def test_the_example_in_the_metadata_runs_alone(exported, model_file, photos, form):
+    """It gives the probabilities of `vitreous predict` to 1e-4, with the runtime, NumPy and Pillow only."""
+    words = FORMS[form].Runner(exported[form]).words
+    blocked = ("vitreous", "sklearn", "torchvision", *BLOCKED[form])
+    block = f"import sys\nfor name in {blocked}:\n    sys.modules[name] = None\n"
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", block + words["example"], *map(str, photos)],
+        cwd=exported[form].parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
-    save_model(folder / "model.safetensors", model, info)
-    return folder / "model.safetensors"
+    assert run.returncode == 0, run.stderr
+    rows = [line.split("\t") for line in run.stdout.splitlines()]
+    predictions = load(model_file, device="cpu", engine="torch").predict(photos)
+    expected = [(each.name, label, value) for each in predictions for label, value in each.top]
+    assert [(path, label) for path, label, _ in rows] == [(path, label) for path, label, _ in expected]
+    np.testing.assert_allclose([float(row[2]) for row in rows], [row[2] for row in expected], atol=1e-4)
 
 
-def convert(*words: object) -> int:
-    return main(["convert", *map(str, words)])
+@pytest.mark.parametrize("form", FORM_NAMES)
+def test_an_exported_file_predicts_as_its_model_does(exported, model_file, photos, form):
+    model, graph = load(model_file, device="cpu", engine="torch"), load(exported[form])
+    assert graph.classes == CLASSES
+    assert graph.info == model.info
+    assert graph.features == model.features
+    for one, other in zip(model.predict(photos), graph.predict(photos), strict=True):
+        assert (one.label, one.unsure, one.set) == (other.label, other.unsure, other.set)
+        assert one.probability == pytest.approx(other.probability, abs=1e-5)
+    np.testing.assert_allclose(graph.embed(photos), model.embed(photos), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(graph.logits(photos), model.logits(photos), rtol=1e-4, atol=1e-5)
+    bare = load(exported[form], ignore_thresholds=True)
+    assert bare.predict(photos[0]).unsure is None
+    with pytest.raises(ConfigError, match="exported graph, without weights and gradients"):
+        vitreous.explain(graph, photos[0])
+
+
+def test_the_description_is_readable_with_the_formats_own_tools(exported):
+    words = {entry.key: entry.value for entry in onnx.load(exported["onnx"]).metadata_props}
+    assert json.loads(words["classes"]) == list(CLASSES)
+    assert float(words["temperature"]) == 1.7
+    assert words["license"] == "CC-BY-4.0"
+    assert words["outputs"] == "probabilities, logits, features, unsure, sets"
+    assert json.loads(words["pipeline"])["size"] == [32, 48]
+    assert json.loads(words["abstention"])["threshold"] == 0.8
+    with zipfile.ZipFile(exported["torch"]) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith("extra/vitreous.json"))
+        assert json.loads(archive.read(name))["classes"] == words["classes"]
+    operators = {node.op_type for node in onnx.load(exported["onnx"]).graph.node}
+    assert {"LayerNormalization", "Attention", "Gelu"} <= operators
+    for form in FORM_NAMES:  # no paths of this machine
+        assert str(Path(__file__).parents[2]).encode() not in exported[form].read_bytes()
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-@pytest.mark.parametrize(("form", "module", "name"), [("onnx", onnx_file, "m.onnx"), ("torch", torch_file, "m.pt2")])
-def test_exported_outputs_equal_the_model(tmp_path, capfd, form, module, name, changes):
+def test_every_family_is_exported_and_verified(tmp_path, capfd, changes):
     source = saved(tmp_path, **changes)
-    assert convert(source, tmp_path / name, "--to", form) == 0
+    assert main(["export", str(source), str(tmp_path / "m.onnx"), "--to", "onnx"]) == 0
     told = capfd.readouterr().err
-    assert "on photographs and noise, together and alone: largest difference" in told
-    assert told.endswith(f"wrote {tmp_path / name}\n")
-    classifier = load(source, device="cpu", engine="torch")
-    photos = [*load_sample_images().images, *(image[:200] for image in load_sample_images().images)]
-    pixels = np.stack([classifier.pipeline.pixels(Image.fromarray(photo)) for photo in photos])
-    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
-    _, words, outputs = module.read(tmp_path / name, [images, images[:3], images[:1]])
-    features = classifier.embed(photos)
-    for count, found in zip((4, 3, 1), outputs, strict=True):
-        np.testing.assert_allclose(found[-1], features[:count], rtol=1e-4, atol=1e-4)
-        if classifier.classes:
-            np.testing.assert_allclose(found[1], classifier.logits(photos[:count]), rtol=1e-4, atol=1e-4)
-            tops = [dict(each.top) for each in classifier.predict(photos[:count])]
-            expected = [[top[label] for label in classifier.classes] for top in tops]
-            np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=1e-5)
-    assert tuple(json.loads(words["classes"])) == classifier.classes
-    assert json.loads(words["pipeline"]) == classifier.pipeline.to_dict()
-    assert float(words["temperature"]) == 1.7
-    assert json.loads(words["provenance"]) == {"recipe": "folder"}
-    assert words["outputs"] == ("probabilities, logits, features" if classifier.classes else "features")
-    channels = classifier.pipeline.channels
-    assert words["input"].startswith(f"images: uint8, B x {channels} x 32 x 48, {'RGB' if channels == 3 else 'grey'}")
-    assert sorted(os.listdir(tmp_path)) == sorted([name, "model.safetensors"])
-    assert str(Path(__file__).parents[2]).encode() not in (tmp_path / name).read_bytes()  # no paths of this machine
+    assert "verified by onnxruntime" in told
+    assert "resize exact" in told
+    graph = load(tmp_path / "m.onnx")
+    photo = Image.fromarray(load_sample_images().images[0])
+    expected = load(source, device="cpu", engine="torch").embed(photo)
+    np.testing.assert_allclose(graph.embed(photo), expected, rtol=1e-4, atol=1e-4)
 
 
-ALONE = """
-import sys
-sys.modules["vitreous"] = None
-import numpy, onnxruntime, torch
-images = numpy.full((5, 3, 32, 48), 77, numpy.uint8)
-found = onnxruntime.InferenceSession("onnx/model.onnx").run(["probabilities"], {"images": images})[0]
-other = torch.export.load("m.pt2").module()(torch.from_numpy(images))[0].detach().numpy()
-print(found.shape, abs(found - other).max() < 1e-5, abs(found.sum(1) - 1).max() < 1e-5)
-"""
-
-
-def test_exported_files_run_without_vitreous(tmp_path, monkeypatch):
-    source = saved(tmp_path, stem="conv", pool="mean")
-    monkeypatch.setattr(onnx_file, "_MAX_BYTES", 1)  # forces a second file
-    assert convert(source, tmp_path / "onnx", "--to", "onnx") == 0
+def test_weights_above_the_limit_of_one_file_go_into_a_second(model_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_file, "_MAX_BYTES", 1)
+    assert main(["export", str(model_file), str(tmp_path / "onnx"), "--to", "onnx"]) == 0
     assert sorted(os.listdir(tmp_path / "onnx")) == ["model.onnx", "model.onnx.data"]
-    assert convert(source, tmp_path / "m.pt2", "--to", "torch") == 0
-    run = subprocess.run(
-        [sys.executable, "-c", ALONE], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert run.stdout == "(5, 3) True True\n", run.stderr
+    photo = load_sample_images().images[0]
+    found = load(tmp_path / "onnx/model.onnx").predict(photo)
+    assert found.label == load(model_file, device="cpu", engine="torch").predict(photo).label
 
 
-def test_export_at_another_size(tmp_path):
-    source = saved(tmp_path, stem="conv", pool="mean")
-    assert convert(source, tmp_path / "m.pt2", "--to", "torch", "--image-size", "48x32") == 0
-    _, words, outputs = torch_file.read(tmp_path / "m.pt2", [torch.zeros(1, 3, 48, 32, dtype=torch.uint8)])
-    assert json.loads(words["pipeline"])["size"] == [48, 32]
-    assert outputs[0][0].shape == (1, 3)
-
-
-def test_wrong_outputs_are_not_kept(tmp_path, capfd, monkeypatch):
-    source = saved(tmp_path)
-    forward = WholeModel.forward
-    monkeypatch.setattr(WholeModel, "forward", lambda self, images: forward(self, images.flip(0)))
-    assert convert(source, tmp_path / "m.pt2", "--to", "torch") == 1
-    error = capfd.readouterr().err.splitlines()[-1]
-    assert error.startswith("vitreous: the written file gives other numbers, run by torch")
-    assert error.endswith("above 3e-05; nothing was kept")
-    assert os.listdir(tmp_path) == ["model.safetensors"]
-
-
-def test_missing_package_is_named_first(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(onnx_file, "PACKAGES", ("onnxruntime", "no_such_package"))
-    assert convert(tmp_path / "gone", tmp_path / "m.onnx", "--to", "onnx") == 1
-    assert capfd.readouterr().err == "vitreous: --to onnx needs no_such_package: pip install 'vitreous[onnx]'\n"
+def test_half_precision_is_kept_if_it_agrees(model_file, tmp_path):
+    words = ["export", str(model_file), str(tmp_path / "m.pt2"), "--to", "torch", "--precision", "bf16"]
+    assert main([*words, "--json", str(tmp_path / "report.json")]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["precision"] == "bf16"
+    assert 1e-5 < report["verified"]["differences"]["logits"] < 3e-2
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (("m.pt2", "--to", "onnx"), 2, "does not fit --to onnx: give a folder or a file ending in .onnx"),
-        (("m.onnx", "--to", "torch"), 2, "does not fit --to torch: give a folder or a file ending in .pt2"),
         (("m.onnx", "--to", "onx"), 2, "Did you mean 'onnx'"),
-        (("m.pth", "--to", "torchvision"), 1, "not square. `--to onnx` and `--to torch` take any model"),
-        (("t", "--to", "timm"), 1, "stem conv. `--to onnx` and `--to torch` take any model"),
         (("there.onnx", "--to", "onnx"), 2, "'there.onnx' exists already: --overwrite replaces it"),
         ((".", "--to", "onnx", "--overwrite"), 2, "'.' contains the source: name another destination"),
-        (("there.onnx", "--to", "onnx", "--drop", "head", "--json", "there.onnx"), 2, "exists already"),
+        (("m.xml", "--to", "openvino", "--resize", "exact"), 1, "--to openvino has only native"),
     ],
 )
 def test_usage_errors_are_one_line(tmp_path, capfd, monkeypatch, words, code, said):
-    source = saved(tmp_path, stem="conv", pool="mean")
+    source = saved(tmp_path)
     (tmp_path / "there.onnx").write_text("mine")
     monkeypatch.chdir(tmp_path)
-    assert convert(source.name, *words) == code
+    assert main(["export", source.name, *words]) in (code, 2)
     error = capfd.readouterr().err
     assert said in error
     assert error.splitlines()[-1].startswith("vitreous: ")
     assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "there.onnx"]
-    assert (tmp_path / "there.onnx").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["m.onnx", "m.pt2"])
-def test_exported_file_as_a_model_is_explained(tmp_path, capfd, name):
+def test_convert_names_the_verb_that_took_its_formats_over(capfd):
+    assert main(["convert", "m.safetensors", "m.onnx"]) == 2
+    assert "use `vitreous export MODEL DST --to onnx`" in capfd.readouterr().err
+    assert main(["convert", "m.safetensors", "m", "--to=torch"]) == 2
+    assert "use `vitreous export MODEL DST --to torch`" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "m.xml", "m.pt2"])
+def test_a_damaged_file_is_one_line(tmp_path, capfd, name):
     (tmp_path / name).write_bytes(bytes(100))
     assert main(["predict", str(tmp_path / name), "x.png"]) == 1
-    assert "is an exported model, which" in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert "damaged" in error
+    assert len(error.splitlines()) == 1
 
 
-def test_url_as_a_model_states_the_remedy(capfd):
-    assert main(["predict", "https://example.org/model.safetensors", "x.png"]) == 1
-    assert "is a URL, and URLs are not fetched: download the file first" in capfd.readouterr().err
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("classes", '["a", "a", "b"]', "class names must be unique"),
+        ("classes", "[1, 2, 3]", "not a list of names"),
+        ("pipeline", "{}", "missing"),
+        ("temperature", "-1", "temperature is -1.0"),
+        ("abstention", "[]", "abstention in its metadata is damaged"),
+        ("outputs", "logits", "names outputs"),
+        ("provenance", "[" * 5000, "not readable as JSON"),
+        ("scores", None, "lacks scores"),
+    ],
+)
+def test_metadata_is_checked(exported, tmp_path, key, value, said):
+    model = onnx.load(exported["onnx"])
+    entries = {entry.key: entry.value for entry in model.metadata_props} | {key: value}
+    onnx.helper.set_model_props(model, {name: text for name, text in entries.items() if text is not None})
+    onnx.save_model(model, tmp_path / "m.onnx")
+    with pytest.raises(CheckpointError, match=said):
+        load(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"expr_str": "__import__('os').system('touch pwned')"}, "an expression that is no size"),
+        ({"target": "os.system"}, "no operator on tensors"),
+        ({"guards_code": ["print(1)"]}, "holds Python code"),
+        ({"use_pickle": True}, "holds pickled values"),
+    ],
+)
+def test_a_program_that_could_run_code_is_refused(exported, tmp_path, change, said):
+    with zipfile.ZipFile(exported["torch"]) as archive:
+        entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    graph = next(name for name in entries if name.endswith("models/model.json"))
+    entries[graph] = json.dumps(json.loads(entries[graph]) | change).encode()
+    with zipfile.ZipFile(tmp_path / "m.pt2", "w", zipfile.ZIP_STORED) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    with pytest.raises(CheckpointError, match=said):
+        load(tmp_path / "m.pt2")
+
+
+def test_pickled_inputs_of_a_program_are_refused(exported, tmp_path):
+    with zipfile.ZipFile(exported["torch"]) as archive:
+        entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    inputs = next(name for name in entries if "sample_inputs" in name)
+    torch.save(Path, tmp_path / "x.pt")
+    entries[inputs] = (tmp_path / "x.pt").read_bytes()
+    with zipfile.ZipFile(tmp_path / "m.pt2", "w", zipfile.ZIP_STORED) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    with pytest.raises(CheckpointError, match=r"damaged, or no file of torch\.export"):
+        load(tmp_path / "m.pt2")
+
+
+def test_options_that_a_graph_fixes_are_refused(exported):
+    for options in ({"image_size": 64}, {"tta": True}, {"merge_tokens": 2}, {"engine": "openvino"}, {"device": "cuda"}):
+        with pytest.raises(ConfigError, match=r"m\.onnx"):
+            load(exported["onnx"], **options)

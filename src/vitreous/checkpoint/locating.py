@@ -21,7 +21,7 @@ __all__ = ["Located", "locate", "read_foreign"]
 _IN_FOLDER = ("model.safetensors", "pytorch_model.safetensors", "pytorch_model.bin", "model.npz", "model.pth")
 _INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _DOCUMENTS = ("config.json", "preprocessor_config.json")
-_EXPORTED = {".onnx": "ONNX Runtime", ".pt2": "torch.export.load"}
+_EXPORTED = (".onnx", ".xml", ".pt2")
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def locate(source: str | os.PathLike[str]) -> Located:
         raise CheckpointError(f"'{name}' is not a regular file")
     if file.suffix in _EXPORTED:
         raise CheckpointError(
-            f"'{name}' is an exported model, which runs in {_EXPORTED[file.suffix]} and is not read here. Give the "
-            "model file that it was made from"
+            f"'{name}' is an exported graph, which predict, evaluate and embed accept: this needs its weights. "
+            "Give the model file that it was made from"
         )
     return Located(file, name, file.suffix == ".safetensors" and KEY in read_header(file).metadata)
 

@@ -27,7 +27,7 @@ __all__ = ["HELP", "VERBS", "main"]
 
 _NAMES = (
     *("train", "plan", "finetune", "replay", "audit", "evaluate", "calibrate"),
-    *("predict", "inspect", "embed", "probe", "convert", "models", "completion"),
+    *("predict", "inspect", "embed", "probe", "export", "convert", "models", "completion"),
 )
 VERBS = {verb: f"vitreous.cli.verbs.{verb}" for verb in _NAMES}
 """The module of each verb, which has ``run(argv) -> exit code``."""
@@ -53,7 +53,8 @@ Use a model
   calibrate   fit thresholds with a promise: unsure predictions, sets of classes
   inspect     show what a model looks at in images, and what it has learned, on one page
   embed       compute feature vectors of images, for search or another classifier
-  convert     write a model as ONNX or torch.export, or for timm, Hugging Face, torchvision or Google, verified
+  export      write a model as one verified graph for ONNX Runtime, OpenVINO or torch.export, from image to answer
+  convert     write a model for timm, Hugging Face, torchvision or Google, verified
   probe       measure how well a model's features separate classes, including new ones
 
 Look up

@@ -92,6 +92,12 @@ class EvalPipeline:
         """Return where the pixels of an image of this size lie in the model's input."""
         return place((height, width), self.size, self.config)
 
+    @property
+    def padding(self) -> tuple[int, ...]:
+        """The colour around an image that is padded, one value from 0 to 255 per channel: the mean."""
+        mean = self.config.mean or (_MIDDLE_GREY,) * self.channels
+        return tuple(min(255, max(0, round(255 * value))) for value in mean)
+
     def _cover(self, image: Image.Image) -> Image.Image:
         """Resize the image and cut it to the size."""
         at, (height, width) = self.placement(image.height, image.width), self.size
@@ -102,8 +108,7 @@ class EvalPipeline:
     def _pad(self, image: Image.Image) -> Image.Image:
         """Resize so that the image just fits into the size, centred on the mean colour."""
         at, (height, width) = self.placement(image.height, image.width), self.size
-        mean = self.config.mean or (_MIDDLE_GREY,) * self.channels
-        colour = tuple(min(255, max(0, round(255 * value))) for value in mean)
+        colour = self.padding
         canvas = Image.new(image.mode, (width, height), colour if self.channels == 3 else colour[0])
         canvas.paste(self._resize(image, (at.resized[1], at.resized[0])), (at.left, at.top))
         return canvas

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
 from vitreous.engines.names import Precision
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["Engine", "Outputs", "TraceInput"]
+__all__ = ["Engine", "Outputs"]
 
 
 class Engine(Protocol):
@@ -43,11 +42,3 @@ class Outputs(nn.Module):
         features = self.model(images, "features")
         logits = self.model.head(features)
         return (logits * 1 if logits is features else logits), features  # a graph's outputs must be distinct
-
-
-class TraceInput:
-    """Images to trace a model with. The graph is fixed to their height and width; its batch size stays free."""
-
-    def __init__(self, model: VisionTransformer, size: tuple[int, int]) -> None:
-        self.images = torch.zeros(2, model.config.in_channels, *size)  # two: torch.export takes a 1 as constant
-        self.shapes = ({0: torch.export.Dim("batch")},)

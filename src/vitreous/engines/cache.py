@@ -148,7 +148,7 @@ def _code() -> str:
     """Return the SHA-256 of the code that determines a graph."""
     sha = hashlib.sha256()
     package = Path(__file__).resolve().parents[1]
-    for room in ("model", "accelerate", "engines"):
+    for room in ("model", "accelerate", "engines", "export/graph"):
         for file in sorted((package / room).rglob("*.py")):
             sha.update(f"\n{file.relative_to(package)}\n".encode() + file.read_bytes())
     return sha.hexdigest()

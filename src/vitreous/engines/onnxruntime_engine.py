@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from vitreous.engines.base import Outputs, TraceInput
+from vitreous.engines.base import Outputs
 from vitreous.engines.names import Precision
 from vitreous.errors import ConfigError
+from vitreous.export.graph.tracing import EXAMPLES, to_onnx, trace
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["PACKAGES", "Graph", "convert"]
@@ -23,19 +21,9 @@ _FILE = "graph.onnx"
 
 def convert(model: VisionTransformer, size: tuple[int, int], folder: Path) -> None:
     """Write a model's graph for images of one size and batches of any size, in float32."""
-    example = TraceInput(model, size)
-    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it warns of graphs that it cannot simplify
-    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):  # the exporter prints its progress
-        torch.onnx.export(
-            Outputs(model).eval(),
-            (example.images,),
-            folder / _FILE,
-            dynamo=True,
-            dynamic_shapes=example.shapes,
-            input_names=["images"],
-            output_names=["logits", "features"],
-            verbose=False,
-        )
+    example = torch.zeros(EXAMPLES, model.config.in_channels, *size)
+    program = trace(Outputs(model).eval(), example)
+    to_onnx(program, ["images"], ["logits", "features"]).save(folder / _FILE)
 
 
 class Graph:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitreous.engines.base import TraceInput
 from vitreous.engines.names import Precision
+from vitreous.export.graph.tracing import EXAMPLES, to_openvino, trace
+from vitreous.export.openvino_file import core
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["PACKAGES", "Graph", "convert"]
@@ -27,11 +27,9 @@ def convert(model: VisionTransformer, size: tuple[int, int], folder: Path) -> No
     """Write a model's graph for images of one size and batches of any size; weights stay float32."""
     import openvino
 
-    example = TraceInput(model, size)
-    with torch.no_grad():
-        outputs = _JoinedOutputs(model).eval()
-        program = torch.export.export(outputs, (example.images,), dynamic_shapes=example.shapes)
-    openvino.save_model(openvino.convert_model(program), folder / _FILE, compress_to_fp16=False)
+    example = torch.zeros(EXAMPLES, model.config.in_channels, *size)
+    program = trace(_JoinedOutputs(model).eval(), example)
+    openvino.save_model(to_openvino(program), folder / _FILE, compress_to_fp16=False)
 
 
 class _JoinedOutputs(nn.Module):
@@ -73,7 +71,7 @@ class Graph:
             "PERFORMANCE_HINT": "THROUGHPUT" if parts > 1 else "LATENCY",
             "NUM_STREAMS": parts,
         }
-        graph = _core().compile_model(folder / _FILE, "CPU", hints)
+        graph = core().compile_model(folder / _FILE, "CPU", hints)
         used = graph.get_property("INFERENCE_PRECISION_HINT").to_string()
         self.precision: Precision = "bf16" if used == "bf16" else "float32"
         self._requests = [graph.create_infer_request() for _ in range(parts)]
@@ -91,16 +89,3 @@ class Graph:
             for which in (0, 1)
         )
         return logits, features
-
-
-@cache
-def _core() -> Any:
-    """Return OpenVINO's runtime, which must live as long as the process.
-
-    The runtime gives the thread that first uses the CPU a signal stack, and frees that stack with itself. If another
-    thread frees the runtime, the next signal that Python handles in the first thread (Ctrl-C, or a data loader worker
-    that exits) crashes the process. Seen with OpenVINO 2026.4.1.
-    """
-    import openvino
-
-    return openvino.Core()

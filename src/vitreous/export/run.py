@@ -1,37 +1,61 @@
-"""Exports a model: open, trace, write to a temporary folder, run the written file, compare with PyTorch, install."""
+"""Exports a model: open, draw the graph, write to a temporary folder, verify the written file there, install."""
 
 from __future__ import annotations
 
-import importlib.util
-import math
+import copy
 import os
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, get_args
 
-import numpy as np
 import torch
-from sklearn.datasets import load_sample_images
-from torch import Tensor
 
+from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.checkpoint.conversion.destination import Destination
-from vitreous.checkpoint.opening import THRESHOLDS_OMITTED, OpenedCheckpoint, OpenOptions, open_with_details
-from vitreous.data.images.reading import read_image
-from vitreous.errors import CheckpointError, MissingExtraError, OutputError, first_line
-from vitreous.export import onnx_file, torch_file
-from vitreous.export.whole import WholeModel, describe, expected_outputs, output_names
+from vitreous.checkpoint.model_file import ModelInfo
+from vitreous.checkpoint.opening import OpenedCheckpoint, OpenOptions, open_with_details
+from vitreous.errors import ConfigError, OutputError, VitreousError, first_line
+from vitreous.export.description import describe
+from vitreous.export.formats import FORMS, require
+from vitreous.export.graph.core import Core, output_names, tap_names
+from vitreous.export.verification.reference import Reference
+from vitreous.export.verification.verify import Verified, verify
 
-__all__ = ["BOUND", "FORMS", "Export", "Form", "export"]
+__all__ = ["Check", "Export", "Options", "Quantiser", "WritePrecision", "export"]
 
-Form = Literal["onnx", "torch"]
-FORMS: dict[str, Any] = {"onnx": onnx_file, "torch": torch_file}
-"""Formats by name; each module writes files and runs them."""
+WritePrecision = Literal["float32", "fp16", "bf16"]
+Resizing = Literal["exact", "native"]
+NATIVE_FILTERS = ("bilinear", "bicubic")  # that runtimes have as operators
+_DTYPES = {"float32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
-BOUND = 3e-5
-"""Largest accepted difference from PyTorch in float32: absolute for probabilities, for logits and features relative to
-the largest of the image."""
+
+class Quantiser(Protocol):
+    """A step between writing and verification that changes the written file, such as to int8."""
+
+    precision: str  # a key of `verification.bounds.BOUNDS`
+
+    def __call__(self, form: str, files: list[Path]) -> list[Path]:
+        """Change the files of a format in place; return them, the main one first."""
+
+
+class Check(Protocol):
+    """A further comparison of a verified file with PyTorch, such as on labelled images."""
+
+    def __call__(self, form: str, file: Path, opened: OpenedCheckpoint) -> Mapping[str, Any]:
+        """Return what was measured; raise CheckpointError to refuse the file."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is exported."""
+
+    precision: WritePrecision = "float32"
+    resize: Resizing | None = None  # None: the format's usual one
+    ignore_thresholds: bool = False
+    overwrite: bool = False
+    quantise: Quantiser | None = None
+    check: Check | None = None
 
 
 @dataclass(frozen=True)
@@ -39,57 +63,100 @@ class Export:
     """The result of an export."""
 
     files: list[Path]
-    by: str  # the runtime that verified them
-    differences: dict[str, float]  # largest difference from PyTorch in float32, by output; see ``BOUND``
+    precision: str
+    size: int  # bytes of all files together
+    verified: Verified
+    checked: Mapping[str, Any]  # what `Options.check` measured
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return {**asdict(self), "files": [str(file) for file in self.files]}
+        return {
+            "files": [str(file) for file in self.files],
+            "precision": self.precision,
+            "bytes": self.size,
+            "verified": asdict(self.verified),
+            "checked": dict(self.checked),
+        }
 
 
 def export(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
-    form: Form,
-    options: OpenOptions | None = None,
+    form: str,
+    opening: OpenOptions | None = None,
+    options: Options | None = None,
     *,
-    overwrite: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Export:
-    """Export a model (file, folder or hub id) to a file that runs without this package, and verify its outputs.
+    """Export a model (file, folder or hub id) to a file that runs without this package, and verify it.
 
-    The destination is a file that ends in ``.onnx`` or ``.pt2`` (for torch.export), or a folder. An error leaves it
-    untouched. `tell` gets each line for the user as soon as it is known.
+    The destination is a file, or a folder for a file with the format's own name. An error leaves it untouched. `tell`
+    gets each line for the user as soon as it is known.
+
+    Raises:
+        CheckpointError: If the model cannot be opened, or the written file differs from it.
+        ConfigError: If the graph cannot express the model's thresholds, or the precision is unknown.
+        MissingExtraError: If a package that the format needs is not installed.
+        OutputError: If the format cannot express the model, or the file cannot be written.
     """
-    missing = [name for name in FORMS[form].PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        extra = FORMS[form].EXTRA
-        raise MissingExtraError(f"--to {form} needs {' and '.join(missing)}: pip install 'vitreous[{extra}]'")
-    target = Destination(form, destination, source, overwrite)
-    opened = open_with_details(source, options or OpenOptions())
+    options = options or Options()
+    if options.precision not in _DTYPES:
+        raise ConfigError(f"precision is '{options.precision}', it must be {', '.join(get_args(WritePrecision))}")
+    require(form, f"--to {form}")
+    target = Destination(form, destination, source, options.overwrite)
+    opened = open_with_details(source, opening or OpenOptions())
     for reason in opened.reasons:
         tell(reason)
-    if opened.info.abstention or opened.info.conformal:
-        tell(THRESHOLDS_OMITTED)
-    with target.temporary() as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # exporters warn about their own internals
-        files = _write(opened, form, file)
-        by, differences = _verify(opened, form, file)
-        summary = ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
-        tell(f"run by {by}, on photographs and noise, together and alone: largest difference {summary}")
-        return Export(target.install(files), by, differences)
+    info = opened.info.without_thresholds() if options.ignore_thresholds else opened.info
+    reference = Reference(opened.model, info)
+    precision = options.quantise.precision if options.quantise else options.precision
+    resize = _resize(form, info, options.resize)
+    words = describe(info, form, target.name, precision=precision, resize=resize)
+    with target.temporary() as file:
+        files = _write(opened.model, info, form, words, file, dtype=_DTYPES[options.precision])
+        if options.quantise is not None:
+            files = options.quantise(form, files)
+        verified = verify(FORMS[form].Runner, files[0], reference, words, precision)
+        tell(_summary(verified))
+        checked = options.check(form, files[0], opened) if options.check is not None else {}
+        size = sum(each.stat().st_size for each in files)
+        return Export(target.install(files), precision, size, verified, checked)
 
 
-def _write(opened: OpenedCheckpoint, form: str, file: Path) -> list[Path]:
-    """Trace the model for its image size and any batch size, and write it."""
-    model, info = opened.model, opened.info
-    images = torch.zeros(2, info.pipeline.channels, *info.pipeline.size, dtype=torch.uint8)  # B = 1 would be fixed
-    expected_outputs(model, info, images)  # caches position tables, so that their computation is not traced
-    try:
-        files: list[Path] = FORMS[form].write(
-            WholeModel(model, info).eval(), images, output_names(model), describe(model, info), file
+def _resize(form: str, info: ModelInfo, wanted: str | None) -> str:
+    """Return the kind of resize, once it is known that the format has it with the model's filter."""
+    kinds: tuple[str, ...] = FORMS[form].RESIZES
+    kind = wanted or kinds[0]
+    if kind not in kinds:
+        raise ConfigError(f"resize is '{kind}', --to {form} has only {' and '.join(kinds)}")
+    if kind == "native" and info.pipeline.config.interpolation not in NATIVE_FILTERS:
+        raise ConfigError(
+            f"--to {form} has no operator for the {info.pipeline.config.interpolation} filter of this model's resize: "
+            "use --to onnx --resize exact, or --to torch"
         )
-    except OSError:
+    return kind
+
+
+def _write(
+    model: FastVisionTransformer,
+    info: ModelInfo,
+    form: str,
+    words: Mapping[str, str],
+    file: Path,
+    *,
+    dtype: torch.dtype,
+) -> list[Path]:
+    """Write the graph; of a model in another precision than float32 a copy is traced."""
+    if dtype != torch.float32:
+        model = copy.deepcopy(model).to(dtype)
+    core = Core(model, info, dtype, taps=True).eval()
+    try:
+        with torch.inference_mode():  # builds the tables of positions, whose computation is not to be traced
+            core(torch.zeros(1, info.pipeline.channels, *info.pipeline.size))
+        files: list[Path] = FORMS[form].write(
+            core, info.pipeline, outputs=output_names(info), taps=tap_names(model), words=words, file=file
+        )
+    except (OSError, VitreousError):
         raise
     except Exception as error:  # exporters raise errors of any class
         reason = f"{type(error).__name__}: {first_line(error)}"
@@ -97,46 +164,10 @@ def _write(opened: OpenedCheckpoint, form: str, file: Path) -> list[Path]:
     return files
 
 
-def _verify(opened: OpenedCheckpoint, form: str, file: Path) -> tuple[str, dict[str, float]]:
-    """Run the written file on a batch and on its first image alone, and compare with PyTorch in float32."""
-    model, info = opened.model, opened.info
-    images = _images(opened)
-    batches = [images, images[:1]]
-    try:
-        by, description, outputs = FORMS[form].read(file, batches)
-    except OSError:
-        raise
-    except Exception as error:  # runtimes raise errors of any class
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise CheckpointError(f"the written file does not run: {reason}; nothing was kept") from error
-    if description != describe(model, info):
-        raise CheckpointError("the written file has lost its description; nothing was kept")
-    differences: dict[str, float] = {}
-    for batch, results in zip(batches, outputs, strict=True):
-        for name, result, expected in zip(
-            output_names(model), results, expected_outputs(model, info, batch), strict=True
-        ):
-            differences[name] = max(differences.get(name, 0.0), _difference(name, result, expected))
-    wrong = [f"{name} {value:.1e}" for name, value in differences.items() if not value <= BOUND]
-    if wrong:
-        raise CheckpointError(
-            f"the written file gives other numbers, run by {by}: {', '.join(wrong)}, above {BOUND:g}; nothing was kept"
-        )
-    return by, differences
-
-
-def _images(opened: OpenedCheckpoint) -> Tensor:
-    """Return two photographs as the pipeline prepares them and two images of noise: 4 x C x H x W, uint8."""
-    pipeline = opened.info.pipeline
-    photographs = [pipeline.pixels(read_image(photo)) for photo in load_sample_images().images]
-    noise = np.random.default_rng().integers(0, 256, (2, *photographs[0].shape), dtype=np.uint8)
-    return torch.from_numpy(np.concatenate((np.stack(photographs), noise))).permute(0, 3, 1, 2).contiguous()
-
-
-def _difference(name: str, result: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, scaled as ``BOUND`` says; infinity if shapes or dtypes differ or any is NaN."""
-    if result.shape != expected.shape or result.dtype != expected.dtype:
-        return float("inf")
-    scale = 1.0 if name == "probabilities" else expected.abs().amax(1, keepdim=True).clamp_min(1e-6)
-    difference = float(((result - expected).abs() / scale).max())
-    return float("inf") if math.isnan(difference) else difference
+def _summary(verified: Verified) -> str:
+    differences = ", ".join(f"{name} {value:.1e}" for name, value in verified.differences.items())
+    pixels = f"{verified.pixels:.2%} of the resized pixels by one level" if verified.pixels else "resize exact"
+    return (
+        f"verified by {verified.by} on {verified.images} images, in batches of 1 to 64, square and not, from arrays "
+        f"and files: largest difference from PyTorch {differences}; {pixels}"
+    )

@@ -83,8 +83,7 @@ class OutgoingModel:
         problems += [f"{name} (--drop {name} leaves it out)" for name in self.kept if not keeps]
         if problems:
             raise CheckpointError(
-                f"{family} cannot express this model: {'; '.join(problems)}. "
-                "`--to onnx` and `--to torch` take any model"
+                f"{family} cannot express this model: {'; '.join(problems)}. `vitreous export` takes any model"
             )
 
 

@@ -16,7 +16,7 @@ from vitreous.files.writing import Outputs
 
 __all__ = ["Destination"]
 
-_WITH_SIDECAR = ("google", "torchvision")  # families that need a JSON file beside the weights
+_BESIDE = {"google": ".json", "torchvision": ".json", "openvino": ".bin"}  # what a single file cannot be without
 _DOCUMENTS = ("config.json", "preprocessor_config.json")
 
 
@@ -34,8 +34,13 @@ class Destination:
             _claim_folder(self._target, source, overwrite)
             return
         self._outputs.claim("DST", self._target)
-        if form in _WITH_SIDECAR:
-            self._outputs.claim("the description beside DST", self._weights.with_suffix(".json"))
+        if form in _BESIDE:
+            self._outputs.claim("the file beside DST", self._weights.with_suffix(_BESIDE[form]))
+
+    @property
+    def name(self) -> str:
+        """The name that the file of weights will have."""
+        return self._weights.name
 
     @contextlib.contextmanager
     def temporary(self) -> Iterator[Path]:
@@ -88,7 +93,7 @@ def _claim_folder(target: Path, source: str | os.PathLike[str], overwrite: bool)
     within = target.resolve()
     if any(within in (file.resolve(), *file.resolve().parents) for file in _source_files(source)):
         raise UsageError(f"'{target}' contains the source: name another destination")
-    written = {name for name, _ in FILES.values()} | {"model.onnx.data", *_DOCUMENTS}
+    written = {name for name, _ in FILES.values()} | {"model.onnx.data", "model.bin", *_DOCUMENTS}
     others = sorted(file.name for file in target.iterdir() if file.name not in written) if target.is_dir() else []
     if others or not target.is_dir():
         what = f"holds other files ({join_first(others)})" if others else "is not a folder"

@@ -27,6 +27,7 @@ FILES = {
     "torchvision": ("model.pth", (".pth", ".pt", ".safetensors")),
     "vitreous": ("model.safetensors", (".safetensors",)),
     "onnx": ("model.onnx", (".onnx",)),
+    "openvino": ("model.xml", (".xml",)),
     "torch": ("model.pt2", (".pt2",)),
 }
 """By family or export format: the file name of the weights in a folder, and the endings of a single file."""

@@ -1,7 +1,8 @@
-"""`vitreous convert`: write a checkpoint in the format of another family, or as a file that runs without vitreous."""
+"""`vitreous convert`: write a checkpoint in the format of another family."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import typing
 from collections.abc import Sequence
@@ -18,20 +19,18 @@ from vitreous.files.text import visible
 
 __all__ = ["run"]
 
-_Format = Literal["google", "timm", "huggingface", "torchvision", "vitreous", "onnx", "torch"]
+_Format = Literal["google", "timm", "huggingface", "torchvision", "vitreous"]
 _Activation = Literal["gelu", "gelu-tanh", "relu"]
-_FORMAT_OF_SUFFIX = {".npz": "google", ".pth": "torchvision", ".pt": "torchvision", ".onnx": "onnx", ".pt2": "torch"}
+_FORMAT_OF_SUFFIX = {".npz": "google", ".pth": "torchvision", ".pt": "torchvision"}
+_EXPORTED = {".onnx": "onnx", ".xml": "openvino", ".pt2": "torch"}  # formats of `vitreous export`
 
 _DESCRIPTION = (
     "Write a checkpoint in another family's format, read it back, and compare the logits of both on a photograph and "
     "on noise. Tensors are dropped, added or reshaped only as you ask; after a failure nothing is left behind.\n"
-    "The formats onnx and torch take any model and run without vitreous: from 8-bit images of the model's size, "
-    "(B, C, H, W), to calibrated probabilities, logits and features. Class names, pipeline, temperature and "
-    "provenance are in the file. The file is kept only if it agrees with PyTorch in float32 on photographs and noise.\n"
     "The families take what their own code supports. torchvision: stems patch and linear, pool cls. huggingface: stems "
     "patch and linear, pool cls; cls-mean as DINOv2. timm and google: stems patch, linear and resnet, pools cls, mean "
     "and map. None takes the stem conv of the recipes folder, digits and cifar10: train with --model.stem patch "
-    "--model.pool cls for a model that timm, huggingface and torchvision take, or use onnx or torch."
+    "--model.pool cls for a model that timm, huggingface and torchvision take. `vitreous export` takes any model."
 )
 
 
@@ -47,18 +46,16 @@ def _parser() -> Parser:
                 "from the hub to Google's format",
             ),
             ("vitreous convert in21k.npz in21k/ --to timm --drop pre_logits", "without the paper's hidden layer"),
-            ("vitreous convert runs/photos-1 photos.onnx", "your own model, with any stem and pooling"),
-            ("vitreous convert runs/photos-1 photos.pt2", "the same for torch.export.load"),
         ],
     )
     add = parser.add_argument
     add("source", type=str, metavar="SRC", help="a file, a folder or a hub id, of any family")
-    add("destination", type=str, metavar="DST", help="a folder, or a .npz, .pth, .safetensors, .onnx or .pt2 file")
+    add("destination", type=str, metavar="DST", help="a folder, or a .npz, .pth or .safetensors file")
     add(
         "--to",
         type=_Format | None,
         metavar="FORMAT",
-        help=f"one of {', '.join(typing.get_args(_Format))}; not needed for a .npz, .pth, .pt, .onnx or .pt2 file",
+        help=f"one of {', '.join(typing.get_args(_Format))}; not needed for a .npz, .pth or .pt file",
     )
     add(
         "--drop",
@@ -87,6 +84,7 @@ def _parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb."""
+    _refuse_exports(argv)
     options = _parser().parse_args(argv)
     target: Any = options.to or _FORMAT_OF_SUFFIX.get(os.path.splitext(options.destination)[1])
     if target is None:
@@ -98,16 +96,26 @@ def run(argv: Sequence[str]) -> int:
     }
     from vitreous.checkpoint.conversion.convert import convert  # imports torch
     from vitreous.checkpoint.opening import OpenOptions
-    from vitreous.export.run import FORMS, export
 
     others = {name: options[name] for name in ("patch_size", "resample", "activation", "heads")}
     open_options = OpenOptions(drop=tuple(options.drop), add=tuple(options.add), **sizes, **others)
     files = make_outputs(options, (model_files(options.source),))
     files.claim("--json", options.json)
-    write = export if target in FORMS else convert
-    result = write(options.source, options.destination, target, open_options, overwrite=options.overwrite, tell=narrate)
+    result = convert(
+        options.source, options.destination, target, open_options, overwrite=options.overwrite, tell=narrate
+    )
     narrate("wrote " + "  ".join(visible(str(file)) for file in result.files))
     if options.json:
         document = {"source": options.source, "destination": options.destination, "to": target}
         write_document(files, options.json, {**document, **result.to_dict()})
     return 0
+
+
+def _refuse_exports(argv: Sequence[str]) -> None:
+    """Refuse a format that moved to `vitreous export`, by the option or by the name of DST."""
+    words = [*argv, ""]
+    given = [value for word, value in itertools.pairwise(words) if word == "--to"]
+    given += [word.removeprefix("--to=") for word in argv if word.startswith("--to=")]
+    given += [_EXPORTED.get(os.path.splitext(word)[1], "") for word in argv if not word.startswith("-") and not given]
+    if moved := next((form for form in given if form in _EXPORTED.values()), None):
+        raise UsageError(f"`vitreous convert` does not write {moved}: use `vitreous export MODEL DST --to {moved}`")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import replace
 from typing import Any, overload
@@ -18,11 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitreous.accelerate.merging import merge_tokens as merge
 from vitreous.accelerate.model import accelerate
 from vitreous.checkpoint.model_file import ModelInfo
-from vitreous.checkpoint.opening import THRESHOLDS_VOID, OpenedCheckpoint, OpenOptions, open_with_details
-from vitreous.checkpoint.resize import Resample
 from vitreous.data.batches.read_ahead import map_ahead
 from vitreous.data.images.inputs import ImageInput, input_name, split_inputs, strip_name, to_source
 from vitreous.data.images.reading import read_image
@@ -34,11 +30,10 @@ from vitreous.errors import CheckpointError, ConfigError, DataError
 from vitreous.evaluate.thresholds import is_unsure
 from vitreous.files.html import html_table
 from vitreous.machine.device import resolve_device
-from vitreous.model.config import Size2d
 from vitreous.model.vit import VisionTransformer
 from vitreous.predictions import Embedding, Failure, Prediction
 
-__all__ = ["Classifier", "load"]
+__all__ = ["Classifier"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -265,63 +260,6 @@ class Classifier:
 
     def _probabilities_and_logits(self, logits: Tensor, features: Tensor) -> Tensor:
         return torch.cat([(logits / self.info.temperature).softmax(dim=1), logits], dim=1)  # (B, 2K)
-
-
-def load(
-    source: str | os.PathLike[str],
-    device: str | torch.device = "auto",
-    image_size: Size2d | None = None,
-    resample: Resample | None = None,
-    *,
-    engine: EngineName = "auto",
-    precision: PrecisionName = "float32",
-    merge_tokens: int = 0,
-    tta: bool = False,
-    ignore_thresholds: bool = False,
-    tell: Callable[[str], None] | None = None,
-) -> Classifier:
-    """Load a classifier; :class:`Classifier` describes device, engine, precision, tta and tell in full.
-
-    Args:
-        source: A ``model.safetensors`` or run directory; or a file, folder or hub id of a Vision Transformer of Google,
-            timm, Hugging Face or torchvision (:mod:`vitreous.checkpoint.opening`).
-        device: Where to compute.
-        image_size: Input height and width in pixels, multiples of the patch size; position embeddings are resampled.
-            None: the size that the model was trained at.
-        resample: Whose resampling of position embeddings: `google`, `timm`, `huggingface`, `torchvision` or `dinov2`.
-            None: that of the model's family.
-        engine: What computes; ``torch`` in ``float32`` is the reference for all others.
-        precision: Number format of the computation.
-        merge_tokens: Tokens to merge in each block, trading accuracy for speed (:mod:`vitreous.accelerate.merging`).
-        tta: Test-time augmentation.
-        ignore_thresholds: Ignore what ``vitreous calibrate`` stored: no prediction is unsure or has a set.
-        tell: Receives notices.
-
-    Raises:
-        CheckpointError: If the file cannot be used.
-        ConfigError: If the device does not exist, the patches do not tile the image size, tokens cannot be merged, or
-            the engine does not support the device.
-        MissingExtraError: If the engine is not installed, or the source is a hub id and huggingface_hub is not.
-    """
-    opened = open_with_details(source, OpenOptions(image_size=image_size, resample=resample))
-    model, info = opened.model, opened.info.without_thresholds() if ignore_thresholds else opened.info
-    merge(model, merge_tokens)
-    if tell is not None and not ignore_thresholds:
-        for line in _threshold_notes(opened, merge_tokens=merge_tokens, tta=tta, bf16=precision != "float32"):
-            tell(line)
-    return Classifier(model, info, device, engine=engine, precision=precision, tta=tta, tell=tell)
-
-
-def _threshold_notes(opened: OpenedCheckpoint, **changes: bool | int) -> Iterator[str]:
-    """Yield what the user should know about the thresholds of a model that is used in another way than calibrated."""
-    if THRESHOLDS_VOID in opened.reasons:
-        yield THRESHOLDS_VOID
-    used = [name.replace("_", " ") for name, value in changes.items() if value]
-    if used and (opened.info.abstention or opened.info.conformal):
-        yield (
-            f"the thresholds were fitted without {' and '.join(used)}: their promises may not hold; "
-            "`vitreous evaluate` with the same options measures what they do"
-        )
 
 
 def _one_or_all(x: Any, stream: Callable[[Iterable[ImageInput]], Iterator[Any]]) -> Any:

@@ -1,0 +1,133 @@
+"""`vitreous export --check`: a verified file beside PyTorch on labelled images, before it gets its name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from vitreous.checkpoint.opening import OpenedCheckpoint
+from vitreous.cli.output.terminal import print_table
+from vitreous.cli.work import scoring
+from vitreous.data.sources.opening import Split
+from vitreous.errors import CheckpointError
+from vitreous.evaluate.calibration import calibrate
+from vitreous.evaluate.metrics import evaluate
+from vitreous.predictor import Classifier, load
+
+__all__ = ["DataCheck", "Measured", "measure"]
+
+_MOST_CHANGED = {"float32": 0.0, "fp16": 0.002, "bf16": 0.005}
+"""Largest share of images whose most probable class may change, apart from one, whose two best are equally probable."""
+
+_BATCH = 32
+_ROUNDS = 5  # the two take turns, and the shortest times count
+_TIMED = 64  # images
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A classifier on labelled images."""
+
+    images: int
+    top1: float
+    log_loss: float
+    ece: float  # expected calibration error with 15 bins, in [0, 1]
+    latency: float  # seconds for one prepared image
+    throughput: float  # prepared images per second in batches
+
+
+class DataCheck:
+    """Compares a file with PyTorch on data; a :class:`vitreous.export.run.Check`."""
+
+    def __init__(
+        self, data: str, tell: Callable[[str], None], *, split: str | None = None, quiet: bool = False
+    ) -> None:
+        self.data, self.split, self.tell, self.quiet = data, split, tell, quiet
+
+    def __call__(self, form: str, file: Path, opened: OpenedCheckpoint) -> Mapping[str, Any]:
+        """Return what was measured of both.
+
+        Raises:
+            CheckpointError: If the most probable class changes for more images than `_MOST_CHANGED` allows.
+        """
+        exported = load(file)
+        plain = Classifier(opened.model, opened.info, "cpu", engine="torch", tell=self.tell)
+        data = scoring.open_data(opened.info, self.data, None, self.split)
+        name, split = scoring.choose_split(data, self.split)
+        labels = scoring.labels_by_name(opened.info.classes, data, split)
+        logits = {
+            label: scoring.compute_logits(each, split, _BATCH, label)
+            for label, each in (("PyTorch", plain), (form, exported))
+        }
+        timed = _timed({"PyTorch": plain, form: exported}, split)
+        measured = {
+            label: measure(each, labels, opened.info.temperature, *timed[label]) for label, each in logits.items()
+        }
+        both = [each.argmax(1) for each in logits.values()]
+        changed = int((both[0] != both[1]).sum())
+        if not self.quiet:
+            print_table(_table(f"{data.name}, {name}", measured))
+        self.tell(f"the most probable class changes for {changed:,} of {len(labels):,} images")
+        most = max(1, int(_MOST_CHANGED.get(exported.exported.precision, 1.0) * len(labels)))  # type: ignore[attr-defined]
+        if changed > most:
+            lost = measured["PyTorch"].top1 - measured[form].top1
+            raise CheckpointError(
+                f"the written file gives {changed:,} of {len(labels):,} images of {data.name} another class, at most "
+                f"{most:,} may change; top-1 falls by {100 * lost:.2f} points; nothing was kept"
+            )
+        return {
+            "data": data.name,
+            "split": name,
+            "changed": changed,
+            **{label: asdict(each) for label, each in measured.items()},
+        }
+
+
+def measure(logits: Tensor, labels: Tensor, temperature: float, latency: float, throughput: float) -> Measured:
+    """Return the scores of logits (n, K) for labels (n,), with times measured before."""
+    scores = evaluate(logits / temperature, labels)
+    calibration = calibrate(logits, labels, temperature)
+    return Measured(len(labels), scores.top1, scores.log_loss, calibration.ece_after, latency, throughput)
+
+
+def _timed(classifiers: Mapping[str, Classifier], split: Split) -> dict[str, tuple[float, float]]:
+    """Return latency and throughput of each, without reading files; the classifiers take turns."""
+    items = scoring.images_of(split)[:_TIMED]
+    pixels = np.stack([next(iter(classifiers.values()))._pixels(0, item)[1] for item in items])  # type: ignore[arg-type]
+    times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in classifiers}
+    for _ in range(1 + _ROUNDS):
+        for name, classifier in classifiers.items():
+            engine = classifier.prepare(len(items), _BATCH)
+            for batch, found in ((pixels[:1], times[name][0]), (pixels[:_BATCH], times[name][1])):
+                start = time.perf_counter()
+                classifier._run(engine, batch, _logits)
+                found.append((time.perf_counter() - start) / len(batch))
+    return {name: (min(one[1:]), 1 / min(many[1:])) for name, (one, many) in times.items()}  # the first is a warm-up
+
+
+def _logits(logits: Tensor, features: Tensor) -> Tensor:
+    return torch.atleast_2d(logits)
+
+
+def _table(title: str, measured: Mapping[str, Measured]) -> Table:
+    table = Table(title=title)
+    for column in ("", "top-1", "log loss", "ECE", "one image", "batches"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, each in measured.items():
+        table.add_row(
+            name,
+            f"{each.top1:.2%}",
+            f"{each.log_loss:.4f}",
+            f"{each.ece:.4f}",
+            f"{1e3 * each.latency:.1f} ms",
+            f"{each.throughput:,.1f} img/s",
+        )
+    return table

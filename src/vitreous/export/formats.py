@@ -1,0 +1,31 @@
+"""The formats that a model can be exported to. A new one is a module and a line here.
+
+A module has ``write``, ``Runner``, ``PACKAGES`` that both need, and ``EXTRA``, the optional dependency that installs
+them; :mod:`onnx_file` documents them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from types import ModuleType
+
+from vitreous.errors import MissingExtraError
+from vitreous.export import onnx_file, openvino_file, torch_file
+
+__all__ = ["FORMS", "SUFFIXES", "require"]
+
+FORMS: dict[str, ModuleType] = {
+    "onnx": onnx_file,
+    "openvino": openvino_file,
+    "torch": torch_file,
+}
+
+SUFFIXES = {".onnx": "onnx", ".xml": "openvino", ".pt2": "torch"}
+"""Format of an exported file by the ending of its name."""
+
+
+def require(form: str, option: str) -> None:
+    """Raise MissingExtraError unless the packages of a format are installed; `option` is what asked for it."""
+    module = FORMS[form]
+    if missing := [name for name in module.PACKAGES if importlib.util.find_spec(name) is None]:
+        raise MissingExtraError(f"{option} needs {' and '.join(missing)}: pip install 'vitreous[{module.EXTRA}]'")

@@ -1,0 +1,94 @@
+"""OpenVINO IR: the graph and its description as XML, and the weights in a second file beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.export.graph.core import Core
+from vitreous.export.graph.openvino_resize import prepend_resize
+from vitreous.export.graph.tracing import EXAMPLES, to_openvino, trace
+
+__all__ = ["EXTRA", "PACKAGES", "RESIZES", "Runner", "core", "write"]
+
+PACKAGES = ("openvino",)
+EXTRA = "openvino"
+RESIZES = ("native",)  # OpenVINO computes in float32 at most, where weights cannot be exact
+SECTION = "vitreous"
+"""Where the description is in the model's rt_info."""
+
+
+def write(
+    core: Core,
+    pipeline: EvalPipeline,
+    *,
+    outputs: Sequence[str],
+    taps: Sequence[str],
+    words: Mapping[str, str],
+    file: Path,
+) -> list[Path]:
+    """Write a graph as :func:`vitreous.export.onnx_file.write` does; the file ends in ``.xml``, with a .bin beside."""
+    import openvino
+
+    example = torch.zeros(EXAMPLES, pipeline.channels, *pipeline.size)
+    model = to_openvino(trace(core, example))
+    results = model.get_results()
+    for name, result in zip((*outputs, *taps), results, strict=True):
+        result.input(0).get_source_output().get_tensor().set_names({name})
+        result.set_friendly_name(name)
+    for result in results[len(outputs) :]:
+        model.remove_result(result)
+    model = prepend_resize(model, pipeline)
+    for name, text in words.items():
+        model.set_rt_info(text, [SECTION, name])
+    openvino.save_model(model, file, compress_to_fp16=False)
+    return [file, file.with_suffix(".bin")]
+
+
+class Runner:
+    """A written file in OpenVINO, on the CPU, in float32: by default OpenVINO computes in bf16 where it is faster."""
+
+    def __init__(self, file: Path, taps: Sequence[str] = ()) -> None:
+        import openvino
+
+        self.name = f"openvino {openvino.get_version().partition('-')[0]}"
+        model = self._model = core().read_model(file)
+        self.outputs = [output.get_any_name() for output in model.outputs]
+        if taps:
+            inside = {name: port for node in model.get_ops() for port in node.outputs() for name in port.get_names()}
+            self.outputs = [tap for tap in taps if tap in inside]
+            model = openvino.Model([inside[tap] for tap in self.outputs], model.get_parameters())
+        self._graph = core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The description in the file."""
+        if not self._model.has_rt_info([SECTION]):
+            return {}
+        found = self._model.get_rt_info([SECTION]).value
+        return {str(name): str(value) for name, value in found.items()}
+
+    def __call__(self, images: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
+        """Return all outputs for images (B, h, w, C)."""
+        found = self._graph([np.ascontiguousarray(images)])
+        return [np.array(found[output]) for output in self._graph.outputs]
+
+
+@cache
+def core() -> Any:
+    """Return OpenVINO's runtime, which must live as long as the process.
+
+    The runtime gives the thread that first uses the CPU a signal stack, and frees that stack with itself. If another
+    thread frees the runtime, the next signal that Python handles in the first thread (Ctrl-C, or a data loader worker
+    that exits) crashes the process. Seen with OpenVINO 2026.4.1.
+    """
+    import openvino
+
+    return openvino.Core()

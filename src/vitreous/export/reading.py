@@ -1,0 +1,104 @@
+"""Opens an exported file for prediction. It may come from anyone: its metadata is checked as that of a model file is.
+
+Shapes: B batch, h x w pixels of the images, C channels, H x W pixels of the model's input.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitreous.checkpoint.model_file import ModelInfo
+from vitreous.errors import CheckpointError, VitreousError, first_line
+from vitreous.export.description import Described, parse
+from vitreous.export.formats import FORMS, SUFFIXES, require
+
+__all__ = ["ExportedFile", "is_exported", "open_exported"]
+
+ENGINES = {"onnx": "onnxruntime", "openvino": "openvino", "torch": "torch"}
+"""The runtime of each format."""
+
+
+class ExportedFile:
+    """An exported file, ready to run; :attr:`info` has classes, pipeline, temperature and thresholds."""
+
+    def __init__(self, file: Path, form: str, runner: Any, described: Described) -> None:
+        self.file, self.engine = file, ENGINES[form]
+        self.info: ModelInfo = described.info
+        self.precision = described.precision
+        self._runner = runner
+        self._canvas = _canvas(self.info)
+
+    def run(self, images: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
+        """Return the outputs by name for images (B, h, w, C) of any size.
+
+        Raises:
+            CheckpointError: If the runtime fails.
+        """
+        try:
+            return dict(zip(self._runner.outputs, self._runner(images), strict=True))
+        except Exception as error:  # runtimes raise anything
+            raise CheckpointError(
+                f"'{self.file}' does not run in {self._runner.name} ({type(error).__name__}: {first_line(error)}): "
+                "export the model again"
+            ) from error
+
+    def run_prepared(self, pixels: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
+        """Return the outputs for pixels of the evaluation pipeline, (B, H, W, C).
+
+        They are placed where the graph's resize finds nothing to resize and cuts exactly them. So images of any size
+        share a batch, memory is bounded, and the result is that for the whole image wherever the resize is exact.
+        """
+        if self._canvas is None:
+            return self.run(pixels)
+        (height, width), top, left = self._canvas
+        canvas = np.zeros((len(pixels), height, width, pixels.shape[3]), np.uint8)
+        canvas[:, top : top + pixels.shape[1], left : left + pixels.shape[2]] = pixels
+        return self.run(canvas)
+
+
+def is_exported(source: str | os.PathLike[str]) -> bool:
+    """Return whether a path names an existing file with the ending of an exported one."""
+    try:
+        path = Path(source).expanduser()
+        return path.suffix in SUFFIXES and path.is_file()
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
+def open_exported(source: str | os.PathLike[str]) -> ExportedFile:
+    """Open an exported file.
+
+    Raises:
+        CheckpointError: If it does not load, or its metadata is missing or damaged.
+        MissingExtraError: If the runtime is not installed.
+    """
+    file = Path(source).expanduser()
+    form = SUFFIXES[file.suffix]
+    require(form, f"'{file}'")
+    try:
+        runner = FORMS[form].Runner(file)
+        words = runner.words
+    except VitreousError:
+        raise
+    except Exception as error:  # runtimes raise anything
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise CheckpointError(f"'{file}' cannot be loaded, it is damaged or no {form} file ({reason})") from error
+    described = parse(words, file)
+    if tuple(runner.outputs) != described.outputs:
+        raise CheckpointError(f"'{file}' has outputs {list(runner.outputs)}, its metadata names {described.outputs}")
+    return ExportedFile(file, form, runner, described)
+
+
+def _canvas(info: ModelInfo) -> tuple[tuple[int, int], int, int] | None:
+    """Return the size of an image that is only cut, and the row and column where the cut begins; None without a cut."""
+    pipeline = info.pipeline
+    if pipeline.config.fit != "crop" or pipeline.config.crop_ratio == 1:
+        return None
+    height, width = (int(side / pipeline.config.crop_ratio) for side in pipeline.size)
+    at = pipeline.placement(height, width)
+    return (height, width), -at.top, -at.left
