@@ -4,6 +4,8 @@ SmoothQuant multiplies the input of a layer by a factor for each channel and div
 LayerNorm the factors belong to its scale and shift; after attention, to the weight and bias that compute the values.
 After an activation function they stay, and are computed with it.
 
+Without factors between them, a quantiser can follow attention directly.
+
 Shapes: D width, T tokens.
 """
 
@@ -24,13 +26,21 @@ _HEADS = {"Reshape", "Transpose"}  # what splits channels into heads and joins t
 def fold(graph: Any) -> Any:
     """Return a copy of a graph with the factors of SmoothQuant folded where that is possible."""
     copy = graph.clone()
-    for node in copy.get_ordered_ops():
+    _fold_factors(copy)
+    for node in copy.get_ordered_ops():  # once those of the removed factors are gone, which read what they read
+        if node.get_type_name() == "FakeQuantize":
+            _move_to_attention(node)
+    copy.validate_nodes_and_infer_types()
+    return copy
+
+
+def _fold_factors(graph: Any) -> None:
+    """Fold the factors in place."""
+    for node in graph.get_ordered_ops():
         if node.get_type_name() == "Multiply" and SMOOTH in node.get_friendly_name():
             factors = constant(node.input_value(1))
             if factors is not None and _fold_upwards(node.input_value(0), factors.reshape(-1)):
                 node.output(0).replace(node.input_value(0))
-    copy.validate_nodes_and_infer_types()
-    return copy
 
 
 def _fold_upwards(output: Any, factors: NDArray[np.float32]) -> bool:
@@ -79,6 +89,26 @@ def _fold_into_values(attention: Any, factors: NDArray[np.float32]) -> bool:
     if bias is not None:
         _multiply_constant(bias, 1, factors)
     return True
+
+
+def _move_to_attention(quantiser: Any) -> None:
+    """Put a quantiser of the joined heads directly after attention, where the runtime computes it with attention."""
+    last = first = quantiser.input_value(0).get_node()
+    if last.get_type_name() not in _HEADS:
+        return
+    while len(first.output(0).get_target_inputs()) == 1:
+        above = first.input_value(0).get_node()
+        if above.get_type_name() not in _HEADS:
+            break
+        first = above
+    attention = first.input_value(0)
+    single = all(len(output.get_target_inputs()) == 1 for output in (first.output(0), attention))
+    ranges = [constant(quantiser.input_value(index)) for index in range(1, 5)]
+    one_range = all(each is not None and each.size == 1 for each in ranges)
+    if attention.get_node().get_type_name() == "ScaledDotProductAttention" and single and one_range:
+        quantiser.output(0).replace(last.output(0))
+        first.input(0).replace_source_output(quantiser.output(0))
+        quantiser.input(0).replace_source_output(attention)
 
 
 def _multiply_constant(node: Any, index: int, factors: NDArray[np.float32]) -> None:
