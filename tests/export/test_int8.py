@@ -19,6 +19,7 @@ from vitreous.engines import openvino_engine
 from vitreous.errors import DataError, MissingExtraError, OutputError, UsageError
 from vitreous.export.quantisation import calibration
 from vitreous.export.quantisation import quantise as story
+from vitreous.export.quantisation.files import Int8
 from vitreous.export.quantisation.folding import fold
 from vitreous.export.quantisation.layers import SMOOTH, float_layers, layer_names, quantised_units, restore
 from vitreous.export.quantisation.quantise import quantise
@@ -234,7 +235,6 @@ def test_unreachable_accuracy_is_an_error(graph, monkeypatch):
     ("calibration_images", "accuracy", "max_drop", "error", "said"),
     [
         ([], 1.0, 0.2, DataError, "int8 needs images to calibrate with, and got none"),
-        ([np.zeros((1, 3, 32, 32)), np.zeros((1, 3, 32, 40))], 1.0, 0.2, DataError, "have 2 sizes: resize them to one"),
         (CALIBRATION, 97.0, 0.2, OutputError, "accuracy of the graph is 97.0, it must be a fraction from 0 to 1"),
         (CALIBRATION, float("nan"), 0.2, OutputError, "accuracy of the graph is nan"),
         (CALIBRATION, 1.0, -0.1, UsageError, "--max-drop is -0.1, it must be 0 or more points"),
@@ -279,6 +279,24 @@ def test_preprocessing_in_the_graph_stays_float(graph):
     assert "Interpolate" in types
     assert "FakeQuantize" not in types
     assert logit_error(logits_of(found, images, "float32"), logits_of(whole, images)) < 0.1
+
+
+def test_file_is_quantised_in_place(graph, monkeypatch, tmp_path):
+    monkeypatch.setattr(story, "SETTINGS", {"SmoothQuant off": None})
+    described = graph.clone()
+    described.set_rt_info("daisy", ["vitreous", "classes"])
+    openvino.save_model(described, tmp_path / "m.xml", compress_to_fp16=False)
+    before, files = (tmp_path / "m.bin").stat().st_size, [tmp_path / "m.xml", tmp_path / "m.bin"]
+    step = Int8(CALIBRATION, Top1(OTHERS, logits_of(graph, OTHERS).argmax(1)), 5.0)
+    assert step("openvino", files) == files
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+    written = openvino.Core().read_model(tmp_path / "m.xml")
+    assert is_quantised(written)
+    assert str(written.get_rt_info(["vitreous", "classes"]).value) == "daisy"
+    assert (tmp_path / "m.bin").stat().st_size < before / 2
+    np.testing.assert_array_equal(logits_of(written, OTHERS), logits_of(step.result.graph, OTHERS))
+    with pytest.raises(UsageError, match="int8 is not possible with --to torch: use --to openvino"):
+        step("torch", files)
 
 
 def test_logit_error():

@@ -29,8 +29,8 @@ MAX_DROP = 0.2
 _COLLAPSED = 0.7  # error of the logits; sound graphs have 0.02 to 0.3
 _MORE = 1.25  # attention stays in int8 if the error of the logits is at most so many times that with it in float
 _ROUNDING = 1e-3  # error of the logits that rounding may cause when factors are folded
-_RANKED_IMAGES = 32  # decide the order in which layers go back to float
-_COMPARED_IMAGES = 64  # the logits are compared on these
+_COMPARED_IMAGES = 64  # at most; the logits are compared on these
+_RANKING_STEP = 2  # every second of them decides the order in which layers go back to float
 _TIMED_BATCH = 16
 
 
@@ -112,7 +112,8 @@ def quantise(
 
     Args:
         graph: The graph, an ``openvino.Model``; it is not changed.
-        calibration: Inputs of the graph, (B, ...) each. About 300 images are enough. All need one size.
+        calibration: Inputs of the graph, (B, ...) each. About 300 images are enough; their sizes may
+            differ if the graph resizes.
         accuracy: Returns the accuracy of a graph, in [0, 1], on other images than those for calibration. Report the
             accuracy of the result on a third set: this one chose among graphs. :class:`.running.Top1` is such a
             function.
@@ -124,7 +125,7 @@ def quantise(
     Raises:
         MissingExtraError: OpenVINO or NNCF is missing.
         UsageError: `max_drop` is negative.
-        DataError: There are no calibration images, or they have several sizes.
+        DataError: There are no calibration images.
         OutputError: No graph in int8 is within `max_drop`, or `accuracy` returns no fraction.
     """
     check_installed()
@@ -166,7 +167,8 @@ class _Task:
         tell: Callable[[str], None],
     ) -> None:
         self.graph, self.images, self.tell, self._accuracy = graph, images, tell, accuracy
-        self._expected = logits_of(graph, images[:_COMPARED_IMAGES])
+        self.compared = images[:: -(-len(images) // _COMPARED_IMAGES)]  # of all classes, if they are sorted by class
+        self._expected = logits_of(graph, self.compared)
 
     def measured(self, graph: Any) -> float:
         """Return the accuracy of a graph."""
@@ -175,19 +177,16 @@ class _Task:
             raise OutputError(f"the accuracy of the graph is {value}, it must be a fraction from 0 to 1")
         return value
 
-    def error(self, graph: Any, count: int = _COMPARED_IMAGES) -> float:
-        """Return the error of a graph's logits on the first images."""
-        return logit_error(logits_of(graph, self.images[:count]), self._expected[:count])
+    def error(self, graph: Any, step: int = 1) -> float:
+        """Return the error of a graph's logits on every `step`-th of the compared images."""
+        return logit_error(logits_of(graph, self.compared[::step]), self._expected[::step])
 
 
 def _single_images(calibration: Iterable[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return the calibration inputs one by one, (1, ...) each."""
+    """Return the calibration inputs one by one, (1, ...) each; their heights and widths may differ."""
     images = [batch[i : i + 1] for batch in calibration for i in range(len(batch))]
     if not images:
         raise DataError("int8 needs images to calibrate with, and got none: name a folder of images like those to come")
-    sizes = {image.shape for image in images}
-    if len(sizes) > 1:
-        raise DataError(f"the calibration images have {len(sizes)} sizes: resize them to one")
     return images
 
 
@@ -238,8 +237,8 @@ def _restore_until(
 ) -> tuple[Any, list[Restored]]:
     """Return layers to float one unit at a time until the accuracy is close enough; return the graph and the units."""
     task.tell(f"int8: the loss is too large; finding the layers that cause it, {len(units)} candidates")
-    base = task.error(model, _RANKED_IMAGES)
-    alone = [task.error(restore(model, task.graph, [unit]), _RANKED_IMAGES) for unit in units]
+    base = task.error(model, _RANKING_STEP)
+    alone = [task.error(restore(model, task.graph, [unit]), _RANKING_STEP) for unit in units]
     order = sorted(range(len(units)), key=lambda index: alone[index])
     restored: list[Restored] = []
     for count, index in enumerate(order[:-1], 1):  # with the last one too, nothing would be int8
@@ -258,8 +257,8 @@ def _restore_until(
 
 def _folded(task: _Task, model: Any, least: float, accuracy: float) -> tuple[Any, float, float]:
     """Fold SmoothQuant's factors if the accuracy stays at least `least`; return graph, accuracy and logits' error."""
-    error, folded, inputs = task.error(model), fold(model), task.images[:_RANKED_IMAGES]
-    change = logit_error(logits_of(folded, inputs, "float32"), logits_of(model, inputs, "float32"))
+    error, folded = task.error(model), fold(model)
+    change = logit_error(*(logits_of(each, task.compared, "float32") for each in (folded, model)))
     if change < max(_ROUNDING, error / 2):
         value = task.measured(folded)
         if value >= least - 1e-11:
@@ -268,8 +267,9 @@ def _folded(task: _Task, model: Any, least: float, accuracy: float) -> tuple[Any
 
 
 def _batch(images: list[NDArray[Any]], size: int) -> NDArray[Any]:
-    """Return a batch of so many images, repeated if there are fewer."""
-    return np.concatenate([images[i % len(images)] for i in range(size)])
+    """Return a batch of so many images of the first one's size, repeated if there are fewer."""
+    same = [image for image in images if image.shape == images[0].shape]
+    return np.concatenate([same[i % len(same)] for i in range(size)])
 
 
 def _collapsed_message(tried: list[Tried]) -> str:
