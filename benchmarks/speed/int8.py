@@ -27,7 +27,6 @@ from sklearn.datasets import load_sample_images
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from measuring import Apart, header, ratios, serve
-from peers.libraries import of_timm
 from vitreous.accelerate.model import create
 from vitreous.engines import openvino_engine
 from vitreous.export.quantisation.calibration import SETTINGS, quantised
@@ -35,6 +34,7 @@ from vitreous.export.quantisation.folding import fold
 from vitreous.machine.device import computes_bf16
 
 SIDE = 224
+TIMM = {"Ti/16": "vit_tiny_patch16_224", "S/16": "vit_small_patch16_224", "B/16": "vit_base_patch16_224"}
 CPU = torch.device("cpu")
 
 
@@ -108,7 +108,9 @@ def serve_row(size: str, folder: Path, key: str, batch: int) -> None:
     """Serve :class:`Apart` in this process."""
     images = torch.randn(batch, 3, SIDE, SIDE)
     if key.startswith("timm"):
-        model = of_timm(create(size, num_classes=1000).config).eval()
+        import timm
+
+        model = timm.create_model(TIMM[size]).eval()
         serve(partial(torch.inference_mode()(model), images), CPU)
         return
     precision = "float32" if key == "float32" else "bf16"
