@@ -1,0 +1,129 @@
+"""Runs OpenVINO graphs on the CPU: their logits, their accuracy on labelled images, and their speed side by side.
+
+Shapes: B batch, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Speed", "Top1", "compare_speed", "is_quantised", "logit_error", "logits_of"]
+
+Precision = Literal["float32", "fastest"]
+_CALLS = 2  # calls of each graph in a round
+
+
+def is_quantised(graph: Any) -> bool:
+    """Return whether a graph has quantisers."""
+    return any(node.get_type_name() == "FakeQuantize" for node in graph.get_ops())
+
+
+def _compiled(graph: Any, precision: Precision, streams: int = 1) -> Any:
+    """Compile a graph; the fastest precision for what is not int8 is bf16 where the CPU computes it."""
+    import openvino
+
+    hints: dict[str, Any] = {"NUM_STREAMS": streams, "PERFORMANCE_HINT": "THROUGHPUT" if streams > 1 else "LATENCY"}
+    if precision == "float32":
+        hints["INFERENCE_PRECISION_HINT"] = "f32"
+    return openvino.Core().compile_model(graph, "CPU", hints)
+
+
+def logits_of(graph: Any, batches: Iterable[NDArray[Any]], precision: Precision | None = None) -> NDArray[np.float32]:
+    """Return the logits (B, K) of batches of inputs; without an output of that name, the first output.
+
+    By default a float graph runs in float32, and a quantised one as on any later use: with bf16 where the CPU has it.
+    """
+    compiled = _compiled(graph, precision or ("fastest" if is_quantised(graph) else "float32"))
+    named = [output for output in compiled.outputs if "logits" in output.get_names()]
+    output = named[0] if named else compiled.outputs[0]
+    return np.concatenate([np.array(compiled([batch])[output], np.float32) for batch in batches])
+
+
+def logit_error(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    """Return the size of the error of logits (B, K) as a part of what varies between images; infinity if not finite.
+
+    Both are centred for each image first: a constant added to all logits changes no probability. 0 is exact. Logits
+    that are the same for every image, or unrelated to the expected ones, have 1 or more.
+    """
+    if not np.isfinite(logits).all():
+        return math.inf
+    centred, truth = (each - each.mean(1, keepdims=True) for each in (logits, expected))
+    varying = truth - truth.mean(0) if len(truth) > 1 else truth
+    return float(np.linalg.norm(centred - truth) / max(float(np.linalg.norm(varying)), 1e-12))
+
+
+@dataclass(frozen=True)
+class Top1:
+    """The accuracy of a graph on labelled images, in [0, 1].
+
+    Args:
+        batches: Inputs of the graph, (B, ...) each.
+        labels: The class index of each image in turn.
+    """
+
+    batches: list[NDArray[Any]]
+    labels: NDArray[np.int64]
+
+    def __call__(self, graph: Any) -> float:
+        """Return the fraction of images whose label has the highest logit."""
+        return float((logits_of(graph, self.batches).argmax(1) == self.labels).mean())
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Two graphs timed in turn on this machine."""
+
+    batch: int
+    before: float  # images per second of the float graph in its fastest precision, median
+    after: float  # of the quantised graph
+    ratio: float  # median over rounds of how many times faster the quantised graph is
+    low: float  # smallest ratio of a round
+    high: float  # largest ratio of a round
+    rounds: int
+    precision: str  # of the float graph, as the runtime calls it
+
+
+def compare_speed(graph: Any, quantised: Any, images: NDArray[Any], rounds: int = 10) -> Speed:
+    """Time both graphs on a batch (B, ...) in turn, round by round, both with the batch shared between the cores."""
+    works, precision = [], ""
+    for each in (graph, quantised):
+        work, used = _shared(each, images)
+        precision = precision or used
+        works.append(work)
+        work()
+    times: list[list[float]] = [[], []]
+    for _ in range(rounds):
+        for work, taken in zip(works, times, strict=True):
+            start = time.perf_counter()
+            for _ in range(_CALLS):
+                work()
+            taken.append((time.perf_counter() - start) / _CALLS)
+    ratios = sorted(before / after for before, after in zip(*times, strict=True))
+    before, after = (len(images) / statistics.median(taken) for taken in times)
+    return Speed(len(images), before, after, statistics.median(ratios), ratios[0], ratios[-1], rounds, precision)
+
+
+def _shared(graph: Any, images: NDArray[Any]) -> tuple[Callable[[], None], str]:
+    """Return a function that runs a graph on a batch in one part per core, and the precision of the graph."""
+    import openvino
+
+    cores = int(openvino.Core().get_property("CPU", "RANGE_FOR_STREAMS")[1])
+    parts = np.array_split(images, max(1, min(cores, 4, len(images) // 4)))
+    compiled = _compiled(graph, "fastest", len(parts))
+    requests = [compiled.create_infer_request() for _ in parts]
+
+    def run() -> None:
+        for request, part in zip(requests, parts, strict=True):
+            request.start_async([part], share_inputs=True)
+        for request in requests:
+            request.wait()
+
+    return run, str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
