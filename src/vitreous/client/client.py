@@ -145,7 +145,7 @@ class Client:
         return self._request("POST", "/v1/explain", query, to_bytes(image), "application/octet-stream")
 
     def close(self) -> None:
-        """Close this thread's connection."""
+        """Close the connections to the service; the client can still be used."""
         self._exchange.close()
 
     def _request(self, method: str, path: str, query: Mapping[str, str], body: bytes = b"", kind: str = "") -> bytes:

@@ -6,9 +6,9 @@ import http.client
 import itertools
 import json
 import random
-import threading
 import time
 import urllib.parse
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,7 +38,7 @@ class UnreadableError(DataError):
 
 
 class Exchange:
-    """Requests to one service; each thread has a connection.
+    """Requests to one service, from any number of threads; connections are used again.
 
     Args:
         url: The address of the service.
@@ -57,13 +57,12 @@ class Exchange:
         self.url, self.timeout, self.patience = url, timeout, patience
         self._parts = parts
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._local = threading.local()
+        self._idle: list[http.client.HTTPConnection] = []
+        self._closing = weakref.finalize(self, _close_all, self._idle)  # appending and popping are atomic
 
     def close(self) -> None:
-        """Close this thread's connection."""
-        if (connection := getattr(self._local, "connection", None)) is not None:
-            connection.close()
-            self._local.connection = None
+        """Close the connections that are not in use."""
+        _close_all(self._idle)
 
     def request(self, method: str, path: str, query: Mapping[str, str], body: bytes = b"", kind: str = "") -> bytes:
         """Return the body of an answer.
@@ -80,7 +79,7 @@ class Exchange:
             try:
                 status, delay, content = self._once(method, target, body, headers)
             except (OSError, http.client.HTTPException) as error:
-                self.close()
+                self.close()  # the service is another one now: the others are broken too
                 pause = min(_LONGEST_PAUSE, 0.1 * 2**attempt)
                 if time.monotonic() + pause > end:
                     reason = first_line(error) if str(error) else type(error).__name__
@@ -101,16 +100,26 @@ class Exchange:
 
     def _once(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, float, bytes]:
         """Send a request; return the status, Retry-After in seconds and the body."""
-        connection = getattr(self._local, "connection", None)
-        if connection is None:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
             kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-            connection = self._local.connection = kind(
-                self._parts.hostname or "", self._parts.port, timeout=self.timeout
-            )
-        connection.request(method, target, body or None, dict(headers))
-        answer = connection.getresponse()
-        delay = answer.getheader("Retry-After", "1")
-        return answer.status, float(delay) if delay.isdecimal() else 1.0, answer.read()
+            connection = kind(self._parts.hostname or "", self._parts.port, timeout=self.timeout)
+        try:
+            connection.request(method, target, body or None, dict(headers))
+            answer = connection.getresponse()
+            delay = answer.getheader("Retry-After", "1")
+            found = answer.status, float(delay) if delay.isdecimal() else 1.0, answer.read()
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append(connection)
+        return found
+
+
+def _close_all(connections: list[http.client.HTTPConnection]) -> None:
+    while connections:
+        connections.pop().close()
 
 
 def _problem(content: bytes) -> dict[str, Any]:

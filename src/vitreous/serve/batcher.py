@@ -167,7 +167,7 @@ class Batcher:
         with self._changed:
             self._jobs.pop(job.id, None)
         if isinstance(answer, Refused):
-            self.send({"id": job.id, "refused": answer.reason, "status": answer.status})
+            self.send({"id": job.id, "refused": answer.reason, "status": answer.status, "image": answer.about_image})
             return
         result, payload = answer
         if "top" in result:

@@ -101,7 +101,8 @@ def check_image(upload: Upload, limits: Limits) -> Problem | None:
     if content and not detect_format(content[:64]):
         status = 415
     elif len(content) > limits.body_bytes:
-        return Problem(413, f"{len(content):,} bytes, the limit is {limits.body_bytes:,}: save it smaller")
+        detail = f"{len(content):,} bytes, the limit is {limits.body_bytes:,}: save it smaller"
+        return Problem(413, detail, reason="image")
     else:
         status = 422
     try:
@@ -111,7 +112,7 @@ def check_image(upload: Upload, limits: Limits) -> Problem | None:
         return Problem(413 if status == 422 and "the limit" in text else status, text, reason="image")
     if header.pixels > limits.pixels:
         detail = f"{header.pixels:,} pixels, the limit is {limits.pixels:,}: save it smaller"
-        return Problem(413, detail, reason="pixels")
+        return Problem(413, detail, reason="image")
     return None
 
 

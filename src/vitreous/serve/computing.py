@@ -33,11 +33,11 @@ Answer = tuple[dict[str, Any], bytes]
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a mistake
-    """A request that cannot be answered: the reason, and the status of HTTP that fits it."""
+    """A request that cannot be answered: the reason, the status of HTTP that fits it, and whether the image is why."""
 
-    def __init__(self, reason: str, status: int = 422) -> None:
+    def __init__(self, reason: str, status: int = 422, about_image: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.status = reason, status
+        self.reason, self.status, self.about_image = reason, status, about_image
 
 
 class _WouldConvert(Exception):  # noqa: N818 - a state, not a mistake
@@ -126,7 +126,7 @@ class Computing:
         try:
             return self.source.pipeline.pixels(read_image(content))
         except DataError as error:
-            raise Refused(str(error).removeprefix("image: ")) from error
+            raise _unreadable(error) from error
 
     def compute(self, work: str, items: Sequence[Any], top_k: int = 5) -> list[Answer | Refused]:
         """Return an answer for each of a batch of decoded images; `work` is `predict`, `embed` or `logits`."""
@@ -137,7 +137,10 @@ class Computing:
         }[work]
         if work != "embed" and not self.source.classes:
             return [Refused("this model has no classification head: POST /v1/embed gives its features")] * len(items)
-        return [Refused(result.reason) if isinstance(result, Failure) else _answer(result) for result in stream()]
+        return [
+            Refused(result.reason, about_image=True) if isinstance(result, Failure) else _answer(result)
+            for result in stream()
+        ]
 
     def explain(self, content: bytes, options: Mapping[str, Any]) -> Answer:
         """Return the class map of one image as a PNG file.
@@ -154,8 +157,10 @@ class Computing:
         try:
             image = read_image(content)
             found = explain(self._explainable(), image, target, **given)
-        except (ConfigError, DataError, UsageError) as error:
-            raise Refused(str(error).removeprefix("image: ")) from error
+        except DataError as error:
+            raise _unreadable(error) from error
+        except (ConfigError, UsageError) as error:
+            raise Refused(str(error)) from error
         said = {"label": found.label, "probability": found.probability, "method": found.method, "grid": found.grid}
         said |= {"low": float(np.nanmin(found.patches)), "high": float(np.nanmax(found.patches))}
         return said, self._drawn(found, image, render)
@@ -181,6 +186,10 @@ class Computing:
         if self._explained is None:
             self._explained = load(self.path, **self.options | {"engine": "torch", "precision": "float32"})
         return self._explained
+
+
+def _unreadable(error: DataError) -> Refused:
+    return Refused(str(error).removeprefix("image: "), about_image=True)
 
 
 def _without_resizing(classifier: Any) -> Any:

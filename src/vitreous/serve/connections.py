@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from vitreous.serve.problems import MEDIA_TYPE
 from vitreous.serve.settings import Limits
 
-__all__ = ["Connections", "guarded_protocol", "raise_descriptor_limit"]
+__all__ = ["Connections", "GuardedProtocol", "guarded_protocol", "raise_descriptor_limit"]
 
 _SWEEP = 1.0  # seconds between looks at all connections
 _OTHER_DESCRIPTORS = 64  # of the process, besides connections

@@ -20,7 +20,19 @@ from vitreous.serve.served_model import ServedModel
 from vitreous.serve.service import Service
 from vitreous.serve.wire import Frame
 
-__all__ = ["METHODS", "router"]
+__all__ = [
+    "METHODS",
+    "describe",
+    "embed",
+    "explain",
+    "healthz",
+    "logits",
+    "metrics",
+    "predict",
+    "readyz",
+    "router",
+    "to_json",
+]
 
 METHODS = ("gradient-attention", "legrad", "grad-cam", "rollout", "attention")
 """Map methods that take a few passes; those that take hundreds are for `vitreous inspect`."""
@@ -243,7 +255,7 @@ async def _answers(
         names = [Upload(upload.name, b"") for upload in uploads]
     failed = [each for each in answers if isinstance(each, Problem)]
     if len(failed) == len(answers):
-        if len(answers) > 1:
+        if failed[0].reason == "image":
             errors = [{"name": each.name, "error": why.detail} for each, why in zip(names, failed, strict=True)]
             failed[0].more["errors"] = errors
         raise failed[0]
@@ -272,7 +284,9 @@ async def _wait(request: Request, served: ServedModel, jobs: list[Job], deadline
 
 def _found(frame: Frame) -> Frame | Problem:
     message = frame[0]
-    return Problem(message["status"], message["refused"]) if "refused" in message else frame
+    if "refused" not in message:
+        return frame
+    return Problem(message["status"], message["refused"], reason="image" if message["image"] else "")
 
 
 async def _gone(request: Request) -> None:

@@ -8,7 +8,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vitreous.serve.problems import MEDIA_TYPE
 
-__all__ = ["Embeddings", "Health", "ModelDocument", "Predictions", "ProblemDocument", "image_body", "problems"]
+__all__ = [
+    "Embeddings",
+    "Health",
+    "ModelDocument",
+    "OnePrediction",
+    "OneVector",
+    "Predictions",
+    "ProblemDocument",
+    "Ranked",
+    "image_body",
+    "problems",
+]
 
 # A valid PNG of one grey pixel, for examples.
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
