@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from vitreous import __version__
@@ -59,6 +60,15 @@ def _answer_errors(app: FastAPI) -> None:
         detail = {404: "there is nothing at this path: /openapi.json lists what there is"}
         detail[405] = f"method {request.method} is not for this path"
         return problem_response(error.status_code, detail.get(error.status_code, str(error.detail)), error.headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return problem_response(499, "the client has gone")
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        number = request.state.passage.id
+        return problem_response(500, f"the request failed, its id is {number}: the service's log has the reason")
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:

@@ -18,7 +18,6 @@ from vitreous.serve.wire import Frame, pack, read_frame
 
 __all__ = ["EngineFailed", "EngineProcess", "Job", "Pace"]
 
-_STOPPING = 5.0  # seconds in which a process without work must end by itself
 _numbers = itertools.count(1)
 
 
@@ -130,16 +129,10 @@ class EngineProcess:
                 self._process.kill()
 
     async def stop(self) -> None:
-        """End the process: by closing its input, and by force if that takes too long."""
-        if self._process is None:
-            return
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_STOPPING):
-                await self.ended()
-        self.kill()
-        await self.ended()
+        """End the process and wait for it; it has nothing to save."""
+        if self._process is not None:
+            self.kill()
+            await self.ended()
 
     def _write(self, frame: bytes) -> None:
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():

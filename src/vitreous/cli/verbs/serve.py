@@ -52,6 +52,8 @@ def _parser() -> Parser:
     queue = "images of a model that wait or are computed; less while the engine cannot follow"
     add("--queue", type=PositiveInt, default=limits.queue, help=queue)
     add("--timeout", type=PositiveFloat, default=limits.seconds, metavar="S", help="seconds for a request")
+    body = "seconds for the body of a request to arrive"
+    add("--body-timeout", type=PositiveFloat, default=limits.body_seconds, metavar="S", help=body)
     add("--reload", type=bool, default=True, help="load a model file again when it changes")
     add("--access-log", type=bool, default=True, help="a line per request on standard error, without image data")
     add_threshold_option(parser)
@@ -95,6 +97,7 @@ def _settings(options: Namespace) -> Settings:
         pixels=options.max_pixels,
         images=options.max_images,
         seconds=options.timeout,
+        body_seconds=options.body_timeout,
         queue=options.queue,
         batch=options.batch_size,
         buffered_bytes=max(defaults.buffered_bytes, 2 * (options.max_body << 20)),
