@@ -1,6 +1,6 @@
 """Requests made from the service's own OpenAPI description, and damaged images: no 5xx, and no answer it does not name.
 
-`benchmarks/serve/schema.py` makes thousands of cases, with sequences of requests; here are a few of each kind.
+`benchmarks/serving/schema.py` makes thousands of cases, with sequences of requests; here are a few of each kind.
 """
 
 from __future__ import annotations
