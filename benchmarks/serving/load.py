@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 TOLERANCE = 0.002  # of probabilities, between batches of other sizes
+_IDLE = 20.0  # seconds after which a connection is not used again
 PLAIN = """
 import io, sys, uvicorn
 from fastapi import FastAPI, Request
@@ -69,9 +70,13 @@ class Connection:
     def __init__(self, port: int) -> None:
         self.port = port
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self.used = 0.0
 
     async def post(self, body: bytes) -> tuple[int, float, Any]:
         """Return status, Retry-After and document."""
+        if time.monotonic() - self.used > _IDLE:
+            self.close()  # the service may be closing it at this moment
+        self.used = time.monotonic()
         if self.streams is None:
             self.streams = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
         reader, writer = self.streams

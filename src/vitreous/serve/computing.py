@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.images.reading import read_image
-from vitreous.errors import ConfigError, DataError, UsageError
+from vitreous.errors import CheckpointError, ConfigError, DataError, UsageError
 from vitreous.machine.allocator import keep_freed_memory
 from vitreous.predictions import Embedding, Failure, Prediction
 from vitreous.predictor import Classifier, load
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["Computing", "Refused"]
 
 _MANY = 1_000_000  # images that a service expects: converting the model pays off
-_LATENCY_BATCH = 8  # larger batches would be split between threads, which doubles the time of a single image
+# The engine splits batches of this size between threads, as it does offline. Its threads then need not wait for each
+# other, which costs more than it saves on cores that HTTP and decoding use too.
+_USUAL_BATCH = 32
 _MAX_MAP_SIDE = 1024  # pixels of a class map drawn over its image
 
 Answer = tuple[dict[str, Any], bytes]
@@ -74,13 +76,14 @@ class Computing:
         is_auto = self.options.get("engine", "auto") == "auto" and self.source.device.type == "cpu"
         self._may_convert = convert or not is_auto
         try:
-            engine = self.source.prepare(_MANY, _LATENCY_BATCH)
+            engine = self.source.prepare(_MANY, _USUAL_BATCH)
         except _WouldConvert:
             self.can_improve = True
-            engine = self.source.prepare(1, _LATENCY_BATCH)
-        if is_auto and engine.name == "torch":  # `auto` would convert the model later, in the middle of a request
+            engine = self.source.prepare(1, _USUAL_BATCH)
+        if is_auto and engine.name == "torch" and self.has_maps:
+            # `auto` would convert the model later, in the middle of a request.
             self.source = load(self.path, **self.options | {"engine": "torch", "precision": engine.precision})
-            engine = self.source.prepare(1, _LATENCY_BATCH)
+            engine = self.source.prepare(1, _USUAL_BATCH)
         self.engine = {"engine": engine.name, "precision": engine.precision, "device": str(self.source.device)}
 
     def _hear(self, line: str) -> None:
@@ -99,6 +102,11 @@ class Computing:
             times.append(time.perf_counter() - start)
         return min(times)
 
+    @property
+    def has_maps(self) -> bool:
+        """Whether the model has weights to look into, unlike an exported graph."""
+        return getattr(self.source, "exported", None) is None
+
     def describe(self) -> dict[str, Any]:
         """Return what `GET /v1/model` says of the model, as JSON types."""
         info, pipeline = self.source.info, self.source.pipeline
@@ -112,6 +120,7 @@ class Computing:
             **{name: rule.to_dict() if rule is not None else None for name, rule in rules.items()},
             "scores": dict(getattr(info, "scores", {}) or {}),
             "license": provenance.get("license"),
+            "maps": self.has_maps,
             **self.engine,
         }
 
@@ -159,7 +168,7 @@ class Computing:
             found = explain(self._explainable(), image, target, **given)
         except DataError as error:
             raise _unreadable(error) from error
-        except (ConfigError, UsageError) as error:
+        except (CheckpointError, ConfigError, UsageError) as error:
             raise Refused(str(error)) from error
         said = {"label": found.label, "probability": found.probability, "method": found.method, "grid": found.grid}
         said |= {"low": float(np.nanmin(found.patches)), "high": float(np.nanmax(found.patches))}

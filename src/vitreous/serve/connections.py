@@ -49,7 +49,7 @@ class Connections:
             await asyncio.sleep(_SWEEP)
             now = time.monotonic()
             for connection in list(self.open):
-                if connection.is_stuck(now, self.limits.header_seconds):
+                if connection.is_stuck(now, self.limits):
                     connection.transport.abort()
 
 
@@ -80,14 +80,15 @@ class GuardedProtocol(H11Protocol):
         """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
-    def is_stuck(self, now: float, seconds: float) -> bool:
-        """Return whether the client has sent no complete head of a request, or read nothing, for so long."""
-        if self.is_idle and now - self._idle_since > seconds:
+    def is_stuck(self, now: float, limits: Limits) -> bool:
+        """Return whether the client has sent no complete head of a request, or read nothing, for too long."""
+        patience = limits.header_seconds if self.cycle is None else limits.idle_seconds
+        if self.is_idle and now - self._idle_since > patience:
             return True
         unread = self.transport.get_write_buffer_size()
         if not unread or unread != self._unread:
             self._unread, self._unread_since = unread, now
-        return bool(unread) and now - self._unread_since > seconds
+        return bool(unread) and now - self._unread_since > limits.idle_seconds
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP in the form of all errors, and close."""

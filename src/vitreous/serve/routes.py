@@ -175,7 +175,11 @@ async def describe(request: Request, model: ModelName = None) -> Response:
     served.check_ready()
     limits = service.settings.limits
     bounds = {name: getattr(limits, name) for name in ("body_bytes", "pixels", "images", "seconds", "queue")}
-    explained = {"methods": METHODS, "with_layer": _WITH_LAYER, "render": ("overlay", "map", "patches")}
+    explained = {
+        "methods": METHODS if served.description["maps"] else (),
+        "with_layer": _WITH_LAYER,
+        "render": ("overlay", "map", "patches"),
+    }
     names = {"name": served.name, "version": served.version, "models": sorted(service.models)}
     return to_json({**names, **served.description, "limits": bounds, "explain": explained})
 

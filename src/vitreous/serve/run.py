@@ -99,6 +99,7 @@ async def _listen(
         server_header=False,
         proxy_headers=False,
         backlog=_BACKLOG,
+        timeout_keep_alive=round(limits.idle_seconds),
         timeout_graceful_shutdown=round(limits.seconds + _DRAINING),
     )
     server = uvicorn.Server(config)

@@ -98,6 +98,7 @@ class ModelDocument(BaseModel):
     conformal: dict[str, Any] | None
     scores: dict[str, Any]
     license: Any
+    maps: bool = Field(description="Whether POST /v1/explain works: an exported graph has no maps.")
     engine: str
     precision: str
     device: str

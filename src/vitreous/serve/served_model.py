@@ -224,15 +224,19 @@ class ServedModel:
 
     async def _replace(self, convert: bool, why: str) -> None:
         """Start another process beside the one that answers, and let it take over if it is ready, and better."""
-        engine = await self._launch(convert)
         try:
+            engine = await self._launch(convert)
             await engine.ready()
+            if convert:
+                is_faster = engine.description["engine"] != "torch"
+                await engine.stop()  # a conversion leaves much memory behind
+                if not is_faster:
+                    return
+                engine = await self._launch(convert=False)
+                await engine.ready()
         except EngineFailed as failed:
             logger.error("model %s goes on as it is, %s does not load: %s", self.name, why, failed.reason)
             self.metrics.reloads.labels(self.name, "failed").inc()
-            return
-        if convert and engine.description["engine"] == "torch":  # nothing is faster here
-            await engine.stop()
             return
         self._take_over(engine)
         self.metrics.reloads.labels(self.name, "improved" if convert else "loaded").inc()

@@ -28,7 +28,8 @@ class Limits:
     batch: int = 32  # images in one forward pass
     buffered_bytes: int = 256 << 20  # bodies of all requests together
     connections: int = 1000
-    header_seconds: float = 10.0  # to send the head of a request
+    header_seconds: float = 10.0  # to send the head of the first request
+    idle_seconds: float = 30.0  # between requests on a connection
     body_seconds: float = 20.0  # to send its body
 
 
