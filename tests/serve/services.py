@@ -47,9 +47,9 @@ def write_model(path: Path, seed: int = 0, classes: tuple[str, ...] = CLASSES) -
 class RunningService:
     """`vitreous serve` as a process, and plain requests to it."""
 
-    def __init__(self, *words: object, cwd: Path | None = None) -> None:
-        command = [sys.executable, "-m", "vitreous", "serve", *map(str, words), "--port", "0", "--engine", "torch"]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=cwd)
+    def __init__(self, *words: object, engine: str = "torch", **environment: str) -> None:
+        command = [sys.executable, "-m", "vitreous", "serve", *map(str, words), "--port", "0", "--engine", engine]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | environment)
         self.lines: list[str] = []
         self._changed = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()

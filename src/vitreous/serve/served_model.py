@@ -231,6 +231,7 @@ class ServedModel:
                 is_faster = engine.description["engine"] != "torch"
                 await engine.stop()  # a conversion leaves much memory behind
                 if not is_faster:
+                    logger.info("model %s stays with torch: nothing is faster here", self.name)
                     return
                 engine = await self._launch(convert=False)
                 await engine.ready()
