@@ -1,4 +1,4 @@
-"""`vitreous serve` before it serves: what it refuses, keys, and what it imports. `tests/serve` has the service itself."""
+"""`vitreous serve` before it serves: what it refuses, keys, imports. `tests/serve` has the service itself."""
 
 from __future__ import annotations
 
