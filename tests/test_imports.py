@@ -28,6 +28,7 @@ FLOORS = {
     "data": 1,
     "evaluate": 1,
     "predictions": 1,  # what the predictor returns: plain values
+    "client": 2,  # of a service; it knows no model
     "accelerate": 2,
     "checkpoint": 3,
     "inspection": 3,

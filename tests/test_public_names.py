@@ -89,6 +89,7 @@ def test_public_definitions_are_in_all(module):
 def test_the_package_exports_its_public_names():
     from vitreous.accelerate.model import create
     from vitreous.api import calibrate, finetune, inspect
+    from vitreous.client import Client
     from vitreous.inspection.explain import explain
     from vitreous.model.config import ViTConfig
     from vitreous.model.vit import VisionTransformer
@@ -96,6 +97,7 @@ def test_the_package_exports_its_public_names():
 
     names = {
         "Classifier": Classifier,
+        "Client": Client,
         "ViTConfig": ViTConfig,
         "VisionTransformer": VisionTransformer,
         "calibrate": calibrate,

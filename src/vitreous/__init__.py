@@ -4,6 +4,7 @@
     model = vitreous.create("B/16", num_classes=10)            # a torch.nn.Module
     classifier = vitreous.load("runs/digits-1/model.safetensors")
     classifier.predict("photo.jpg")
+    vitreous.Client("http://127.0.0.1:8000").predict("photo.jpg")  # the same of a model behind `vitreous serve`
     vitreous.explain(classifier, "photo.jpg").image_map()      # which pixels speak for the predicted class
     result = vitreous.train("photos/", epochs=20)              # as the command; also `finetune`, `evaluate`, `inspect`
     result.model.predict("photo.jpg")
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitreous.accelerate.model import create
     from vitreous.api import calibrate, evaluate, finetune, inspect, train
+    from vitreous.client import Client
     from vitreous.inspection.explain import explain
     from vitreous.model.vit import VisionTransformer, ViTConfig
     from vitreous.predictor import Classifier, load
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Classifier",
+    "Client",
     "ViTConfig",
     "VisionTransformer",
     "calibrate",
@@ -45,6 +48,7 @@ __all__ = [
 
 _MODULES = {
     "Classifier": "vitreous.predictor",
+    "Client": "vitreous.client",
     "calibrate": "vitreous.api",
     "ViTConfig": "vitreous.model.config",
     "VisionTransformer": "vitreous.model.vit",

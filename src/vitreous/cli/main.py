@@ -27,7 +27,7 @@ __all__ = ["HELP", "VERBS", "main"]
 
 _NAMES = (
     *("train", "plan", "finetune", "replay", "audit", "evaluate", "calibrate"),
-    *("predict", "inspect", "embed", "probe", "export", "convert", "models", "completion"),
+    *("predict", "serve", "watch", "inspect", "embed", "probe", "export", "convert", "models", "completion"),
 )
 VERBS = {verb: f"vitreous.cli.verbs.{verb}" for verb in _NAMES}
 """The module of each verb, which has ``run(argv) -> exit code``."""
@@ -49,6 +49,8 @@ Check the data
 
 Use a model
   predict     classify images: labels and probabilities
+  serve       answer requests over HTTP, in batches, with a page at /
+  watch       classify the images that arrive in a folder, into a CSV file
   evaluate    score a model on labelled images, overall and per class
   calibrate   fit thresholds with a promise: unsure predictions, sets of classes
   inspect     show what a model looks at in images, and what it has learned, on one page

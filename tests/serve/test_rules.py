@@ -1,0 +1,101 @@
+"""Rules that need no service: when a queue says no, what models are called, which keys are known."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from vitreous.errors import UsageError
+from vitreous.serve.admission import Admission
+from vitreous.serve.engine_process import Pace
+from vitreous.serve.keys import KeyFile, new_key
+from vitreous.serve.metrics import Metrics
+from vitreous.serve.settings import parse_models
+
+PACE = Pace(one=0.02, per_image=0.01, largest=6)
+
+
+def test_bursts_are_taken_up_to_the_hard_limit():
+    admission = Admission(100)
+    assert admission.takes(500, PACE), "an idle model takes any request"
+    admission.enter(90)
+    assert admission.takes(10, PACE)
+    assert not admission.takes(11, PACE)
+    assert admission.retry_after(PACE) == 1
+    assert admission.retry_after(Pace(1.0, 0.5, 2)) == 45
+
+
+def test_a_standing_queue_is_shortened_until_it_has_been_empty():
+    admission = Admission(100)
+    admission.enter(20)
+    for _ in range(8):
+        admission.answered(8 * PACE.one + 0.01, PACE)
+        time.sleep(0.05)
+    assert admission.is_overloaded
+    assert admission.allowed(PACE) == 2 * PACE.largest
+    assert not admission.takes(1, PACE)
+    admission.answered(0.01, PACE)  # one fast answer does not end it
+    assert admission.is_overloaded
+    admission.leave(20)
+    assert not admission.is_overloaded
+    assert admission.takes(50, PACE)
+
+
+def test_late_answers_with_fast_ones_between_are_no_overload():
+    admission = Admission(100)
+    admission.enter(20)
+    for _ in range(8):
+        admission.answered(1.0, PACE)
+        time.sleep(0.05)
+        admission.answered(0.01, PACE)
+    assert not admission.is_overloaded
+
+
+def test_models_are_called_after_their_files_or_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/photos 1").mkdir(parents=True)
+    words = ["runs/photos 1", "a/b.safetensors", "x=a/b.safetensors", "runs/photos 2/model.safetensors", "timm/vit_s"]
+    names = [each.name for each in parse_models(words, {})]
+    assert names == ["photos-1", "b", "x", "photos-2", "vit_s"]
+    with pytest.raises(UsageError, match="two models are called 'b'"):
+        parse_models(["a/b.onnx", "c/b.onnx"], {})
+    with pytest.raises(UsageError, match="is no name for a model"):
+        parse_models(["a b=c.onnx"], {})
+
+
+def test_keys_are_read_again_and_a_damaged_file_is_named(tmp_path):
+    file = tmp_path / "keys"
+    first = new_key(file, "a")
+    keys = KeyFile(file)
+    second = new_key(file, "b")
+    assert first != second
+    assert [keys.owner(first), keys.owner(second), keys.owner(""), keys.owner("vit_x")] == ["a", "b", None, None]
+    file.write_text("# nobody\n")
+    os.utime(file, ns=(1, 1))
+    assert keys.owner(first) is None
+    file.unlink()
+    assert keys.owner(first) is None
+    file.write_text("a nonsense\n")
+    with pytest.raises(UsageError, match="is no key"):
+        KeyFile(file)
+    with pytest.raises(UsageError, match="the name of a key is"):
+        new_key(tmp_path / "other", "a b")
+
+
+def test_drift_is_the_confidence_less_what_the_file_expects():
+    metrics = Metrics()
+    metrics.model_loaded("m", {"classes": ["a"], "scores": {"val": {"top1": 0.7}, "test": {"top1": 0.8}}})
+    for _ in range(10):
+        metrics.predicted("m", {"label": "a", "probability": 0.5})
+    text = metrics.exposition(lambda: None).decode()
+    assert 'vitreous_confidence_expected{model="m"} 0.8\n' in text
+    assert float(text.split('vitreous_confidence_drift{model="m"} ')[1].split()[0]) == pytest.approx(-0.3)
+    metrics.model_loaded("n", {"classes": ["a"] * 300, "scores": {}})
+    for n in range(1500):
+        metrics.predicted("n", {"label": "\udc80", "probability": 0.9 if n < 1000 else 0.6})
+    text = metrics.exposition(lambda: None).decode()
+    assert float(text.split('vitreous_confidence_expected{model="n"} ')[1].split()[0]) == pytest.approx(0.9)
+    assert float(text.split('vitreous_confidence_drift{model="n"} ')[1].split()[0]) == pytest.approx(-0.15)
+    assert 'vitreous_predictions_total{label="(all)",model="n"} 1500.0' in text
