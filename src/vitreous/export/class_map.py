@@ -29,7 +29,7 @@ from vitreous.inspection.maps.gradient_attention import GradientAttention
 from vitreous.inspection.maps.readout import on_grid, readout
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["BOUND", "INPUTS", "OUTPUTS", "class_map", "reference"]
+__all__ = ["BOUND", "INPUTS", "OUTPUTS", "class_map", "compare", "reference"]
 
 INPUTS = ("pixels", "target")
 """Names of the inputs: the resized image (1, C, H, W), float32 from 0 to 255, and the class to explain (1,) int64.
@@ -69,7 +69,7 @@ def class_map(model: VisionTransformer, info: ModelInfo) -> Any:
     except Exception as error:  # the tracer and the exporter raise errors of any class
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise OutputError(f"the class map of this model cannot be written as a graph: {reason}") from error
-    _verify(graph, model, info, pixels)
+    compare(graph, model, info)
     return graph
 
 
@@ -163,22 +163,27 @@ class _Module(nn.Module):
         return self.traced(pixels, target)
 
 
-def _verify(graph: Any, model: VisionTransformer, info: ModelInfo, noise: Tensor) -> None:
-    """Run the graph for the first and the last class, on noise and on noise with larger spots, and compare."""
+def compare(graph: Any, model: VisionTransformer, info: ModelInfo, bound: float = BOUND) -> None:
+    """Run a graph for the first and the last class, on noise and on noise with larger spots, and compare with PyTorch.
+
+    Raises:
+        OutputError: If an output differs by more than the bound, a share of its largest value.
+    """
     import onnxruntime
 
     onnxruntime.disable_telemetry_events()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only
     session = onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    noise = _noise(info)
     spots = noise[..., ::4, ::4].repeat_interleave(4, 2).repeat_interleave(4, 3)[..., : noise.shape[2], : noise.shape[3]]
     for target, pixels in ((0, noise), (model.config.num_classes - 1, spots)):
         feeds = {"pixels": pixels.float().numpy(), "target": torch.tensor([target]).numpy()}
         pairs = zip(OUTPUTS, session.run(None, feeds), reference(model, info, pixels, target), strict=True)
         for name, found, expected in pairs:
             difference = float((torch.from_numpy(found) - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
-            if not difference <= BOUND:
+            if not difference <= bound:
                 raise OutputError(
                     f"the graph of the class map gives another {name}: it differs by {difference:.1e} of the largest "
-                    f"value, above {BOUND:g}"
+                    f"value, above {bound:g}"
                 )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["halve", "share"]
+__all__ = ["halve", "is_quantised", "share"]
 
 _SMALL = 1024  # bytes; smaller tensors stay in their graph
 _ALIGNMENT = 64  # bytes
@@ -57,6 +57,13 @@ def halve(graph: Any) -> None:
         casts.append(helper.make_node("Cast", [half.name], [tensor.name], to=TensorProto.FLOAT))
         tensor.CopyFrom(half)
     _prepend(graph, casts)
+
+
+def is_quantised(graph: Any) -> bool:
+    """Return whether a graph has weights in int8."""
+    from onnx import TensorProto
+
+    return any(tensor.data_type in (TensorProto.INT8, TensorProto.UINT8) for tensor in graph.graph.initializer)
 
 
 def _to_array(tensor: Any) -> np.ndarray[Any, Any]:

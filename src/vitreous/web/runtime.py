@@ -15,7 +15,7 @@ from typing import Any
 
 from vitreous.errors import OutputError
 
-__all__ = ["LICENSE", "SCRIPT", "WASM", "manifest", "runtime_file"]
+__all__ = ["LICENSE", "SCRIPT", "WASM", "license_text", "manifest", "runtime_file"]
 
 SCRIPT = "ort.wasm.bundle.min.mjs"
 """The JavaScript side: a module."""
