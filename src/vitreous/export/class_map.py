@@ -143,7 +143,7 @@ def _to_onnx(module: nn.Module, pixels: Tensor) -> Any:
     logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it logs which optimisations do not apply
     with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):  # the exporter prints its progress
         program = torch.onnx.export(
-            _Module(module), inputs, dynamo=True, input_names=INPUTS, output_names=OUTPUTS, verbose=False
+            _Module(module).eval(), inputs, dynamo=True, input_names=INPUTS, output_names=OUTPUTS, verbose=False
         )
     assert program is not None  # None only with dynamo=False
     for node in program.model.graph.all_nodes():

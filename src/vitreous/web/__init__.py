@@ -3,3 +3,7 @@
 Read :mod:`page` first (how the page is put together), then ``page/`` (its markup, style and scripts). :mod:`runtime` has
 ONNX Runtime for WebAssembly, as it was published.
 """
+
+from vitreous.web.page import service_files
+
+__all__ = ["service_files"]

@@ -56,6 +56,7 @@ class Card {
     } catch (error) {
       return this.fail(error);
     }
+    this.root.result = this.result; // for programs that drive the page
     this.root.dataset.state = "done";
     this.showPhoto();
     return this.showResult();

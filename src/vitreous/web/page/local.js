@@ -1,7 +1,7 @@
 // The back end of the web export: the model runs in this browser. Files of the page are fetched from where it lies, or
 // are inside it; each is checked against its SHA-256.
 const MAPS = true, PROMISE = "Images never leave this page.";
-const ANSWER_SECONDS = 10; // in which an idle worker answers
+const ANSWER_SECONDS = 5; // in which an idle worker answers
 
 class Local {
   // model: the page's data. progress(bytes, of): how much is loaded.
@@ -22,7 +22,7 @@ class Local {
 
   async start() {
     this.worker?.terminate();
-    this.explains = false;
+    this.explaining = null;
     const source = document.getElementById("worker").textContent;
     this.worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
     this.worker.onmessage = ({ data }) => this.answer(data);
@@ -45,10 +45,12 @@ class Local {
   // Returns {map, attention}: values of the patches, and those of every block.
   async explain(result, target) {
     await this.alive();
-    if (!this.explains) {
-      await this.content("explain");
-      await this.open("explain");
-      this.explains = true;
+    this.explaining ??= this.content("explain").then(() => this.open("explain"));
+    try {
+      await this.explaining;
+    } catch (error) {
+      this.explaining = null;
+      throw error;
     }
     return this.call("explain", { pixels: result.pixels, target });
   }
@@ -110,14 +112,15 @@ class Local {
   }
 
   async fetched(path) {
+    if (location.protocol === "file:") {
+      throw new Error("A browser does not let a page read the files beside it. Show this folder by a web server, such as " +
+        "`python -m http.server` in it, or export to a single .html file, which opens by itself.");
+    }
     let response;
     try {
       response = await fetch(path, { credentials: "same-origin" });
     } catch {
-      throw new Error(location.protocol === "file:"
-        ? "A browser does not let a page read the files beside it. Show this folder by a web server, such as " +
-          "`python -m http.server` in it, or export to a single .html file, which opens by itself."
-        : `The file ${path} of this page cannot be loaded. Check the connection, and load the page again.`);
+      throw new Error(`The file ${path} of this page cannot be loaded. Check the connection, and load the page again.`);
     }
     if (!response.ok) throw new Error(`The file ${path} of this page is missing (${response.status}): upload all of its files.`);
     const parts = [], reader = response.body.getReader();

@@ -125,8 +125,9 @@ function describeModel(model) {
     classes.length > 50 ? ` and ${classes.length - 50} more` : "");
   byId("model-count").textContent = classes.length;
   byId("model-input").textContent = `${height} by ${width} pixels, ${model.pipeline.channels === 1 ? "grey" : "colour"}`;
-  const test = scores?.test?.accuracy ?? scores?.test?.top1 ?? scores?.val?.accuracy ?? scores?.val?.top1;
-  for (const [id, text] of [["model-score", typeof test === "number" && percent(test)], ["model-license", license],
+  const split = ["test", "val"].find((name) => typeof scores?.[name]?.top1 === "number");
+  const score = split && `${percent(scores[split].top1)} of the ${split === "val" ? "validation" : "test"} images`;
+  for (const [id, text] of [["model-score", score], ["model-license", license],
     ["model-maps", !model.maps && "This kind of model has no class map here."]]) {
     const place = byId(id);
     place.textContent = text || "";

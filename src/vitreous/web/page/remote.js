@@ -1,6 +1,7 @@
 // The back end of the service: images are sent to /v1/predict and /v1/explain of the server that this page came from.
 const MAPS = true, PROMISE = "Images are sent to this server and are not stored.";
 const TRIES = 5, LONGEST_WAIT = 30; // attempts for one request, and seconds between two
+const MOST_CLASSES = 1000; // that the service returns
 
 class Remote {
   // say(text): tells the user what happens. Path and query of the page choose the model, as ?model=NAME.
@@ -9,16 +10,34 @@ class Remote {
   }
 
   async ready() {
-    const about = await (await this.request("v1/model")).json();
-    this.model = about.models ? about.models.find((one) => !this.chosen || one.name === this.chosen) ?? about.models[0] : about;
+    try {
+      this.model = await (await this.request("v1/model")).json();
+    } catch (error) { // a service with several models asks for one of them
+      const names = this.chosen ? null : error.message.match(/add \?model= with one of (.+)$/);
+      if (!names) throw error;
+      [this.chosen] = names[1].split(", ");
+      this.model = await (await this.request("v1/model")).json();
+    }
+    this.chosen = this.model.name;
+    this.offerModels(this.model.models ?? []);
     return [];
+  }
+
+  // Lets the user choose, if the service has several models; the address names the choice.
+  offerModels(names) {
+    if (names.length < 2) return;
+    const list = document.getElementById("models");
+    list.append(...names.map((name) => element("option", { value: name, text: name })));
+    list.value = this.chosen;
+    list.closest("p").hidden = false;
+    list.addEventListener("change", () => { location.search = `?model=${encodeURIComponent(list.value)}`; });
   }
 
   async start() {} // the service restarts its own engine
 
   async predict(file) {
-    const answer = await (await this.request("v1/predict", { top_k: this.model.classes.length }, file)).json();
-    const found = answer.predictions?.[0] ?? answer.results?.[0] ?? answer;
+    const answer = await (await this.request("v1/predict", { top_k: Math.min(MOST_CLASSES, this.model.classes.length) }, file)).json();
+    const [found] = answer.predictions;
     if (found.error) throw new Unreadable(found.error);
     const number = new Map(this.model.classes.map((name, index) => [name, index]));
     const probabilities = new Float32Array(this.model.classes.length);

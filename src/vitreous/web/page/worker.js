@@ -22,15 +22,16 @@ const calls = {
 
   // Classifies an image file. The pixels that the model sees come along, for its class maps.
   async predict({ file }) {
+    const first = performance.now();
     const image = await readPixels(file, settings.pipeline.channels);
     const began = performance.now();
     const outputs = await run("predict", {
       images: new ort.Tensor("uint8", image.pixels, [1, image.height, image.width, settings.pipeline.channels]),
     });
-    const { probabilities, unsure, sets, pixels } = outputs;
+    const { probabilities, unsure, sets, pixels } = outputs, ended = performance.now();
     return {
       probabilities, unsure: unsure && Boolean(unsure[0]), set: sets && Array.from(sets, Boolean), pixels,
-      preview: image.preview, height: image.height, width: image.width, milliseconds: performance.now() - began,
+      preview: image.preview, height: image.height, width: image.width, milliseconds: ended - began, total: ended - first,
     };
   },
 
