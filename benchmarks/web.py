@@ -2,8 +2,8 @@
 
     python benchmarks/web.py MODEL FOLDER IMAGES [--count 200] [--json FILE]
 
-MODEL is the model file, FOLDER what `vitreous export MODEL --to web FOLDER` wrote, IMAGES a folder of images. The page is
-served by a static host on this machine, once as such a host sends it (one thread), and once with the two headers that
+MODEL is the model file, FOLDER what `vitreous export MODEL --to web FOLDER` wrote, IMAGES a folder of images. A static
+host on this machine serves the page, once as such a host sends it (one thread), and once with the two headers that
 allow threads. Time per image is the median, from the image file to its probabilities, decoding included.
 """
 
@@ -22,10 +22,10 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "web")]
 
-from browser import browser  # noqa: E402
 from driving import choose, results, static_host, visit  # noqa: E402
 
 import vitreous  # noqa: E402
+from browser import browser  # noqa: E402
 
 ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 CHUNK = 20  # images on the page at a time

@@ -26,10 +26,18 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     model, info = model_and_info()
     write_graph(model, info, folder / "model.onnx")
     said: list[str] = []
-    result = export_web(folder / "model.onnx", folder / "site", model, info, title="Trees & <i>more</i>", tell=said.append)
+    result = export_web(
+        folder / "model.onnx", folder / "site", model, info, title="Trees & <i>more</i>", tell=said.append
+    )
     classifier = Classifier(model, info, "cpu", engine="torch")
     return SimpleNamespace(
-        model=model, info=info, graph=folder / "model.onnx", site=folder / "site", said=said, result=result, classifier=classifier
+        model=model,
+        info=info,
+        graph=folder / "model.onnx",
+        site=folder / "site",
+        said=said,
+        result=result,
+        classifier=classifier,
     )
 
 

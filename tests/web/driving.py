@@ -96,7 +96,15 @@ def paste(view: Browser, origin: str, png: bytes) -> None:
         f"navigator.clipboard.write([new ClipboardItem({{'image/png': new Blob([Uint8Array.from(atob('{text}'),"
         " (c) => c.charCodeAt(0))], {type: 'image/png'})})])",
     )
-    view.call("Input.dispatchKeyEvent", type="rawKeyDown", key="v", code="KeyV", modifiers=2, windowsVirtualKeyCode=86, commands=["paste"])
+    view.call(
+        "Input.dispatchKeyEvent",
+        type="rawKeyDown",
+        key="v",
+        code="KeyV",
+        modifiers=2,
+        windowsVirtualKeyCode=86,
+        commands=["paste"],
+    )
     view.call("Input.dispatchKeyEvent", type="keyUp", key="v", code="KeyV", modifiers=2, windowsVirtualKeyCode=86)
 
 

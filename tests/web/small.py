@@ -51,7 +51,10 @@ class _Decisions(nn.Module):
         self.model, self.info = model, info
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self.info.pipeline.config.mean, self.info.pipeline.config.std))
+        mean, std = (
+            torch.tensor(each).view(-1, 1, 1)
+            for each in (self.info.pipeline.config.mean, self.info.pipeline.config.std)
+        )
         features = self.model((pixels / 255 - mean) / std, "features")
         logits = self.model.head(features)
         probabilities = (logits / self.info.temperature).softmax(1)
@@ -103,4 +106,8 @@ def words(info: ModelInfo) -> dict[str, str]:
         "abstention": info.abstention.to_dict() if info.abstention else None,
         "conformal": info.conformal.to_dict() if info.conformal else None,
     }
-    return {"producer": "vitreous", "license": "CC-BY-4.0", **{name: json.dumps(value) for name, value in stored.items()}}
+    return {
+        "producer": "vitreous",
+        "license": "CC-BY-4.0",
+        **{name: json.dumps(value) for name, value in stored.items()},
+    }

@@ -55,7 +55,9 @@ def test_numbers_are_those_of_python(view: Browser, exported: SimpleNamespace, i
     assert {each["unsure"] for each in shown} == {True, False}  # else the test says nothing of them
 
 
-def test_two_dropped_one_pasted_and_one_refused(page: tuple[Browser, str], view: Browser, images: list[Path], tmp_path: Path) -> None:
+def test_two_dropped_one_pasted_and_one_refused(
+    page: tuple[Browser, str], view: Browser, images: list[Path], tmp_path: Path
+) -> None:
     notes = tmp_path / "notes.jpg"
     notes.write_text("not an image")
     drop(view, images[0], images[1])
@@ -66,7 +68,7 @@ def test_two_dropped_one_pasted_and_one_refused(page: tuple[Browser, str], view:
     shown = results(view, 4)
     assert [each["state"] for each in shown] == ["done", "done", "done", "failed"]
     assert shown[2]["name"] == "pasted image 1"
-    assert shown[3]["failure"].startswith("notes.jpg: this is not an image")
+    assert shown[3]["failure"].startswith("notes.jpg: this is no image that can be read here")
     assert "notes.jpg" in view.js("document.getElementById('status').textContent")  # for assistive technology
 
 
@@ -74,10 +76,14 @@ def test_two_dropped_one_pasted_and_one_refused(page: tuple[Browser, str], view:
     ("name", "content", "reason"),
     [
         ("empty.png", b"", "the file is empty"),
-        ("scan.tif", b"II*\0" + bytes(40), "TIFF images cannot be read here: save it as JPEG or PNG"),
-        ("phone.heic", b"\0\0\0\x18ftypheic" + bytes(40), "HEIC images cannot be read here: save it as JPEG or PNG"),
+        ("scan.tif", b"II*\0" + bytes(40), "this browser cannot read TIFF images: save it as JPEG or PNG"),
+        (
+            "phone.heic",
+            b"\0\0\0\x18ftypheic" + bytes(40),
+            "this browser cannot read HEIC images: save it as JPEG or PNG",
+        ),
         ("cut.png", b"\x89PNG\r\n\x1a\n" + bytes(40), "the PNG file is damaged or truncated"),
-        ("film.mp4", b"\0\0\0\x18ftypmp42" + bytes(40), "this is a video file, not an image"),
+        ("film.mp4", b"\0\0\0\x18ftypmp42" + bytes(40), "this is a video file: choose JPEG"),
     ],
 )
 def test_what_cannot_be_read_is_named(view: Browser, tmp_path: Path, name: str, content: bytes, reason: str) -> None:
@@ -92,7 +98,10 @@ def test_maps_are_those_of_explain(view: Browser, exported: SimpleNamespace, ima
     results(view, 1)
     view.js(f"{RESULTS}[0].querySelector('input[value=map]').click()")
     wait(view, f"{RESULTS}[0].querySelector('.map').getAttribute('aria-label')")
-    painted = "(() => { const c = document.querySelector('canvas.map'); return [c.height, c.width, ...c.getContext('2d').getImageData(0, 0, c.width, c.height).data] })()"
+    painted = (
+        "(() => { const c = document.querySelector('canvas.map'), context = c.getContext('2d');"
+        " return [c.height, c.width, ...context.getImageData(0, 0, c.width, c.height).data] })()"
+    )
     height, width, *rgba = view.js(painted)
     one = explain(exported.classifier, images[1])
     from vitreous.report.drawing import magnitude_colours
@@ -101,7 +110,9 @@ def test_maps_are_those_of_explain(view: Browser, exported: SimpleNamespace, ima
     difference = found.astype(int) - magnitude_colours(one.patches)
     assert abs(difference).max() <= 6  # colours of neighbouring steps: the image is decoded by another program
     row, column = np.unravel_index(one.patches.argmax(), one.patches.shape)
-    assert f"highest in row {row + 1} of 4, column {column + 1} of 4" in view.js("document.querySelector('.said').textContent")
+    assert f"highest in row {row + 1} of 4, column {column + 1} of 4" in view.js(
+        "document.querySelector('.said').textContent"
+    )
     view.js(f"{RESULTS}[0].querySelector('input[value=attention]').click()")
     wait(view, "document.querySelector('.said').textContent.startsWith('Attention in block 2')")
 
@@ -144,7 +155,10 @@ def test_page_fits_and_has_names(view: Browser, images: list[Path], width: int, 
     back = view.js("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", back)[:3])) > 600) == (theme == "light")
     assert view.unnamed_images() == []
-    unlabelled = "[...document.querySelectorAll('main input, main select, main button')].filter(each => each.checkVisibility() && !each.labels?.length && !each.ariaLabel && !each.textContent.trim()).length"
+    unlabelled = (
+        "[...document.querySelectorAll('main input, main select, main button')].filter(each => each.checkVisibility()"
+        " && !each.labels?.length && !each.ariaLabel && !each.textContent.trim()).length"
+    )
     assert view.js(unlabelled) == 0
     pdf = view.pdf()
     assert pdf.startswith(b"%PDF")
@@ -201,7 +215,9 @@ def test_screens_can_be_saved(view: Browser, tmp_path: Path) -> None:
     assert (tmp_path / "page.png").stat().st_size > 5_000
 
 
-def test_threads_are_used_where_a_host_allows_them(exported: SimpleNamespace, images: list[Path], tmp_path: Path) -> None:
+def test_threads_are_used_where_a_host_allows_them(
+    exported: SimpleNamespace, images: list[Path], tmp_path: Path
+) -> None:
     headers = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
     profile = tmp_path / "profile"
     profile.mkdir()

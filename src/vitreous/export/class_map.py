@@ -95,7 +95,9 @@ def _attentions(model: VisionTransformer, images: Tensor) -> Tensor:
 
 def _traced(model: VisionTransformer, info: ModelInfo, pixels: Tensor) -> nn.Module:
     """Return a module with the operators of the forward and the backward pass, without gradients or mutation."""
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (info.pipeline.config.mean, info.pipeline.config.std))
+    mean, std = (
+        torch.tensor(values).view(-1, 1, 1) for values in (info.pipeline.config.mean, info.pipeline.config.std)
+    )
 
     def both(pixels: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         with sdpa_kernel(SDPBackend.MATH):  # a fused attention has no backward pass that ONNX can express
@@ -176,7 +178,9 @@ def compare(graph: Any, model: VisionTransformer, info: ModelInfo, bound: float 
     options.log_severity_level = 3  # errors only
     session = onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])
     noise = _noise(info)
-    spots = noise[..., ::4, ::4].repeat_interleave(4, 2).repeat_interleave(4, 3)[..., : noise.shape[2], : noise.shape[3]]
+    spots = (
+        noise[..., ::4, ::4].repeat_interleave(4, 2).repeat_interleave(4, 3)[..., : noise.shape[2], : noise.shape[3]]
+    )
     for target, pixels in ((0, noise), (model.config.num_classes - 1, spots)):
         feeds = {"pixels": pixels.float().numpy(), "target": torch.tensor([target]).numpy()}
         pairs = zip(OUTPUTS, session.run(None, feeds), reference(model, info, pixels, target), strict=True)

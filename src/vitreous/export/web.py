@@ -1,7 +1,7 @@
 """The web export: a verified ONNX graph as a page that classifies images in a browser, offline.
 
-A folder has the page, ONNX Runtime for WebAssembly, the graph that predicts, the graph of the class map, and one file of
-weights for both. A single file has all of it inside the page, and opens without a server.
+A folder has the page, ONNX Runtime for WebAssembly, the graph that predicts, the graph of the class map, and one file
+of weights for both. A single file has all of it inside the page, and opens without a server.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ def _described(graph: Any, file: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"'{visible(str(file))}' has no description: export it with vitreous") from error
     if not stored["classes"]:
-        raise CheckpointError(f"'{visible(str(file))}' has no classes, so a page has nothing to show: export one with a head")
+        raise CheckpointError(
+            f"'{visible(str(file))}' has no classes, so a page has nothing to show: export one with a head"
+        )
     return {
         "classes": stored["classes"],
         "pipeline": pipeline,
@@ -185,7 +187,9 @@ def _verify(before: bytes, contents: Mapping[str, bytes], channels: int) -> None
     feeds: dict[str, npt.NDArray[np.uint8]] = {"images": images}
     for name, one, other in zip(names, first.run(names, feeds), second.run(names, feeds), strict=True):
         if not np.allclose(one, other, rtol=0, atol=1e-6):
-            raise CheckpointError(f"the graph gives other {name} with its weights in a file of their own; nothing was kept")
+            raise CheckpointError(
+                f"the graph gives other {name} with its weights in a file of their own; nothing was kept"
+            )
 
 
 def _listed(contents: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:

@@ -38,9 +38,9 @@ def service_files(title: str = "Image classifier") -> dict[str, bytes]:
 
     It speaks to ``v1/`` beside it, and shows the model that ``?model=`` names.
     """
-    head = '<link rel="stylesheet" href="page.css">\n<script type="module" src="page.js"></script>'
+    links = '<link rel="stylesheet" href="page.css">\n<script type="module" src="page.js"></script>'
     body = _body(title, _read("snippets.html") + _footer(), _read("key.html"))
-    page = _frame(title, SERVICE_POLICY, head, body, {"model": {}})
+    page = _frame(title, _policy(SERVICE_POLICY) + links, body, {"model": {}})
     return {
         "index.html": page.encode(),
         "page.css": _style().encode(),
@@ -59,26 +59,33 @@ def local_page(title: str, model: Mapping[str, Any], inside: Mapping[str, bytes]
     script, style = _script("local.js"), _style()
     policy = FILES_POLICY if inside is None else INLINE_POLICY
     # The worker starts from a blob, so that this policy holds in it too; ONNX Runtime's module is a blob as well.
-    policy += f"; script-src '{_digest(script)}' 'wasm-unsafe-eval' blob:; worker-src blob:; style-src '{_digest(style)}'"
+    policy += (
+        f"; script-src '{_digest(script)}' 'wasm-unsafe-eval' blob:; worker-src blob:; style-src '{_digest(style)}'"
+    )
     stored = "".join(
         f'<script type="text/plain" id="file-{role}">{base64.b64encode(content).decode("ascii")}</script>\n'
         for role, content in (inside or {}).items()
     )
     worker = f'<script type="text/plain" id="worker">{"".join(map(_read, _WORKER_SCRIPTS))}</script>\n'
     code = f'{worker}{stored}<script type="module">{script}</script>\n'
-    body = _body(title, _footer(f"It runs in this browser by ONNX Runtime Web {manifest()['version']} (MIT licence)."), "")
-    return _frame(title, policy, f"<style>{style}</style>", body, {"model": dict(model)}, code).encode()
+    body = _body(
+        title, _footer(f"It runs in this browser by ONNX Runtime Web {manifest()['version']} (MIT licence)."), ""
+    )
+    return _frame(title, f"{_policy(policy)}<style>{style}</style>", body, {"model": dict(model)}, code).encode()
 
 
-def _frame(title: str, policy: str, head: str, body: str, data: Mapping[str, Any], code: str = "") -> str:
+def _policy(policy: str) -> str:
+    return f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+
+
+def _frame(title: str, head: str, body: str, data: Mapping[str, Any], code: str = "") -> str:
     """Return the document. ``<`` does not occur in the data, so that no class name can end its element."""
     stored = json.dumps(data, ensure_ascii=True).replace("<", "\\u003c")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'{head}\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
-        f'<link rel="icon" href="data:,">\n<title>{html_text(title)}</title>\n{head}\n</head>\n<body>\n{body}'
+        f'<link rel="icon" href="data:,">\n<title>{html_text(title)}</title>\n</head>\n<body>\n{body}'
         f'<script type="application/json" id="data">{stored}</script>\n{code}</body>\n</html>\n'
     )
 

@@ -48,7 +48,9 @@ def runtime_file(name: str) -> bytes:
     else:
         reason = f"has {len(content):,} bytes and SHA-256 {hashlib.sha256(content).hexdigest()[:12]}..."
     if len(content) != expected["bytes"] or hashlib.sha256(content).hexdigest() != expected["sha256"]:
-        raise OutputError(f"the file '{name}' of onnxruntime-web {reason}, not what was published: install vitreous again")
+        raise OutputError(
+            f"the file '{name}' of onnxruntime-web {reason}, not what was published: install vitreous again"
+        )
     return compressed
 
 

@@ -50,6 +50,7 @@ class Card {
   // Classifies the image and shows the result or the reason why there is none; returns a sentence for the status line.
   async classify() {
     this.root.dataset.state = "working";
+    this.find(".waiting").textContent = "Classifying ...";
     this.find(".failure").hidden = this.find(".again").hidden = true;
     try {
       this.result = await this.app.attempt((backend) => backend.predict(this.file));
@@ -67,7 +68,7 @@ class Card {
     const text = error.message.replace(/\.$/, "");
     this.find(".failure").textContent = `${this.name}: ${text}.`;
     this.find(".failure").hidden = false;
-    this.find(".again").hidden = error instanceof Unreadable;
+    this.find(".again").hidden = error instanceof Unreadable || document.documentElement.dataset.state !== "ready";
     return `${this.name}: ${text}`;
   }
 
@@ -136,7 +137,6 @@ class Card {
       field.id = `${name}-${this.id}`;
       field.closest("div").querySelector("label").htmlFor = field.id;
     }
-    target.append(...this.order.map((index) => element("option", { value: index, text: model.classes[index] })));
     target.addEventListener("change", () => this.show({ target: Number(target.value) }));
     Object.assign(block, { max: model.blocks || 1, value: model.blocks || 1 });
     this.block = (model.blocks || 1) - 1;
@@ -158,6 +158,10 @@ class Card {
     this.find(".block").setAttribute("aria-valuetext", `block ${block + 1} of ${this.app.model.blocks}`);
     this.find(".map").hidden = this.find(".seen").hidden = this.find(".legend").hidden = view === "none";
     if (view === "none") return;
+    const choices = this.find(".target");
+    if (view === "map" && !choices.length) { // late: there may be thousands
+      choices.append(...this.order.map((index) => element("option", { value: index, text: this.app.model.classes[index] })));
+    }
     try {
       const grid = await this.values(view, target, block);
       if (view === this.view && target === this.target && block === this.block) this.draw(grid);

@@ -12,14 +12,14 @@ class Local {
     this.threads = this.isolated ? Math.min(4, navigator.hardwareConcurrency || 1) : 1;
   }
 
-  // Loads everything and resolves with remarks for the user.
   async ready() {
-    const needed = ["script", "wasm", "predict", "weights"].filter((role) => this.model.files[role]);
+    const needed = ["script", "wasm", "predict", "weights"];
     this.total = needed.reduce((sum, role) => sum + this.model.files[role].stored, 0);
     for (const role of needed) await this.content(role);
     return this.start();
   }
 
+  // Starts the worker, again if there was one, and resolves with remarks for the user.
   async start() {
     this.worker?.terminate();
     this.explaining = null;

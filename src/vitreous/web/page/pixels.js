@@ -9,28 +9,31 @@ const SIGNATURES = [ // format, offset, bytes as text
   ["AVIF", 4, "ftypavif"], ["AVIF", 4, "ftypavis"], ["HEIC", 4, "ftyphei"], ["HEIC", 4, "ftyphev"], ["HEIC", 4, "ftypmif"],
   ["TIFF", 0, "II*\0"], ["TIFF", 0, "MM\0*"], ["PDF", 0, "%PDF"], ["video", 4, "ftyp"], ["ZIP", 0, "PK\x03\x04"],
 ];
-const READABLE = ["JPEG", "PNG", "GIF", "BMP", "WebP", "AVIF"];
+const READABLE = ["JPEG", "PNG", "GIF", "BMP", "WebP", "AVIF"], SOMETIMES = ["HEIC", "TIFF"];
 
 // Returns the format by content, never by name, or null.
 async function formatOf(file) {
-  const head = String.fromCharCode(...new Uint8Array(await file.slice(0, 16).arrayBuffer()));
+  let head;
+  try {
+    head = String.fromCharCode(...new Uint8Array(await file.slice(0, 16).arrayBuffer()));
+  } catch {
+    throw new Unreadable("it cannot be read: it is a folder, or has changed since");
+  }
   return SIGNATURES.find(([, at, bytes]) => head.startsWith(bytes, at))?.[0] ?? null;
 }
 
-// Returns why a file is not read, or "".
-async function refusal(file, readable = READABLE) {
-  if (!file.size) return "the file is empty";
-  const format = await formatOf(file);
-  if (readable.includes(format)) return "";
-  const kinds = `${readable.slice(0, -1).join(", ")} or ${readable.at(-1)}`;
-  if (["HEIC", "TIFF"].includes(format)) return `${format} images cannot be read here: save it as JPEG or PNG`;
-  return format ? `this is a ${format} file, not an image: choose ${kinds}`
-    : `this is not an image that can be read here: choose ${kinds}`;
+// Returns why a file of a format is not read, before it is decoded or after that has failed.
+function refusal(format, failed) {
+  if (failed && SOMETIMES.includes(format)) return `this browser cannot read ${format} images: save it as JPEG or PNG`;
+  if (failed) return `the ${format} file is damaged or truncated: save it again`;
+  const kinds = `${READABLE.slice(0, -1).join(", ")} or ${READABLE.at(-1)}`;
+  return `this is ${format ? `a ${format} file` : "no image that can be read here"}: choose ${kinds}`;
 }
 
 async function decode(file) {
-  const reason = await refusal(file);
-  if (reason) throw new Unreadable(reason);
+  if (!file.size) throw new Unreadable("the file is empty");
+  const format = await formatOf(file);
+  if (![...READABLE, ...SOMETIMES].includes(format)) throw new Unreadable(refusal(format, false));
   let bitmap;
   try {
     // Colour profiles are ignored, as in training.
@@ -38,7 +41,7 @@ async function decode(file) {
       imageOrientation: "from-image", colorSpaceConversion: "none", premultiplyAlpha: "none",
     });
   } catch {
-    throw new Unreadable(`the ${await formatOf(file)} file is damaged or truncated: save it again`);
+    throw new Unreadable(refusal(format, true));
   }
   const { width, height } = bitmap;
   if (width * height > MOST_PIXELS || Math.max(width, height) > LONGEST_SIDE) {
