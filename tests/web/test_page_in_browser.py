@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,8 @@ import torch
 from driving import choose, drop, paste, picture, promised, results, state, static_host, visit, wait
 
 from browser import Browser, browser
+from vitreous.data.config import PreprocessConfig
+from vitreous.data.placement import place
 from vitreous.inspection.explain import explain
 
 RESULTS = "[...document.querySelectorAll('#results > li')]"
@@ -115,6 +118,21 @@ def test_maps_are_those_of_explain(view: Browser, exported: SimpleNamespace, ima
     )
     view.js(f"{RESULTS}[0].querySelector('input[value=attention]').click()")
     wait(view, "document.querySelector('.said').textContent.startsWith('Attention in block 2')")
+
+
+def test_input_lies_where_python_places_it(view: Browser) -> None:
+    rng, cases, expected = np.random.default_rng(0), [], []
+    for n in range(300):
+        image, size = ([int(each) for each in rng.integers(1, high, 2)] for high in ((900, 30)[n % 7 == 0], 300))
+        fit, ratio = ("crop", "squash", "pad")[n % 3], (1.0, 0.875, 0.5)[n // 3 % 3]
+        at = place((image[0], image[1]), (size[0], size[1]), PreprocessConfig(fit=fit, crop_ratio=ratio))
+        start, step = np.array(at.to_input(0, 0)), np.array(at.to_input(1, 1)) - at.to_input(0, 0)
+        begin, extent = -start / step / image, np.array(size) / step / image
+        cases.append([image, {"size": size, "fit": fit, "crop_ratio": ratio}])
+        expected.append([begin[1], begin[0], extent[1], extent[0]])
+    source = files("vitreous.web").joinpath("page/placement.js").read_text("utf-8")
+    call = f"({json.dumps(cases)}).map(([image, pipeline]) => Object.values(inputBox(image, pipeline)))"
+    assert np.allclose(view.js(f"(() => {{ {source}; return {call} }})()"), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_keyboard_alone(view: Browser, images: list[Path]) -> None:
