@@ -27,6 +27,7 @@ pytest.importorskip("onnxscript")
 
 from vitreous.export import class_map as module  # noqa: E402
 from vitreous.export.class_map import OUTPUTS, class_map, compare, reference  # noqa: E402
+from vitreous.export.shared_weights import halve  # noqa: E402
 
 INFO = ModelInfo(tuple("abc"), EvalPipeline((8, 12), 3, PreprocessConfig(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.25))))
 
@@ -73,6 +74,8 @@ def test_graph_equals_pytorch(parts: dict[str, Any]) -> None:
         maps.append(found[0])
     assert maps[0].shape == (2, 3)
     assert abs(maps[0] - maps[1]).max() > 1e-3 * maps[0].max()  # the class is an input
+    halve(graph)  # as beside a quantised graph
+    compare(graph, model, INFO, 1e-2)
 
 
 def test_a_graph_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,6 +168,16 @@ def test_halved_weights_compute_in_float32(small: SimpleNamespace) -> None:
     assert 0 < abs(one - other).max() < 0.02
 
 
+def test_only_weights_make_a_graph_quantised(small: SimpleNamespace) -> None:
+    from onnx import numpy_helper
+
+    graph = onnx.load(small.graph)
+    graph.graph.initializer.append(numpy_helper.from_array(np.array(128, np.uint8), "zero point of a resize"))
+    assert not is_quantised(graph)
+    graph.graph.initializer.append(numpy_helper.from_array(np.zeros((64, 64), np.int8), "weights"))
+    assert is_quantised(graph)
+
+
 def test_the_runtime_is_what_was_published(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (runtime.SCRIPT, runtime.WASM):
         assert runtime.runtime_file(name)[:2] == b"\x1f\x8b"

@@ -60,10 +60,11 @@ def halve(graph: Any) -> None:
 
 
 def is_quantised(graph: Any) -> bool:
-    """Return whether a graph has weights in int8."""
+    """Return whether a graph has weights of 8 bits; single numbers, such as a resize has, are none."""
     from onnx import TensorProto
 
-    return any(tensor.data_type in (TensorProto.INT8, TensorProto.UINT8) for tensor in graph.graph.initializer)
+    bytewise = (TensorProto.INT8, TensorProto.UINT8)
+    return any(each.data_type in bytewise and _to_array(each).nbytes >= _SMALL for each in graph.graph.initializer)
 
 
 def _to_array(tensor: Any) -> np.ndarray[Any, Any]:

@@ -150,8 +150,10 @@ _SHOWN = {"abstention": ("required_precision", "confidence"), "conformal": ("cov
 
 def _explaining(predict: Any, model: VisionTransformer, info: ModelInfo, tell: Tell) -> Any:
     """Return the graph of the class map, or None with a notice."""
-    if not any(INPUTS[0] in node.output for node in predict.graph.node):
-        tell(f"the page has no class maps: the graph has no tensor '{INPUTS[0]}'")
+    is_dynamic = any((each.key, each.value) == ("size", "dynamic") for each in predict.metadata_props)
+    if is_dynamic or not any(INPUTS[0] in node.output for node in predict.graph.node):
+        reason = "the model runs at any size" if is_dynamic else f"the graph has no tensor '{INPUTS[0]}'"
+        tell(f"the page has no class maps: {reason}")
         return None
     try:
         explain = class_map(model, info)
