@@ -29,7 +29,7 @@ class Card {
     this.find("h3").append(isolated(name));
     this.find("h3").id = this.id;
     this.find("article").setAttribute("aria-labelledby", this.id);
-    this.find(".again").addEventListener("click", () => this.classify());
+    this.find(".again").addEventListener("click", async () => app.say(await this.classify()));
     this.find(".remove").addEventListener("click", () => this.remove());
     this.find(".remove").setAttribute("aria-label", `Remove ${name}`);
     paintScale(this.find(".colours"));

@@ -2,6 +2,7 @@
 // are inside it; each is checked against its SHA-256.
 const MAPS = true, PROMISE = "Images never leave this page.";
 const ANSWER_SECONDS = 5; // in which an idle worker answers
+const SILENT_SECONDS = 120; // after which a worker that computes is taken for dead
 
 class Local {
   // model: the page's data. progress(bytes, of): how much is loaded.
@@ -20,7 +21,13 @@ class Local {
   }
 
   // Starts the worker, again if there was one, and resolves with remarks for the user.
-  async start() {
+  start() {
+    this.starting ??= this.launch().finally(() => { this.starting = null; });
+    return this.starting;
+  }
+
+  async launch() {
+    this.fail("it starts again");
     this.worker?.terminate();
     this.explaining = null;
     const source = document.getElementById("worker").textContent;
@@ -28,7 +35,7 @@ class Local {
     this.worker.onmessage = ({ data }) => this.answer(data);
     this.worker.onerror = (event) => {
       event.preventDefault();
-      this.fail("the part of the page that computes has stopped");
+      this.fail("its worker has ended");
     };
     const { script, wasm } = Object.fromEntries(this.loaded);
     const { changed } = await this.call("start", { script, wasm, threads: this.threads, model: this.model });
@@ -68,7 +75,7 @@ class Local {
     try {
       await Promise.race([this.call("ping"), silence]);
     } catch {
-      this.fail("the part of the page that computes has stopped");
+      this.fail("its worker has ended");
       await this.start();
     } finally {
       clearTimeout(timer);
@@ -77,6 +84,10 @@ class Local {
 
   call(name, given) {
     const id = ++this.number;
+    if (!this.waiting.size) this.heard = Date.now();
+    this.watch ??= setInterval(() => {
+      if (this.waiting.size && Date.now() - this.heard > 1000 * SILENT_SECONDS) this.fail("it does not answer");
+    }, 5000);
     return new Promise((resolve, reject) => {
       this.waiting.set(id, { resolve, reject });
       this.worker.postMessage({ id, name, given });
@@ -84,6 +95,7 @@ class Local {
   }
 
   answer({ id, value, error, unreadable }) {
+    this.heard = Date.now();
     const { resolve, reject } = this.waiting.get(id) ?? {};
     this.waiting.delete(id);
     if (error === undefined) resolve?.(value);
