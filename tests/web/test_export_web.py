@@ -114,6 +114,8 @@ def test_failures_leave_nothing(small: SimpleNamespace, tmp_path: Path, monkeypa
     onnx.save_model(bare, tmp_path / "bare.onnx")
     with pytest.raises(CheckpointError, match=r"bare.onnx' has no description: export it with vitreous"):
         export_web(tmp_path / "bare.onnx", tmp_path / "site")
+    with pytest.raises(CheckpointError, match=r"gone.onnx' cannot be read as ONNX"):
+        export_web(tmp_path / "gone.onnx", tmp_path / "site")
     monkeypatch.setattr(web, "_LARGEST_PAGE", 1_000_000)
     with pytest.raises(OutputError, match="export to a folder"):
         export_web(small.graph, tmp_path / "page.html")

@@ -107,8 +107,9 @@ def _traced(model: VisionTransformer, info: ModelInfo, pixels: Tensor) -> nn.Mod
                 return values, _attentions(model, images)
 
     inputs = pixels.float(), torch.zeros(1, dtype=torch.int64)
+    table: Any = core_aten_decompositions()
     with torch.enable_grad():
-        whole = make_fx(both, decomposition_table=core_aten_decompositions())(*inputs)
+        whole = make_fx(both, decomposition_table=table)(*inputs)
     whole.graph.eliminate_dead_code()
     plain: Callable[..., Any] = torch.func.functionalize(whole, remove="mutations")
     with torch.no_grad():

@@ -22,11 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vitreous.checkpoint.model_file import ModelInfo
-from vitreous.errors import CheckpointError, OutputError, UsageError
+from vitreous.errors import CheckpointError, OutputError, UsageError, first_line
 from vitreous.export.class_map import INPUTS, class_map, compare
 from vitreous.export.shared_weights import halve, is_quantised, share
 from vitreous.files.text import visible
 from vitreous.files.writing import Outputs
+from vitreous.model.config import pair
 from vitreous.model.vit import VisionTransformer
 from vitreous.web.page import local_page
 from vitreous.web.runtime import SCRIPT, WASM, license_text, manifest, runtime_file
@@ -104,15 +105,20 @@ def _contents(
     """Return the content of each file by role, and what the page knows of the model."""
     import onnx
 
-    predict = onnx.load(graph)
+    try:
+        predict = onnx.load(graph)
+    except Exception as error:  # the parser raises errors of several libraries
+        raise CheckpointError(f"'{visible(str(graph))}' cannot be read as ONNX: {first_line(error)}") from error
     known = _described(predict, graph)
     explain = None
+    before = predict.SerializeToString()
     if model is not None and info is not None:
         explain = _explaining(predict, model, info, tell)
-    before = predict.SerializeToString()
-    if explain is not None:
+    if model is not None and explain is not None:
         predict.graph.output.append(onnx.ValueInfoProto(name=INPUTS[0]))
-        known |= {"grid": _grid(model), "blocks": model.config.depth if model else 0}
+        patch = pair(model.config.patch_size)
+        grid = [side // each for side, each in zip(known["pipeline"]["size"], patch, strict=True)]
+        known |= {"grid": grid, "blocks": model.config.depth}
     graphs = [each for each in (predict, explain) if each is not None]
     weights = share(graphs, FILES["weights"])
     contents = {"predict": predict.SerializeToString(), "weights": weights}
@@ -165,11 +171,6 @@ def _explaining(predict: Any, model: VisionTransformer, info: ModelInfo, tell: T
         tell(f"the page has no class maps: {error}")
         return None
     return explain
-
-
-def _grid(model: VisionTransformer | None) -> list[int]:
-    assert model is not None  # there is a class map
-    return list(model.config.grid)
 
 
 def _verify(before: bytes, contents: Mapping[str, bytes], channels: int) -> None:
@@ -245,24 +246,29 @@ def _destination(
     temporary = target.parent / f".{target.name[:100]}.{secrets.token_hex(4)}.tmp"
 
     def install(files: Mapping[str, bytes]) -> list[Path]:
-        for path, content in files.items():
-            file = temporary / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content)
-        resolved = target.resolve()  # keeps a symbolic link to a folder
-        old = temporary.with_suffix(".old")
-        if resolved.exists():
-            os.replace(resolved, old)
-        os.replace(temporary, resolved)
-        shutil.rmtree(old, ignore_errors=True)
+        try:
+            _replace_folder(target, temporary, files)
+        except OSError as error:
+            raise OutputError(f"cannot write '{visible(str(target))}': {error.strerror or error}") from error
         return [target / path for path in files]
 
     try:
         yield install
-    except OSError as error:
-        raise OutputError(f"cannot write '{visible(str(target))}': {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _replace_folder(target: Path, temporary: Path, files: Mapping[str, bytes]) -> None:
+    """Write files to a temporary folder, and rename it to the target."""
+    for path, content in files.items():
+        file = temporary / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    resolved, old = target.resolve(), temporary.with_suffix(".old")  # keeps a symbolic link to a folder
+    if resolved.exists():
+        os.replace(resolved, old)
+    os.replace(temporary, resolved)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _claim_folder(target: Path, overwrite: bool) -> None:
