@@ -24,6 +24,7 @@ FLOORS = {
     "choices": 0,
     "files": 0,  # the border: opening strangers' files, writing the user's, showing foreign text
     "machine": 1,
+    "web": 1,  # the page in a browser: markup, style and scripts, and what puts them together
     "model": 1,
     "data": 1,
     "evaluate": 1,

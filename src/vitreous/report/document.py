@@ -36,4 +36,4 @@ def safe(text: str) -> str:
 
 
 def _styles(package: str) -> tuple[tuple[str, str], tuple[str, str]]:
-    return (__package__, "shared.css"), (package, "page.css")
+    return ("vitreous.web", "shared.css"), (package, "page.css")

@@ -1,0 +1,194 @@
+"""The class map of :func:`vitreous.explain` as an ONNX graph: its backward pass is part of the graph.
+
+A runtime has no gradients. The pass and the gradients of the class score by each attention are therefore traced
+together, and the trace is written like any other graph. Weights may be shared with the graph that predicts
+(:mod:`vitreous.export.shared_weights`).
+
+Shapes: C channels, H x W pixels of the model's input, (h, w) patches down and across, L blocks, T tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._decomp import core_aten_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.dialect.common.cse_pass import CSEPass
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from vitreous.checkpoint.model_file import ModelInfo
+from vitreous.errors import OutputError, first_line
+from vitreous.inspection.maps.gradient_attention import GradientAttention
+from vitreous.inspection.maps.readout import on_grid, readout
+from vitreous.model.vit import VisionTransformer
+
+__all__ = ["BOUND", "INPUTS", "OUTPUTS", "class_map", "compare", "reference"]
+
+INPUTS = ("pixels", "target")
+"""Names of the inputs: the resized image (1, C, H, W), float32 from 0 to 255, and the class to explain (1,) int64.
+
+The first is also the name of a tensor inside the graph that predicts.
+"""
+
+OUTPUTS = ("map", "attention")
+"""Names of the outputs: the class map (h, w), and the attention of each block (L, h, w), both float32.
+
+The attention of a block is what the tokens that the pooling reads attend to, as :class:`RawAttention` has it.
+"""
+
+BOUND = 1e-4
+"""Largest accepted difference from PyTorch, as a share of the largest value of a map."""
+
+
+def class_map(model: VisionTransformer, info: ModelInfo) -> Any:
+    """Return the graph as an ``onnx.ModelProto``, checked against PyTorch.
+
+    Args:
+        model: In evaluation mode, with classes.
+        info: Of the model; its pipeline says how large the input is.
+
+    Raises:
+        OutputError: If the model has no classes, its backward pass cannot be written, or the graph gives another map.
+    """
+    if not model.config.num_classes:
+        raise OutputError("a model without classes has no class map: export one with a head")
+    pixels = _noise(info)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # tracing warns about its own internals
+            graph = _to_onnx(_traced(model, info, pixels), pixels)
+    except OSError:
+        raise
+    except Exception as error:  # the tracer and the exporter raise errors of any class
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise OutputError(f"the class map of this model cannot be written as a graph: {reason}") from error
+    compare(graph, model, info)
+    return graph
+
+
+def reference(model: VisionTransformer, info: ModelInfo, pixels: Tensor, target: int) -> tuple[Tensor, Tensor]:
+    """Return the map (h, w) and the attentions (L, h, w) as PyTorch computes them, for pixels (1, C, H, W) uint8."""
+    images = info.pipeline.normalise(pixels)
+    maps = GradientAttention()(model, images, torch.tensor([target]))
+    with torch.no_grad():
+        return maps.values[0], _attentions(model, images)
+
+
+def _noise(info: ModelInfo) -> Tensor:
+    """Return noise, (1, C, H, W) uint8. The trace does not depend on its values."""
+    size = (1, info.pipeline.channels, *info.pipeline.size)
+    return torch.randint(0, 256, size, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+
+
+def _attentions(model: VisionTransformer, images: Tensor) -> Tensor:
+    values = model.intermediates(images)
+    row = readout(model, values)  # 1 1 T
+    return torch.cat([on_grid(row @ layer.weights().mean(1), values) for layer in values.layers])  # L h w
+
+
+def _traced(model: VisionTransformer, info: ModelInfo, pixels: Tensor) -> nn.Module:
+    """Return a module with the operators of the forward and the backward pass, without gradients or mutation."""
+    mean, std = (
+        torch.tensor(values).view(-1, 1, 1) for values in (info.pipeline.config.mean, info.pipeline.config.std)
+    )
+
+    def both(pixels: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        with sdpa_kernel(SDPBackend.MATH):  # a fused attention has no backward pass that ONNX can express
+            images = ((pixels / 255 - mean) / std).detach()  # C 1 1 each; compute asks for gradients by a leaf
+            values = GradientAttention().compute(model, images, target).values[0]
+            with torch.no_grad():
+                return values, _attentions(model, images)
+
+    inputs = pixels.float(), torch.zeros(1, dtype=torch.int64)
+    table: Any = core_aten_decompositions()
+    with torch.enable_grad():
+        whole = make_fx(both, decomposition_table=table)(*inputs)
+    whole.graph.eliminate_dead_code()
+    plain: Callable[..., Any] = torch.func.functionalize(whole, remove="mutations")
+    with torch.no_grad():
+        traced = make_fx(plain, decomposition_table=_FUNCTIONAL)(*inputs)
+    return _without_repetition(traced)
+
+
+def _without_repetition(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Compute each value once: the two outputs come from two passes of the same model."""
+    first: dict[Any, torch.fx.Node] = {}
+    for node in traced.graph.nodes:
+        if node.op == "get_attr" and first.setdefault(node.target, node) is not node:
+            node.replace_all_uses_with(first[node.target])
+    merged = CSEPass()(traced)
+    assert merged is not None
+    merged.graph_module.graph.eliminate_dead_code()
+    merged.graph_module.recompile()
+    return merged.graph_module
+
+
+def _copy(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Do what ``aten.copy`` does; the exporter forgets that it broadcasts."""
+    return source.to(into.dtype).expand(into.shape)
+
+
+_FUNCTIONAL: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.copy.default: _copy,
+    torch.ops.aten.lift_fresh_copy.default: lambda constant: constant * 1,
+}
+
+
+def _to_onnx(module: nn.Module, pixels: Tensor) -> Any:
+    inputs = pixels.float(), torch.zeros(1, dtype=torch.int64)
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it logs which optimisations do not apply
+    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):  # the exporter prints its progress
+        program = torch.onnx.export(
+            _Module(module).eval(), inputs, dynamo=True, input_names=INPUTS, output_names=OUTPUTS, verbose=False
+        )
+    assert program is not None  # None only with dynamo=False
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()  # stack traces with paths of this machine
+    return program.model_proto
+
+
+class _Module(nn.Module):
+    """Holds the trace as a submodule, so that the exporter finds its weights."""
+
+    def __init__(self, traced: nn.Module) -> None:
+        super().__init__()
+        self.traced = traced
+
+    def forward(self, pixels: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return map and attentions."""
+        return self.traced(pixels, target)
+
+
+def compare(graph: Any, model: VisionTransformer, info: ModelInfo, bound: float = BOUND) -> None:
+    """Run a graph for the first and the last class, on noise and on noise with larger spots, and compare with PyTorch.
+
+    Raises:
+        OutputError: If an output differs by more than the bound, a share of its largest value.
+    """
+    import onnxruntime
+
+    onnxruntime.disable_telemetry_events()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors only
+    session = onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    noise = _noise(info)
+    spots = (
+        noise[..., ::4, ::4].repeat_interleave(4, 2).repeat_interleave(4, 3)[..., : noise.shape[2], : noise.shape[3]]
+    )
+    for target, pixels in ((0, noise), (model.config.num_classes - 1, spots)):
+        feeds = {"pixels": pixels.float().numpy(), "target": torch.tensor([target]).numpy()}
+        pairs = zip(OUTPUTS, session.run(None, feeds), reference(model, info, pixels, target), strict=True)
+        for name, found, expected in pairs:
+            difference = float((torch.from_numpy(found) - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
+            if not difference <= bound:
+                raise OutputError(
+                    f"the graph of the class map gives another {name}: it differs by {difference:.1e} of the largest "
+                    f"value, above {bound:g}"
+                )
