@@ -178,6 +178,7 @@ def test_the_model_is_described(service, local):
     found = service.json("GET", "/v1/model")
     assert tuple(found["classes"]) == local.classes
     assert found["features"] == local.features
+    assert (found["maps"], found["blocks"]) == (True, local.model.config.depth)
     assert found["pipeline"] == local.pipeline.to_dict()
     assert found["temperature"] == 1.5
     assert found["abstention"] == local.info.abstention.to_dict()

@@ -121,6 +121,7 @@ class Computing:
             "scores": dict(getattr(info, "scores", {}) or {}),
             "license": provenance.get("license"),
             "maps": self.has_maps,
+            "blocks": self.source.model.config.depth if self.has_maps else 0,
             **self.engine,
         }
 

@@ -99,6 +99,7 @@ class ModelDocument(BaseModel):
     scores: dict[str, Any]
     license: Any
     maps: bool = Field(description="Whether POST /v1/explain works: an exported graph has no maps.")
+    blocks: int = Field(description="Blocks whose attention POST /v1/explain can show; 0 without maps.")
     engine: str
     precision: str
     device: str

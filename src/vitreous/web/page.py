@@ -16,7 +16,7 @@ from vitreous import __version__
 from vitreous.files.text import html_text
 from vitreous.web.runtime import manifest
 
-__all__ = ["FILES_POLICY", "INLINE_POLICY", "local_page", "service_files"]
+__all__ = ["FILES_POLICY", "INLINE_POLICY", "SERVICE_POLICY", "local_page", "service_files"]
 
 _SHARED_SCRIPTS = ("pixels.js", "placement.js", "colours.js", "camera.js")
 _WORKER_SCRIPTS = ("pixels.js", "worker.js")
