@@ -27,6 +27,7 @@ _WORDS = _FUNCTIONS | {"positive", "nonnegative", "integer", "real", "True", "Fa
 _SYMBOL = re.compile(r"'([su]\d+)'")
 _EXPRESSION = re.compile(r"[\w\s+*/(),=-]{0,2000}")
 _TARGET = re.compile(r"torch\.ops\.(aten|higher_order)\.\w+(\.\w+)?|_operator\.\w+|torch\.sym_\w+")
+_BITWISE = ("__and__", "__or__", "__xor__")  # operators of aten
 _REFUSED = ("from_file", "methodcaller", "attrgetter", "call")  # parts of targets that reach beyond tensors
 
 
@@ -84,7 +85,8 @@ def _is_size(expression: str) -> bool:
 
 def _is_operator(target: str) -> bool:
     parts = target.split(".")
-    return _TARGET.fullmatch(target) is not None and not any(part in _REFUSED or "__" in part for part in parts)
+    hidden = [part for part in parts if part in _REFUSED or ("__" in part and part not in _BITWISE)]
+    return _TARGET.fullmatch(target) is not None and not hidden
 
 
 def _entries(document: Any) -> Iterator[tuple[str, Any]]:
