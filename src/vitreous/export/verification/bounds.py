@@ -10,9 +10,9 @@ NATIVE_LEVELS = 2
 """Largest change of a pixel by a native resize, of 255 levels: each of its two passes may round to another level."""
 
 NATIVE_PIXELS = 0.25
-"""Largest share of pixels that a native resize may change: runtimes round filter weights and ties otherwise than Pillow.
- In small images of noise ties are frequent, up to 12 % were measured; on photographs 0.1 %. An
-exact resize changes none."""
+"""Largest share of pixels that a native resize may change: runtimes round filter weights and ties otherwise than
+Pillow. In small images of noise ties are frequent, up to 12 % were measured; on photographs 0.1 %. An exact resize
+changes none."""
 
 _NATIVE_PROBABILITIES, _NATIVE_VALUES = 5e-3, 2e-2  # of outputs after such a resize; up to 4e-4 were measured
 
