@@ -2,8 +2,9 @@
 
     python benchmarks/accuracy/formats.py runs/photos-1 photos/ --split val
 
-PyTorch in float32 comes first. Each format is exported and verified, then measured beside PyTorch in turns: the shortest of
-five rounds, without reading files. A format that is refused has the reason in its row. `--only onnx` measures one.
+PyTorch in float32 comes first. Each format is exported and verified, then measured beside PyTorch in turns: the
+shortest of five rounds, without reading files. A format that is refused has the reason in its row. `--only onnx`
+measures one format.
 """
 
 from __future__ import annotations
