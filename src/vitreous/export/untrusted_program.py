@@ -56,7 +56,7 @@ def _check(file: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None
             "if you trust who made it"
         )
     if name.startswith("data/sample_inputs/"):
-        torch.load(io.BytesIO(archive.read(entry)), weights_only=True)  # refuses what is no tensor
+        _check_inputs(file, archive.read(entry))
     elif _JSON.fullmatch(name):
         if entry.file_size > _MAX_JSON:
             raise CheckpointError(f"'{file}': {name} has {entry.file_size:,} bytes, the limit is {_MAX_JSON:,}")
@@ -74,6 +74,14 @@ def _check(file: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None
                 raise CheckpointError(f"'{file}' holds Python code ({value!a:.60}): not read")
     elif not (_PLAIN.fullmatch(name) or name == ".data/serialization_id"):
         raise CheckpointError(f"'{file}' holds '{name!a:.60}', which no exported model has: not read")
+
+
+def _check_inputs(file: Path, content: bytes) -> None:
+    """Refuse sample inputs that are no tensors, by the reader of torch that creates nothing else."""
+    try:
+        torch.load(io.BytesIO(content), weights_only=True)
+    except Exception as error:  # the reader raises anything
+        raise CheckpointError(f"'{file}' holds pickled values, which can run code: not read") from error
 
 
 def _is_size(expression: str) -> bool:
