@@ -168,7 +168,7 @@ class Work:
     def _batch(self, made: list[tuple[Path, str]], keep: bool) -> None:
         from vitreous.audit.watch import look_at
         from vitreous.data.sources.scan import scan
-        from vitreous.predictor import Failure
+        from vitreous.predictions import Failure
 
         said = {str(path): self._read(path, what) for path, what in made}
         paths, what = [path for path, _ in made], {str(path): done for path, done in made}

@@ -53,7 +53,8 @@ from vitreous.engines.base import Engine
 from vitreous.engines.cache import cache_folder
 from vitreous.engines.names import Precision
 from vitreous.engines.opening import CONVERTERS, Opener, installed
-from vitreous.predictor import Classifier, Failure, load
+from vitreous.predictions import Failure
+from vitreous.predictor import Classifier, load
 
 Run = Callable[[Tensor], object]
 SIZES = ("Ti/16", "S/16", "B/16")

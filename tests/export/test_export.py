@@ -232,7 +232,7 @@ def test_pickled_inputs_of_a_program_are_refused(exported, tmp_path):
     with zipfile.ZipFile(tmp_path / "m.pt2", "w", zipfile.ZIP_STORED) as archive:
         for name, content in entries.items():
             archive.writestr(name, content)
-    with pytest.raises(CheckpointError, match=r"damaged, or no file of torch\.export"):
+    with pytest.raises(CheckpointError, match="holds pickled values"):
         load(tmp_path / "m.pt2")
 
 

@@ -35,21 +35,17 @@ class Described:
     info: ModelInfo
     outputs: tuple[str, ...]
     precision: str  # of the model's weights and products
-    dynamic_size: bool  # whether the model runs at each image's own size
 
 
-def describe(
-    info: ModelInfo, form: str, file: str, *, precision: str, resize: str, dynamic_size: bool = False
-) -> dict[str, str]:
+def describe(info: ModelInfo, form: str, file: str, *, precision: str, resize: str) -> dict[str, str]:
     """Return the description of a model for a format and a file's name; `resize` is `exact` or `native`."""
     channels, (height, width) = info.pipeline.channels, info.pipeline.size
     colours = "RGB" if channels == 3 else "grey"
-    size = "resized to multiples of the patch size" if dynamic_size else f"resized to {height} x {width}"
     rules = thresholds_to_dict(info.abstention, info.conformal)
     return {
         "producer": f"vitreous {__version__}",
         "input": f"images: uint8, (batch, height, width, {channels}), {colours}, 0 to 255, upright as EXIF says, "
-        f"any batch, height and width; {size} and normalised in the graph",
+        f"any batch, height and width; resized to {height} x {width} and normalised in the graph",
         "outputs": ", ".join(output_names(info)),
         "classes": json.dumps(info.classes),
         "temperature": repr(info.temperature),
@@ -60,7 +56,7 @@ def describe(
         "license": _licence(info.provenance),
         "precision": precision,
         "resize": resize,
-        "size": "dynamic" if dynamic_size else f"{height} x {width}",
+        "size": f"{height} x {width}",
         "example": example(form, file, info.pipeline, bool(info.classes), resize),
     }
 
@@ -106,7 +102,7 @@ def parse(words: Mapping[str, str], file: Path) -> Described:
     expected = output_names(info)
     if words["outputs"] != ", ".join(expected):
         raise CheckpointError(f"'{file}': its metadata names outputs {words['outputs']!a:.100}, expected {expected}")
-    return Described(info, tuple(expected), words["precision"][:20], words.get("size") == "dynamic")
+    return Described(info, tuple(expected), words["precision"][:20])
 
 
 def _value(file: Path, name: str, words: Mapping[str, str]) -> Any:

@@ -51,17 +51,6 @@ def run(images):
         found = graph(torch.from_numpy(images))
     return {{name: each.numpy() for name, each in zip(words["outputs"].split(", "), found)}}
 """,
-    "aot": """\
-import torch
-
-graph = torch._inductor.aoti_load_package({file})
-words = graph.get_metadata()
-
-
-def run(images):
-    found = graph(torch.from_numpy(images))
-    return {{name: each.numpy() for name, each in zip(words["outputs"].split(", "), found)}}
-""",
 }
 
 _FIT = """

@@ -166,7 +166,7 @@ def _write(
 
 def _summary(verified: Verified) -> str:
     differences = ", ".join(f"{name} {value:.1e}" for name, value in verified.differences.items())
-    pixels = f"{verified.pixels:.2%} of the resized pixels by one level" if verified.pixels else "resize exact"
+    pixels = f"{verified.pixels:.2%} of the resized pixels by a level or two" if verified.pixels else "resize exact"
     return (
         f"verified by {verified.by} on {verified.images} images, in batches of 1 to 64, square and not, from arrays "
         f"and files: largest difference from PyTorch {differences}; {pixels}"

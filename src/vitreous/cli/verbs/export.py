@@ -38,7 +38,7 @@ def _parser() -> Parser:
         [
             ("vitreous export runs/photos-1 --to onnx", "photos-1.onnx, for ONNX Runtime"),
             ("vitreous export runs/photos-1 photos.xml --to openvino", "the fastest on most processors"),
-            ("vitreous export runs/photos-1 --to torch --aot", "compiled for this machine, by a C++ compiler"),
+            ("vitreous export runs/photos-1 photos.pt2 --to torch", "for torch.export.load"),
             ("vitreous export runs/photos-1 --to onnx --check photos/", "and compared on your own images"),
         ],
     )

@@ -34,8 +34,9 @@ def trace(module: nn.Module, example: Tensor, free: Sequence[int] = (0,)) -> Exp
     shapes: Any = ({axis: Dim(names[axis]) if axis == 0 else Dim.AUTO for axis in free},)
     with torch.no_grad(), quiet():
         program = torch.export.export(module, (example,), dynamic_shapes=shapes, strict=False)
-    for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # has paths of this machine
+    for graph in (each for each in program.graph_module.modules() if isinstance(each, torch.fx.GraphModule)):
+        for node in graph.graph.nodes:
+            node.meta.pop("stack_trace", None)  # has paths of this machine
     return program
 
 
