@@ -2,8 +2,8 @@
 
 Two limits. The hard one is a number of images. The soft one holds while the service is overloaded: once the queue was
 too long at every arrival of a quarter of a second, or every answer late, until it has been empty. Then only as many
-images may wait as the engine computes in a few times the time of one, so that what is accepted is answered soon, and the
-rest is told at once to come back.
+images may wait as the engine computes in a few times the time of one, so that what is accepted is answered soon, and
+the rest is told at once to come back.
 (The idea is that of CoDel, RFC 8289: a queue that never empties only delays.)
 """
 
