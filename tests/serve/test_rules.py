@@ -43,6 +43,19 @@ def test_a_standing_queue_is_shortened_until_it_has_been_empty():
     assert admission.takes(50, PACE)
 
 
+def test_a_queue_that_stays_too_long_is_shortened_before_any_answer():
+    admission = Admission(100)
+    admission.enter(20)  # 0.2 s of work, more than 8 x 20 ms
+    assert admission.takes(1, PACE)
+    time.sleep(0.3)
+    assert not admission.takes(1, PACE)
+    short = Admission(100)
+    short.enter(15)
+    for _ in range(3):
+        assert short.takes(1, PACE)
+        time.sleep(0.15)
+
+
 def test_late_answers_with_fast_ones_between_are_no_overload():
     admission = Admission(100)
     admission.enter(20)

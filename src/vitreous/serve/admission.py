@@ -1,8 +1,9 @@
 """When a model's queue takes another request: bursts are taken, a load that the engine cannot follow is not.
 
-Two limits. The hard one is a number of images. The soft one holds while the service is overloaded: once every answer of
-a quarter of a second was late, until the queue has been empty. Then only as many images may wait as the engine computes
-in a few times the time of one, so that what is accepted is answered soon, and the rest is told at once to come back.
+Two limits. The hard one is a number of images. The soft one holds while the service is overloaded: once the queue was
+too long at every arrival of a quarter of a second, or every answer late, until it has been empty. Then only as many
+images may wait as the engine computes in a few times the time of one, so that what is accepted is answered soon, and
+the rest is told at once to come back.
 (The idea is that of CoDel, RFC 8289: a queue that never empties only delays.)
 """
 
@@ -31,7 +32,8 @@ class Admission:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.images = 0  # accepted, and not answered
-        self._late_since: float | None = None
+        self._long_since: float | None = None  # since when the queue has been too long at every arrival
+        self._late_since: float | None = None  # since when every answer has been late
         self._overloaded = False
 
     @property
@@ -45,6 +47,13 @@ class Admission:
 
     def takes(self, images: int, pace: Pace) -> bool:
         """Return whether so many more images are taken. An idle model takes any request."""
+        now, expected = time.monotonic(), self.images * pace.per_image  # seconds
+        if expected <= _LATE * max(pace.one, _SHORTEST):
+            self._long_since = None
+        elif self._long_since is None:
+            self._long_since = now
+        elif now - self._long_since > _STANDING:
+            self._overloaded = True
         return self.images == 0 or self.images + images <= self.allowed(pace)
 
     def enter(self, images: int) -> None:
@@ -55,7 +64,8 @@ class Admission:
         """Count images that are answered or given up."""
         self.images -= images
         if self.images <= 0:
-            self._late_since, self._overloaded = None, False
+            self._long_since = self._late_since = None
+            self._overloaded = False
 
     def answered(self, seconds: float, pace: Pace) -> None:
         """Learn from the time that an answer took."""
