@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from vitreous.data.preprocess import EvalPipeline
+from vitreous.errors import CheckpointError
 from vitreous.export.graph.core import Core
 from vitreous.export.graph.openvino_resize import prepend_resize
 from vitreous.export.graph.tracing import EXAMPLES, to_openvino, trace
@@ -59,6 +60,11 @@ class Runner:
         import openvino
 
         self.name = f"openvino {openvino.get_version().partition('-')[0]}"
+        with open(file, "rb") as start:
+            if b"<net" not in start.read(
+                1000
+            ):  # OpenVINO would try readers of other formats, which write to the terminal
+                raise CheckpointError(f"'{file}' is damaged, or no OpenVINO IR")
         model = self._model = core().read_model(file)
         self.outputs = [output.get_any_name() for output in model.outputs]
         if taps:
