@@ -223,13 +223,13 @@ def test_collapsed_quantiser_is_rejected(graph, smoothed, one_setting, monkeypat
     monkeypatch.setattr(story, "quantised", lambda graph, images, alpha: collapsed)
     told: list[str] = []
     with pytest.raises(OutputError, match=r"int8 destroys this model \(SmoothQuant on: logits off by \d+%\)"):
-        quantise(graph, CALIBRATION, lambda graph: 0.5, 100.0, told.append)
+        quantise(graph, CALIBRATION, lambda graph, precision: 0.5, 100.0, told.append)
     assert any("is discarded" in line for line in told)
 
 
 def test_unreachable_accuracy_is_an_error(graph, one_setting):
     with pytest.raises(OutputError, match=r"int8 loses 50\.00 points of accuracy at best.*raise --max-drop"):
-        quantise(graph, CALIBRATION, lambda graph: 0.4 if is_quantised(graph) else 0.9)
+        quantise(graph, CALIBRATION, lambda graph, precision: 0.4 if is_quantised(graph) else 0.9)
 
 
 @pytest.mark.parametrize(
@@ -244,13 +244,13 @@ def test_unreachable_accuracy_is_an_error(graph, one_setting):
 )
 def test_wrong_arguments(graph, calibration_images, accuracy, max_drop, error, said):
     with pytest.raises(error, match=said):
-        quantise(graph, calibration_images, lambda graph: accuracy, max_drop)
+        quantise(graph, calibration_images, lambda graph, precision: accuracy, max_drop)
 
 
 def test_missing_package_is_named(graph, monkeypatch):
     monkeypatch.setitem(sys.modules, "nncf", None)
     with pytest.raises(MissingExtraError, match=r"int8 needs nncf: pip install 'vitreous\[int8\]'"):
-        quantise(graph, CALIBRATION, lambda graph: 1.0)
+        quantise(graph, CALIBRATION, lambda graph, precision: 1.0)
 
 
 def test_nothing_is_printed(graph, capfd):

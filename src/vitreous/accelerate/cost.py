@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
 
 from vitreous.accelerate.model import build
 from vitreous.model.config import Size2d, ViTConfig, pair
@@ -51,6 +50,8 @@ def cost(config: ViTConfig, image_size: Size2d | None = None) -> Cost:
         config = replace(config, image_size=image_size)
     with torch.device("meta"):
         image = torch.empty(1, config.in_channels, *pair(config.image_size))
+        from torch.utils.flop_counter import FlopCounterMode  # slow to import: only where it is used
+
         with FlopCounterMode(display=False) as counter:
             VisionTransformer(config).eval()(image)
         saved: dict[int, Tensor] = {}

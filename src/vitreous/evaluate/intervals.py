@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 from scipy.sparse import csr_array
 from scipy.special import ndtri
-from scipy.stats import beta
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -258,6 +257,8 @@ def clopper_pearson_lower(correct: int, n: int, error: float) -> float:
     """Return the one-sided lower bound of a share (Clopper and Pearson 1934), which fails with a chance <= `error`."""
     check_count(correct, n)
     check_share("error", error)
+    from scipy.stats import beta  # slow to import: only where it is used
+
     return 0.0 if correct == 0 else float(beta.ppf(error, correct, n - correct + 1))
 
 

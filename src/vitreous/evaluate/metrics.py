@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.metrics import precision_recall_fscore_support
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -120,6 +119,8 @@ def evaluate(logits: Tensor, labels: Tensor) -> Scores:
     ranks = _rank_of_truth(logits, labels)
     top1 = float((ranks == 0).double().mean())
     true, predicted = labels.numpy(), logits.argmax(dim=1).numpy()
+    from sklearn.metrics import precision_recall_fscore_support  # slow to import: only where it is used
+
     shares = precision_recall_fscore_support(true, predicted, labels=range(classes), zero_division=0)
     precision, recall, f1, _ = shares
     occurs = np.union1d(true, predicted)

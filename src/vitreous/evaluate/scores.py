@@ -14,9 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.cluster.hierarchy import leaves_list, linkage
-from scipy.spatial.distance import squareform
-from scipy.stats import rankdata
 from torch import Tensor
 
 from vitreous.errors import DataError
@@ -162,6 +159,8 @@ def ranking_scores(score: Floats, positive: npt.NDArray[np.bool_]) -> tuple[floa
         return math.nan, math.nan
     auc = math.nan
     if others:
+        from scipy.stats import rankdata  # slow to import: only where it is used
+
         auc = float((rankdata(score)[positive].sum() - m * (m + 1) / 2) / (m * others))
     _, level = np.unique(-score, return_inverse=True)  # falling scores
     above = np.bincount(level).cumsum()  # (S,) images at least as high
@@ -186,6 +185,9 @@ def class_order(confusion: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     distance = 1 - (shares + shares.T) / 2
     np.fill_diagonal(distance, 0)
     optimal = classes <= _LARGEST_OPTIMAL_ORDER
+    from scipy.cluster.hierarchy import leaves_list, linkage  # slow to import: only where they are used
+    from scipy.spatial.distance import squareform
+
     tree = linkage(squareform(distance, checks=False), method="average", optimal_ordering=optimal)
     return leaves_list(tree).astype(np.int64)
 

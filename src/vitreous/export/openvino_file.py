@@ -17,13 +17,16 @@ from vitreous.export.graph.core import Core
 from vitreous.export.graph.openvino_resize import prepend_resize
 from vitreous.export.graph.tracing import EXAMPLES, to_openvino, trace
 
-__all__ = ["EXTRA", "PACKAGES", "RESIZES", "Runner", "core", "write"]
+__all__ = ["EXTRA", "PACKAGES", "RESIZES", "REST", "Runner", "core", "write"]
 
 PACKAGES = ("openvino",)
 EXTRA = "openvino"
 RESIZES = ("native",)  # OpenVINO computes in float32 at most, where weights cannot be exact
 SECTION = "vitreous"
 """Where the description is in the model's rt_info."""
+
+REST = ("vitreous_int8", "rest")
+"""Where an int8 file says in which precision the rest of it runs: `fastest` or `float32`."""
 
 
 def write(
@@ -54,7 +57,10 @@ def write(
 
 
 class Runner:
-    """A written file in OpenVINO, on the CPU, in float32: by default OpenVINO computes in bf16 where it is faster."""
+    """A written file in OpenVINO, on the CPU, in float32: by default OpenVINO computes in bf16 where it is faster.
+
+    Only an int8 file that was chosen with bf16 around its products runs so.
+    """
 
     def __init__(self, file: Path, taps: Sequence[str] = ()) -> None:
         import openvino
@@ -71,7 +77,8 @@ class Runner:
             inside = {name: port for node in model.get_ops() for port in node.outputs() for name in port.get_names()}
             self.outputs = [tap for tap in taps if tap in inside]
             model = openvino.Model([inside[tap] for tap in self.outputs], model.get_parameters())
-        self._graph = core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        is_free = self._model.has_rt_info(list(REST)) and self._model.get_rt_info(list(REST)).value == "fastest"
+        self._graph = core().compile_model(model, "CPU", {} if is_free else {"INFERENCE_PRECISION_HINT": "f32"})
 
     @property
     def words(self) -> dict[str, str]:

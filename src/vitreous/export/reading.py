@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vitreous.checkpoint.model_file import ModelInfo
+from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, VitreousError, first_line
 from vitreous.export.description import Described, parse
 from vitreous.export.formats import FORMS, SUFFIXES, require
 
-__all__ = ["ExportedFile", "is_exported", "open_exported"]
+__all__ = ["ExportedFile", "is_exported", "open_exported", "placed"]
 
 ENGINES = {"onnx": "onnxruntime", "openvino": "openvino", "torch": "torch"}
 """The runtime of each format."""
@@ -31,7 +32,6 @@ class ExportedFile:
         self.info: ModelInfo = described.info
         self.precision = described.precision
         self._runner = runner
-        self._canvas = _canvas(self.info)
 
     def run(self, images: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
         """Return the outputs by name for images (B, h, w, C) of any size.
@@ -48,17 +48,8 @@ class ExportedFile:
             ) from error
 
     def run_prepared(self, pixels: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
-        """Return the outputs for pixels of the evaluation pipeline, (B, H, W, C).
-
-        They are placed where the graph's resize finds nothing to resize and cuts exactly them. So images of any size
-        share a batch, memory is bounded, and the result is that for the whole image wherever the resize is exact.
-        """
-        if self._canvas is None:
-            return self.run(pixels)
-        (height, width), top, left = self._canvas
-        canvas = np.zeros((len(pixels), height, width, pixels.shape[3]), np.uint8)
-        canvas[:, top : top + pixels.shape[1], left : left + pixels.shape[2]] = pixels
-        return self.run(canvas)
+        """Return the outputs for pixels of the evaluation pipeline, (B, H, W, C), as :func:`placed` places them."""
+        return self.run(placed(self.info.pipeline, pixels))
 
 
 def is_exported(source: str | os.PathLike[str]) -> bool:
@@ -94,11 +85,16 @@ def open_exported(source: str | os.PathLike[str]) -> ExportedFile:
     return ExportedFile(file, form, runner, described)
 
 
-def _canvas(info: ModelInfo) -> tuple[tuple[int, int], int, int] | None:
-    """Return the size of an image that is only cut, and the row and column where the cut begins; None without a cut."""
-    pipeline = info.pipeline
+def placed(pipeline: EvalPipeline, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return images (B, h, w, C) in which a graph finds these pixels (B, H, W, C) without resizing.
+
+    The graph cuts exactly them. So images of any size share a batch, memory is bounded, and the result is that for the
+    whole image wherever the resize is exact.
+    """
     if pipeline.config.fit != "crop" or pipeline.config.crop_ratio == 1:
-        return None
+        return pixels
     height, width = (int(side / pipeline.config.crop_ratio) for side in pipeline.size)
     at = pipeline.placement(height, width)
-    return (height, width), -at.top, -at.left
+    canvas = np.zeros((len(pixels), height, width, pixels.shape[3]), np.uint8)
+    canvas[:, -at.top : -at.top + pixels.shape[1], -at.left : -at.left + pixels.shape[2]] = pixels
+    return canvas

@@ -120,8 +120,7 @@ def map_method(method: str | MapMethod, **options: Any) -> MapMethod:
 
 def _opened(classifier: Explainable | str | os.PathLike[str]) -> tuple[VisionTransformer, ModelInfo, torch.device]:
     if isinstance(classifier, str | os.PathLike):
-        model, info = open_checkpoint(classifier)
-        return model, info, torch.device("cpu")
+        return *open_checkpoint(classifier), torch.device("cpu")
     model = classifier.model  # an exported file has none, and says what to give instead
     if classifier.engine not in ("auto", "torch"):
         raise ConfigError(

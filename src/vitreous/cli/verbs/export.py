@@ -7,16 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from jsonargparse import Namespace
+from jsonargparse.typing import NonNegativeFloat
+
 from vitreous.cli.options.model import MODEL_HELP, Resample, parse_image_size
 from vitreous.cli.options.outputs import add_json_options, make_outputs, model_files, write_document
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate
+from vitreous.errors import UsageError
 from vitreous.files.text import visible
 
 __all__ = ["run"]
 
-_Form = Literal["onnx", "openvino", "torch"]
-_SUFFIX = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
+_Form = Literal["onnx", "openvino", "torch", "web"]
+_SUFFIX = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "web": "-web"}
 
 _DESCRIPTION = (
     "Write a model as one graph that runs without vitreous: from 8-bit images of any size, upright, (batch, height, "
@@ -26,7 +30,9 @@ _DESCRIPTION = (
     "The file receives its name only once it is verified: run by its own runtime on photographs and noise, in batches "
     "of 1, 7, 32 and 64, and from image files, against PyTorch in float32. A failure names the first layer that "
     "differs, and leaves nothing behind.\n"
-    "`vitreous predict`, `evaluate` and `embed` accept exported files."
+    "`vitreous predict`, `evaluate`, `embed` and `serve` accept exported files.\n"
+    "--to web writes a page that classifies images in a browser, without a network: a folder for any static host, or "
+    "one file if DST ends in .html. Images never leave it."
 )
 
 
@@ -40,12 +46,17 @@ def _parser() -> Parser:
             ("vitreous export runs/photos-1 photos.xml --to openvino", "the fastest on most processors"),
             ("vitreous export runs/photos-1 photos.pt2 --to torch", "for torch.export.load"),
             ("vitreous export runs/photos-1 --to onnx --check photos/", "and compared on your own images"),
+            (
+                "vitreous export runs/photos-1 --to openvino --int8 --check photos/",
+                "in int8, if that keeps the accuracy",
+            ),
+            ("vitreous export runs/photos-1 photos.html --to web", "a classifier that opens in a browser"),
         ],
     )
     add = parser.add_argument
     add("model", type=str, metavar="MODEL", help=MODEL_HELP)
     add("destination", type=str | None, nargs="?", metavar="DST", help="a file, or a folder [the model's name, here]")
-    add("--to", type=_Form, required=True, metavar="onnx|openvino|torch", help="the format")
+    add("--to", type=_Form, required=True, metavar="onnx|openvino|torch|web", help="the format")
     add(
         "--precision",
         type=Literal["float32", "fp16", "bf16"],
@@ -59,6 +70,20 @@ def _parser() -> Parser:
         metavar="DATA",
         help="labelled images, as for `vitreous evaluate`: compare accuracy, calibration, latency and throughput with "
         "PyTorch's, and keep the file only if it loses nothing",
+    )
+    add("--data-dir", type=str | None, metavar="DIR", help="folder of known datasets [~/.cache/vitreous]")
+    add(
+        "--int8",
+        type=bool,
+        default=False,
+        help="static int8 quantisation, with --to openvino: images of --check calibrate it, layers that cost too much "
+        "accuracy go back to float, and it says if int8 is not faster here",
+    )
+    add(
+        "--max-drop",
+        type=NonNegativeFloat | None,
+        metavar="POINTS",
+        help="loss of top-1 accuracy that int8 may cost [0.2]",
     )
     add(
         "--resize",
@@ -78,29 +103,58 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb."""
     options = _parser().parse_args(argv)
     size: Any = parse_image_size("--image-size", options.image_size)
+    _check(options)
     destination = options.destination or default_name(options.model, options.to)
     files = make_outputs(options, (model_files(options.model),))
     files.claim("--json", options.json)
     from vitreous.checkpoint.opening import OpenOptions  # imports torch
     from vitreous.export.run import Options, export
+    from vitreous.export.web_run import export_page
 
-    check = None
-    if options.check:
-        from vitreous.cli.work.export_check import DataCheck
-
-        check = DataCheck(options.check, narrate, quiet=options.json == "-")
-    result = export(
-        options.model,
-        destination,
-        options.to,
-        OpenOptions(image_size=size, resample=options.resample),
-        Options(options.precision, options.resize, options.ignore_thresholds, options.overwrite, check=check),
-        tell=narrate,
-    )
+    opening = OpenOptions(image_size=size, resample=options.resample)
+    check, int8 = _on_data(options, opening)
+    how = Options(options.precision, options.resize, options.ignore_thresholds, options.overwrite, int8, check)
+    if options.to == "web":
+        title = Path(destination).stem
+        result = export_page(options.model, destination, opening, how, title=title, tell=narrate)
+    else:
+        result = export(options.model, destination, options.to, opening, how, tell=narrate)
     narrate(f"wrote {'  '.join(visible(str(file)) for file in result.files)}, {result.size / 1e6:,.1f} MB")
     if options.json:
-        write_document(files, options.json, {"model": options.model, "to": options.to, **result.to_dict()})
+        document = {"model": options.model, "to": options.to, **result.to_dict()}
+        if int8 is not None and int8.result is not None:
+            document["int8"] = int8.result.to_dict()
+        write_document(files, options.json, document)
     return 0
+
+
+def _check(options: Namespace) -> None:
+    """Refuse options that contradict each other or would have no effect."""
+    if options.int8 and not options.check:
+        raise UsageError("--int8 needs --check DATA: labelled images to calibrate on, and to measure the loss with")
+    if options.int8 and options.to != "openvino":
+        raise UsageError(f"--int8 is not possible with --to {options.to}: use --to openvino")
+    if options.int8 and options.precision != "float32":
+        raise UsageError(f"--int8 and --precision {options.precision} contradict each other: give one of them")
+    if options.max_drop is not None and not options.int8:
+        raise UsageError("--max-drop has no effect without --int8")
+    if options.to == "web" and options.precision != "float32":
+        raise UsageError(f"--precision {options.precision} is not possible with --to web: browsers compute in float32")
+
+
+def _on_data(options: Namespace, opening: Any) -> tuple[Any, Any]:
+    """Return the check on labelled images, and the quantisation, where they were asked for."""
+    if not options.check:
+        return None, None
+    from vitreous.cli.work.export_check import DataCheck
+
+    check = DataCheck(options.check, narrate, folder=options.data_dir, quiet=options.json == "-")
+    if not options.int8:
+        return check, None
+    from vitreous.cli.work.int8_step import MAX_DROP, DataInt8
+
+    most = MAX_DROP if options.max_drop is None else options.max_drop
+    return check, DataInt8(options.model, opening, options.check, options.data_dir, most, narrate)
 
 
 def default_name(model: str, form: str) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 from vitreous.checkpoint.opening import OpenedCheckpoint
 from vitreous.cli.output.terminal import print_table
 from vitreous.cli.work import scoring
+from vitreous.data.images.reading import read_image
 from vitreous.data.sources.opening import Split
 from vitreous.errors import CheckpointError
 from vitreous.evaluate.calibration import calibrate
@@ -48,9 +49,15 @@ class DataCheck:
     """Compares a file with PyTorch on data; a :class:`vitreous.export.run.Check`."""
 
     def __init__(
-        self, data: str, tell: Callable[[str], None], *, split: str | None = None, quiet: bool = False
+        self,
+        data: str,
+        tell: Callable[[str], None],
+        *,
+        folder: str | None = None,
+        split: str | None = None,
+        quiet: bool = False,
     ) -> None:
-        self.data, self.split, self.tell, self.quiet = data, split, tell, quiet
+        self.data, self.folder, self.split, self.tell, self.quiet = data, folder, split, tell, quiet
 
     def __call__(self, form: str, file: Path, opened: OpenedCheckpoint) -> Mapping[str, Any]:
         """Return what was measured of both.
@@ -60,7 +67,7 @@ class DataCheck:
         """
         exported = load(file)
         plain = Classifier(opened.model, opened.info, "cpu", engine="torch", tell=self.tell)
-        data = scoring.open_data(opened.info, self.data, None, self.split)
+        data = scoring.open_data(opened.info, self.data, self.folder, self.split)
         name, split = scoring.choose_split(data, self.split)
         labels = scoring.labels_by_name(opened.info.classes, data, split)
         logits = {
@@ -101,7 +108,8 @@ def measure(logits: Tensor, labels: Tensor, temperature: float, latency: float, 
 def _timed(classifiers: Mapping[str, Classifier], split: Split) -> dict[str, tuple[float, float]]:
     """Return latency and throughput of each, without reading files; the classifiers take turns."""
     items = scoring.images_of(split)[:_TIMED]
-    pixels = np.stack([next(iter(classifiers.values()))._pixels(0, item)[1] for item in items])  # type: ignore[arg-type]
+    pipeline = next(iter(classifiers.values())).pipeline
+    pixels = np.stack([pipeline.pixels(read_image(item)) for item in items])
     times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in classifiers}
     for _ in range(1 + _ROUNDS):
         for name, classifier in classifiers.items():

@@ -10,8 +10,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from vitreous.errors import UsageError
+from vitreous.export.openvino_file import REST
 from vitreous.export.quantisation.calibration import check_installed
-from vitreous.export.quantisation.quantise import MAX_DROP, Quantised, quantise
+from vitreous.export.quantisation.quantise import MAX_DROP, Accuracy, Quantised, quantise
 
 __all__ = ["Int8"]
 
@@ -24,7 +25,7 @@ class Int8:
     """
 
     calibration: Iterable[NDArray[Any]]
-    accuracy: Callable[[Any], float]
+    accuracy: Accuracy
     max_drop: float = MAX_DROP
     tell: Callable[[str], None] = lambda line: None
     weights: Mapping[str, NDArray[Any]] | None = None
@@ -46,5 +47,6 @@ class Int8:
         core.set_property({"ENABLE_MMAP": False})  # the weights' file is written again while they are in use
         graph = core.read_model(files[0])
         self.result = quantise(graph, self.calibration, self.accuracy, self.max_drop, self.tell, weights=self.weights)
+        self.result.graph.set_rt_info(self.result.rest, list(REST))
         openvino.save_model(self.result.graph, files[0], compress_to_fp16=False)
         return files

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Speed", "Top1", "compare_speed", "is_quantised", "logit_error", "logits_of"]
+__all__ = ["Precision", "Speed", "Top1", "compare_speed", "is_quantised", "logit_error", "logits_of"]
 
 Precision = Literal["float32", "fastest"]
 _CALLS = 2  # calls of each graph in a round
@@ -72,9 +72,9 @@ class Top1:
     batches: list[NDArray[Any]]
     labels: NDArray[np.int64]
 
-    def __call__(self, graph: Any) -> float:
-        """Return the fraction of images whose label has the highest logit."""
-        return float((logits_of(graph, self.batches).argmax(1) == self.labels).mean())
+    def __call__(self, graph: Any, precision: Precision) -> float:
+        """Return the fraction of images whose label has the highest logit; `precision` is of what is not int8."""
+        return float((logits_of(graph, self.batches, precision).argmax(1) == self.labels).mean())
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,17 @@ class Speed:
     precision: str  # of the float graph, as the runtime calls it
 
 
-def compare_speed(graph: Any, quantised: Any, images: NDArray[Any], rounds: int = 10) -> Speed:
-    """Time both graphs on a batch (B, ...) in turn, round by round, both with the batch shared between the cores."""
+def compare_speed(
+    graph: Any, quantised: Any, images: NDArray[Any], rounds: int = 10, rest: Precision = "fastest"
+) -> Speed:
+    """Time both graphs on a batch (B, ...) in turn, round by round, both with the batch shared between the cores.
+
+    The float graph runs in its fastest precision, what is not int8 in the other in the precision `rest`.
+    """
     works, precision = [], ""
-    for each in (graph, quantised):
-        work, used = _shared(each, images)
+    ways: tuple[tuple[Any, Precision], ...] = ((graph, "fastest"), (quantised, rest))
+    for each, wanted in ways:
+        work, used = _shared(each, images, wanted)
         precision = precision or used
         works.append(work)
         work()
@@ -111,13 +117,13 @@ def compare_speed(graph: Any, quantised: Any, images: NDArray[Any], rounds: int 
     return Speed(len(images), before, after, statistics.median(ratios), ratios[0], ratios[-1], rounds, precision)
 
 
-def _shared(graph: Any, images: NDArray[Any]) -> tuple[Callable[[], None], str]:
+def _shared(graph: Any, images: NDArray[Any], precision: Precision) -> tuple[Callable[[], None], str]:
     """Return a function that runs a graph on a batch in one part per core, and the precision of the graph."""
     import openvino
 
     cores = int(openvino.Core().get_property("CPU", "RANGE_FOR_STREAMS")[1])
     parts = np.array_split(images, max(1, min(cores, 4, len(images) // 4)))
-    compiled = _compiled(graph, "fastest", len(parts))
+    compiled = _compiled(graph, precision, len(parts))
     requests = [compiled.create_infer_request() for _ in parts]
 
     def run() -> None:

@@ -1,0 +1,43 @@
+"""From a model to the page that runs it: an ONNX file, verified like any export, then the page around it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from vitreous.checkpoint.opening import OpenOptions, open_with_details
+from vitreous.export.run import Export, Options, export
+from vitreous.export.web import export_web
+
+__all__ = ["export_page"]
+
+
+def export_page(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    opening: OpenOptions | None = None,
+    options: Options | None = None,
+    *,
+    title: str = "Image classifier",
+    tell: Callable[[str], None] = lambda line: None,
+) -> Export:
+    """Export a model (file, folder or hub id) as a page: a folder, or one file that ends in ``.html``.
+
+    The resize is the runtime's own unless `options` says otherwise: whole-number products take WebAssembly seconds for
+    a photograph of many megapixels.
+
+    Raises:
+        VitreousError: As :func:`.run.export` and :func:`.web.export_web`.
+    """
+    options = options or Options()
+    with tempfile.TemporaryDirectory() as folder:
+        graph = Path(folder) / "model.onnx"
+        inner = replace(options, resize=options.resize or "native", overwrite=False)
+        found = export(source, graph, "onnx", opening, inner, tell=tell)
+        opened = open_with_details(source, opening or OpenOptions())
+        info = opened.info.without_thresholds() if options.ignore_thresholds else opened.info
+        page = export_web(graph, destination, opened.model, info, title=title, overwrite=options.overwrite, tell=tell)
+    return replace(found, files=page.files, size=page.bytes)
