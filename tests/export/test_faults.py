@@ -151,7 +151,7 @@ def test_square_images_only(model_file, written, tmp_path, monkeypatch):
 
 
 def test_overflow_of_fp16_in_a_layer_norm(tmp_path, monkeypatch):
-    """A LayerNorm in parts squares its input: in fp16 that overflows from 256 on. ONNX Runtime computes it in float32."""
+    """A LayerNorm in parts squares its input: above 256 fp16 overflows (not in ONNX Runtime)."""
     monkeypatch.setattr(nn.LayerNorm, "forward", _layer_norm_in_parts)
     (tmp_path / "source").mkdir()
     (tmp_path / "out").mkdir()
