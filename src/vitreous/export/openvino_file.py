@@ -67,9 +67,7 @@ class Runner:
 
         self.name = f"openvino {openvino.get_version().partition('-')[0]}"
         with open(file, "rb") as start:
-            if b"<net" not in start.read(
-                1000
-            ):  # OpenVINO would try readers of other formats, which write to the terminal
+            if b"<net" not in start.read(1000):  # other readers write to the terminal
                 raise CheckpointError(f"'{file}' is damaged, or no OpenVINO IR")
         model = self._model = core().read_model(file)
         self.outputs = [output.get_any_name() for output in model.outputs]

@@ -31,7 +31,7 @@ class Bounds:
 
 
 BOUNDS = {
-    "float32": Bounds(outputs=3e-5, layer=1e-3),
+    "float32": Bounds(outputs=3e-5, layer=3e-5),
     "fp16": Bounds(outputs=5e-3, layer=2e-2),
     "bf16": Bounds(outputs=3e-2, layer=1e-1),
     "int8": Bounds(outputs=2e-1, layer=5e-1),  # only finds what is broken: accuracy on labelled images decides
