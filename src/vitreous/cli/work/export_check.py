@@ -16,6 +16,7 @@ from torch import Tensor
 from vitreous.checkpoint.opening import OpenedCheckpoint
 from vitreous.cli.output.terminal import print_table
 from vitreous.cli.work import scoring
+from vitreous.data.images.reading import read_image
 from vitreous.data.sources.opening import Split
 from vitreous.errors import CheckpointError
 from vitreous.evaluate.calibration import calibrate
@@ -101,7 +102,8 @@ def measure(logits: Tensor, labels: Tensor, temperature: float, latency: float, 
 def _timed(classifiers: Mapping[str, Classifier], split: Split) -> dict[str, tuple[float, float]]:
     """Return latency and throughput of each, without reading files; the classifiers take turns."""
     items = scoring.images_of(split)[:_TIMED]
-    pixels = np.stack([next(iter(classifiers.values()))._pixels(0, item)[1] for item in items])  # type: ignore[arg-type]
+    pipeline = next(iter(classifiers.values())).pipeline
+    pixels = np.stack([pipeline.pixels(read_image(item)) for item in items])
     times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in classifiers}
     for _ in range(1 + _ROUNDS):
         for name, classifier in classifiers.items():
