@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from vitreous.accelerate.model import create
 from vitreous.checkpoint.conversion.writing import FILES
 from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
 from vitreous.cli.main import main
-from vitreous.cli.verbs.convert import _FORMAT_OF_SUFFIX
+from vitreous.cli.verbs.convert import _FORMAT_OF_SUFFIX, _Format
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 
@@ -60,7 +61,8 @@ def test_round_trip_through_all_families(model_file, tmp_path, capfd, monkeypatc
 
 
 def test_the_suffix_of_the_target_implies_the_format(model_file, tmp_path, capfd):
-    implied = {suffix: [name for name, (_, suffixes) in FILES.items() if suffix in suffixes] for suffix in SUFFIXES}
+    read_back = {name: form for name, form in FILES.items() if name in get_args(_Format)}
+    implied = {suffix: [name for name, (_, suffixes) in read_back.items() if suffix in suffixes] for suffix in SUFFIXES}
     unique = {suffix: names[0] for suffix, names in implied.items() if len(names) == 1}
     assert unique == _FORMAT_OF_SUFFIX
     assert convert(model_file, tmp_path / "v.pth") == 0

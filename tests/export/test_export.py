@@ -13,11 +13,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from exported_models import CLASSES, saved
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
 import vitreous
-from conftest import CLASSES, saved
 from vitreous.cli.main import main
 from vitreous.errors import CheckpointError, ConfigError
 from vitreous.export import onnx_file

@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from exported_models import saved
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from conftest import saved
 from vitreous.errors import CheckpointError
 from vitreous.export import onnx_file
 from vitreous.export.graph import onnx_resize, onnx_weights

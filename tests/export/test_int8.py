@@ -199,7 +199,7 @@ def test_layer_that_costs_accuracy_goes_back_to_float(tmp_path, monkeypatch):
     assert 100 * (1 - result.tried[0].accuracy) > 1.0, "nothing had to go back"
     assert result.restored[0].name == PLANTED
     assert result.drop <= 1.0
-    assert result.accuracy_after == agreement(result.graph)
+    assert result.accuracy_after == agreement(result.graph, result.rest)
     assert result.restored[0].error_alone < result.restored[0].error_before
     assert any(f"back in float: {PLANTED}, because" in line for line in told)
     assert not [unit for unit in quantised_units(result.graph, layer_names(graph, weights)) if unit.name == PLANTED]

@@ -120,14 +120,15 @@ def map_method(method: str | MapMethod, **options: Any) -> MapMethod:
 
 def _opened(classifier: Explainable | str | os.PathLike[str]) -> tuple[VisionTransformer, ModelInfo, torch.device]:
     if isinstance(classifier, str | os.PathLike):
-        return *open_checkpoint(classifier), torch.device("cpu")
-    model = classifier.model  # an exported file has none, and says what to give instead
+        model, info = open_checkpoint(classifier)
+        return model, info, torch.device("cpu")
+    plain = classifier.model  # an exported file has none, and says what to give instead
     if classifier.engine not in ("auto", "torch"):
         raise ConfigError(
             f"engine {classifier.engine} computes logits alone, a map needs values inside the model: "
             'load the model with engine="torch"'
         )
-    return model, classifier.info, classifier.device
+    return plain, classifier.info, classifier.device
 
 
 def _class_number(target: int | str, classes: tuple[str, ...]) -> int:

@@ -35,24 +35,21 @@ _DESCRIPTION = (
     "one file if DST ends in .html. Images never leave it."
 )
 
+_EXAMPLES = [
+    ("vitreous export runs/photos-1 --to onnx", "photos-1.onnx, for ONNX Runtime"),
+    ("vitreous export runs/photos-1 photos.xml --to openvino", "the fastest on most processors"),
+    ("vitreous export runs/photos-1 photos.pt2 --to torch", "for torch.export.load"),
+    ("vitreous export runs/photos-1 --to onnx --check photos/", "and compared on your own images"),
+    (
+        "vitreous export runs/photos-1 --to openvino --int8 --check photos/",
+        "in int8, if that keeps the accuracy",
+    ),
+    ("vitreous export runs/photos-1 photos.html --to web", "a classifier that opens in a browser"),
+]
+
 
 def _parser() -> Parser:
-    parser = Parser(
-        "export",
-        "MODEL [DST] --to FORMAT [options]",
-        _DESCRIPTION,
-        [
-            ("vitreous export runs/photos-1 --to onnx", "photos-1.onnx, for ONNX Runtime"),
-            ("vitreous export runs/photos-1 photos.xml --to openvino", "the fastest on most processors"),
-            ("vitreous export runs/photos-1 photos.pt2 --to torch", "for torch.export.load"),
-            ("vitreous export runs/photos-1 --to onnx --check photos/", "and compared on your own images"),
-            (
-                "vitreous export runs/photos-1 --to openvino --int8 --check photos/",
-                "in int8, if that keeps the accuracy",
-            ),
-            ("vitreous export runs/photos-1 photos.html --to web", "a classifier that opens in a browser"),
-        ],
-    )
+    parser = Parser("export", "MODEL [DST] --to FORMAT [options]", _DESCRIPTION, _EXAMPLES)
     add = parser.add_argument
     add("model", type=str, metavar="MODEL", help=MODEL_HELP)
     add("destination", type=str | None, nargs="?", metavar="DST", help="a file, or a folder [the model's name, here]")
@@ -104,7 +101,7 @@ def run(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     size: Any = parse_image_size("--image-size", options.image_size)
     _check(options)
-    destination = options.destination or default_name(options.model, options.to)
+    destination = options.destination or _default_name(options.model, options.to)
     files = make_outputs(options, (model_files(options.model),))
     files.claim("--json", options.json)
     from vitreous.checkpoint.opening import OpenOptions  # imports torch
@@ -157,7 +154,7 @@ def _on_data(options: Namespace, opening: Any) -> tuple[Any, Any]:
     return check, DataInt8(options.model, opening, options.check, options.data_dir, most, narrate)
 
 
-def default_name(model: str, form: str) -> str:
+def _default_name(model: str, form: str) -> str:
     """Return the file, in the current folder, for a model: named like its folder if it is a ``model.*``."""
     path = Path(os.path.abspath(os.path.expanduser(model)))
     is_file = path.suffix in (".safetensors", ".npz", ".pth", ".pt", ".bin")

@@ -50,7 +50,7 @@ class DataInt8:
     data: str
     folder: str | None = None
     max_drop: float = MAX_DROP
-    tell: Callable[[str], None] = lambda line: None
+    tell: Callable[[str], None] = field(default_factory=lambda: lambda line: None)
     result: Quantised | None = field(default=None, init=False)
     precision: str = field(default="int8", init=False)
 

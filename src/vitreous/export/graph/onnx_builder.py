@@ -9,9 +9,8 @@ import numpy.typing as npt
 
 from vitreous.export.graph.geometry import Arithmetic
 
-__all__ = ["Graph", "Number", "Value"]
+__all__ = ["Graph", "Number"]
 
-Value = Any
 """An input of a node: the name of a tensor, a `Number`, a Python number or an array."""
 
 
@@ -49,7 +48,7 @@ class Graph:
             lambda a, b: self.number("Max", a, b),
         )
 
-    def add(self, kind: str, *inputs: Value, name: str | None = None, **attributes: Any) -> str:
+    def add(self, kind: str, *inputs: Any, name: str | None = None, **attributes: Any) -> str:
         """Add a node and return the name of its output."""
         from onnx import helper
 
@@ -58,21 +57,21 @@ class Graph:
         self.nodes.append(helper.make_node(kind, names, [output], name=output, **attributes))
         return output
 
-    def number(self, kind: str, *inputs: Value, **attributes: Any) -> Number:
+    def number(self, kind: str, *inputs: Any, **attributes: Any) -> Number:
         """Add a node whose output is a whole number."""
         return Number(self, self.add(kind, *inputs, **attributes))
 
-    def vector(self, *numbers: Value) -> str:
+    def vector(self, *numbers: Any) -> str:
         """Return the name of several whole numbers as one tensor."""
         return self.add("Concat", *numbers, axis=0)
 
-    def double(self, value: Value) -> str:
+    def double(self, value: Any) -> str:
         """Return the name of a value as float64."""
         from onnx import TensorProto
 
         return self.add("Cast", value, to=TensorProto.DOUBLE)
 
-    def name(self, value: Value) -> str:
+    def name(self, value: Any) -> str:
         """Return the name of a value, which becomes a constant if it is none yet."""
         from onnx import numpy_helper
 

@@ -19,7 +19,7 @@ import numpy as np
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.export.graph.core import PIXELS
 from vitreous.export.graph.geometry import Geometry, first_pass, geometry, rows_first
-from vitreous.export.graph.onnx_builder import Graph, Value
+from vitreous.export.graph.onnx_builder import Graph
 from vitreous.export.graph.onnx_weights import filter_weights, nearest_pixels
 from vitreous.export.graph.tracing import ONNX_OPSET
 
@@ -165,5 +165,5 @@ def _transposed(graph: Graph, planes: str) -> str:
 def _inside(graph: Graph, at: Geometry, size: tuple[int, int], axis: int) -> str:
     """Return which rows or columns of the input are not padding, (N,)."""
     out = graph.add("Sub", np.arange(size[axis]), (at.pad_top, at.pad_left)[axis])
-    first: Value = graph.add("GreaterOrEqual", out, np.array([0]))
+    first: Any = graph.add("GreaterOrEqual", out, np.array([0]))
     return graph.add("And", first, graph.add("Less", out, at.resized[axis]))

@@ -5,10 +5,12 @@ Shapes: n pixels of one side of an image, N of that side of the model's input.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from vitreous.export.graph.geometry import Geometry
-from vitreous.export.graph.onnx_builder import Graph, Value
+from vitreous.export.graph.onnx_builder import Graph
 
 __all__ = ["filter_weights", "nearest_pixels"]
 
@@ -49,7 +51,7 @@ def nearest_pixels(graph: Graph, at: Geometry, size: tuple[int, int], axis: int)
 
 def _resized_pixels(graph: Graph, at: Geometry, size: tuple[int, int], axis: int) -> str:
     """Return for each pixel of the input where it lies in the resized image, (N,); outside of it in the padding."""
-    cropped: Value = graph.add("Add", np.arange(size[axis]), (at.crop_top, at.crop_left)[axis])
+    cropped: Any = graph.add("Add", np.arange(size[axis]), (at.crop_top, at.crop_left)[axis])
     return graph.add("Sub", cropped, (at.pad_top, at.pad_left)[axis])
 
 
@@ -75,7 +77,7 @@ def _cubic(graph: Graph, x: str, a: float = -0.5) -> str:
 
 
 def _horner(graph: Graph, x: str, coefficients: tuple[float, ...]) -> str:
-    value: Value = np.array(coefficients[0])
+    value: Any = np.array(coefficients[0])
     for coefficient in coefficients[1:]:
         value = graph.add("Add", graph.add("Mul", value, x), np.array(coefficient))
     return str(value)

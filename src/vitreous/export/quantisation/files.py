@@ -27,7 +27,7 @@ class Int8:
     calibration: Iterable[NDArray[Any]]
     accuracy: Accuracy
     max_drop: float = MAX_DROP
-    tell: Callable[[str], None] = lambda line: None
+    tell: Callable[[str], None] = field(default_factory=lambda: lambda line: None)
     weights: Mapping[str, NDArray[Any]] | None = None
     result: Quantised | None = field(default=None, init=False)
     precision: str = field(default="int8", init=False)

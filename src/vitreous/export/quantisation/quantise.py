@@ -148,20 +148,31 @@ def quantise(
     if 100 * (before - (fastest := task.measured(graph, "fastest"))) > max_drop + 1e-9:
         task.rest = "float32"
         tell(f"int8: accuracy {fastest:.2%} in bf16 alone, before {before:.2%}: what is not int8 stays in float32")
+    result = _kept(task, before, max_drop, weights or {}, time_batch)
+    for line in result.lines():
+        tell(line)
+    return result
+
+
+def _kept(
+    task: _Task, before: float, max_drop: float, weights: Mapping[str, NDArray[Any]], time_batch: int | None
+) -> Quantised:
+    """Choose a setting, and return layers to float until the accuracy is close enough to that before."""
     candidates, tried = _candidates(task, before, max_drop)
     if not candidates:
         raise OutputError(_collapsed_message(tried))
     setting, model, after = min(candidates, key=lambda each: _preference(each[0], before, max_drop, tried))
-    names = layer_names(graph, weights or {})
+    names = layer_names(task.graph, weights)
     units = quantised_units(model, names)
     restored: list[Restored] = []
     if 100 * (before - after) > max_drop + 1e-9:
         model, restored = _restore_until(task, model, units, before, max_drop)
         after = restored[-1].accuracy
     final, after, error = _folded(task, model, before - max_drop / 100, after)
-    speed = None if time_batch is None else compare_speed(graph, final, _batch(images, time_batch), rest=task.rest)
-    kept = tuple(dict.fromkeys(names.get(layer, layer) for layer in float_layers(graph)[1]))
-    result = Quantised(
+    batch = None if time_batch is None else _batch(task.images, time_batch)
+    speed = None if batch is None else compare_speed(task.graph, final, batch, rest=task.rest)
+    kept = tuple(dict.fromkeys(names.get(layer, layer) for layer in float_layers(task.graph)[1]))
+    return Quantised(
         final,
         setting,
         tuple(tried),
@@ -175,9 +186,6 @@ def quantise(
         speed,
         task.rest,
     )
-    for line in result.lines():
-        tell(line)
-    return result
 
 
 class _Task:

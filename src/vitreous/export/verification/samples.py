@@ -17,7 +17,7 @@ from sklearn.datasets import load_sample_images
 
 from vitreous.data.preprocess import EvalPipeline
 
-__all__ = ["Sample", "files", "samples"]
+__all__ = ["Sample", "files", "samples", "size_without_resize"]
 
 Pixels = npt.NDArray[np.uint8]
 
