@@ -240,3 +240,17 @@ def test_options_that_a_graph_fixes_are_refused(exported):
     for options in ({"image_size": 64}, {"tta": True}, {"merge_tokens": 2}, {"engine": "openvino"}, {"device": "cuda"}):
         with pytest.raises(ConfigError, match=r"m\.onnx"):
             load(exported["onnx"], **options)
+
+
+def test_check_measures_both_on_labelled_images(model_file, tmp_path, capfd):
+    for name in CLASSES:
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for n, photo in enumerate(load_sample_images().images):
+            Image.fromarray(photo).rotate(40 * len(name)).resize((60, 50)).save(tmp_path / "data" / name / f"{n}.png")
+    words = ["export", str(model_file), str(tmp_path / "m.onnx"), "--to", "onnx", "--check", str(tmp_path / "data")]
+    assert main([*words, "--json", str(tmp_path / "report.json")]) == 0
+    assert "changes for 0 of 6 images" in capfd.readouterr().err
+    checked = json.loads((tmp_path / "report.json").read_text())["checked"]
+    assert checked["onnx"]["top1"] == checked["PyTorch"]["top1"]
+    assert checked["onnx"]["ece"] == pytest.approx(checked["PyTorch"]["ece"], abs=1e-4)
+    assert checked["onnx"]["latency"] > 0
