@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -81,10 +81,16 @@ def _huggingface(weights: Path, config: ViTConfig, images: Tensor) -> Any:
     problems = {key: sorted(map(str, found[key])) for key in ("missing_keys", "unexpected_keys") if found[key]}
     if problems:
         raise CheckpointError(f"transformers reports {problems} in the written files")
-    result = model.eval()(images)
-    if name.endswith("ForImageClassification"):
-        return result.logits
-    return result.pooler_output if config.head.kind == "mlp" else result.last_hidden_state[:, 0]
+    return run_huggingface(model.eval(), images)
+
+
+def run_huggingface(model: Any, images: Tensor) -> Tensor:
+    """Return the output of one of transformers' models that this package's model computes too: logits or features."""
+    result = model(images)
+    if hasattr(result, "logits"):
+        return cast(Tensor, result.logits)
+    pooled = getattr(result, "pooler_output", None)
+    return cast(Tensor, result.last_hidden_state[:, 0] if pooled is None else pooled)
 
 
 def _torchvision(weights: Path, config: ViTConfig, images: Tensor) -> Any:
