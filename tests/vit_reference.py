@@ -52,10 +52,17 @@ def stir(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
 
 def linear(x: Tensor, w: Weights, name: str) -> Tensor:
     y = torch.einsum("...i,oi->...o", x, w[f"{name}.weight"])
-    return y + w[f"{name}.bias"] if f"{name}.bias" in w else y
+    if f"{name}.bias" not in w:
+        return y
+    bias, rows = w[f"{name}.bias"], y.shape[-1]
+    if len(bias) != rows:  # queries and values have a bias, keys have none
+        bias = torch.cat((bias[: rows // 3], torch.zeros(rows // 3, dtype=bias.dtype), bias[rows // 3 :]))
+    return y + bias
 
 
 def layer_norm(x: Tensor, w: Weights, name: str, eps: float) -> Tensor:
+    if f"{name}.bias" not in w:  # RMSNorm
+        return x / torch.sqrt((x**2).mean(-1, keepdim=True) + eps) * w[f"{name}.weight"]
     mean = x.mean(-1, keepdim=True)
     variance = ((x - mean) ** 2).mean(-1, keepdim=True)
     return (x - mean) / torch.sqrt(variance + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
@@ -71,6 +78,10 @@ def activate(x: Tensor, name: str) -> Tensor:
         return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
     if name == "gelu-tanh":
         return x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    if name in ("silu", "quick-gelu"):
+        return x / (1 + torch.exp(-(1.702 if name == "quick-gelu" else 1) * x))
+    if name == "none":
+        return x
     return torch.tanh(x) if name == "tanh" else torch.where(x > 0, x, torch.zeros_like(x))
 
 
@@ -134,7 +145,8 @@ def patches(images: Tensor, w: Weights, c: ViTConfig) -> tuple[Tensor, tuple[int
         x = resnet(x, w, c)
         ph, pw = ph * x.shape[2] // images.shape[2], pw * x.shape[3] // images.shape[3]
     rows, columns = x.shape[2] // ph, x.shape[3] // pw
-    kernel, bias = w["patch_embed.proj.weight"], w["patch_embed.proj.bias"]
+    kernel = w["patch_embed.proj.weight"]
+    bias = w.get("patch_embed.proj.bias", torch.zeros(1, dtype=kernel.dtype))
     if c.stem.kind == "conv":  # one cell a token, with its neighbours or without
         x = same(x, kernel.shape[2], 1, 0.0)
     out = []
@@ -222,11 +234,20 @@ def attention(
         share = softmax(torch.where(apart, -torch.inf, scores), -1)  # B N N
         heads.append(torch.einsum("bnm,bmd->bnd", torch.where(apart, 0, share), v))  # no gradient by what is apart
         note(seen, q=q, k=k, v=v, share=share, mixed=heads[-1])
-    return linear(torch.cat(heads, -1), w, f"{name}.proj")
+    mixed = torch.cat(heads, -1)
+    mixed = layer_norm(mixed, w, f"{name}.norm", c.norm_eps) if c.attention.out_norm else mixed
+    return linear(mixed, w, f"{name}.proj")
 
 
 def mlp(x: Tensor, w: Weights, name: str, c: ViTConfig) -> Tensor:
-    return linear(activate(linear(x, w, f"{name}.fc1"), c.mlp.activation), w, f"{name}.fc2")
+    hidden = linear(x, w, f"{name}.fc1")
+    if len(hidden[0, 0] if hidden.ndim == 3 else hidden[0]) == 2 * len(w[f"{name}.fc2.weight"][0]):  # gated
+        gate, value = hidden.split(hidden.shape[-1] // 2, -1)
+        hidden = activate(gate, c.mlp.activation) * value
+    else:
+        hidden = activate(hidden, c.mlp.activation)
+    hidden = layer_norm(hidden, w, f"{name}.norm", c.norm_eps) if f"{name}.norm.weight" in w else hidden
+    return linear(hidden, w, f"{name}.fc2")
 
 
 def before_block(z: Tensor, w: Weights, c: ViTConfig, i: int, kept: list[list[int]], columns: int) -> Tensor:
@@ -304,6 +325,7 @@ def reference(
     """Logits B x K; with ``kept`` only those patches of each image, by raster index, pass through the encoder."""
     z, grid = embed(images, w, c)
     P = c.prefix_tokens
+    z = layer_norm(z, w, "norm_pre", c.norm_eps) if c.input_norm else z
     if kept is None:
         kept = [list(range(grid[0] * grid[1]))] * len(images)
     z = torch.stack([image[list(range(P)) + [P + i for i in chosen]] for image, chosen in zip(z, kept, strict=True)])

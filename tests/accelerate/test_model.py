@@ -25,6 +25,8 @@ LARGE = {
 CASES: list[dict[str, object]] = [
     *({part: kind.kind} | LARGE.get(kind.kind, {}) for part, kinds in PARTS.items() for kind in kinds),
     {"attention": {"kind": "axial", "qk_norm": True}, "pool": "map", "block": {"checkpoint": True}, "depth": 3},
+    {"input_norm": True, "norm": "rms", "mlp": {"kind": "gated", "norm": True}, "stem": {"bias": False}},
+    {"attention": {"key_bias": False, "out_norm": True}, "mlp": {"activation": "quick-gelu"}, "pool": "map"},
     {"registers": 2, "class_token": True, "pool": "mean", "position": {"prefix": "none"}},
     {"registers": 2, "position": {"prefix": "all"}, "final_norm": "none"},
     {"pool": "map", "final_norm": "pooled", "head": {"kind": "mlp", "hidden": 7}, "mlp": {"activation": "relu"}},

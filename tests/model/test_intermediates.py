@@ -30,6 +30,8 @@ CASES: list[dict[str, object]] = [
     {"final_norm": "pooled", "pool": "mean", "block": {"layer_scale": 0.3}, "head": "mlp"},
     {"attention": "axial", "pool": "mean", "depth": 3},
     {"attention": {"kind": "axial", "qk_norm": True}, "pool": "map", "position": {"layers": "every"}},
+    {"input_norm": True, "norm": "rms", "mlp": {"kind": "gated", "norm": True}, "stem": {"bias": False}},
+    {"attention": {"key_bias": False, "out_norm": True}, "mlp": {"activation": "quick-gelu"}, "pool": "map"},
     {"num_classes": 0, "image_size": (224, 160), "patch_size": 32},
     {"image_size": (224, 160), "patch_size": 16, "position": "sincos-2d", "depth": 1},
     {"image_size": (56, 40), "patch_size": 8, "position": "rope-2d", "heads": 6},

@@ -155,4 +155,4 @@ def _attention(block: FastBlock, z: Tensor, sizes: Tensor | None, queries: int |
     q, k = attn.q_norm(q), attn.k_norm(k)
     bias = None if sizes is None else sizes.log().transpose(1, 2)[:, None]  # (B, 1, 1, T)
     mixed = attend(q[:, :, :queries], k, v, bias).transpose(1, 2).flatten(2)  # (B, T, D)
-    return z[:, :queries] + block.ls1(attn.proj(mixed)), k.mean(1)
+    return z[:, :queries] + block.ls1(attn.proj(attn.norm(mixed))), k.mean(1)

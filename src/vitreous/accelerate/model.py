@@ -20,7 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitreous.accelerate.kernels import LayerNorm, Linear, attend, in_bfloat16_on_cpu, project_heads
+from vitreous.accelerate.kernels import (
+    LayerNorm,
+    Linear,
+    NoKeyBiasLinear,
+    attend,
+    in_bfloat16_on_cpu,
+    project_heads,
+)
 from vitreous.accelerate.stems import (
     FastConvPatchEmbed,
     FastLinearPatchEmbed,
@@ -28,7 +35,7 @@ from vitreous.accelerate.stems import (
     FastStridedPatchEmbed,
 )
 from vitreous.errors import ConfigError
-from vitreous.model.attention import Attention, AxialAttention
+from vitreous.model.attention import Attention, AxialAttention, NoKeyBias
 from vitreous.model.block import Block, LayerScale
 from vitreous.model.config import ViTConfig
 from vitreous.model.pools import AttentionPoolModule
@@ -190,7 +197,7 @@ class FastVisionTransformer(VisionTransformer):
             if positions is not None:
                 prefix = prefix + positions[:, :P]
             z = torch.cat((prefix.to(dtype).expand(z.shape[0], -1, -1), z), 1)
-        return self.pos_drop(z), kept
+        return self.norm_pre(self.pos_drop(z)), kept
 
     def _embedding(self, grid: tuple[int, int]) -> Tensor | None:
         """Return E_pos for a grid, (1, P + N, D), or None if nothing is added to the tokens."""
@@ -284,14 +291,15 @@ class _FastAttention(Attention):
     ) -> Tensor:
         """Map tokens (B, T, D) to (B, T, D), or only to the first ``queries`` tokens."""
         q, k, v = project_heads(x, self.qkv, 3, self.heads)  # (B, heads, T, d)
-        q, k = self.position.rotate(self.q_norm(q), context), self.position.rotate(self.k_norm(k), context)
+        rotate = self.position.rotate
+        q, k = rotate(self, self.q_norm(q), context), rotate(self, self.k_norm(k), context)
         bias = self.position.bias(self, q, context)
         if bias is not None:
             bias = bias[:, :, :queries]
         out = attend(q[:, :, :queries], k, v, bias, self.dropout if self.training else 0.0)  # (B, heads, T, d)
         if record is not None:
             record.keep(q, k, v, bias, out)
-        return cast(Tensor, self.proj_drop(self.proj(out.transpose(1, 2).flatten(2))))  # (B, T, D)
+        return cast(Tensor, self.proj_drop(self.proj(self.norm(out.transpose(1, 2).flatten(2)))))  # (B, T, D)
 
 
 class _FastAxialAttention(AxialAttention):
@@ -308,7 +316,7 @@ class _FastAxialAttention(AxialAttention):
         out = self.raster(out, context)  # (B, heads, N, d)
         if record is not None:
             record.keep(q, k, v, self.outside(context, q), out)
-        return cast(Tensor, self.proj_drop(self.proj(out.transpose(1, 2).flatten(2))))  # (B, N, D)
+        return cast(Tensor, self.proj_drop(self.proj(self.norm(out.transpose(1, 2).flatten(2)))))  # (B, N, D)
 
 
 class _FastLayerScale(LayerScale):
@@ -341,6 +349,7 @@ _FAST: dict[type[nn.Module], type[nn.Module]] = {
     AxialAttention: _FastAxialAttention,
     AttentionPoolModule: _FastAttentionPool,
     LayerScale: _FastLayerScale,
+    NoKeyBias: NoKeyBiasLinear,
     nn.LayerNorm: LayerNorm,
     LinearPatchEmbed: FastLinearPatchEmbed,
     StridedPatchEmbed: FastStridedPatchEmbed,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitreous.model.attention import Attention
 from vitreous.model.mlp import Mlp
+from vitreous.model.norm import build_norm
 from vitreous.model.part import Part, Shape
 from vitreous.model.record import Record
 
@@ -64,11 +65,11 @@ class Block(nn.Module):
 
     def __init__(self, config: BlockConfig, shape: Shape, drop_path: float, attn: Attention, mlp: Mlp) -> None:
         super().__init__()
-        D, eps, scale = shape.width, shape.norm_eps, config.layer_scale
-        self.norm1 = nn.LayerNorm(D, eps=eps)
+        D, scale = shape.width, config.layer_scale
+        self.norm1 = build_norm(shape)
         self.attn = attn
         self.ls1 = nn.Identity() if scale is None else LayerScale(D, scale)
-        self.norm2 = nn.LayerNorm(D, eps=eps)
+        self.norm2 = build_norm(shape)
         self.mlp = mlp
         self.ls2 = nn.Identity() if scale is None else LayerScale(D, scale)
         self.drop_path = StochasticDepth(drop_path)

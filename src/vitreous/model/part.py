@@ -11,7 +11,7 @@ import dataclasses
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from vitreous.choices import unknown_choices, wrong_types
 from vitreous.errors import ConfigError, did_you_mean
@@ -52,6 +52,7 @@ class Shape:
     class_token: bool | None = None
     registers: int = 0
     dropout: float = 0.0
+    norm: Literal["layer", "rms"] = "layer"
     norm_eps: float = 1e-6
 
     @property

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitreous.model.init import Scheme
 from vitreous.model.mlp import MlpConfig
+from vitreous.model.norm import build_norm
 from vitreous.model.part import Part, Shape
 from vitreous.model.record import Record
 
@@ -178,7 +179,7 @@ class AttentionPoolModule(nn.Module):
         self.q = nn.Linear(D, D)
         self.kv = nn.Linear(D, 2 * D)
         self.proj = nn.Linear(D, D)
-        self.norm = nn.LayerNorm(D, eps=shape.norm_eps)
+        self.norm = build_norm(shape)
         self.mlp = mlp.build(shape)
 
     def forward(self, z: Tensor, record: Record | None = None) -> Tensor:

@@ -82,8 +82,8 @@ class Position(Part):
         """Return what block ``index``, counted from 0, reads, given the tokens z that reach it, (B, P + N, D)."""
         return z
 
-    def rotate(self, x: Tensor, context: Any) -> Tensor:
-        """Rotate queries or keys (B, H, P + N, d) by an angle that depends on their position."""
+    def rotate(self, attention: nn.Module, x: Tensor, context: Any) -> Tensor:
+        """Rotate queries or keys of an attention, (B, H, P + N, d), by an angle that depends on their position."""
         return x
 
     def bias(self, attention: nn.Module, q: Tensor, context: Any) -> Tensor | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitreous.model.part import Shape
 from vitreous.model.positions.base import Grid, Position, raster
@@ -43,7 +43,7 @@ class Rope2d(Position):
     def select(self, context: Tensor, kept: Tensor) -> Tensor:
         return context[:, 0, 0][:, kept][:, :, None]  # (2, B, 1, n, d)
 
-    def rotate(self, x: Tensor, context: Tensor) -> Tensor:
+    def rotate(self, attention: nn.Module, x: Tensor, context: Tensor) -> Tensor:
         cos, sin = context.to(x.dtype)  # (1, 1, N, d) each, or (B, 1, n, d)
         prefix = x.shape[2] - cos.shape[2]
         prefix_tokens, patches = x[:, :, :prefix], x[:, :, prefix:]  # (B, H, P, d), (B, H, N, d)
