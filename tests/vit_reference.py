@@ -163,7 +163,7 @@ def embed(images: Tensor, w: Weights, c: ViTConfig) -> tuple[Tensor, tuple[int, 
     x, (rows, columns) = patches(images, w, c)
     prefix = [w[name][0] for name in ("cls_token", "reg_token") if name in w]
     front = torch.cat(prefix) if prefix else x.new_zeros(0, c.width)
-    if c.position.kind == "learned":
+    if c.position.kind == "learned" or getattr(c.position, "absolute", "none") != "none":
         table = w["pos_embed"][0]
         own = len(table) - rows * columns
         front = torch.stack([front[i] + table[i] if i < own else front[i] for i in range(len(front))] or [front.sum(0)])
@@ -184,17 +184,69 @@ def embed(images: Tensor, w: Weights, c: ViTConfig) -> tuple[Tensor, tuple[int, 
     return torch.cat((front.expand(len(x), -1, -1), x), 1), (rows, columns)
 
 
-def rope(x: Tensor, places: list[list[tuple[int, int]]], prefix: int) -> Tensor:
-    """RoPE-ViT, axial: consecutive channels are complex numbers, turned by the column, then by the row; B x N x d."""
-    d = x.shape[-1]
-    numbers = torch.view_as_complex(x.reshape(*x.shape[:-1], d // 2, 2).contiguous())
-    turns = torch.ones_like(numbers)
-    frequencies = [100.0 ** (-4 * i / d) for i in range(d // 4)]
-    for b, image in enumerate(places):
-        for n, (row, column) in enumerate(image):
-            angles = [column * f for f in frequencies] + [row * f for f in frequencies]
-            turns[b, prefix + n] = torch.polar(torch.ones(d // 2, dtype=x.dtype), torch.tensor(angles, dtype=x.dtype))
-    return torch.view_as_real(numbers * turns).flatten(-2)
+def rope(x: Tensor, places: list[list[tuple[int, int]]], c: ViTConfig, grid: tuple[int, int], own: Tensor) -> Tensor:
+    """RoPE: pairs of channels are complex numbers, turned by the column and by the row; B x N x d.
+
+    ``own`` are the learned frequencies of this head, of columns and of rows, 2 x d/2, or empty.
+    """
+    d, p, prefix = x.shape[-1], c.position, c.prefix_tokens
+    halves = getattr(p, "pairs", "") == "halves"
+    numbers = torch.complex(x[..., : d // 2], x[..., d // 2 :]) if halves else torch.complex(x[..., ::2], x[..., 1::2])
+    periods = [p.theta ** (4 * i / d) for i in range(d // 4)]
+    if getattr(p, "rounding", "none") == "bfloat16":
+        periods = torch.tensor(periods).bfloat16().tolist()
+    turns: list[list[Tensor]] = []
+    for image in places:
+        of_image = [torch.zeros(d // 2, dtype=x.dtype)] * prefix
+        for place in image:
+            row, column = (coordinate(place[axis], grid[axis], p) for axis in (0, 1))
+            if len(own):
+                of_image.append(column * own[0] + row * own[1])
+                continue
+            first, second = (row, column) if p.first == "row" else (column, row)
+            unit = 2 * math.pi if p.coordinates == "centred" else 1
+            angles = [place * unit / t for place in (first, second) for t in periods]
+            of_image.append(torch.tensor(angles, dtype=x.dtype))
+        turns.append(torch.stack(of_image))
+    angles = torch.stack(turns)
+    turned = numbers * torch.complex(torch.cos(angles), torch.sin(angles))
+    if halves:
+        return torch.cat((turned.real, turned.imag), -1)
+    return torch.stack((turned.real, turned.imag), -1).flatten(-2)
+
+
+def coordinate(number: int, length: int, position: object) -> float:
+    """The place of a row or column: its number, or its middle from -1 to 1, or scaled to another grid."""
+    if getattr(position, "coordinates", "index") == "centred":
+        return (number + 0.5 + position.offset) / length * 2 - 1  # type: ignore[attr-defined]
+    place = number + getattr(position, "offset", 0.0)
+    reference = getattr(position, "reference", None)
+    return place / length * reference if reference else place
+
+
+def offset_bias(w: Weights, name: str, c: ViTConfig, image: list[int], columns: int, h: int, prefix: int) -> Tensor:
+    """What is added to the scores of all pairs of tokens of an image for head h: N x N."""
+    tokens = prefix + len(image)
+    bias = torch.zeros(tokens, tokens, dtype=torch.float64)
+    for a in range(tokens):
+        for b in range(tokens):
+            if min(a, b) < prefix:
+                if c.position.kind == "relative-bias":  # 0 from a prefix token to a patch, 1 back, 2 between them
+                    table = w.get(f"{name}.relative_bias", w.get("pos_embed_relative"))
+                    bias[a, b] = table[-3:][2 if max(a, b) < prefix else 0 if a < prefix else 1, h].to(bias)  # type: ignore[index]
+                continue
+            (ra, ca), (rb, cb) = divmod(image[a - prefix], columns), divmod(image[b - prefix], columns)
+            if c.position.kind == "relative-bias":
+                rows, cols = c.grid
+                table = w.get(f"{name}.relative_bias", w.get("pos_embed_relative"))
+                bias[a, b] = table[(ra - rb + rows - 1) * (2 * cols - 1) + ca - cb + cols - 1, h]  # type: ignore[index]
+            else:
+                own = f"{name}.relative" if f"{name}.relative_weight1" in w else "pos_embed"
+                signed = [math.copysign(math.log(1 + abs(n)), n) for n in (ra - rb, ca - cb)]
+                hidden = w[f"{own}_weight1"] @ torch.tensor(signed, dtype=bias.dtype) + w[f"{own}_bias1"]
+                hidden = torch.where(hidden > 0, hidden, torch.zeros_like(hidden))
+                bias[a, b] = w[f"{own}_weight2"][h] @ hidden + w[f"{own}_bias2"][h]
+    return bias
 
 
 def note(seen: Seen | None, **tensors: Tensor) -> None:
@@ -213,10 +265,13 @@ def attention(
         q, k, v = (qkv[..., part * D + h * d : part * D + (h + 1) * d] for part in range(3))  # B N d
         if c.attention.qk_norm:
             q, k = layer_norm(q, w, f"{name}.q_norm", c.norm_eps), layer_norm(k, w, f"{name}.k_norm", c.norm_eps)
-        if c.position.kind == "rope-2d":
+        if c.position.kind.startswith("rope"):
             places = [[divmod(i, grid[1]) for i in image] for image in kept]
-            q, k = rope(q, places, P), rope(k, places, P)
+            own = w[f"{name}.rope_frequencies"][:, h] if c.position.kind == "rope-mixed" else torch.zeros(0)
+            q, k = rope(q, places, c, grid, own), rope(k, places, c, grid, own)
         scores = torch.einsum("bnd,bmd->bnm", q, k) / math.sqrt(d)
+        if c.position.kind in ("relative-bias", "relative-mlp"):
+            scores = scores + torch.stack([offset_bias(w, name, c, image, grid[1], h, P) for image in kept])
         if c.position.kind == "relative":
             last = grid[0] * grid[1] - 1
             rows = []
@@ -277,10 +332,17 @@ def encode(
         if i and getattr(c.position, "layers", "first") != "first":
             z = before_block(z, w, c, i, kept, grid[1])
         note(seen, before=z)
-        branch = attention(layer_norm(z, w, f"{name}.norm1", c.norm_eps), w, f"{name}.attn", c, kept, grid, seen)
-        z = z + branch * w.get(f"{name}.ls1.gamma", torch.ones(1, dtype=z.dtype))
-        branch = mlp(layer_norm(z, w, f"{name}.norm2", c.norm_eps), w, f"{name}.mlp", c)
-        z = z + branch * w.get(f"{name}.ls2.gamma", torch.ones(1, dtype=z.dtype))
+        scales = [w.get(f"{name}.ls{n}.gamma", torch.ones(1, dtype=z.dtype)) for n in (1, 2)]
+        if c.block.kind == "norm-after":
+            z = z + layer_norm(attention(z, w, f"{name}.attn", c, kept, grid, seen), w, f"{name}.norm1", c.norm_eps)
+            z = z + layer_norm(mlp(z, w, f"{name}.mlp", c), w, f"{name}.norm2", c.norm_eps)
+        elif c.block.kind == "parallel":
+            y = layer_norm(z, w, f"{name}.norm1", c.norm_eps)
+            z = z + scales[0] * (attention(y, w, f"{name}.attn", c, kept, grid, seen) + mlp(y, w, f"{name}.mlp", c))
+        else:
+            y = layer_norm(z, w, f"{name}.norm1", c.norm_eps)
+            z = z + scales[0] * attention(y, w, f"{name}.attn", c, kept, grid, seen)
+            z = z + scales[1] * mlp(layer_norm(z, w, f"{name}.norm2", c.norm_eps), w, f"{name}.mlp", c)
         note(seen, after=z)
     return layer_norm(z, w, "norm", c.norm_eps) if c.final_norm == "tokens" else z
 
@@ -293,6 +355,8 @@ def head(z: Tensor, w: Weights, c: ViTConfig, seen: Seen | None = None) -> Tenso
         z = z[:, P:]
     if c.pool.kind == "cls":
         y = z[:, 0]
+    elif c.pool.kind == "prefix":
+        y = torch.cat([z[:, n] for n in range(P)], -1)
     elif c.pool.kind in ("mean", "cls-mean"):
         first = P if not c.pool.prefix else 0
         y = sum(z[:, n] for n in range(first, z.shape[1])) / (z.shape[1] - first)
@@ -302,9 +366,10 @@ def head(z: Tensor, w: Weights, c: ViTConfig, seen: Seen | None = None) -> Tenso
         y = (share * z).sum(1)
         note(seen, pool_share=share)
     else:
-        D, d, outs = c.width, c.width // c.heads, []
+        heads = c.pool.heads or c.heads
+        D, d, outs = c.width, c.width // heads, []
         q, kv = linear(w["attn_pool.latent"][0], w, "attn_pool.q"), linear(z, w, "attn_pool.kv")
-        for h in range(c.heads):
+        for h in range(heads):
             k, v = kv[..., h * d : (h + 1) * d], kv[..., D + h * d : D + (h + 1) * d]
             scores = torch.einsum("d,bnd->bn", q[0, h * d : (h + 1) * d], k) / math.sqrt(d)
             share = softmax(scores, -1)

@@ -85,7 +85,31 @@ AXIAL = [
     {"attention": "axial", "pool": "seq", "position": {"layers": "every"}, "block": {"layer_scale": 0.1}},
     {"attention": "axial", "pool": "mean", "position": "none", "image_size": (4, 16), "heads": 1},
 ]
-CASES = ONE_BY_ONE + GRID + PREFIX + POOL_PREFIX + LAYERS + AXIAL
+ROPE = [
+    *({"position": {"kind": "rope-2d", **each}} for each in (
+        {"coordinates": "centred", "first": "row", "pairs": "halves"},
+        {"coordinates": "centred", "rounding": "bfloat16", "theta": 30.0},
+        {"theta": 10000.0, "first": "row", "reference": 5, "absolute": "cls"},
+        {"offset": 1.0, "reference": 2, "absolute": "patches"},
+        {"pairs": "halves", "absolute": "all"},
+    )),
+    {"position": {"kind": "rope-mixed", "absolute": "patches"}, "registers": 2},
+]  # fmt: skip
+RELATIVE = [
+    {"position": {"kind": "relative-bias", "shared": True, "absolute": "cls"}, "registers": 1},
+    {"position": {"kind": "relative-bias", "absolute": "patches"}, "pool": "mean", "attention": {"key_bias": False}},
+    {"position": {"kind": "relative-mlp", "hidden": 6, "shared": True}, "pool": "mean"},
+    {"position": {"kind": "relative-mlp", "hidden": 5}, "block": "norm-after", "pool": "mean", "class_token": True},
+]
+BLOCKS = [
+    {"block": "norm-after", "mlp": "gated"},
+    {"block": "parallel", "norm": "rms", "input_norm": True, "attention": {"qk_norm": True}},
+    {"block": {"kind": "parallel", "layer_scale": 0.3}, "pool": "mean", "registers": 1, "position": "rope-2d"},
+    {"pool": "prefix", "registers": 1, "position": {"prefix": "all"}},
+    {"pool": "prefix", "registers": 2, "head": "mlp"},
+    {"pool": {"kind": "map", "heads": 2, "mlp_dim": 10}, "mlp": {"kind": "gated", "norm": True}},
+]
+CASES = ROPE + RELATIVE + BLOCKS + ONE_BY_ONE + GRID + PREFIX + POOL_PREFIX + LAYERS + AXIAL
 
 
 def name_of(case: dict[str, object]) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vitreous.accelerate.kernels import attend, project_heads
 from vitreous.accelerate.model import FastBlock, FastVisionTransformer, accelerate
 from vitreous.errors import ConfigError
+from vitreous.model.block import BlockConfig
 from vitreous.model.positions import POSITIONS, Position
 from vitreous.model.positions.learned_base import LearnedPosition
 from vitreous.model.vit import VisionTransformer
@@ -48,6 +49,11 @@ def merge_tokens(model: VisionTransformer, count: int) -> None:
         raise ConfigError(
             f"tokens cannot be merged with position {_with_layers(position)}: it needs the position of each token in "
             f"every block. Models with position {' or '.join(free)} can; use merge_tokens 0"
+        )
+    if count and model.config.block.kind != BlockConfig.kind:
+        raise ConfigError(
+            f"tokens cannot be merged in blocks of the kind {model.config.block.kind}, only between the attention and the "
+            f"MLP of {BlockConfig.kind} blocks: use merge_tokens 0"
         )
     fast = accelerate(model)
     if isinstance(fast, FastVisionTransformer):

@@ -36,7 +36,7 @@ from vitreous.accelerate.stems import (
 )
 from vitreous.errors import ConfigError
 from vitreous.model.attention import Attention, AxialAttention, NoKeyBias
-from vitreous.model.block import Block, LayerScale
+from vitreous.model.block import Block, LayerScale, NormAfterBlock, ParallelBlock
 from vitreous.model.config import ViTConfig
 from vitreous.model.pools import AttentionPoolModule
 from vitreous.model.record import Record
@@ -79,7 +79,7 @@ def accelerate(model: VisionTransformer) -> FastVisionTransformer:
     the arguments that the fast model passes. Other modules of a user's, such as a head, stay as they are.
     """
     own = type(model) is not VisionTransformer
-    if own or any(type(block) is not Block or type(block.attn) not in _FAST for block in model.blocks):
+    if own or any(type(block) not in _BLOCKS or type(block.attn) not in _FAST for block in model.blocks):
         return cast(FastVisionTransformer, model)
     for module in (*model.blocks.modules(), *model.pool.modules()):
         if type(module) is nn.Linear:
@@ -88,7 +88,11 @@ def accelerate(model: VisionTransformer) -> FastVisionTransformer:
         module.__class__ = _FAST.get(type(module), type(module))
     fast = cast(FastVisionTransformer, model)
     fast.merging, fast._tables = None, {}
-    fast._positions = tuple(model.config.position.parameters(model.config))
+    c = model.config
+    fast._sources = {
+        "embedding": tuple(c.position.parameters(c)),
+        "context": tuple(c.position.context_parameters(c)),
+    }
     return fast
 
 
@@ -102,13 +106,14 @@ class FastVisionTransformer(VisionTransformer):
 
     merging: Callable[[nn.ModuleList, Tensor, int | None], Tensor] | None
     _tables: dict[Hashable, tuple[Any, tuple[Tensor, ...]]]
-    _positions: tuple[str, ...]  # names of the parameters of the position embedding
+    _sources: dict[str, tuple[str, ...]]  # names of the parameters that embedding and context are made of
 
     @property
     def draws_in_forward(self) -> bool:
         """Whether training draws random numbers for dropout, which threads would draw in another order."""
         dropout = any(module.p for module in self.modules() if isinstance(module, nn.Dropout))
-        return dropout or self.config.attention.dropout > 0 or self.patch_dropout > 0
+        c = self.config
+        return dropout or c.attention.dropout > 0 or self.patch_dropout > 0 or c.position.draws_in_training
 
     def forward(self, images: Tensor, output: Output = "logits", record: Mapping[int, Record] | None = None) -> Tensor:
         """Classify images, exactly as :meth:`VisionTransformer.forward` does."""
@@ -137,7 +142,7 @@ class FastVisionTransformer(VisionTransformer):
             ConfigError: If values are to be recorded, but the model merges tokens.
         """
         # If the head reads only the class token, the last block need not compute the other tokens.
-        queries = 1 if self.config.pool.kind == "cls" and output != "tokens" and not record else None
+        queries = self.config.pool.tokens_read(self.config) if output != "tokens" and not record else None
         z = self._encode(x_p, grid, queries, branch_factors, record or {})
         if output == "tokens":
             return z
@@ -211,11 +216,13 @@ class FastVisionTransformer(VisionTransformer):
         c = self.config
         if not c.position.acts_in_blocks:
             return None
+        if self.training and c.position.draws_in_training:
+            return c.position.context(self, c, grid)
         return self._for_grid("context", grid, lambda: c.position.context(self, c, grid))
 
     def _for_grid(self, name: str, grid: tuple[int, int], make: Callable[[], _Table]) -> _Table:
         """Return a table of the position embedding, cached unless it is made of parameters at their own grid."""
-        sources = [attrgetter(name)(self) for name in self._positions]
+        sources = [attrgetter(parameter)(self) for parameter in self._sources[name]]
         return make() if sources and grid == self.config.grid else self._cached((name, grid), make, sources)
 
     def _cached(self, name: Hashable, make: Callable[[], _Table], sources: Sequence[Tensor]) -> _Table:
@@ -267,9 +274,8 @@ class FastBlock(Block):
         before = z
         branch_factors = self.draw(z) if branch_factors is None else branch_factors
         attn_factors, mlp_factors = (None, None) if branch_factors is None else branch_factors.unbind()
-        attended = self.ls1(self.attn(self.norm1(z), context, record, queries))
-        z = z[:, :queries] + _scaled(attended, attn_factors)  # equation 2
-        z = z + _scaled(self.ls2(self.mlp(self.norm2(z))), mlp_factors)  # equation 3
+        z = z[:, :queries] + _scaled(self.mix(z, context, record, queries), attn_factors)  # equation 2
+        z = z + _scaled(self.transform(z), mlp_factors)  # equation 3
         if record is not None:
             record.before, record.after = before, z
         return z
@@ -277,6 +283,31 @@ class FastBlock(Block):
     def draw(self, z: Tensor) -> Tensor | None:
         """Draw the factors of stochastic depth for tokens z, (2, B, 1, 1), or return None if nothing is dropped."""
         return self.drop_path(z) if self.training and self.drop_path.rate > 0 else None
+
+
+class FastNormAfterBlock(FastBlock, NormAfterBlock):
+    """The same with norms behind the branches."""
+
+
+class FastParallelBlock(FastBlock, ParallelBlock):
+    """The same with one branch, the sum of attention and MLP."""
+
+    def forward(
+        self,
+        z: Tensor,
+        context: Any = None,
+        record: Record | None = None,
+        queries: int | None = None,
+        branch_factors: Tensor | None = None,
+    ) -> Tensor:
+        """Map tokens (B, T, D) as :meth:`FastBlock.forward` does. The first of the two factors is that of the branch."""
+        before = z
+        branch_factors = self.draw(z) if branch_factors is None else branch_factors
+        branch = self.branch(z, context, record, queries)
+        z = z[:, :queries] + _scaled(branch, None if branch_factors is None else branch_factors[0])
+        if record is not None:
+            record.before, record.after = before, z
+        return z
 
 
 def _scaled(branch: Tensor, factors: Tensor | None) -> Tensor:
@@ -342,9 +373,14 @@ class _FastAttentionPool(AttentionPoolModule):
         return cast(Tensor, (y + self.mlp(self.norm(y)))[:, 0])  # (B, D)
 
 
+_BLOCKS: dict[type[nn.Module], type[nn.Module]] = {
+    Block: FastBlock,
+    NormAfterBlock: FastNormAfterBlock,
+    ParallelBlock: FastParallelBlock,
+}
 _FAST: dict[type[nn.Module], type[nn.Module]] = {
     VisionTransformer: FastVisionTransformer,
-    Block: FastBlock,
+    **_BLOCKS,
     Attention: _FastAttention,
     AxialAttention: _FastAxialAttention,
     AttentionPoolModule: _FastAttentionPool,

@@ -54,8 +54,8 @@ class ViTConfig(Shape):
         heads: Number of attention heads per block (k in appendix A). It must divide the width.
         mlp_dim: Size of the hidden layer in the MLP of each block.
         class_token: Whether the sequence starts with a [CLS] token. None adds one only if ``pool`` reads it.
-        registers: Number of extra learned tokens. Nothing reads them; they give attention a place to store global
-            information (arXiv 2309.16588).
+        registers: Number of extra learned tokens. Only pool `prefix` reads them; they give attention a place to store
+            global information (arXiv 2309.16588).
         dropout: Dropout probability after every dense layer except qkv, and after the position embeddings are added
             (appendix B.1). In [0, 1).
         norm: Kind of every norm in the model. `layer`: LayerNorm. `rms`: only divides by the root mean square of the
@@ -211,8 +211,8 @@ def _problems(c: ViTConfig, skip: Collection[str]) -> Iterator[str]:
         yield (
             f"pool {c.pool.kind} reads the class token, but class_token is off: use pool {', '.join(others)} or {last}"
         )
-    if c.pool.kind == "cls-mean" and c.final_norm == "pooled":
-        yield "pool cls-mean has no norm after it: use final_norm tokens"
+    if c.pool.kind in ("cls-mean", "prefix") and c.final_norm == "pooled":
+        yield f"pool {c.pool.kind} has no norm after it: use final_norm tokens"
     for name in ("dropout", "patch_dropout"):
         if not 0 <= getattr(c, name) < 1:
             yield f"{name} is {getattr(c, name)}, it must be in [0, 1)"

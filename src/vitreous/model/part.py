@@ -82,6 +82,11 @@ class Shape:
         """Length of the sequence at ``image_size``: prefix tokens and patches."""
         return self.prefix_tokens + self.patches
 
+    def with_sizes(self, **sizes: int) -> Shape:
+        """Return these dimensions alone, without the parts of a model, and with some of them changed."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(Shape)}
+        return Shape(**(own | sizes))
+
     @property
     def head_dim(self) -> int:
         """Channels per attention head (D_h in appendix A)."""
