@@ -29,7 +29,16 @@ from torch.autograd.function import once_differentiable
 
 from vitreous.model.attention import NoKeyBias
 
-__all__ = ["LayerNorm", "Linear", "NoKeyBiasLinear", "attend", "in_bfloat16_on_cpu", "linear", "project_heads", "split_heads"]
+__all__ = [
+    "LayerNorm",
+    "Linear",
+    "NoKeyBiasLinear",
+    "attend",
+    "in_bfloat16_on_cpu",
+    "linear",
+    "project_heads",
+    "split_heads",
+]
 
 _BF16 = torch.bfloat16
 _LONG = 1200  # above this many tokens the stored T x T weights dominate memory, and save little time

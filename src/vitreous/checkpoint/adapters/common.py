@@ -80,7 +80,9 @@ class OutgoingModel:
             problems.append(f"positions added before every block (position.layers {position.layers})")
         if (attention := self.config.attention.kind) != AttentionConfig.kind:  # likewise
             problems.append(f"{attention} attention")
-        problems += [f"{name} (--drop {name} leaves it out)" for name in self.kept if not keeps and name != "distilled_bias"]
+        problems += [
+            f"{name} (--drop {name} leaves it out)" for name in self.kept if not keeps and name != "distilled_bias"
+        ]
         if problems:
             raise CheckpointError(
                 f"{family} cannot express this model: {'; '.join(problems)}. "

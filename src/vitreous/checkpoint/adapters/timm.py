@@ -35,12 +35,20 @@ _HARMLESS = {  # arguments of timm's constructors that evaluation does not use, 
     *("fc_norm", "pool_include_prefix", "dynamic_img_size", "dynamic_img_pad", "strict_img_size", "act_layer"),
     *("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"),
     *("weight_init", "fix_init", "pos_embed", "proj_bias", "exportable", "scriptable", "pre_norm", "scale_attn_norm"),
-    *("scale_mlp_norm", "num_reg_tokens", "qkv_fused", "swiglu_mlp", "swiglu_align_to", "scale_mlp", "scale_attn_inner"),
+    *(
+        "scale_mlp_norm",
+        "num_reg_tokens",
+        "qkv_fused",
+        "swiglu_mlp",
+        "swiglu_align_to",
+        "scale_mlp",
+        "scale_attn_inner",
+    ),
     *("attn_type", "use_abs_pos_emb", "use_rot_pos_emb", "rope_type", "rope_grid_offset", "rope_grid_indexing"),
     *("rope_temperature", "rope_rotate_half", "rope_shift_coords", "rope_jitter_coords", "rope_rescale_coords"),
     *("ref_feat_shape", "use_pre_transformer_norm", "use_post_transformer_norm", "use_fc_norm", "attn_pool_num_heads"),
     *("attn_pool_mlp_ratio", "head_init_scale", "use_rel_pos_bias", "use_shared_rel_pos_bias", "rel_pos_dim"),
-    *("shared_rel_pos", "norm_eps"),
+    *("shared_rel_pos", "norm_eps", "pos_embed_interp_mode", "pos_embed_grid_size"),
 }
 _OFF = (None, False, "layernorm")  # values by which any other argument is off
 _EXPECTED = {"norm_layer": ("rmsnorm",), "block_fn": ("norm-after",), "rel_pos_type": ("mlp",), "attn_layer": ("",)}
@@ -97,8 +105,8 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
     kept = {name: state.pop(name) for name in ("mask_token",) if name in state}
     kept |= {} if biases is None else {"distilled_bias": biases}
     reasons: list[str] = []
-    known = _conventions(state, document, arguments, dinov2, source.name)
-    size = arguments.get("img_size") or (pretrained.get("input_size") or [None, None])[1:]
+    known = _conventions(state, document, arguments, forms | {"dinov2": dinov2}, source.name)
+    size = None if forms["embeds"] else arguments.get("img_size") or (pretrained.get("input_size") or [None, None])[1:]
     if isinstance(size, int) or (isinstance(size, list | tuple) and len(size) == 2 and all(size)):
         known["image_size"] = size if isinstance(size, int) else (int(size[0]), int(size[1]))
     if isinstance(arguments.get("num_heads"), int) and ("num_heads" in stated or hints.heads is None):
@@ -126,7 +134,7 @@ def _ours(name: str, tensors: State) -> str:
 
 
 def _conventions(
-    state: State, document: dict[str, Any], arguments: dict[str, Any], dinov2: bool, name: str
+    state: State, document: dict[str, Any], arguments: dict[str, Any], forms: dict[str, object], name: str
 ) -> dict[str, Any]:
     """Return the fields that tensor shapes do not determine."""
     gated = "blocks.0.mlp.fc1.weight" in state and state["blocks.0.mlp.fc1.weight"].shape[0] == (
@@ -139,14 +147,20 @@ def _conventions(
         pool = "map" if "attn_pool.latent" in state else "avg" if is_mean else "token"
     problems = [f"activation {activation}"] * (activation not in _ACTIVATIONS)
     problems += [f"pooling {pool}"] * (pool not in _POOLS)
-    problems += [key for key in state if key.startswith(("head_dist.", "dist_token", "rope.", "embeds."))]
+    problems += [
+        key for key in state if key.startswith(("head_dist.", "dist_token", "rope.", "pos_embed_x", "pos_embed_y"))
+    ]
     problems += [
         f"{key} {value}"
         for key, value in arguments.items()
         if key not in _HARMLESS and value not in (*_OFF, *_EXPECTED.get(key, ()))
     ]
-    problems += ["a norm before the blocks whose epsilon no config.json states"] * (
-        "norm_pre.weight" in state and not document
+    problems += ["norms with biases, not norm_layer rmsnorm"] * (
+        arguments.get("norm_layer") == "rmsnorm" and "blocks.0.norm1.bias" in state
+    )
+    apart = forms["qkv"] != "fused" or forms["scale"] == "gamma"  # as in timm's Eva, most of which rotate
+    problems += ["a model whose rotary positions and epsilon no tensor shows: give the folder with its config.json"] * (
+        not document and ("norm_pre.weight" in state or (apart and "blocks.0.attn.relative_bias" not in state))
     )
     if problems:
         raise CheckpointError(f"'{name}' is a timm model that vitreous does not support: {join_first(problems)}")
@@ -158,7 +172,8 @@ def _conventions(
         "position": rope_of(arguments, name),
     }
     if "pos_embed" in state:
-        known["position"]["resample"] = "dinov2" if dinov2 else "timm"
+        bilinear = arguments.get("pos_embed_interp_mode") == "bilinear"
+        known["position"]["resample"] = "dinov2" if forms["dinov2"] else "siglip2" if bilinear else "timm"
     if any(key.startswith("patch_embed.backbone.") for key in state):
         known["stem"] = {"norm": "timm"}
     if arguments.get("block_fn") == "norm-after":
@@ -194,7 +209,7 @@ def write(model: OutgoingModel) -> ForeignCheckpoint:
     if not dinov2 and not known:
         model.raise_if_unsupported("timm", _unsupported(config))
     forms = {name: layout.get(name) for name in FORMS} if known else _forms(config)
-    tensors = from_ours(model.state, forms, kept.pop("distilled_bias", None))
+    tensors = from_ours(model.state, forms, kept.pop("distilled_bias", None), config.grid)
     back = {ours: theirs for theirs, ours in _RENAMED.items()} if dinov2 else {}
     tensors = {back.get(name, name): tensor for name, tensor in tensors.items()}
     if _is_bare(config):
@@ -268,7 +283,11 @@ def _entry(config: ViTConfig, layout: Mapping[str, Any]) -> str:
     if architecture := str(layout.get("architecture", "")):
         return architecture
     if config.norm_eps == 1e-5:
-        return "vit_base_patch16_clip_quickgelu_224" if config.mlp.activation == "quick-gelu" else "vit_base_patch16_clip_224"
+        return (
+            "vit_base_patch16_clip_quickgelu_224"
+            if config.mlp.activation == "quick-gelu"
+            else "vit_base_patch16_clip_224"
+        )
     entry = f"vit_{_SIZES.get(config.width)}_patch{pair(config.patch_size)[0]}_224"
     return entry if entry in _ENTRIES else "vit_base_patch16_224"
 
@@ -278,7 +297,9 @@ def _stated(c: ViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
     arguments = dict(layout.get("arguments") or {})
     entry = entry_arguments(str(layout["architecture"]))
     size = plain_size(pair(c.image_size))
-    arguments |= {"img_size": list(size) if isinstance(size, tuple) else size, "in_chans": c.in_channels}
+    plain = list(size) if isinstance(size, tuple) else size
+    table = {"pos_embed_grid_size": list(c.grid)} if layout.get("embeds") else {"img_size": plain}
+    arguments |= {**table, "in_chans": c.in_channels}
     activation = arguments.get("act_layer") or entry.get("act_layer") or "gelu"
     if c.mlp.kind == "dense" and _ACTIVATIONS.get(activation) != c.mlp.activation:
         arguments["act_layer"] = _BACK[c.mlp.activation]

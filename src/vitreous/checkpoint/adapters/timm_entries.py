@@ -42,6 +42,7 @@ _ENTRIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("vit_*_clip_*", {"norm_eps": 1e-5}),
     ("*_clip_quickgelu_*", {"act_layer": "quick_gelu"}),
     ("beit3_*", {"norm_eps": 1e-5}),
+    ("naflexvit_*_siglip", {"act_layer": "gelu_tanh", "pos_embed_interp_mode": "bilinear"}),
     ("*_rpn_*", {"block_fn": "norm-after"}),
     ("test_vit3", {"num_heads": 3, "pool_include_prefix": True}),
     ("test_vit", {"num_heads": 2}),
@@ -79,15 +80,16 @@ _WORDS = re.compile(
     r"spatial|lang|lingbot|relpos|srelpos|cls|clsgap|radio|v[34]|par|parfac|in21k|7b"
 )
 _OTHER_MODELS = (
-    ("*_radio_v[34]", "of RADIO, whose embedding depends on the image size in a way of its own"),
-    ("cait_*", "class attention behind layers without a class token, and mixing across heads"),
-    ("samvit_*", "attention in windows"),
-    ("*_sapiens2", "fewer heads for keys and values than for queries"),
-    ("vit_d*wee_*", "the difference of two attention maps"),
-    ("vit_dlittle_*", "the difference of two attention maps"),
+    ("naflexvit_*_radio_*", "positions that are cropped from a square, as RADIO has"),
+    ("naflexvit_*_par*", "positions that are cropped from a square, to keep the aspect ratio"),
+    ("cait_*", "class attention behind layers without a class token, and attention that mixes its heads (CaiT)"),
+    ("samvit_*", "attention in windows (SAM)"),
+    ("*_sapiens2", "fewer heads for keys and values than for queries (Sapiens 2)"),
+    ("vit_d*wee_*", "attention that is the difference of two maps"),
+    ("vit_dlittle_*", "attention that is the difference of two maps"),
     ("vit_*_18x2_*", "two attentions and two MLPs side by side in each block"),
-    ("vit_*_resnet*", "a stem of another ResNet than BiT's"),
-    ("vit_*_mci_*", "a stem of MobileOne blocks"),
+    ("vit_*_resnet*", "a stem of another ResNet than BiT's (a hybrid)"),
+    ("vit_*_mci_*", "a stem of MobileOne blocks (a hybrid)"),
 )
 _OTHER_TENSORS = {
     "blocks.0.attn.lambda_q1": "attention that is the difference of two maps",
@@ -143,7 +145,9 @@ def rope_of(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
     reference = arguments.get("ref_feat_shape")
     sides = set(reference) if isinstance(reference, list | tuple) else {reference}
     if kind not in ("cat", "dinov3") or len(sides) > 1:
-        raise CheckpointError(f"'{name}' is a timm model that vitreous does not support: rotary positions of type {kind}")
+        raise CheckpointError(
+            f"'{name}' is a timm model that vitreous does not support: rotary positions of type {kind}"
+        )
     return {
         "kind": "rope-2d",
         "theta": float(arguments.get("rope_temperature", 10000.0)),

@@ -7,13 +7,16 @@ distilled DeiT has two heads, whose mean is one head on both tokens. A layout re
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from vitreous.checkpoint.adapters.common import State
 from vitreous.checkpoint.adapters.stacking import cut, join, prefixes, renamed
 
-__all__ = ["FORMS", "from_ours", "to_ours"]
+__all__ = ["FORMS", "cut_heads", "from_ours", "join_heads", "to_ours"]
 
 FORMS = {
     "qkv": (None, "fused", "biases", "separate"),
@@ -21,6 +24,7 @@ FORMS = {
     "gate": (None, "packed", "split"),
     "parallel": (None, False, True),
     "distilled": (None, False, True),
+    "embeds": (None, False, True),
 }
 """Entries of a layout and their allowed values; None in files from before they existed, for the first form."""
 
@@ -56,6 +60,9 @@ def to_ours(tensors: State) -> tuple[State, dict[str, object], Tensor | None]:
     if "blocks.0.gamma_1" in state:
         forms["scale"] = "gamma"
         state = renamed(state, _GAMMA)
+    if "embeds.proj.weight" in state:
+        forms["embeds"] = True
+        _read_embeds(state)
     state = renamed(state, _RELATIVE)
     for block in prefixes(state):
         attn, mlp = f"{block}attn.", f"{block}mlp."
@@ -74,8 +81,32 @@ def to_ours(tensors: State) -> tuple[State, dict[str, object], Tensor | None]:
     biases = None
     if "dist_token" in state and "head_dist.weight" in state:
         forms["distilled"] = True
-        biases = _join_heads(state)
+        state["reg_token"] = state.pop("dist_token")
+        biases = join_heads(state)
     return state, forms, biases
+
+
+def _read_embeds(state: State) -> None:
+    """Move the tensors of NaFlexViT's embedding to where they are here, in place; its table has rows and columns."""
+    for name in [name for name in state if name.startswith("embeds.")]:
+        ours = name.removeprefix("embeds.")
+        state[f"patch_embed.{ours}" if ours.startswith("proj.") else ours] = state.pop(name)
+    kernel = state["patch_embed.proj.weight"]
+    if kernel.ndim == 2:  # rows of flattened patches, pixel by pixel
+        side = math.isqrt(kernel.shape[1] // 3)
+        state["patch_embed.proj.weight"] = kernel.unflatten(1, (side, side, -1)).permute(0, 3, 1, 2)
+    if "pos_embed" in state and state["pos_embed"].ndim == 4:
+        state["pos_embed"] = state["pos_embed"].flatten(1, 2)
+
+
+def _write_embeds(state: State, grid: tuple[int, int]) -> None:
+    """Undo :func:`_read_embeds`."""
+    state["embeds.proj.weight"] = state.pop("patch_embed.proj.weight").permute(0, 2, 3, 1).flatten(1)
+    for name in ("patch_embed.proj.bias", "cls_token", "reg_token", "pos_embed"):
+        if name in state:
+            state[f"embeds.{name.removeprefix('patch_embed.')}"] = state.pop(name)
+    if "embeds.pos_embed" in state:
+        state["embeds.pos_embed"] = state["embeds.pos_embed"].unflatten(1, grid)
 
 
 def _split_parallel(state: State) -> State:
@@ -90,28 +121,32 @@ def _split_parallel(state: State) -> State:
     return state
 
 
-def _join_heads(state: State) -> Tensor:
+def join_heads(state: State) -> Tensor:
     """Replace the two heads of a distilled model by their mean, a head on both tokens; return their biases, (2, K).
 
     The weights are halved, which is exact. The mean of the biases is not, so that they are kept.
     """
-    state["reg_token"] = state.pop("dist_token")
     weights = [state.pop(f"{name}.weight").to(torch.float32) for name in ("head", "head_dist")]
     biases = torch.stack([state.pop(f"{name}.bias").to(torch.float32) for name in ("head", "head_dist")])
     state["head.weight"], state["head.bias"] = torch.cat(weights, 1) / 2, biases.mean(0)
     return biases
 
 
-def from_ours(ours: State, forms: dict[str, object], biases: Tensor | None) -> State:
-    """Undo :func:`to_ours`. The biases of two heads are used if their mean is still the head's bias."""
+def from_ours(ours: State, forms: Mapping[str, object], biases: Tensor | None, grid: tuple[int, int]) -> State:
+    """Undo :func:`to_ours`. The biases of two heads are used if their mean is still the head's bias.
+
+    Args:
+        ours: The model's tensors.
+        forms: As :func:`to_ours` returned them.
+        biases: Likewise.
+        grid: Rows and columns of patches of the position embedding.
+    """
     state = dict(ours)
+    if forms.get("embeds"):
+        _write_embeds(state, grid)
     if forms.get("distilled"):
         state["dist_token"] = state.pop("reg_token")
-        if biases is None or not torch.equal(biases.mean(0), state["head.bias"]):
-            biases = torch.stack([state["head.bias"]] * 2)
-        weights = (state["head.weight"] * 2).chunk(2, 1)
-        for name, weight, bias in zip(("head", "head_dist"), weights, biases, strict=True):
-            state[f"{name}.weight"], state[f"{name}.bias"] = weight, bias
+        cut_heads(state, biases)
     blocks = prefixes(state)
     for block in blocks:
         attn, mlp = f"{block}attn.", f"{block}mlp."
@@ -130,6 +165,15 @@ def from_ours(ours: State, forms: dict[str, object], biases: Tensor | None) -> S
     if forms.get("scale") == "gamma":
         state = renamed(state, {value: name for name, value in _GAMMA.items()})
     return _join_parallel(state) if forms.get("parallel") else state
+
+
+def cut_heads(state: State, biases: Tensor | None) -> None:
+    """Undo :func:`join_heads` in place; without the biases that were kept, or if the head's has changed, both have it."""
+    if biases is None or not torch.equal(biases.mean(0), state["head.bias"]):
+        biases = torch.stack([state["head.bias"]] * 2)
+    weights = (state["head.weight"] * 2).chunk(2, 1)
+    for name, weight, bias in zip(("head", "head_dist"), weights, biases, strict=True):
+        state[f"{name}.weight"], state[f"{name}.bias"] = weight, bias
 
 
 def _join_parallel(state: State) -> State:

@@ -64,7 +64,9 @@ class RelativeMlp(PositionInAttention):
         for prefix in ("pos_embed", "relative"):
             for name in _NAMES:
                 if hasattr(module, f"{prefix}_{name}"):
-                    nn.init.normal_(getattr(module, f"{prefix}_{name}"), std=0.02 if name.startswith("weight") else 1e-6)
+                    nn.init.normal_(
+                        getattr(module, f"{prefix}_{name}"), std=0.02 if name.startswith("weight") else 1e-6
+                    )
 
     def context(self, model: Any, shape: Shape, grid: Grid) -> Context:
         like: Tensor = model.patch_embed.proj.weight
