@@ -52,8 +52,8 @@ def merge_tokens(model: VisionTransformer, count: int) -> None:
         )
     if count and model.config.block.kind != BlockConfig.kind:
         raise ConfigError(
-            f"tokens cannot be merged in blocks of the kind {model.config.block.kind}, only between the attention and the "
-            f"MLP of {BlockConfig.kind} blocks: use merge_tokens 0"
+            f"tokens cannot be merged in blocks of the kind {model.config.block.kind}, only between the attention and "
+            f"the MLP of {BlockConfig.kind} blocks: use merge_tokens 0"
         )
     fast = accelerate(model)
     if isinstance(fast, FastVisionTransformer):

@@ -135,6 +135,10 @@ class Block(nn.Module):
         """Return MLP(LN(z)) of tokens (B, T, D)."""
         return self.ls2(self.mlp(self.norm2(z)))
 
+    def mlp_input(self, z: Tensor, attended: Tensor) -> Tensor:
+        """Return what the MLP reads, (B, T, D), given the tokens that the block reads and the output of attention."""
+        return self.norm2(z + self.ls1(attended))
+
 
 class NormAfterBlock(Block):
     """The norms stand behind the two branches: z' = LN(MSA(z)) + z, and z = LN(MLP(z')) + z'."""
@@ -149,6 +153,10 @@ class NormAfterBlock(Block):
     def transform(self, z: Tensor) -> Tensor:
         """Return LN(MLP(z)) of tokens (B, T, D)."""
         return self.norm2(self.mlp(z))
+
+    def mlp_input(self, z: Tensor, attended: Tensor) -> Tensor:
+        """Return what the MLP reads, as :meth:`Block.mlp_input` does."""
+        return z + self.norm1(attended)
 
 
 class ParallelBlock(Block):
@@ -172,6 +180,10 @@ class ParallelBlock(Block):
         y = self.norm1(z)
         first = y[:, : queries[0]] if queries else y
         return self.ls1(self.attn(y, context, record, *queries) + self.mlp(first))
+
+    def mlp_input(self, z: Tensor, attended: Tensor) -> Tensor:
+        """Return what the MLP reads, as :meth:`Block.mlp_input` does."""
+        return self.norm1(z)
 
 
 class LayerScale(nn.Module):

@@ -18,13 +18,22 @@ from vitreous.model.part import Part, Shape
 
 __all__ = ["ACTIVATIONS", "MLPS", "GatedMlp", "GatedMlpConfig", "Mlp", "MlpConfig", "QuickGelu"]
 
+
+class QuickGelu(nn.Module):
+    """An approximation of GELU by a sigmoid (arXiv 1606.08415, section 2)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x times the sigmoid of 1.702 x."""
+        return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
     "gelu-tanh": lambda: nn.GELU(approximate="tanh"),
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
     "silu": nn.SiLU,
-    "quick-gelu": lambda: QuickGelu(),
+    "quick-gelu": QuickGelu,
     "none": nn.Identity,
 }
 
@@ -74,14 +83,6 @@ class GatedMlpConfig(MlpConfig):
 
 
 MLPS = (MlpConfig, GatedMlpConfig)
-
-
-class QuickGelu(nn.Module):
-    """An approximation of GELU by a sigmoid (arXiv 1606.08415, section 2)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x times the sigmoid of 1.702 x."""
-        return x * torch.sigmoid(1.702 * x)
 
 
 class Mlp(nn.Module):

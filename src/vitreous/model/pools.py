@@ -79,8 +79,8 @@ class ClassToken(Pool):
 class PrefixTokens(Pool):
     """`prefix`: the class token and all registers, concatenated.
 
-    With one register, a linear head on them is the mean of two heads, one on the class token and one on the register, as
-    the distillation token of DeiT has (arXiv 2012.12877).
+    With one register, a linear head on them is the mean of two heads, one on the class token and one on the register,
+    as DeiT has for its distillation token (arXiv 2012.12877).
     """
 
     kind = "prefix"

@@ -1,8 +1,6 @@
-"""timm's other classes of Vision Transformers: equal outputs, also at other sizes, and files that are written back exactly."""
+"""timm's other classes of Vision Transformers: equal outputs, also at other sizes, and files written back exactly."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 import timm
@@ -14,7 +12,7 @@ from timm.models import save_for_hf
 
 from vitreous.checkpoint.adapters.timm_entries import refusal
 from vitreous.checkpoint.conversion.convert import convert
-from vitreous.checkpoint.opening import OpenOptions, open_checkpoint, open_with_details
+from vitreous.checkpoint.opening import open_checkpoint
 from vitreous.errors import CheckpointError
 
 SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 2}
@@ -124,7 +122,9 @@ def test_a_refused_model_is_one_clear_error(tmp_path):
         open_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("entry", ["eva02_tiny_patch14_224", "vit_pe_spatial_tiny_patch16_512", "vit_small_patch16_rope_224"])
+@pytest.mark.parametrize(
+    "entry", ["eva02_tiny_patch14_224", "vit_pe_spatial_tiny_patch16_512", "vit_small_patch16_rope_224"]
+)
 def test_rotary_positions_are_not_guessed(tmp_path, entry):
     """No tensor says that there are any, so that a file without config.json must not be read as a model without."""
     saved(tmp_path, entry, PATCH_14 if "14" in entry else PATCH_16)

@@ -1,8 +1,9 @@
 """Hugging Face's Vision Transformers: safetensors, config.json and preprocessor_config.json.
 
 Query, key and value are separate tensors there and one fused tensor here. DINOv2's classifiers take the class token
-concatenated with the mean of the patch tokens; a DeiT with a teacher has two classifiers, whose mean is one on both tokens.
-Of models with a text tower or a decoder, only the encoder of images is read. :mod:`huggingface_names` has the names.
+concatenated with the mean of the patch tokens; a DeiT with a teacher has two classifiers, whose mean is one on both
+tokens. Of models with a text tower or a decoder, only the encoder of images is read. :mod:`huggingface_names` has the
+names, and :mod:`huggingface_write` writes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import re
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vitreous.checkpoint.adapters import pipelines
 from vitreous.checkpoint.adapters.common import ForeignCheckpoint, Hints, ImportedModel, OutgoingModel, State
@@ -52,7 +52,6 @@ def recognise(tensors: State) -> str | None:
 def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
     """Convert the tensors, config.json and preprocessor_config.json of a folder."""
     document = source.documents.get("config.json") or {}
-    vision = document.get("vision_config") if isinstance(document.get("vision_config"), dict) else document
     prefix = next(p for p in _PREFIXES if any(f"{p}{patch}" in source.tensors for patch in _PATCH))
     kind = str(document.get("model_type") or "")
     if kind and kind not in KINDS:
@@ -76,8 +75,8 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
         for name in [name for name in state if name.startswith("attn_pool.")]:
             del state[name]
         reasons.append("the attention pooling is left out: Hugging Face's classifier averages the tokens instead")
-        document = {**document, "vision_config": {**vision, "vision_use_head": False}}
-    config = _config(source, vision, state, kind, hints, reasons)
+        document = {**document, "vision_config": {**_vision(document), "vision_use_head": False}}
+    config = _config(source, state, kind, hints, reasons)
     if kind not in ("vit", "dinov2", "dinov2_with_registers"):
         layout["document"] = document
     labels = document.get("id2label")
@@ -169,9 +168,15 @@ def _translate(name: str, table: dict[str, str]) -> str | None:
     return table.get(name) or (f"{table[module]}.{kind}" if module in table else None)
 
 
-def _config(
-    source: ForeignCheckpoint, document: dict[str, Any], state: State, kind: str, hints: Hints, reasons: list[str]
-) -> ViTConfig:
+def _vision(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of config.json about the encoder of images."""
+    vision = document.get("vision_config")
+    return vision if isinstance(vision, dict) else document
+
+
+def _config(source: ForeignCheckpoint, state: State, kind: str, hints: Hints, reasons: list[str]) -> ViTConfig:
+    whole = source.documents.get("config.json") or {}
+    document = _vision(whole)
     activation = document.get("hidden_act", "gelu")
     if activation not in _ACTIVATIONS:
         raise CheckpointError(f"'{source.name}' has activation {activation}; supported are {', '.join(_ACTIVATIONS)}")
@@ -193,7 +198,6 @@ def _config(
             raise CheckpointError(f"'{source.name}' has a pooler with activation {pooler}, which is not supported")
         known["head"] = {"activation": pooler}
     if document:
-        whole = source.documents.get("config.json") or {}
         reasons.append(f"{(whole.get('architectures') or [kind])[0]}, {kind}: config.json")
     else:
         reasons.append(f"no config.json: {kind}, epsilon {known['norm_eps']:g} and exact GELU are assumed")

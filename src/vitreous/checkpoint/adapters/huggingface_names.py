@@ -100,7 +100,11 @@ NAMINGS: dict[str, Naming] = {
     "deit": Naming("encoder.layer.", _FILE | _VIT | _DENSE, _OUTSIDE_DEIT, {}),
     "beit": Naming("encoder.layer.", _FILE | _VIT | _DENSE, _OUTSIDE_BEIT, _BEIT, key_bias=False),
     "dinov3": Naming(
-        "layer.", _MEMORY | _DINO | {"mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"}, _OUTSIDE_DINOV3, _SCALES, key_bias=False
+        "layer.",
+        _MEMORY | _DINO | {"mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"},
+        _OUTSIDE_DINOV3,
+        _SCALES,
+        key_bias=False,
     ),
     "dinov3-gated": Naming(
         "layer.",

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from vitreous.checkpoint.adapters import pipelines
-from vitreous.checkpoint.adapters.common import ForeignCheckpoint, OutgoingModel, State
+from vitreous.checkpoint.adapters.common import ForeignCheckpoint, OutgoingModel, State, beyond_the_paper
 from vitreous.checkpoint.adapters.huggingface_names import KINDS, NAMINGS, Naming
 from vitreous.checkpoint.adapters.shapes import plain_size
 from vitreous.checkpoint.adapters.stacking import cut, prefixes
 from vitreous.checkpoint.adapters.timm_forms import cut_heads
-from vitreous.model.block import BlockConfig
 from vitreous.model.config import ViTConfig, pair
 from vitreous.model.heads import MlpHead
 from vitreous.model.mlp import MlpConfig
@@ -159,7 +158,11 @@ def _unsupported(c: ViTConfig, kind: str, kept: State) -> dict[str, bool]:
     dino = kind != "vit"
     on_token = dino and c.num_classes > 0 and c.pool.kind == "cls"
     prefix = c.position.prefix if isinstance(c.position, Learned) else "cls"
+    uncommon = beyond_the_paper(c)
+    if dino:  # DINOv2 giant has a gated one
+        uncommon.pop(f"mlp {c.mlp.kind}")
     return {
+        **uncommon,
         f"stem {c.stem.kind}": not c.stem.has_patch_kernel,
         f"stem.activation {c.stem.activation}": c.stem.activation != "none",
         f"position {c.position.kind}": c.position.kind != "learned",
@@ -169,15 +172,6 @@ def _unsupported(c: ViTConfig, kind: str, kept: State) -> dict[str, bool]:
         "a mean over registers": isinstance(c.pool, ClassTokenMean) and c.pool.prefix,
         f"final_norm {c.final_norm}": c.final_norm != "tokens",
         "QK-norm": c.attention.qk_norm,
-        "a norm of attention's output": c.attention.out_norm,
-        "a bias of queries and values, but not of keys": c.attention.qkv_bias and not c.attention.key_bias,
-        f"mlp {c.mlp.kind}": c.mlp.kind != MlpConfig.kind and kind == "vit",
-        "a norm in the MLP": c.mlp.norm,
-        f"block {c.block.kind}": c.block.kind != BlockConfig.kind,
-        f"norm {c.norm}": c.norm != "layer",
-        "a norm before the blocks": c.input_norm,
-        "a patch projection without bias": getattr(c.stem, "bias", True) is False,
-        "a projection behind the pooling": isinstance(c.head, MlpHead) and c.head.activation == "none",
         "registers without LayerScale": c.registers > 0 and c.block.layer_scale is None,
         "pre_logits before a classifier (--drop pre_logits leaves it out)": c.head.kind == "mlp" and c.num_classes > 0,
         "a DINOv2 with a classifier on the class token alone (--drop head leaves it out)": on_token,

@@ -9,7 +9,7 @@ import torch
 
 from vitreous.checkpoint.adapters.common import State
 
-__all__ = ["cut", "join", "renamed", "prefixes"]
+__all__ = ["cut", "join", "prefixes", "renamed"]
 
 
 def prefixes(state: State) -> list[str]:

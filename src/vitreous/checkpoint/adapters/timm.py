@@ -16,14 +16,15 @@ from vitreous.checkpoint.adapters.common import (
     ImportedModel,
     OutgoingModel,
     State,
+    beyond_the_paper,
     join_first,
 )
+from vitreous.checkpoint.adapters.meta import to_timm
 from vitreous.checkpoint.adapters.shapes import config_from, plain_size
 from vitreous.checkpoint.adapters.timm_entries import entry_arguments, other_kind, refusal, rope_of
 from vitreous.checkpoint.adapters.timm_forms import FORMS, from_ours, to_ours
 from vitreous.errors import CheckpointError
 from vitreous.model.config import ViTConfig, pair
-from vitreous.model.pools import AttentionPool
 from vitreous.model.positions import Learned
 from vitreous.model.stems import ResNetStem
 
@@ -48,7 +49,7 @@ _HARMLESS = {  # arguments of timm's constructors that evaluation does not use, 
     *("rope_temperature", "rope_rotate_half", "rope_shift_coords", "rope_jitter_coords", "rope_rescale_coords"),
     *("ref_feat_shape", "use_pre_transformer_norm", "use_post_transformer_norm", "use_fc_norm", "attn_pool_num_heads"),
     *("attn_pool_mlp_ratio", "head_init_scale", "use_rel_pos_bias", "use_shared_rel_pos_bias", "rel_pos_dim"),
-    *("shared_rel_pos", "norm_eps", "pos_embed_interp_mode", "pos_embed_grid_size"),
+    *("shared_rel_pos", "norm_eps", "rope_rounding", "pos_embed_interp_mode", "pos_embed_grid_size"),
 }
 _OFF = (None, False, "layernorm")  # values by which any other argument is off
 _EXPECTED = {"norm_layer": ("rmsnorm",), "block_fn": ("norm-after",), "rel_pos_type": ("mlp",), "attn_layer": ("",)}
@@ -96,15 +97,15 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
     pretrained = document.get("pretrained_cfg") or document
     architecture = str(document.get("architecture", ""))
     stated = dict(document.get("model_args") or {})
-    arguments = entry_arguments(architecture) | stated
     if why := refusal(architecture) or other_kind(source.tensors):
         raise CheckpointError(f"'{source.name}' is a timm model that vitreous does not support: {why}")
-    dinov2 = "mask_token" in source.tensors or "register_tokens" in source.tensors
-    state, forms, biases = to_ours({_ours(name, source.tensors): t for name, t in source.tensors.items()})
+    tensors, of_meta, reasons = to_timm(source.tensors, source.name)
+    arguments = entry_arguments(architecture) | of_meta | stated
+    dinov2 = "mask_token" in tensors or "register_tokens" in tensors
+    state, forms, biases = to_ours({_ours(name, tensors): t for name, t in tensors.items()})
     layout: dict[str, Any] = {"family": "timm", "names": "dinov2" if dinov2 else "timm", **forms}
     kept = {name: state.pop(name) for name in ("mask_token",) if name in state}
     kept |= {} if biases is None else {"distilled_bias": biases}
-    reasons: list[str] = []
     known = _conventions(state, document, arguments, forms | {"dinov2": dinov2}, source.name)
     size = None if forms["embeds"] else arguments.get("img_size") or (pretrained.get("input_size") or [None, None])[1:]
     if isinstance(size, int) or (isinstance(size, list | tuple) and len(size) == 2 and all(size)):
@@ -160,7 +161,8 @@ def _conventions(
     )
     apart = forms["qkv"] != "fused" or forms["scale"] == "gamma"  # as in timm's Eva, most of which rotate
     problems += ["a model whose rotary positions and epsilon no tensor shows: give the folder with its config.json"] * (
-        not document and ("norm_pre.weight" in state or (apart and "blocks.0.attn.relative_bias" not in state))
+        not (document or "norm_eps" in arguments)
+        and ("norm_pre.weight" in state or (apart and "blocks.0.attn.relative_bias" not in state))
     )
     if problems:
         raise CheckpointError(f"'{name}' is a timm model that vitreous does not support: {join_first(problems)}")
@@ -228,17 +230,17 @@ def _is_bare(config: ViTConfig) -> bool:
 
 
 def _unsupported(c: ViTConfig) -> dict[str, bool]:
+    uncommon = beyond_the_paper(c)
+    for name in ("a norm in the MLP", "a norm of attention's output", f"activation {c.mlp.activation}"):
+        uncommon.pop(name)
+    if c.input_norm and getattr(c.stem, "bias", True) is False:  # timm has either both or none
+        uncommon |= {"a norm before the blocks": False, "a patch projection without bias": False}
     return {
+        **uncommon,
         f"stem {c.stem.kind}": not (c.stem.has_patch_kernel or isinstance(c.stem, ResNetStem)),
         f"stem.activation {c.stem.activation}": c.stem.activation != "none",
         f"position {c.position.kind}": c.position.kind not in ("learned", "none"),
         f"pool {c.pool.kind}": c.pool.kind not in _POOLS.values(),
-        "another number of heads or another MLP in its pooling": isinstance(c.pool, AttentionPool)
-        and not (c.pool.heads in (None, c.heads) and c.pool.mlp_dim in (None, c.mlp_dim)),
-        f"block {c.block.kind}": c.block.kind != "pre-norm",
-        "a bias of queries and values, but not of keys": c.attention.qkv_bias and not c.attention.key_bias,
-        "a gated MLP": c.mlp.kind == "gated",
-        f"norm {c.norm}": c.norm != "layer",
         "a ResNet stem of other stages or width than timm's": isinstance(c.stem, ResNetStem)
         and (c.stem.layers not in _HYBRIDS or c.stem.width != 64),
         "pre_logits (--drop pre_logits leaves it out)": c.head.kind == "mlp",

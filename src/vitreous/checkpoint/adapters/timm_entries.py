@@ -1,9 +1,9 @@
 """What timm's entry points set that no tensor shows: data, in the words of timm's constructors, by pattern of the name.
 
-A file names its entry point and the arguments that differ from it, but not those that the entry point itself sets. The
-rows are those of timm 1.0.31, ``timm/models/vision_transformer.py``, ``eva.py``, ``beit.py``, ``deit.py``,
-``vision_transformer_relpos.py`` and ``naflexvit.py``; ``benchmarks/coverage.py`` compares every entry. A name with a word
-that no row explains is refused, because it may change what the model computes.
+A file names its entry point and the arguments that differ from it, but not those that the entry point itself sets.
+The rows are those of timm 1.0.31, ``timm/models/vision_transformer.py``, ``eva.py``, ``beit.py``, ``deit.py``,
+``vision_transformer_relpos.py`` and ``naflexvit.py``; ``benchmarks/coverage.py`` compares every entry. A name with a
+word that no row explains is refused, because it may change what the model computes.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def other_kind(tensors: Collection[str]) -> str | None:
 
 
 def rope_of(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the options of rotary positions for timm's arguments, empty if there are none; `name` is the checkpoint's."""
+    """Return the options of rotary positions for timm's arguments, empty without; `name` is the checkpoint's."""
     if not arguments.get("use_rot_pos_emb"):
         return {}
     kind = arguments.get("rope_type", "cat")
@@ -156,6 +156,7 @@ def rope_of(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
         "reference": sides.pop() if kind == "cat" else None,
         "first": "column" if arguments.get("rope_grid_indexing", "ij") == "xy" else "row",
         "pairs": "halves" if arguments.get("rope_rotate_half") else "adjacent",
+        "rounding": arguments.get("rope_rounding", "none"),
         "shift": float(arguments.get("rope_shift_coords") or 0.0),
         "jitter": float(arguments.get("rope_jitter_coords") or 1.0),
         "rescale": float(arguments.get("rope_rescale_coords") or 1.0),

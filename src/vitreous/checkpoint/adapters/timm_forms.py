@@ -168,7 +168,7 @@ def from_ours(ours: State, forms: Mapping[str, object], biases: Tensor | None, g
 
 
 def cut_heads(state: State, biases: Tensor | None) -> None:
-    """Undo :func:`join_heads` in place; without the biases that were kept, or if the head's has changed, both have it."""
+    """Undo :func:`join_heads` in place. Without the biases, or if the head's has changed, both heads have that."""
     if biases is None or not torch.equal(biases.mean(0), state["head.bias"]):
         biases = torch.stack([state["head.bias"]] * 2)
     weights = (state["head.weight"] * 2).chunk(2, 1)

@@ -93,7 +93,9 @@ def run_huggingface(model: Any, images: Tensor) -> Tensor:
     """Return the output of one of transformers' models that this package's model computes too: logits or features."""
     arguments: dict[str, Any] = {"pixel_values": images}
     stated = getattr(model.config, "image_size", None)
-    own_size = stated is not None and tuple(images.shape[2:]) == pair(tuple(stated) if isinstance(stated, list) else stated)
+    own_size = stated is not None and tuple(images.shape[2:]) == pair(
+        tuple(stated) if isinstance(stated, list) else stated
+    )
     if "interpolate_pos_encoding" in inspect.signature(model.forward).parameters and not own_size:
         arguments["interpolate_pos_encoding"] = True
     if model.config.model_type.startswith("siglip2"):

@@ -1,7 +1,7 @@
 """What positions that act in attention have in common: a learned embedding may be added to the tokens as well.
 
-Shapes: B batch, P prefix tokens, (h, w) patches down and across, N = h w patches in raster order, n of them kept by patch
-dropout, T = P + N tokens, D width.
+Shapes: B batch, P prefix tokens, (h, w) patches down and across, N = h w patches in raster order, n of them kept by
+patch dropout, T = P + N tokens, D width.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from vitreous.model.positions.in_attention import PositionInAttention, kept_pair
 
 __all__ = ["RelativeBias"]
 
-# For each pair of tokens its row in the table, (1 or B, P + n, P + n); the grid of the tables, and of the image; P; and the
-# table for the image if blocks share it.
+# For each pair of tokens its row in the table, (1 or B, P + n, P + n); the grid of the tables, and of the image; P; and
+# the table for the image if blocks share it.
 Context = tuple[Tensor, Grid, Grid, int, Tensor | None]
 _OWN, _SHARED = "relative_bias", "pos_embed_relative"
 
@@ -30,8 +30,8 @@ _OWN, _SHARED = "relative_bias", "pos_embed_relative"
 class RelativeBias(PositionInAttention):
     """`relative-bias`: each head adds a learned number for the offset between two patches (as in BEiT, 2106.08254).
 
-    Three more numbers stand for pairs with tokens before the patches: from such a token to a patch, from a patch to such a
-    token, and between them. For another image size the table of offsets is resized, bilinearly.
+    Three more numbers stand for pairs with tokens before the patches: from such a token to a patch, from a patch to
+    such a token, and between them. For another image size the table of offsets is resized, bilinearly.
 
     Args:
         shared: Whether all blocks share one table. Otherwise each has its own.

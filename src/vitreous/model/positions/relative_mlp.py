@@ -20,7 +20,7 @@ from vitreous.model.positions.in_attention import PositionInAttention, kept_pair
 
 __all__ = ["RelativeMlp"]
 
-# Logarithmic offsets, (O, 2); the row of each pair of patches there, (1 or B, n, n); the table (O, H) if blocks share it.
+# Logarithmic offsets, (O, 2); the row of each pair of patches there, (1 or B, n, n); the table (O, H) if it is shared.
 Context = tuple[Tensor, Tensor, Tensor | None]
 _NAMES = ("weight1", "bias1", "weight2", "bias2")
 
@@ -29,8 +29,8 @@ _NAMES = ("weight1", "bias1", "weight2", "bias2")
 class RelativeMlp(PositionInAttention):
     """`relative-mlp`: an MLP turns the offset between two patches into a number for each head (arXiv 2111.09883).
 
-    It reads the logarithm of one plus the offset in rows and in columns, with its sign. The number is added to the score
-    of the two patches. Scores that involve a prefix token stay as they are. Any image size works.
+    It reads the logarithm of one plus the offset in rows and in columns, with its sign. The number is added to the
+    score of the two patches. Scores that involve a prefix token stay as they are. Any image size works.
 
     Args:
         hidden: Size of the hidden layer, whose activation is ReLU.

@@ -1,5 +1,6 @@
-"""Rotary 2-D positions, with frequencies that are fixed. Shapes: B batch, H heads, P prefix tokens, N patches, n of them
-kept by patch dropout, d channels per head.
+"""Rotary 2-D positions, with frequencies that are fixed.
+
+Shapes: B batch, H heads, P prefix tokens, N patches, n of them kept by patch dropout, d channels per head.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Rope2d(PositionInAttention):
 
     Args:
         theta: Base of the rotation frequencies, above 0. A larger base adds slower rotations, for larger grids.
-        coordinates: What a place is. `index`: number of the row and the column. `centred`: from -1 to 1 across the image,
-            of the middle of a patch, and angles in turns instead of radians (as in DINOv3, arXiv 2508.10104).
+        coordinates: What a place is. `index`: number of the row and the column. `centred`: from -1 to 1 across the
+            image, of the middle of a patch, and angles in turns instead of radians (as in DINOv3, arXiv 2508.10104).
         offset: Added to the number of the row and the column.
         reference: Rows and columns of the grid to which coordinates of other grids are scaled, as in EVA-02
             (arXiv 2303.11331). None scales none.
@@ -89,7 +90,7 @@ class Rope2d(PositionInAttention):
         return places[0], places[1]
 
     def table(self, rows: Tensor, columns: Tensor, head_dim: int) -> Tensor:
-        """Return the cosines and sines of the angles of patches at (N,) rows and columns, (2, 1, 1, N, d) in float64."""
+        """Return the cosines and sines of angles of patches at (N,) rows and columns, (2, 1, 1, N, d) in float64."""
         periods = self.theta ** (torch.arange(head_dim // 4, dtype=torch.float64) * 4 / head_dim)
         if self.rounding == "bfloat16":
             periods = periods.to(torch.bfloat16).to(torch.float64)

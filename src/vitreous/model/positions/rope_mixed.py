@@ -1,5 +1,6 @@
-"""Rotary 2-D positions, with frequencies that are learned. Shapes: B batch, H heads, N patches, n of them kept by patch
-dropout, d channels per head.
+"""Rotary 2-D positions, with frequencies that are learned.
+
+Shapes: B batch, H heads, N patches, n of them kept by patch dropout, d channels per head.
 """
 
 from __future__ import annotations
