@@ -14,7 +14,7 @@ from vitreous.errors import CheckpointError, ConfigError
 from vitreous.model.config import ViTConfig, pair
 from vitreous.model.stems import ResNetStem
 
-__all__ = ["config_from", "plain_size"]
+__all__ = ["config_from", "is_gated", "plain_size"]
 
 _ODD_HEADS = {(32, 1): 2, (1280, 32): 16, (1408, 40): 16, (1664, 48): 16, (1152, 27): 16}
 """Heads by (width, depth) of the published sizes without 64 channels per head: mu, H, g, G and So400m."""
@@ -66,11 +66,11 @@ def config_from(state: State, name: str, hints: Hints, reasons: list[str], **kno
 def _block(state: State, width: int, name: str) -> dict[str, Any]:
     """Return the fields that the first block shows."""
     mlp_dim = _require(state, "blocks.0.mlp.fc2.weight", 2, name).shape[1]
-    gated = _require(state, "blocks.0.mlp.fc1.weight", 2, name).shape[0] == 2 * mlp_dim
+    _require(state, "blocks.0.mlp.fc1.weight", 2, name)
     bias = state.get("blocks.0.attn.qkv.bias")
     return {
         "mlp_dim": mlp_dim,
-        "mlp": {"kind": "gated" if gated else "dense", "norm": "blocks.0.mlp.norm.weight" in state},
+        "mlp": {"kind": "gated" if is_gated(state) else "dense", "norm": "blocks.0.mlp.norm.weight" in state},
         "attention": {
             "qkv_bias": bias is not None,
             "key_bias": bias is None or bias.numel() != 2 * width,
@@ -82,6 +82,13 @@ def _block(state: State, width: int, name: str) -> dict[str, Any]:
             "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in state else None,
         },
     }
+
+
+def is_gated(state: State) -> bool:
+    """Return whether the first matrix of the MLPs has twice the rows that the second has columns."""
+    first, second = (state.get(f"blocks.0.mlp.fc{layer}.weight") for layer in (1, 2))
+    known = first is not None and second is not None and first.ndim == second.ndim == 2
+    return known and first.shape[0] == 2 * second.shape[1]  # type: ignore[union-attr]
 
 
 def _block_count(state: State, name: str) -> int:

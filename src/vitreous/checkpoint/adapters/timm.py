@@ -20,7 +20,7 @@ from vitreous.checkpoint.adapters.common import (
     join_first,
 )
 from vitreous.checkpoint.adapters.meta import to_timm
-from vitreous.checkpoint.adapters.shapes import config_from, plain_size
+from vitreous.checkpoint.adapters.shapes import config_from, is_gated, plain_size
 from vitreous.checkpoint.adapters.timm_entries import entry_arguments, other_kind, refusal, rope_of
 from vitreous.checkpoint.adapters.timm_forms import FORMS, from_ours, to_ours
 from vitreous.errors import CheckpointError
@@ -138,19 +138,14 @@ def _conventions(
     state: State, document: dict[str, Any], arguments: dict[str, Any], forms: dict[str, object], name: str
 ) -> dict[str, Any]:
     """Return the fields that tensor shapes do not determine."""
-    gated = "blocks.0.mlp.fc1.weight" in state and state["blocks.0.mlp.fc1.weight"].shape[0] == (
-        2 * state["blocks.0.mlp.fc2.weight"].shape[1]
-    )
-    activation = "silu" if gated else arguments.get("act_layer") or "gelu"
+    activation = "silu" if is_gated(state) else arguments.get("act_layer") or "gelu"
     pool = document.get("global_pool") or arguments.get("global_pool")
     if pool is None:
         is_mean = "fc_norm.weight" in state or "cls_token" not in state
         pool = "map" if "attn_pool.latent" in state else "avg" if is_mean else "token"
     problems = [f"activation {activation}"] * (activation not in _ACTIVATIONS)
     problems += [f"pooling {pool}"] * (pool not in _POOLS)
-    problems += [
-        key for key in state if key.startswith(("head_dist.", "dist_token", "rope.", "pos_embed_x", "pos_embed_y"))
-    ]
+    problems += [key for key in state if key.startswith(("head_dist.", "dist_token", "rope.", "pos_embed_x"))]
     problems += [
         f"{key} {value}"
         for key, value in arguments.items()
@@ -161,7 +156,7 @@ def _conventions(
     )
     apart = forms["qkv"] != "fused" or forms["scale"] == "gamma"  # as in timm's Eva, most of which rotate
     problems += ["a model whose rotary positions and epsilon no tensor shows: give the folder with its config.json"] * (
-        not (document or "norm_eps" in arguments)
+        not (document.get("architecture") or "norm_eps" in arguments)
         and ("norm_pre.weight" in state or (apart and "blocks.0.attn.relative_bias" not in state))
     )
     if problems:

@@ -77,7 +77,7 @@ _WORDS = re.compile(
     r"vit|deit3?|flexivit|eva|eva02|beit|beit3|beitv2|naflexvit|test|vit[234]?|tiny|xsmall|small|medium|mediumd|betwixt|base|"
     r"large|huge|giant|giantopt|gigantic|enormous|so150m2?|so400m|wee|pwee|little|patch\d+|r|r\d+|s\d+|p\d+|\d+|\d+x\d+|plus|"
     r"miil|gap|map|siglip|clip|quickgelu|dinov[23]|qkvb|tipsv2|reg\d*|rpn|xp|intern300m|distilled|rope|ape|mixed|pe|core|"
-    r"spatial|lang|lingbot|relpos|srelpos|cls|clsgap|radio|v[34]|par|parfac|in21k|7b"
+    r"spatial|lang|lingbot|relpos|srelpos|cls|clsgap|radio|v[34]|par|parfac|in21k|in1k|dino|sam|openai|laion2b|augreg|7b"
 )
 _OTHER_MODELS = (
     ("naflexvit_*_radio_*", "positions that are cropped from a square, as RADIO has"),
@@ -106,6 +106,7 @@ def entry_arguments(architecture: str) -> dict[str, Any]:
 
     ``norm_eps`` stands for timm's ``norm_layer``, and ``ref_feat_shape`` is one number, for a square.
     """
+    architecture = architecture.partition(".")[0]  # without the tag of the weights
     found: dict[str, Any] = {}
     for pattern, arguments in _ENTRIES:
         if fnmatchcase(architecture, pattern):
@@ -118,6 +119,7 @@ def entry_arguments(architecture: str) -> dict[str, Any]:
 
 def refusal(architecture: str) -> str | None:
     """Return what an entry point is, if it is no Vision Transformer that this package can express, else None."""
+    architecture = architecture.partition(".")[0]
     for pattern, why in _OTHER_MODELS:
         if fnmatchcase(architecture, pattern):
             return f"{architecture} has {why}, which vitreous does not support"
