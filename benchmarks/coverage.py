@@ -184,7 +184,7 @@ def timm_row(entry: str, parameters: float, changes: dict[str, Any], largest: fl
     try:
         with torch.device("meta"):
             reduced = sum(p.numel() for p in timm.create_model(entry, **changes).parameters())
-    except TypeError:  # some entries fix their depth
+    except (TypeError, AssertionError):  # some entries fix their depth
         changes, reduced = {}, parameters
     if reduced > largest:
         return Row(entry, "skipped", parameters, reason=f"{reduced / 1e6:.0f} M parameters")
@@ -253,7 +253,9 @@ def show(rows: list[Row]) -> None:
         ("transformers", [row for row in rows if not row.entry.islower()]),
     ):
         verdicts = collections.Counter(row.verdict for row in chosen)
-        counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in ("read", "read only", "refused", "WRONG", "skipped"))
+        counts = ", ".join(
+            f"{verdicts[verdict]} {verdict}" for verdict in ("read", "read only", "refused", "WRONG", "skipped")
+        )
         print(f"{title}: {len(chosen)}: {counts}")
 
 

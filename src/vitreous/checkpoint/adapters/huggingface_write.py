@@ -98,8 +98,8 @@ def _their_shapes(ours: State, layout: Any, kept: State) -> State:
             tensor = state.get(f"{attn}qkv.{kind}")
             if tensor is not None:
                 all_three = kind == "weight" or len(tensor) == 3 * state[f"{attn}proj.weight"].shape[1]
-                parts = ("query", "key", "value") if all_three else ("query", "value")
-                cut(state, f"{attn}qkv.{kind}", [f"{block}{part}.{kind}" for part in parts])
+                names = ("query", "key", "value") if all_three else ("query", "value")
+                cut(state, f"{attn}qkv.{kind}", [f"{block}{name}.{kind}" for name in names])
             if gated:
                 cut(state, f"{block}mlp.fc1.{kind}", [f"{block}{part}.{kind}" for part in ("gate", "up")])
     return state

@@ -203,8 +203,11 @@ def write(model: OutgoingModel) -> ForeignCheckpoint:
     config, layout, kept = model.config, model.layout, dict(model.kept)
     dinov2 = layout.get("names") == "dinov2"
     known = bool(layout.get("architecture"))
-    if not dinov2 and not known:
-        model.raise_if_unsupported("timm", _unsupported(config))
+    if not dinov2:
+        unsupported = _unsupported(config)
+        if _needs_entry(model):  # which then has all but these
+            unsupported = {feature: used for feature, used in unsupported.items() if "--drop" in feature}
+        model.raise_if_unsupported("timm", unsupported)
     forms = {name: layout.get(name) for name in FORMS} if known else _forms(config)
     tensors = from_ours(model.state, forms, kept.pop("distilled_bias", None), config.grid)
     back = {ours: theirs for theirs, ours in _RENAMED.items()} if dinov2 else {}
@@ -261,11 +264,11 @@ def _document(model: OutgoingModel) -> dict[str, Any]:
     if _is_bare(config):
         pretrained["first_conv"] = "patch_embed.backbone.conv"
     document: dict[str, Any] = {
-        "architecture": _entry(config, model.layout),
+        "architecture": model.layout["architecture"] if _needs_entry(model) else _entry(config, model.layout),
         "num_classes": config.num_classes,
         "num_features": config.width,
         "global_pool": pool,
-        "model_args": _stated(config, model.layout) if model.layout.get("architecture") else _arguments(config, pool),
+        "model_args": _stated(config, model.layout) if _needs_entry(model) else _arguments(config, pool),
         "pretrained_cfg": pretrained,
     }
     if classes:
@@ -277,7 +280,8 @@ def _entry(config: ViTConfig, layout: Mapping[str, Any]) -> str:
     """Return the name of the timm function that builds the model when given all arguments."""
     if isinstance(config.stem, ResNetStem):
         return _HYBRIDS[config.stem.layers]
-    if architecture := str(layout.get("architecture", "")):
+    architecture = str(layout.get("architecture", ""))
+    if architecture.startswith(("vit_", "deit", "beit3_", "flexivit_")):
         return architecture
     if config.norm_eps == 1e-5:
         return (
@@ -289,6 +293,12 @@ def _entry(config: ViTConfig, layout: Mapping[str, Any]) -> str:
     return entry if entry in _ENTRIES else "vit_base_patch16_224"
 
 
+def _needs_entry(model: OutgoingModel) -> bool:
+    """Return whether only the entry point that the model came from can build it, not arguments of VisionTransformer."""
+    of_class = [used for feature, used in _unsupported(model.config).items() if "--drop" not in feature]
+    return bool(model.layout.get("architecture")) and (bool(model.layout.get("embeds")) or any(of_class))
+
+
 def _stated(c: ViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of the file that the model was read from, with what the user may have changed since."""
     arguments = dict(layout.get("arguments") or {})
@@ -296,7 +306,8 @@ def _stated(c: ViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
     size = plain_size(pair(c.image_size))
     plain = list(size) if isinstance(size, tuple) else size
     table = {"pos_embed_grid_size": list(c.grid)} if layout.get("embeds") else {"img_size": plain}
-    arguments |= {**table, "in_chans": c.in_channels}
+    patch = plain_size(pair(c.patch_size))
+    arguments |= {**table, "in_chans": c.in_channels, "patch_size": list(patch) if isinstance(patch, tuple) else patch}
     activation = arguments.get("act_layer") or entry.get("act_layer") or "gelu"
     if c.mlp.kind == "dense" and _ACTIVATIONS.get(activation) != c.mlp.activation:
         arguments["act_layer"] = _BACK[c.mlp.activation]
