@@ -96,13 +96,32 @@ def test_outputs_and_the_way_back(tmp_path, name):
 def test_the_image_tower_of_a_model_of_images_and_text(tmp_path):
     small = {"vision_config": SMALL, "text_config": {**DINOV2, "intermediate_size": 48, "vocab_size": 50}}
     both = randomise(transformers.CLIPModel(transformers.CLIPConfig(**small, projection_dim=20)))
-    both.save_pretrained(tmp_path)
-    opened = open_with_details(tmp_path, OpenOptions())
+    both.save_pretrained(tmp_path / "in")
+    opened = open_with_details(tmp_path / "in", OpenOptions())
     images = random_images(2, 48)
     with torch.inference_mode():
         tower = both.vision_model(images).pooler_output
         assert difference(both.visual_projection(tower), opened.model(images)) <= BOUND
     assert any("without logit_scale, text_model, text_projection" in reason for reason in opened.reasons)
+    convert(tmp_path / "in", tmp_path / "out", "huggingface")
+    alone = transformers.CLIPVisionModelWithProjection.from_pretrained(tmp_path / "out").eval()
+    with torch.inference_mode():
+        assert difference(both.visual_projection(tower), alone(images).image_embeds) <= BOUND
+
+
+def test_the_image_tower_of_siglip(tmp_path):
+    small = {"vision_config": SMALL, "text_config": {**DINOV2, "intermediate_size": 48, "vocab_size": 50}}
+    both = randomise(transformers.SiglipModel(transformers.SiglipConfig(**small)))
+    both.save_pretrained(tmp_path / "in")
+    ours, _ = open_checkpoint(tmp_path / "in")
+    images = random_images(2, 48)
+    with torch.inference_mode():
+        expected = both.vision_model(images).pooler_output
+        assert difference(expected, ours(images)) <= BOUND
+    convert(tmp_path / "in", tmp_path / "out", "huggingface")
+    alone = transformers.SiglipVisionModel.from_pretrained(tmp_path / "out").eval()
+    with torch.inference_mode():
+        assert difference(expected, alone(images).pooler_output) <= BOUND
 
 
 def test_a_classifier_that_does_not_read_its_pooling(tmp_path):
@@ -123,12 +142,16 @@ def test_a_classifier_that_does_not_read_its_pooling(tmp_path):
 def test_a_decoder_is_dropped(tmp_path):
     config = transformers.ViTMAEConfig(**SMALL, **DECODER, mask_ratio=0.0)
     theirs = randomise(transformers.ViTMAEForPreTraining(config))
-    theirs.save_pretrained(tmp_path)
-    opened = open_with_details(tmp_path, OpenOptions())
+    theirs.save_pretrained(tmp_path / "in")
+    opened = open_with_details(tmp_path / "in", OpenOptions())
     images = random_images(2, 48)
     with torch.inference_mode():
         assert difference(theirs.vit(images).last_hidden_state[:, 0], opened.model(images)) <= BOUND
     assert any("without decoder" in reason for reason in opened.reasons)
+    convert(tmp_path / "in", tmp_path / "out", "huggingface")
+    alone = transformers.ViTMAEModel.from_pretrained(tmp_path / "out", mask_ratio=0.0).eval()
+    with torch.inference_mode():
+        assert difference(alone(images).last_hidden_state[:, 0], opened.model(images)) <= BOUND
 
 
 def test_detectors_and_files_without_their_type_are_refused(tmp_path):

@@ -77,7 +77,9 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
         reasons.append("the attention pooling is left out: Hugging Face's classifier averages the tokens instead")
         document = {**document, "vision_config": {**_vision(document), "vision_use_head": False}}
     config = _config(source, state, kind, hints, reasons)
-    if kind not in ("vit", "dinov2", "dinov2_with_registers"):
+    if others:
+        layout |= _alone(kind, document)
+    elif kind not in ("vit", "dinov2", "dinov2_with_registers"):
         layout["document"] = document
     labels = document.get("id2label")
     classes = None
@@ -86,6 +88,20 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
     preprocessor = source.documents.get("preprocessor_config.json")
     pipeline = pipelines.from_huggingface(preprocessor, config, source.name) if preprocessor else None
     return ImportedModel("huggingface", config, state, layout, reasons, classes or None, pipeline, kept)
+
+
+def _alone(kind: str, document: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of the layout by which the encoder of a model that has more is written alone."""
+    vision = _vision(document)
+    if kind == "clip":  # its projection belongs to the encoder
+        own = {"architectures": ["CLIPVisionModelWithProjection"], "model_type": "clip_vision_model"}
+        projection = {"projection_dim": document.get("projection_dim", 512)}
+        return {"kind": "clip_vision_model", "document": {**vision, **own, **projection}}
+    if kind in ("siglip", "siglip2"):
+        own = {"architectures": [f"{KINDS[kind].classes}VisionModel"], "model_type": f"{kind}_vision_model"}
+        return {"kind": f"{kind}_vision_model", "document": {**vision, **own}, "prefix": "", "blocks": ""}
+    own = {"architectures": [f"{KINDS[kind].classes}Model"]}
+    return {"document": {**document, **own}, "prefix": "", "blocks": ""}
 
 
 def _naming(source: str, tensors: State, kind: str, prefix: str) -> tuple[str, str]:
