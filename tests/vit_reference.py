@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from vit_reference_positions import offset_bias, rope
 from vitreous.model.config import ViTConfig, pair
 
 Weights = dict[str, Tensor]
@@ -52,10 +53,17 @@ def stir(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
 
 def linear(x: Tensor, w: Weights, name: str) -> Tensor:
     y = torch.einsum("...i,oi->...o", x, w[f"{name}.weight"])
-    return y + w[f"{name}.bias"] if f"{name}.bias" in w else y
+    if f"{name}.bias" not in w:
+        return y
+    bias, rows = w[f"{name}.bias"], y.shape[-1]
+    if len(bias) != rows:  # queries and values have a bias, keys have none
+        bias = torch.cat((bias[: rows // 3], torch.zeros(rows // 3, dtype=bias.dtype), bias[rows // 3 :]))
+    return y + bias
 
 
 def layer_norm(x: Tensor, w: Weights, name: str, eps: float) -> Tensor:
+    if f"{name}.bias" not in w:  # RMSNorm
+        return x / torch.sqrt((x**2).mean(-1, keepdim=True) + eps) * w[f"{name}.weight"]
     mean = x.mean(-1, keepdim=True)
     variance = ((x - mean) ** 2).mean(-1, keepdim=True)
     return (x - mean) / torch.sqrt(variance + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
@@ -71,6 +79,10 @@ def activate(x: Tensor, name: str) -> Tensor:
         return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
     if name == "gelu-tanh":
         return x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    if name in ("silu", "quick-gelu"):
+        return x / (1 + torch.exp(-(1.702 if name == "quick-gelu" else 1) * x))
+    if name == "none":
+        return x
     return torch.tanh(x) if name == "tanh" else torch.where(x > 0, x, torch.zeros_like(x))
 
 
@@ -134,7 +146,8 @@ def patches(images: Tensor, w: Weights, c: ViTConfig) -> tuple[Tensor, tuple[int
         x = resnet(x, w, c)
         ph, pw = ph * x.shape[2] // images.shape[2], pw * x.shape[3] // images.shape[3]
     rows, columns = x.shape[2] // ph, x.shape[3] // pw
-    kernel, bias = w["patch_embed.proj.weight"], w["patch_embed.proj.bias"]
+    kernel = w["patch_embed.proj.weight"]
+    bias = w.get("patch_embed.proj.bias", torch.zeros(1, dtype=kernel.dtype))
     if c.stem.kind == "conv":  # one cell a token, with its neighbours or without
         x = same(x, kernel.shape[2], 1, 0.0)
     out = []
@@ -151,7 +164,7 @@ def embed(images: Tensor, w: Weights, c: ViTConfig) -> tuple[Tensor, tuple[int, 
     x, (rows, columns) = patches(images, w, c)
     prefix = [w[name][0] for name in ("cls_token", "reg_token") if name in w]
     front = torch.cat(prefix) if prefix else x.new_zeros(0, c.width)
-    if c.position.kind == "learned":
+    if c.position.kind == "learned" or getattr(c.position, "absolute", "none") != "none":
         table = w["pos_embed"][0]
         own = len(table) - rows * columns
         front = torch.stack([front[i] + table[i] if i < own else front[i] for i in range(len(front))] or [front.sum(0)])
@@ -172,19 +185,6 @@ def embed(images: Tensor, w: Weights, c: ViTConfig) -> tuple[Tensor, tuple[int, 
     return torch.cat((front.expand(len(x), -1, -1), x), 1), (rows, columns)
 
 
-def rope(x: Tensor, places: list[list[tuple[int, int]]], prefix: int) -> Tensor:
-    """RoPE-ViT, axial: consecutive channels are complex numbers, turned by the column, then by the row; B x N x d."""
-    d = x.shape[-1]
-    numbers = torch.view_as_complex(x.reshape(*x.shape[:-1], d // 2, 2).contiguous())
-    turns = torch.ones_like(numbers)
-    frequencies = [100.0 ** (-4 * i / d) for i in range(d // 4)]
-    for b, image in enumerate(places):
-        for n, (row, column) in enumerate(image):
-            angles = [column * f for f in frequencies] + [row * f for f in frequencies]
-            turns[b, prefix + n] = torch.polar(torch.ones(d // 2, dtype=x.dtype), torch.tensor(angles, dtype=x.dtype))
-    return torch.view_as_real(numbers * turns).flatten(-2)
-
-
 def note(seen: Seen | None, **tensors: Tensor) -> None:
     """Keep tensors, which are part of the graph, for a test that wants to see them or differentiate by them."""
     for name, tensor in tensors.items() if seen is not None else ():
@@ -201,10 +201,13 @@ def attention(
         q, k, v = (qkv[..., part * D + h * d : part * D + (h + 1) * d] for part in range(3))  # B N d
         if c.attention.qk_norm:
             q, k = layer_norm(q, w, f"{name}.q_norm", c.norm_eps), layer_norm(k, w, f"{name}.k_norm", c.norm_eps)
-        if c.position.kind == "rope-2d":
+        if c.position.kind.startswith("rope"):
             places = [[divmod(i, grid[1]) for i in image] for image in kept]
-            q, k = rope(q, places, P), rope(k, places, P)
+            own = w[f"{name}.rope_frequencies"][:, h] if c.position.kind == "rope-mixed" else torch.zeros(0)
+            q, k = rope(q, places, c, grid, own), rope(k, places, c, grid, own)
         scores = torch.einsum("bnd,bmd->bnm", q, k) / math.sqrt(d)
+        if c.position.kind in ("relative-bias", "relative-mlp"):
+            scores = scores + torch.stack([offset_bias(w, name, c, image, grid[1], h, P) for image in kept])
         if c.position.kind == "relative":
             last = grid[0] * grid[1] - 1
             rows = []
@@ -222,11 +225,20 @@ def attention(
         share = softmax(torch.where(apart, -torch.inf, scores), -1)  # B N N
         heads.append(torch.einsum("bnm,bmd->bnd", torch.where(apart, 0, share), v))  # no gradient by what is apart
         note(seen, q=q, k=k, v=v, share=share, mixed=heads[-1])
-    return linear(torch.cat(heads, -1), w, f"{name}.proj")
+    mixed = torch.cat(heads, -1)
+    mixed = layer_norm(mixed, w, f"{name}.norm", c.norm_eps) if c.attention.out_norm else mixed
+    return linear(mixed, w, f"{name}.proj")
 
 
 def mlp(x: Tensor, w: Weights, name: str, c: ViTConfig) -> Tensor:
-    return linear(activate(linear(x, w, f"{name}.fc1"), c.mlp.activation), w, f"{name}.fc2")
+    hidden = linear(x, w, f"{name}.fc1")
+    if len(hidden[0, 0] if hidden.ndim == 3 else hidden[0]) == 2 * len(w[f"{name}.fc2.weight"][0]):  # gated
+        gate, value = hidden.split(hidden.shape[-1] // 2, -1)
+        hidden = activate(gate, c.mlp.activation) * value
+    else:
+        hidden = activate(hidden, c.mlp.activation)
+    hidden = layer_norm(hidden, w, f"{name}.norm", c.norm_eps) if f"{name}.norm.weight" in w else hidden
+    return linear(hidden, w, f"{name}.fc2")
 
 
 def before_block(z: Tensor, w: Weights, c: ViTConfig, i: int, kept: list[list[int]], columns: int) -> Tensor:
@@ -256,10 +268,17 @@ def encode(
         if i and getattr(c.position, "layers", "first") != "first":
             z = before_block(z, w, c, i, kept, grid[1])
         note(seen, before=z)
-        branch = attention(layer_norm(z, w, f"{name}.norm1", c.norm_eps), w, f"{name}.attn", c, kept, grid, seen)
-        z = z + branch * w.get(f"{name}.ls1.gamma", torch.ones(1, dtype=z.dtype))
-        branch = mlp(layer_norm(z, w, f"{name}.norm2", c.norm_eps), w, f"{name}.mlp", c)
-        z = z + branch * w.get(f"{name}.ls2.gamma", torch.ones(1, dtype=z.dtype))
+        scales = [w.get(f"{name}.ls{n}.gamma", torch.ones(1, dtype=z.dtype)) for n in (1, 2)]
+        if c.block.kind == "norm-after":
+            z = z + layer_norm(attention(z, w, f"{name}.attn", c, kept, grid, seen), w, f"{name}.norm1", c.norm_eps)
+            z = z + layer_norm(mlp(z, w, f"{name}.mlp", c), w, f"{name}.norm2", c.norm_eps)
+        elif c.block.kind == "parallel":
+            y = layer_norm(z, w, f"{name}.norm1", c.norm_eps)
+            z = z + scales[0] * (attention(y, w, f"{name}.attn", c, kept, grid, seen) + mlp(y, w, f"{name}.mlp", c))
+        else:
+            y = layer_norm(z, w, f"{name}.norm1", c.norm_eps)
+            z = z + scales[0] * attention(y, w, f"{name}.attn", c, kept, grid, seen)
+            z = z + scales[1] * mlp(layer_norm(z, w, f"{name}.norm2", c.norm_eps), w, f"{name}.mlp", c)
         note(seen, after=z)
     return layer_norm(z, w, "norm", c.norm_eps) if c.final_norm == "tokens" else z
 
@@ -272,6 +291,8 @@ def head(z: Tensor, w: Weights, c: ViTConfig, seen: Seen | None = None) -> Tenso
         z = z[:, P:]
     if c.pool.kind == "cls":
         y = z[:, 0]
+    elif c.pool.kind == "prefix":
+        y = torch.cat([z[:, n] for n in range(P)], -1)
     elif c.pool.kind in ("mean", "cls-mean"):
         first = P if not c.pool.prefix else 0
         y = sum(z[:, n] for n in range(first, z.shape[1])) / (z.shape[1] - first)
@@ -281,9 +302,10 @@ def head(z: Tensor, w: Weights, c: ViTConfig, seen: Seen | None = None) -> Tenso
         y = (share * z).sum(1)
         note(seen, pool_share=share)
     else:
-        D, d, outs = c.width, c.width // c.heads, []
+        heads = c.pool.heads or c.heads
+        D, d, outs = c.width, c.width // heads, []
         q, kv = linear(w["attn_pool.latent"][0], w, "attn_pool.q"), linear(z, w, "attn_pool.kv")
-        for h in range(c.heads):
+        for h in range(heads):
             k, v = kv[..., h * d : (h + 1) * d], kv[..., D + h * d : D + (h + 1) * d]
             scores = torch.einsum("d,bnd->bn", q[0, h * d : (h + 1) * d], k) / math.sqrt(d)
             share = softmax(scores, -1)
@@ -304,6 +326,7 @@ def reference(
     """Logits B x K; with ``kept`` only those patches of each image, by raster index, pass through the encoder."""
     z, grid = embed(images, w, c)
     P = c.prefix_tokens
+    z = layer_norm(z, w, "norm_pre", c.norm_eps) if c.input_norm else z
     if kept is None:
         kept = [list(range(grid[0] * grid[1]))] * len(images)
     z = torch.stack([image[list(range(P)) + [P + i for i in chosen]] for image, chosen in zip(z, kept, strict=True)])

@@ -50,6 +50,8 @@ def test_resampling_at_loading_equals_resampling_in_forward(position, method):
     options = {"resample": method} if "resample" in option_types(kind) else {}
     if position == "learned":
         options["prefix"] = "all"
+    elif "absolute" in option_types(kind):  # beside a position in attention
+        options["absolute"] = "cls"
     model = small(position={"kind": position, **options}, registers=2)
     config, state, record = resize_model(model.config, model.state_dict(), (64, 40), None, None)
     other = build(config).eval()

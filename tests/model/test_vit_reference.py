@@ -42,6 +42,16 @@ ONE_BY_ONE = [
     {"attention": {"qk_norm": True}, "position": "relative", "registers": 1},
     {"attention": {"qk_norm": True}, "position": "rope-2d", "registers": 2, "norm_eps": 1e-3},
     {"block": {"layer_scale": 0.1}},
+    *({"mlp": {"activation": activation}} for activation in ("quick-gelu", "silu")),
+    {"mlp": {"norm": True}},
+    {"mlp": "gated"},
+    {"mlp": {"kind": "gated", "norm": True, "activation": "gelu-tanh"}, "pool": "map"},
+    {"norm": "rms", "attention": {"qk_norm": True, "out_norm": True}, "mlp": {"norm": True}, "pool": "map"},
+    {"attention": {"out_norm": True}},
+    {"attention": {"key_bias": False}, "position": "rope-2d", "stem": {"bias": False}},
+    {"attention": {"key_bias": False, "qkv_bias": False}},
+    {"input_norm": True, "stem": {"kind": "linear", "bias": False}, "registers": 1},
+    {"head": {"kind": "mlp", "hidden": 9, "activation": "none", "bias": False}, "num_classes": 0},
     {"pool": "mean", "final_norm": "pooled", "class_token": True},
     {"pool": "map", "final_norm": "pooled", "mlp": {"activation": "gelu-tanh"}},
     {"heads": 1, "depth": 1},
@@ -75,7 +85,31 @@ AXIAL = [
     {"attention": "axial", "pool": "seq", "position": {"layers": "every"}, "block": {"layer_scale": 0.1}},
     {"attention": "axial", "pool": "mean", "position": "none", "image_size": (4, 16), "heads": 1},
 ]
-CASES = ONE_BY_ONE + GRID + PREFIX + POOL_PREFIX + LAYERS + AXIAL
+ROPE = [
+    *({"position": {"kind": "rope-2d", **each}} for each in (
+        {"coordinates": "centred", "first": "row", "pairs": "halves"},
+        {"coordinates": "centred", "rounding": "bfloat16", "theta": 30.0},
+        {"theta": 10000.0, "first": "row", "reference": 5, "absolute": "cls"},
+        {"offset": 1.0, "reference": 2, "absolute": "patches"},
+        {"pairs": "halves", "absolute": "all"},
+    )),
+    {"position": {"kind": "rope-mixed", "absolute": "patches"}, "registers": 2},
+]  # fmt: skip
+RELATIVE = [
+    {"position": {"kind": "relative-bias", "shared": True, "absolute": "cls"}, "registers": 1},
+    {"position": {"kind": "relative-bias", "absolute": "patches"}, "pool": "mean", "attention": {"key_bias": False}},
+    {"position": {"kind": "relative-mlp", "hidden": 6, "shared": True}, "pool": "mean"},
+    {"position": {"kind": "relative-mlp", "hidden": 5}, "block": "norm-after", "pool": "mean", "class_token": True},
+]
+BLOCKS = [
+    {"block": "norm-after", "mlp": "gated"},
+    {"block": "parallel", "norm": "rms", "input_norm": True, "attention": {"qk_norm": True}},
+    {"block": {"kind": "parallel", "layer_scale": 0.3}, "pool": "mean", "registers": 1, "position": "rope-2d"},
+    {"pool": "prefix", "registers": 1, "position": {"prefix": "all"}},
+    {"pool": "prefix", "registers": 2, "head": "mlp"},
+    {"pool": {"kind": "map", "heads": 2, "mlp_dim": 10}, "mlp": {"kind": "gated", "norm": True}},
+]
+CASES = ROPE + RELATIVE + BLOCKS + ONE_BY_ONE + GRID + PREFIX + POOL_PREFIX + LAYERS + AXIAL
 
 
 def name_of(case: dict[str, object]) -> str:

@@ -51,7 +51,7 @@ def num_parts(model: nn.Module, images: Tensor) -> int:
     compiled = any(module._compiled_call_impl is not None for module in model.modules())
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     has_buffers = any(not name.startswith("patch_embed.") for name, _ in model.named_buffers())
-    known = all(type(block) is FastBlock for block in model.blocks)
+    known = all(isinstance(block, FastBlock) for block in model.blocks)
     if not known or compiled or distributed or (model.training and (model.draws_in_forward or has_buffers)):
         return 1
     height, width = pair(model.config.patch_size)

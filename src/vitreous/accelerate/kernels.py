@@ -27,7 +27,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-__all__ = ["LayerNorm", "Linear", "attend", "in_bfloat16_on_cpu", "linear", "project_heads", "split_heads"]
+from vitreous.model.attention import NoKeyBias
+
+__all__ = [
+    "LayerNorm",
+    "Linear",
+    "NoKeyBiasLinear",
+    "attend",
+    "in_bfloat16_on_cpu",
+    "linear",
+    "project_heads",
+    "split_heads",
+]
 
 _BF16 = torch.bfloat16
 _LONG = 1200  # above this many tokens the stored T x T weights dominate memory, and save little time
@@ -46,6 +57,14 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., F) to (..., G)."""
         return linear(x, self.weight, self.bias)
+
+
+class NoKeyBiasLinear(NoKeyBias):
+    """The matrix of queries, keys and values without a bias of keys, computed by :func:`linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, T, D) to (B, T, 3 D)."""
+        return linear(x, self.weight, self.full_bias())
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -163,10 +182,12 @@ def project_heads(x: Tensor, projection: nn.Linear, parts: int, heads: int) -> t
     Returns:
         The parts, (B, H, T, d) each.
     """
-    if not torch.compiler.is_exporting() or type(projection) is not Linear:  # a derived layer, as LoRA's, has more
+    known = type(projection) in (Linear, NoKeyBiasLinear)  # a derived layer, as LoRA's, has more
+    if not torch.compiler.is_exporting() or not known:
         return split_heads(projection(x), parts, heads)
     weights = projection.weight.chunk(parts)
-    biases = (None,) * parts if projection.bias is None else projection.bias.chunk(parts)
+    bias = projection.full_bias() if isinstance(projection, NoKeyBias) else projection.bias
+    biases = (None,) * parts if bias is None else bias.chunk(parts)
     each = (F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
     return tuple(part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in each)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vitreous.accelerate.kernels import attend, project_heads
 from vitreous.accelerate.model import FastBlock, FastVisionTransformer, accelerate
 from vitreous.errors import ConfigError
+from vitreous.model.block import BlockConfig
 from vitreous.model.positions import POSITIONS, Position
 from vitreous.model.positions.learned_base import LearnedPosition
 from vitreous.model.vit import VisionTransformer
@@ -48,6 +49,11 @@ def merge_tokens(model: VisionTransformer, count: int) -> None:
         raise ConfigError(
             f"tokens cannot be merged with position {_with_layers(position)}: it needs the position of each token in "
             f"every block. Models with position {' or '.join(free)} can; use merge_tokens 0"
+        )
+    if count and model.config.block.kind != BlockConfig.kind:
+        raise ConfigError(
+            f"tokens cannot be merged in blocks of the kind {model.config.block.kind}, only between the attention and "
+            f"the MLP of {BlockConfig.kind} blocks: use merge_tokens 0"
         )
     fast = accelerate(model)
     if isinstance(fast, FastVisionTransformer):
@@ -155,4 +161,4 @@ def _attention(block: FastBlock, z: Tensor, sizes: Tensor | None, queries: int |
     q, k = attn.q_norm(q), attn.k_norm(k)
     bias = None if sizes is None else sizes.log().transpose(1, 2)[:, None]  # (B, 1, 1, T)
     mixed = attend(q[:, :, :queries], k, v, bias).transpose(1, 2).flatten(2)  # (B, T, D)
-    return z[:, :queries] + block.ls1(attn.proj(mixed)), k.mean(1)
+    return z[:, :queries] + block.ls1(attn.proj(attn.norm(mixed))), k.mean(1)

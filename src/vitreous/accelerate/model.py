@@ -20,7 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitreous.accelerate.kernels import LayerNorm, Linear, attend, in_bfloat16_on_cpu, project_heads
+from vitreous.accelerate.blocks import (
+    FastAttention,
+    FastAttentionPool,
+    FastAxialAttention,
+    FastBlock,
+    FastLayerScale,
+    FastNormAfterBlock,
+    FastParallelBlock,
+)
+from vitreous.accelerate.kernels import LayerNorm, Linear, NoKeyBiasLinear, in_bfloat16_on_cpu
 from vitreous.accelerate.stems import (
     FastConvPatchEmbed,
     FastLinearPatchEmbed,
@@ -28,8 +37,8 @@ from vitreous.accelerate.stems import (
     FastStridedPatchEmbed,
 )
 from vitreous.errors import ConfigError
-from vitreous.model.attention import Attention, AxialAttention
-from vitreous.model.block import Block, LayerScale
+from vitreous.model.attention import Attention, AxialAttention, NoKeyBias
+from vitreous.model.block import Block, LayerScale, NormAfterBlock, ParallelBlock
 from vitreous.model.config import ViTConfig
 from vitreous.model.pools import AttentionPoolModule
 from vitreous.model.record import Record
@@ -72,7 +81,7 @@ def accelerate(model: VisionTransformer) -> FastVisionTransformer:
     the arguments that the fast model passes. Other modules of a user's, such as a head, stay as they are.
     """
     own = type(model) is not VisionTransformer
-    if own or any(type(block) is not Block or type(block.attn) not in _FAST for block in model.blocks):
+    if own or any(type(block) not in _BLOCKS or type(block.attn) not in _FAST for block in model.blocks):
         return cast(FastVisionTransformer, model)
     for module in (*model.blocks.modules(), *model.pool.modules()):
         if type(module) is nn.Linear:
@@ -81,7 +90,11 @@ def accelerate(model: VisionTransformer) -> FastVisionTransformer:
         module.__class__ = _FAST.get(type(module), type(module))
     fast = cast(FastVisionTransformer, model)
     fast.merging, fast._tables = None, {}
-    fast._positions = tuple(model.config.position.parameters(model.config))
+    c = model.config
+    fast._sources = {
+        "embedding": tuple(c.position.parameters(c)),
+        "context": tuple(c.position.context_parameters(c)),
+    }
     return fast
 
 
@@ -95,13 +108,14 @@ class FastVisionTransformer(VisionTransformer):
 
     merging: Callable[[nn.ModuleList, Tensor, int | None], Tensor] | None
     _tables: dict[Hashable, tuple[Any, tuple[Tensor, ...]]]
-    _positions: tuple[str, ...]  # names of the parameters of the position embedding
+    _sources: dict[str, tuple[str, ...]]  # names of the parameters that embedding and context are made of
 
     @property
     def draws_in_forward(self) -> bool:
         """Whether training draws random numbers for dropout, which threads would draw in another order."""
         dropout = any(module.p for module in self.modules() if isinstance(module, nn.Dropout))
-        return dropout or self.config.attention.dropout > 0 or self.patch_dropout > 0
+        c = self.config
+        return dropout or c.attention.dropout > 0 or self.patch_dropout > 0 or c.position.draws_in_training
 
     def forward(self, images: Tensor, output: Output = "logits", record: Mapping[int, Record] | None = None) -> Tensor:
         """Classify images, exactly as :meth:`VisionTransformer.forward` does."""
@@ -130,7 +144,7 @@ class FastVisionTransformer(VisionTransformer):
             ConfigError: If values are to be recorded, but the model merges tokens.
         """
         # If the head reads only the class token, the last block need not compute the other tokens.
-        queries = 1 if self.config.pool.kind == "cls" and output != "tokens" and not record else None
+        queries = self.config.pool.tokens_read(self.config) if output != "tokens" and not record else None
         z = self._encode(x_p, grid, queries, branch_factors, record or {})
         if output == "tokens":
             return z
@@ -190,7 +204,7 @@ class FastVisionTransformer(VisionTransformer):
             if positions is not None:
                 prefix = prefix + positions[:, :P]
             z = torch.cat((prefix.to(dtype).expand(z.shape[0], -1, -1), z), 1)
-        return self.pos_drop(z), kept
+        return self.norm_pre(self.pos_drop(z)), kept
 
     def _embedding(self, grid: tuple[int, int]) -> Tensor | None:
         """Return E_pos for a grid, (1, P + N, D), or None if nothing is added to the tokens."""
@@ -204,11 +218,13 @@ class FastVisionTransformer(VisionTransformer):
         c = self.config
         if not c.position.acts_in_blocks:
             return None
+        if self.training and c.position.draws_in_training:
+            return c.position.context(self, c, grid)
         return self._for_grid("context", grid, lambda: c.position.context(self, c, grid))
 
     def _for_grid(self, name: str, grid: tuple[int, int], make: Callable[[], _Table]) -> _Table:
         """Return a table of the position embedding, cached unless it is made of parameters at their own grid."""
-        sources = [attrgetter(name)(self) for name in self._positions]
+        sources = [attrgetter(parameter)(self) for parameter in self._sources[name]]
         return make() if sources and grid == self.config.grid else self._cached((name, grid), make, sources)
 
     def _cached(self, name: Hashable, make: Callable[[], _Table], sources: Sequence[Tensor]) -> _Table:
@@ -237,110 +253,19 @@ class FastVisionTransformer(VisionTransformer):
         return cast("dict[str, Any]", super().__getstate__()) | {"_tables": {}}
 
 
-class FastBlock(Block):
-    """A block that can compute only the first tokens, and that accepts factors of stochastic depth."""
-
-    def forward(
-        self,
-        z: Tensor,
-        context: Any = None,
-        record: Record | None = None,
-        queries: int | None = None,
-        branch_factors: Tensor | None = None,
-    ) -> Tensor:
-        """Map tokens (B, T, D) to (B, T, D), or only to the first ``queries`` tokens.
-
-        Args:
-            z: Tokens, (B, T, D).
-            context: What attention needs from the position embedding.
-            record: Keeps what the block computes.
-            queries: Number of leading tokens to compute; None computes all.
-            branch_factors: Factors of stochastic depth for the two branches, (2, B, 1, 1). None draws them.
-        """
-        before = z
-        branch_factors = self.draw(z) if branch_factors is None else branch_factors
-        attn_factors, mlp_factors = (None, None) if branch_factors is None else branch_factors.unbind()
-        attended = self.ls1(self.attn(self.norm1(z), context, record, queries))
-        z = z[:, :queries] + _scaled(attended, attn_factors)  # equation 2
-        z = z + _scaled(self.ls2(self.mlp(self.norm2(z))), mlp_factors)  # equation 3
-        if record is not None:
-            record.before, record.after = before, z
-        return z
-
-    def draw(self, z: Tensor) -> Tensor | None:
-        """Draw the factors of stochastic depth for tokens z, (2, B, 1, 1), or return None if nothing is dropped."""
-        return self.drop_path(z) if self.training and self.drop_path.rate > 0 else None
-
-
-def _scaled(branch: Tensor, factors: Tensor | None) -> Tensor:
-    return branch if factors is None else branch * factors.to(branch.dtype)
-
-
-class _FastAttention(Attention):
-    """Attention with the fastest kernel for the device, for all queries or only the first."""
-
-    def forward(
-        self, x: Tensor, context: Any = None, record: Record | None = None, queries: int | None = None
-    ) -> Tensor:
-        """Map tokens (B, T, D) to (B, T, D), or only to the first ``queries`` tokens."""
-        q, k, v = project_heads(x, self.qkv, 3, self.heads)  # (B, heads, T, d)
-        q, k = self.position.rotate(self.q_norm(q), context), self.position.rotate(self.k_norm(k), context)
-        bias = self.position.bias(self, q, context)
-        if bias is not None:
-            bias = bias[:, :, :queries]
-        out = attend(q[:, :, :queries], k, v, bias, self.dropout if self.training else 0.0)  # (B, heads, T, d)
-        if record is not None:
-            record.keep(q, k, v, bias, out)
-        return cast(Tensor, self.proj_drop(self.proj(out.transpose(1, 2).flatten(2))))  # (B, T, D)
-
-
-class _FastAxialAttention(AxialAttention):
-    """Axial attention with the fastest kernel for the device."""
-
-    def forward(
-        self, x: Tensor, context: Any = None, record: Record | None = None, queries: int | None = None
-    ) -> Tensor:
-        """Map tokens (B, N, D) to (B, N, D). All are computed: no pooling reads the first alone without [CLS]."""
-        q, k, v = project_heads(x, self.qkv, 3, self.heads)  # (B, heads, N, d)
-        q, k = self.q_norm(q), self.k_norm(k)
-        q_lines, k_lines, v_lines = (self.lines(each, context) for each in (q, k, v))
-        out = attend(q_lines, k_lines, v_lines, None, self.dropout if self.training else 0.0)
-        out = self.raster(out, context)  # (B, heads, N, d)
-        if record is not None:
-            record.keep(q, k, v, self.outside(context, q), out)
-        return cast(Tensor, self.proj_drop(self.proj(out.transpose(1, 2).flatten(2))))  # (B, N, D)
-
-
-class _FastLayerScale(LayerScale):
-    """LayerScale that keeps bfloat16 on a CPU, where a float32 factor would promote the residual stream."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiply tokens (B, T, D) by the factors (D,)."""
-        return x * (self.gamma.to(x.dtype) if in_bfloat16_on_cpu(x) else self.gamma)
-
-
-class _FastAttentionPool(AttentionPoolModule):
-    """Attention pooling with the fastest kernel for the device."""
-
-    def forward(self, z: Tensor, record: Record | None = None) -> Tensor:
-        """Map tokens (B, T, D) to (B, D)."""
-        z = z[:, self.skip :]
-        (q,) = project_heads(self.latent.expand(z.shape[0], -1, -1), self.q, 1, self.heads)  # (B, heads, 1, d)
-        k, v = project_heads(z, self.kv, 2, self.heads)  # (B, heads, T, d)
-        out = attend(q, k, v)  # (B, heads, 1, d)
-        if record is not None:
-            record.keep(q, k, v, None, out)
-        y = self.proj(out.transpose(1, 2).flatten(2))  # (B, 1, D)
-        return cast(Tensor, (y + self.mlp(self.norm(y)))[:, 0])  # (B, D)
-
-
+_BLOCKS: dict[type[nn.Module], type[nn.Module]] = {
+    Block: FastBlock,
+    NormAfterBlock: FastNormAfterBlock,
+    ParallelBlock: FastParallelBlock,
+}
 _FAST: dict[type[nn.Module], type[nn.Module]] = {
     VisionTransformer: FastVisionTransformer,
-    Block: FastBlock,
-    Attention: _FastAttention,
-    AxialAttention: _FastAxialAttention,
-    AttentionPoolModule: _FastAttentionPool,
-    LayerScale: _FastLayerScale,
+    **_BLOCKS,
+    Attention: FastAttention,
+    AxialAttention: FastAxialAttention,
+    AttentionPoolModule: FastAttentionPool,
+    LayerScale: FastLayerScale,
+    NoKeyBias: NoKeyBiasLinear,
     nn.LayerNorm: LayerNorm,
     LinearPatchEmbed: FastLinearPatchEmbed,
     StridedPatchEmbed: FastStridedPatchEmbed,

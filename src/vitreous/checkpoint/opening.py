@@ -49,7 +49,7 @@ FAMILIES: dict[str, ModuleType] = {
 }
 """Adapters by family, in the order in which they are tried."""
 
-Activation = Literal["gelu", "gelu-tanh", "relu"]
+Activation = Literal["gelu", "gelu-tanh", "relu", "quick-gelu", "silu"]
 _PARTS = {"pre_logits", "head", "mask_token", "cls_position", "float64"}  # `drop` values that name no tensor
 
 

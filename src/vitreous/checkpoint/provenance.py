@@ -27,7 +27,13 @@ _LAYOUTS: dict[str, Mapping[str, tuple[Any, ...]]] = {
     "torchvision": torchvision.LAYOUT,
 }
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in READABLE}
-_KEPT = ("mask_token",)  # names of unused tensors that are kept
+_PLAIN = (str, bool, int, float, list, type(None))  # values of arguments
+_KEPT = (
+    "mask_token",
+    "distilled_bias",
+    "post_layernorm.weight",
+    "post_layernorm.bias",
+)  # names of unused tensors that are kept
 
 
 def check_provenance(file: Path, provenance: Mapping[str, Any]) -> None:
@@ -50,6 +56,11 @@ def _layout_problems(layout: Any) -> Iterator[str]:
             yield f"layout.{name} is {value!r:.60}"
     if not isinstance(layout.get("architecture", ""), str):
         yield f"layout.architecture is {layout['architecture']!r:.60}"
+    if not isinstance(layout.get("document", {}), dict):
+        yield f"layout.document is {layout['document']!r:.60}"
+    arguments = layout.get("arguments", {})
+    if not isinstance(arguments, dict) or not all(isinstance(value, _PLAIN) for value in arguments.values()):
+        yield f"layout.arguments is {arguments!r:.60}"
     for name, values in (("class_names", None), ("dtypes", _DTYPES)):
         table = layout.get(name, {})
         is_valid = isinstance(table, dict) and all(isinstance(value, str) for value in table.values())

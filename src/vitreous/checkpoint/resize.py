@@ -34,14 +34,14 @@ def resize_model(
         patch_size=plain_size(pair(patch_size or config.patch_size)),
     )
     if method:
-        if not hasattr(new.position, "resample"):
+        if not (hasattr(new.position, "resample") and new.position.has_embedding):
             raise ConfigError(f"position {new.position.kind} has nothing to resample: leave --resample out")
         new = new.with_options({"position": {"resample": method}})
     state = dict(state)
     record: dict[str, Any] = {}
     if new.grid != config.grid:
         state |= new.position.resized(state, config, new)
-        method = getattr(new.position, "resample", None)
+        method = getattr(new.position, "resample", None) if new.position.has_embedding else None
         record["positions"] = {"from": list(config.grid), "to": list(new.grid), "method": method or new.position.kind}
     if pair(new.patch_size) != pair(config.patch_size):
         kernel = state["patch_embed.proj.weight"]

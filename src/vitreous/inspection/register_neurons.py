@@ -123,9 +123,8 @@ def mlp_activations(block: Any, layer: LayerValues) -> Tensor:
         block: The :class:`~vitreous.model.block.Block`, in evaluation mode.
         layer: What the block computed.
     """
-    attended = block.attn.proj(layer.mixed.transpose(1, 2).flatten(2))
-    z = layer.before + block.ls1(attended)  # equation 2
-    activations: Tensor = block.mlp.act(block.mlp.fc1(block.norm2(z)))
+    attended = block.attn.proj(block.attn.norm(layer.mixed.transpose(1, 2).flatten(2)))
+    activations: Tensor = block.mlp.hidden(block.mlp_input(layer.before, attended))
     return activations
 
 

@@ -104,6 +104,7 @@ class RegisterMlp(nn.Module):
     def __init__(self, mlp: Mlp, neurons: list[int], prefix: int) -> None:
         super().__init__()
         self.fc1, self.act, self.fc2, self.drop, self.prefix = mlp.fc1, mlp.act, mlp.fc2, mlp.drop, prefix
+        self.norm = mlp.norm
         index = torch.tensor(sorted(set(neurons)), device=mlp.fc1.weight.device)
         self.register_buffer("neurons", index, persistent=False)
 
@@ -111,12 +112,12 @@ class RegisterMlp(nn.Module):
         """Map tokens (B, T, D) to (B, T, D). Where a fast model computes the class token alone, nothing moves."""
         hidden = self.act(self.fc1(x))  # (B, T, M)
         if x.shape[1] <= self.prefix:
-            return cast(Tensor, self.drop(self.fc2(self.drop(hidden))))
+            return cast(Tensor, self.drop(self.fc2(self.norm(self.drop(hidden)))))
         chosen = hidden[..., self.neurons]  # (B, T, m)
         before, patches = chosen[:, : self.prefix - 1], chosen[:, self.prefix :]
         moved = torch.cat((before, patches.amax(1, keepdim=True), torch.zeros_like(patches)), 1)
         hidden = hidden.index_copy(2, self.neurons, moved)
-        return cast(Tensor, self.drop(self.fc2(self.drop(hidden))))
+        return cast(Tensor, self.drop(self.fc2(self.norm(self.drop(hidden)))))
 
 
 def _check(model: Any, by_block: dict[int, list[int]]) -> None:
@@ -125,6 +126,8 @@ def _check(model: Any, by_block: dict[int, list[int]]) -> None:
         raise ConfigError(f"the model is a {type(model).__name__}: a register is added to a VisionTransformer only")
     if getattr(model, "merging", None):
         raise ConfigError("the model merges tokens, so registers have no place: call merge_tokens(model, 0) first")
+    if model.config.pool.kind == "prefix":
+        raise ConfigError("pool prefix reads all registers, so none can be added: use a model with another pool")
     if not by_block:
         raise ConfigError("there are no register neurons to move: find them with register_neurons")
     depth, width = model.config.depth, model.config.mlp_dim

@@ -6,7 +6,7 @@ Shapes: B batch, T tokens (prefix and patches), D width.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,10 +14,21 @@ from torch import Tensor, nn
 
 from vitreous.model.attention import Attention
 from vitreous.model.mlp import Mlp
+from vitreous.model.norm import build_norm
 from vitreous.model.part import Part, Shape
 from vitreous.model.record import Record
 
-__all__ = ["BLOCKS", "Block", "BlockConfig", "LayerScale", "StochasticDepth"]
+__all__ = [
+    "BLOCKS",
+    "Block",
+    "BlockConfig",
+    "LayerScale",
+    "NormAfterBlock",
+    "NormAfterConfig",
+    "ParallelBlock",
+    "ParallelConfig",
+    "StochasticDepth",
+]
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,37 @@ class BlockConfig(Part):
                 nn.init.zeros_(weight)
 
 
-BLOCKS = (BlockConfig,)
+@dataclass(frozen=True)
+class NormAfterConfig(BlockConfig):
+    """`norm-after`: a norm behind attention and behind the MLP, before each is added to the tokens (arXiv 2111.09883).
+
+    Args:
+        layer_scale: Value at which the gains of these norms start. None starts them at 1.
+    """
+
+    kind = "norm-after"
+
+    def build(self, shape: Shape, index: int, attn: Attention, mlp: Mlp) -> Block:
+        return NormAfterBlock(self, shape, self.drop_path * index / max(1, shape.depth - 1), attn, mlp)
+
+    def initialise(self, blocks: nn.Module) -> None:
+        super().initialise(blocks)
+        for name, weight in blocks.named_parameters():
+            if self.layer_scale is not None and name.endswith(("norm1.weight", "norm2.weight")):
+                nn.init.constant_(weight, self.layer_scale)
+
+
+@dataclass(frozen=True)
+class ParallelConfig(BlockConfig):
+    """`parallel`: attention and the MLP read the same tokens, behind one norm, and their sum is added (2302.05442)."""
+
+    kind = "parallel"
+
+    def build(self, shape: Shape, index: int, attn: Attention, mlp: Mlp) -> Block:
+        return ParallelBlock(self, shape, self.drop_path * index / max(1, shape.depth - 1), attn, mlp)
+
+
+BLOCKS = (BlockConfig, NormAfterConfig, ParallelConfig)
 
 
 class Block(nn.Module):
@@ -64,11 +105,11 @@ class Block(nn.Module):
 
     def __init__(self, config: BlockConfig, shape: Shape, drop_path: float, attn: Attention, mlp: Mlp) -> None:
         super().__init__()
-        D, eps, scale = shape.width, shape.norm_eps, config.layer_scale
-        self.norm1 = nn.LayerNorm(D, eps=eps)
+        D, scale = shape.width, config.layer_scale
+        self.norm1 = build_norm(shape)
         self.attn = attn
         self.ls1 = nn.Identity() if scale is None else LayerScale(D, scale)
-        self.norm2 = nn.LayerNorm(D, eps=eps)
+        self.norm2 = build_norm(shape)
         self.mlp = mlp
         self.ls2 = nn.Identity() if scale is None else LayerScale(D, scale)
         self.drop_path = StochasticDepth(drop_path)
@@ -80,11 +121,69 @@ class Block(nn.Module):
         """
         before = z
         attn_factors, mlp_factors = self.drop_path(z)
-        z = z + attn_factors * self.ls1(self.attn(self.norm1(z), context, record))  # equation 2: z' = MSA(LN(z)) + z
-        z = z + mlp_factors * self.ls2(self.mlp(self.norm2(z)))  # equation 3: z = MLP(LN(z')) + z'
+        z = z + attn_factors * self.mix(z, context, record)  # equation 2: z' = MSA(LN(z)) + z
+        z = z + mlp_factors * self.transform(z)  # equation 3: z = MLP(LN(z')) + z'
         if record is not None:
             record.before, record.after = before, z
         return z
+
+    def mix(self, z: Tensor, *arguments: Any) -> Tensor:
+        """Return MSA(LN(z)) of tokens (B, T, D); the other arguments are those of attention."""
+        return self.ls1(self.attn(self.norm1(z), *arguments))
+
+    def transform(self, z: Tensor) -> Tensor:
+        """Return MLP(LN(z)) of tokens (B, T, D)."""
+        return self.ls2(self.mlp(self.norm2(z)))
+
+    def mlp_input(self, z: Tensor, attended: Tensor) -> Tensor:
+        """Return what the MLP reads, (B, T, D), given the tokens that the block reads and the output of attention."""
+        return self.norm2(z + self.ls1(attended))
+
+
+class NormAfterBlock(Block):
+    """The norms stand behind the two branches: z' = LN(MSA(z)) + z, and z = LN(MLP(z')) + z'."""
+
+    def __init__(self, config: BlockConfig, shape: Shape, drop_path: float, attn: Attention, mlp: Mlp) -> None:
+        super().__init__(replace(config, layer_scale=None), shape, drop_path, attn, mlp)
+
+    def mix(self, z: Tensor, *arguments: Any) -> Tensor:
+        """Return LN(MSA(z)) of tokens (B, T, D); the other arguments are those of attention."""
+        return self.norm1(self.attn(z, *arguments))
+
+    def transform(self, z: Tensor) -> Tensor:
+        """Return LN(MLP(z)) of tokens (B, T, D)."""
+        return self.norm2(self.mlp(z))
+
+    def mlp_input(self, z: Tensor, attended: Tensor) -> Tensor:
+        """Return what the MLP reads, as :meth:`Block.mlp_input` does."""
+        return z + self.norm1(attended)
+
+
+class ParallelBlock(Block):
+    """One branch: z + MSA(LN(z)) + MLP(LN(z))."""
+
+    def __init__(self, config: BlockConfig, shape: Shape, drop_path: float, attn: Attention, mlp: Mlp) -> None:
+        super().__init__(config, shape, drop_path, attn, mlp)
+        self.norm2 = self.ls2 = nn.Identity()  # of a branch that does not exist
+
+    def forward(self, z: Tensor, context: Any = None, record: Record | None = None) -> Tensor:
+        """Map tokens (B, T, D) to (B, T, D), as :meth:`Block.forward` does."""
+        before = z
+        factors, _ = self.drop_path(z)
+        z = z + factors * self.branch(z, context, record)
+        if record is not None:
+            record.before, record.after = before, z
+        return z
+
+    def branch(self, z: Tensor, context: Any, record: Record | None, *queries: int | None) -> Tensor:
+        """Return MSA(LN(z)) + MLP(LN(z)) of tokens (B, T, D), or of the first ``queries`` of them."""
+        y = self.norm1(z)
+        first = y[:, : queries[0]] if queries else y
+        return self.ls1(self.attn(y, context, record, *queries) + self.mlp(first))
+
+    def mlp_input(self, z: Tensor, attended: Tensor) -> Tensor:
+        """Return what the MLP reads, as :meth:`Block.mlp_input` does."""
+        return self.norm1(z)
 
 
 class LayerScale(nn.Module):

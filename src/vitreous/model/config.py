@@ -11,7 +11,7 @@ from typing import Any, Literal
 from vitreous.choices import unknown_choices, wrong_types
 from vitreous.errors import ConfigError, did_you_mean
 from vitreous.model.attention import ATTENTIONS, AttentionConfig
-from vitreous.model.block import BLOCKS, BlockConfig
+from vitreous.model.block import BLOCKS, Block, BlockConfig
 from vitreous.model.heads import HEADS, Head, LinearHead
 from vitreous.model.init import SCHEMES
 from vitreous.model.mlp import MLPS, MlpConfig
@@ -54,11 +54,13 @@ class ViTConfig(Shape):
         heads: Number of attention heads per block (k in appendix A). It must divide the width.
         mlp_dim: Size of the hidden layer in the MLP of each block.
         class_token: Whether the sequence starts with a [CLS] token. None adds one only if ``pool`` reads it.
-        registers: Number of extra learned tokens. Nothing reads them; they give attention a place to store global
-            information (arXiv 2309.16588).
+        registers: Number of extra learned tokens. Only pool `prefix` reads them; they give attention a place to store
+            global information (arXiv 2309.16588).
         dropout: Dropout probability after every dense layer except qkv, and after the position embeddings are added
             (appendix B.1). In [0, 1).
-        norm_eps: Epsilon of every LayerNorm.
+        norm: Kind of every norm in the model. `layer`: LayerNorm. `rms`: only divides by the root mean square of the
+            channels (RMSNorm, arXiv 1910.07467).
+        norm_eps: Epsilon of every norm.
         stem: How pixels become tokens.
         position: How the model knows where each patch lies.
         attention: How the tokens in a block exchange information.
@@ -66,7 +68,9 @@ class ViTConfig(Shape):
         block: How a block combines attention and MLP.
         pool: How the tokens become the one vector that the head reads.
         head: How the pooled vector becomes logits.
-        final_norm: Position of the last LayerNorm: `tokens`, before pooling (equation 4); `pooled`, after pooling
+        input_norm: Whether a norm stands before the first block, after the positions are added (as in CLIP,
+            arXiv 2103.00020).
+        final_norm: Position of the last norm: `tokens`, before pooling (equation 4); `pooled`, after pooling
             (timm's ``fc_norm``); or `none`.
         patch_dropout: Fraction of the patch tokens that is dropped from each training image, which makes training
             faster (arXiv 2208.07220). In [0, 1).
@@ -86,6 +90,7 @@ class ViTConfig(Shape):
     block: BlockConfig = BlockConfig()
     pool: Pool = ClassToken()
     head: Head = LinearHead()
+    input_norm: bool = False
     final_norm: Literal["tokens", "pooled", "none"] = "tokens"
     patch_dropout: float = 0.0
     init: Literal["jax", "timm", "torchvision", "torch", "mimetic"] = "jax"
@@ -123,6 +128,10 @@ class ViTConfig(Shape):
     def features(self) -> int:
         """Length of the vector that the last layer of the head reads."""
         return self.head.features(self.pooled_width, self)
+
+    def build_block(self, index: int) -> Block:
+        """Return block number ``index``, counted from 0, with its attention and MLP."""
+        return self.block.build(self, index, self.attention.build(self, index, self.position), self.mlp.build(self))
 
     def with_options(self, options: Mapping[str, Any]) -> ViTConfig:
         """Return a copy with some fields changed.
@@ -202,8 +211,8 @@ def _problems(c: ViTConfig, skip: Collection[str]) -> Iterator[str]:
         yield (
             f"pool {c.pool.kind} reads the class token, but class_token is off: use pool {', '.join(others)} or {last}"
         )
-    if c.pool.kind == "cls-mean" and c.final_norm == "pooled":
-        yield "pool cls-mean has no norm after it: use final_norm tokens"
+    if c.pool.kind in ("cls-mean", "prefix") and c.final_norm == "pooled":
+        yield f"pool {c.pool.kind} has no norm after it: use final_norm tokens"
     for name in ("dropout", "patch_dropout"):
         if not 0 <= getattr(c, name) < 1:
             yield f"{name} is {getattr(c, name)}, it must be in [0, 1)"

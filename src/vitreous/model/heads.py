@@ -54,12 +54,15 @@ class MlpHead(Head):
 
     Args:
         hidden: Size of the hidden layer. None uses the model's width.
-        activation: Activation of the hidden layer. The paper's code uses `tanh`.
+        activation: Activation of the hidden layer. The paper's code uses `tanh`; with `none` the layer is a projection,
+            such as the one into the space that CLIP's images and texts share.
+        bias: Whether the hidden layer has a bias.
     """
 
     kind = "mlp"
     hidden: int | None = None
-    activation: Literal["tanh", "relu", "gelu"] = "tanh"
+    activation: Literal["tanh", "relu", "gelu", "none"] = "tanh"
+    bias: bool = True
 
     def problems(self, shape: Shape) -> Iterator[str]:
         if self.hidden is not None and self.hidden < 1:
@@ -69,7 +72,7 @@ class MlpHead(Head):
         return self.hidden or shape.width
 
     def build_pre_logits(self, pooled_width: int, shape: Shape) -> nn.Module:
-        return PreLogits(pooled_width, self.features(pooled_width, shape), self.activation)
+        return PreLogits(pooled_width, self.features(pooled_width, shape), self.activation, self.bias)
 
 
 HEADS: tuple[type[Head], ...] = (LinearHead, MlpHead)
@@ -78,9 +81,9 @@ HEADS: tuple[type[Head], ...] = (LinearHead, MlpHead)
 class PreLogits(nn.Module):
     """The hidden layer of the MLP head. The paper's code calls its output "pre_logits"."""
 
-    def __init__(self, width: int, hidden: int, activation: str) -> None:
+    def __init__(self, width: int, hidden: int, activation: str, bias: bool = True) -> None:
         super().__init__()
-        self.fc = nn.Linear(width, hidden)
+        self.fc = nn.Linear(width, hidden, bias=bias)
         self.act = ACTIVATIONS[activation]()
 
     def forward(self, x: Tensor) -> Tensor:

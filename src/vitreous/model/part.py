@@ -11,7 +11,7 @@ import dataclasses
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from vitreous.choices import unknown_choices, wrong_types
 from vitreous.errors import ConfigError, did_you_mean
@@ -52,6 +52,7 @@ class Shape:
     class_token: bool | None = None
     registers: int = 0
     dropout: float = 0.0
+    norm: Literal["layer", "rms"] = "layer"
     norm_eps: float = 1e-6
 
     @property
@@ -80,6 +81,11 @@ class Shape:
     def tokens(self) -> int:
         """Length of the sequence at ``image_size``: prefix tokens and patches."""
         return self.prefix_tokens + self.patches
+
+    def with_sizes(self, **sizes: int) -> Shape:
+        """Return these dimensions alone, without the parts of a model, and with some of them changed."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(Shape)}
+        return Shape(**(own | sizes))
 
     @property
     def head_dim(self) -> int:

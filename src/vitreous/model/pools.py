@@ -7,6 +7,7 @@ Shapes: B batch, H heads, T tokens (prefix and patches), D width, d channels per
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from vitreous.model.init import Scheme
 from vitreous.model.mlp import MlpConfig
+from vitreous.model.norm import build_norm
 from vitreous.model.part import Part, Shape
 from vitreous.model.record import Record
 
@@ -27,6 +29,7 @@ __all__ = [
     "ClassTokenMean",
     "Mean",
     "Pool",
+    "PrefixTokens",
     "SequencePool",
 ]
 
@@ -45,6 +48,10 @@ class Pool(Part):
         """Return the length of the pooled vector."""
         return shape.width
 
+    def tokens_read(self, shape: Shape) -> int | None:
+        """Return how many tokens, from the first, pooling reads; None for all."""
+        return None
+
     def build(self, shape: Shape, mlp: MlpConfig) -> nn.Module:
         """Return the pooling module. It maps tokens (B, T, D) to (B, ``output_width``)."""
         raise NotImplementedError
@@ -61,8 +68,32 @@ class ClassToken(Pool):
     kind = "cls"
     reads_class_token = True
 
+    def tokens_read(self, shape: Shape) -> int:
+        return 1
+
     def build(self, shape: Shape, mlp: MlpConfig) -> nn.Module:
         return _ClassTokenModule()
+
+
+@dataclass(frozen=True)
+class PrefixTokens(Pool):
+    """`prefix`: the class token and all registers, concatenated.
+
+    With one register, a linear head on them is the mean of two heads, one on the class token and one on the register,
+    as DeiT has for its distillation token (arXiv 2012.12877).
+    """
+
+    kind = "prefix"
+    reads_class_token = True
+
+    def output_width(self, shape: Shape) -> int:
+        return shape.width * (1 + shape.registers)
+
+    def tokens_read(self, shape: Shape) -> int:
+        return 1 + shape.registers
+
+    def build(self, shape: Shape, mlp: MlpConfig) -> nn.Module:
+        return _PrefixModule(1 + shape.registers)
 
 
 @dataclass(frozen=True)
@@ -105,15 +136,26 @@ class AttentionPool(Pool):
 
     Args:
         prefix: Whether pooling includes [CLS] and registers.
+        heads: Number of heads, which must divide the width. None uses that of the blocks.
+        mlp_dim: Size of the hidden layer of the MLP. None uses that of the blocks.
     """
 
     kind = "map"
     attends = True
     module_name = "attn_pool"  # the name in timm
     prefix: bool = True
+    heads: int | None = None
+    mlp_dim: int | None = None
+
+    def problems(self, shape: Shape) -> Iterator[str]:
+        if self.heads is not None and (self.heads < 1 or shape.width % self.heads):
+            yield f"pool.heads is {self.heads}, which must divide the width, {shape.width}"
+        if self.mlp_dim is not None and self.mlp_dim < 1:
+            yield f"pool.mlp_dim is {self.mlp_dim}, it must be at least 1"
 
     def build(self, shape: Shape, mlp: MlpConfig) -> nn.Module:
-        return AttentionPoolModule(shape, mlp, 0 if self.prefix else shape.prefix_tokens)
+        own = shape.with_sizes(heads=self.heads or shape.heads, mlp_dim=self.mlp_dim or shape.mlp_dim)
+        return AttentionPoolModule(own, MlpConfig(mlp.activation), 0 if self.prefix else shape.prefix_tokens)
 
     def activations(self, shape: Shape, tokens: int) -> int:
         return 15 * tokens * shape.width  # keys and values of all tokens, scaled for one query
@@ -136,7 +178,7 @@ class SequencePool(Pool):
         return _SequencePoolModule(shape, 0 if self.prefix else shape.prefix_tokens)
 
 
-POOLS: tuple[type[Pool], ...] = (ClassToken, Mean, ClassTokenMean, AttentionPool, SequencePool)
+POOLS: tuple[type[Pool], ...] = (ClassToken, PrefixTokens, Mean, ClassTokenMean, AttentionPool, SequencePool)
 
 
 class _ClassTokenModule(nn.Module):
@@ -145,6 +187,18 @@ class _ClassTokenModule(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """Map tokens (B, T, D) to (B, D)."""
         return z[:, 0]
+
+
+class _PrefixModule(nn.Module):
+    """The first tokens, concatenated."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Map tokens (B, T, D) to (B, ``count`` D)."""
+        return z[:, : self.count].flatten(1)
 
 
 class _MeanModule(nn.Module):
@@ -178,7 +232,7 @@ class AttentionPoolModule(nn.Module):
         self.q = nn.Linear(D, D)
         self.kv = nn.Linear(D, 2 * D)
         self.proj = nn.Linear(D, D)
-        self.norm = nn.LayerNorm(D, eps=shape.norm_eps)
+        self.norm = build_norm(shape)
         self.mlp = mlp.build(shape)
 
     def forward(self, z: Tensor, record: Record | None = None) -> Tensor:

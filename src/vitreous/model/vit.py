@@ -16,6 +16,7 @@ from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig
 from vitreous.model.init import SCHEMES, Scheme
 from vitreous.model.intermediates import Intermediates, intermediates
+from vitreous.model.norm import build_norm
 from vitreous.model.record import Record
 
 __all__ = ["Output", "ViTConfig", "VisionTransformer", "check_output"]
@@ -39,16 +40,16 @@ class VisionTransformer(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width)) if c.has_class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, c.registers, c.width)) if c.registers else None
         self.patch_embed = c.stem.build(c)
-        self.patch_dropout = c.patch_dropout  # an attribute, so that a training schedule can change it
+        self.patch_dropout = c.patch_dropout  # a training schedule can change it
         self.pos_drop = nn.Dropout(c.dropout)
-        blocks = (c.block.build(c, i, c.attention.build(c, i, c.position), c.mlp.build(c)) for i in range(c.depth))
-        self.blocks = nn.ModuleList(blocks)
+        self.norm_pre = build_norm(c, used=c.input_norm)
+        self.blocks = nn.ModuleList(c.build_block(index) for index in range(c.depth))
         for name, tensor in c.position.parameters(c).items():  # by default pos_embed: positions/learned.py
             owner, _, last = name.rpartition(".")
             self.get_submodule(owner).register_parameter(last, nn.Parameter(tensor))
-        self.norm = nn.LayerNorm(c.width, eps=c.norm_eps) if c.final_norm == "tokens" else nn.Identity()
+        self.norm = build_norm(c, used=c.final_norm == "tokens")
         self.add_module(c.pool.module_name, c.pool.build(c, c.mlp))
-        self.fc_norm = nn.LayerNorm(c.width, eps=c.norm_eps) if c.final_norm == "pooled" else nn.Identity()
+        self.fc_norm = build_norm(c, used=c.final_norm == "pooled")
         self.pre_logits = c.head.build_pre_logits(c.pooled_width, c)
         self.head = nn.Linear(c.features, c.num_classes) if c.num_classes else nn.Identity()
         self._initialise()
@@ -74,14 +75,13 @@ class VisionTransformer(nn.Module):
 
         context = c.position.context(self, c, grid)  # for positions that act in every block; else None
         z, context = self.drop_patches(z, context)
-        z = self.pos_drop(z)
+        z = self.norm_pre(self.pos_drop(z))  # by default without a norm
         seen = c.attention.context(context, grid)  # what attention receives: by default context
         for index, block in enumerate(self.blocks):
             z = c.position.before_block(z, index, context)  # by default z
             z = block(z, seen, record.get(index) if record else None)  # equations 2 and 3: (B, P + N, D)
         z = self.norm(z)
         y = self.pool(z)  # equation 4: (B, D); some poolings are wider, (B, config.pooled_width)
-
         features = self.pre_logits(self.fc_norm(y))  # (B, config.features)
         return {"tokens": z, "features": features, "logits": self.head(features)}[output]
 

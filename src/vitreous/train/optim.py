@@ -38,7 +38,7 @@ _ONE_CYCLE_END = _ONE_CYCLE_START / 1e4
 _NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)
 _NEWTON_SCHULZ_STEPS = 5
 
-_EMBEDDINGS = ("patch_embed.", "cls_token", "reg_token", "pos_embed")  # parameters below the first block
+_EMBEDDINGS = ("patch_embed.", "cls_token", "reg_token", "pos_embed", "norm_pre.")  # parameters below the first block
 
 
 def schedule(config: OptimConfig, progress: float) -> float:

@@ -11,10 +11,14 @@ from torch import Tensor
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError
 from vitreous.model.attention import AttentionConfig
+from vitreous.model.block import BlockConfig
 from vitreous.model.config import ViTConfig
+from vitreous.model.heads import MlpHead
+from vitreous.model.mlp import MlpConfig
+from vitreous.model.pools import AttentionPool
 from vitreous.model.positions.learned_base import LearnedPosition
 
-__all__ = ["ForeignCheckpoint", "Hints", "ImportedModel", "OutgoingModel", "State", "join_first"]
+__all__ = ["ForeignCheckpoint", "Hints", "ImportedModel", "OutgoingModel", "State", "beyond_the_paper", "join_first"]
 
 State = dict[str, Tensor]
 """Tensors by name."""
@@ -80,11 +84,32 @@ class OutgoingModel:
             problems.append(f"positions added before every block (position.layers {position.layers})")
         if (attention := self.config.attention.kind) != AttentionConfig.kind:  # likewise
             problems.append(f"{attention} attention")
-        problems += [f"{name} (--drop {name} leaves it out)" for name in self.kept if not keeps]
+        problems += [
+            f"{name} (--drop {name} leaves it out)" for name in self.kept if not keeps and name != "distilled_bias"
+        ]
         if problems:
             raise CheckpointError(
                 f"{family} cannot express this model: {'; '.join(problems)}. `vitreous export` takes any model"
             )
+
+
+def beyond_the_paper(c: ViTConfig) -> dict[str, bool]:
+    """Return parts that the paper's models do not have and few families can express, and whether the model has them."""
+    return {
+        f"block {c.block.kind}": c.block.kind != BlockConfig.kind,
+        f"mlp {c.mlp.kind}": c.mlp.kind != MlpConfig.kind,
+        "a norm in the MLP": c.mlp.norm,
+        f"activation {c.mlp.activation}": c.mlp.kind == MlpConfig.kind and c.mlp.activation in ("quick-gelu", "silu"),
+        "a norm of attention's output": c.attention.out_norm,
+        "a bias of queries and values, but not of keys": c.attention.qkv_bias and not c.attention.key_bias,
+        f"norm {c.norm}": c.norm != "layer",
+        "a norm before the blocks": c.input_norm,
+        "a patch projection without bias": getattr(c.stem, "bias", True) is False,
+        "a projection behind the pooling": isinstance(c.head, MlpHead)
+        and not (c.head.bias and c.head.activation != "none"),
+        "another number of heads or another MLP in its pooling": isinstance(c.pool, AttentionPool)
+        and not (c.pool.heads in (None, c.heads) and c.pool.mlp_dim in (None, c.mlp_dim)),
+    }
 
 
 def join_first(items: Iterable[str]) -> str:

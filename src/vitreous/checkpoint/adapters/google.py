@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 
 from vitreous.checkpoint.adapters import google_resnet
-from vitreous.checkpoint.adapters.common import ForeignCheckpoint, Hints, ImportedModel, OutgoingModel, State
+from vitreous.checkpoint.adapters.common import (
+    ForeignCheckpoint,
+    Hints,
+    ImportedModel,
+    OutgoingModel,
+    State,
+    beyond_the_paper,
+)
 from vitreous.checkpoint.adapters.shapes import config_from
 from vitreous.checkpoint.adapters.sidecar import make_sidecar, read_sidecar
 from vitreous.data.config import PreprocessConfig
@@ -256,6 +263,7 @@ def _stack(tree: State, depth: int) -> State:
 
 def _unsupported(c: ViTConfig) -> dict[str, bool]:
     return {
+        **beyond_the_paper(c),
         f"stem {c.stem.kind}": not (c.stem.has_patch_kernel or isinstance(c.stem, ResNetStem)),
         f"stem.activation {c.stem.activation}": c.stem.activation != "none",
         f"position {c.position.kind}": c.position.kind not in ("learned", "sincos-2d"),

@@ -14,7 +14,7 @@ from vitreous.errors import CheckpointError, ConfigError
 from vitreous.model.config import ViTConfig, pair
 from vitreous.model.stems import ResNetStem
 
-__all__ = ["config_from", "plain_size"]
+__all__ = ["config_from", "is_gated", "plain_size"]
 
 _ODD_HEADS = {(32, 1): 2, (1280, 32): 16, (1408, 40): 16, (1664, 48): 16, (1152, 27): 16}
 """Heads by (width, depth) of the published sizes without 64 channels per head: mu, H, g, G and So400m."""
@@ -31,15 +31,12 @@ def config_from(state: State, name: str, hints: Hints, reasons: list[str], **kno
     fields: dict[str, Any] = {
         "width": width,
         "depth": depth,
-        "mlp_dim": _require(state, "blocks.0.mlp.fc1.weight", 2, name).shape[0],
         "num_classes": _require(state, "head.weight", 2, name).shape[0] if "head.weight" in state else 0,
-        "attention": {
-            "qkv_bias": "blocks.0.attn.qkv.bias" in state,
-            "qk_norm": "blocks.0.attn.q_norm.weight" in state,
-        },
-        "block": {"layer_scale": 1e-5 if "blocks.0.ls1.gamma" in state else None},
         "registers": _require(state, "reg_token", 3, name).shape[1] if "reg_token" in state else 0,
+        "norm": "layer" if "blocks.0.norm1.bias" in state else "rms",
+        "input_norm": "norm_pre.weight" in state,
         "final_norm": "tokens" if "norm.weight" in state else "pooled" if "fc_norm.weight" in state else "none",
+        **_block(state, width, name),
         **_stem(state, proj, name),
         **_head(state, name),
     }
@@ -50,6 +47,9 @@ def config_from(state: State, name: str, hints: Hints, reasons: list[str], **kno
         raise CheckpointError(f"'{name}' has width {width}, which {fields['heads']} heads do not divide")
     has_cls = "cls_token" in state
     fields.setdefault("pool", {"kind": "map" if "attn_pool.latent" in state else "cls" if has_cls else "mean"})
+    if fields["pool"]["kind"] == "map" and "attn_pool.mlp.fc2.weight" in state:
+        hidden = _require(state, "attn_pool.mlp.fc2.weight", 2, name).shape[1]
+        fields["pool"].setdefault("mlp_dim", None if hidden == fields["mlp_dim"] else hidden)
     fields["class_token"] = None if has_cls == (fields["pool"]["kind"] == "cls") else has_cls
     stated = hints.image_size or known.get("image_size")
     fields |= _positions(state, fields, None if stated is None else pair(stated), name, reasons)
@@ -61,6 +61,34 @@ def config_from(state: State, name: str, hints: Hints, reasons: list[str], **kno
         raise CheckpointError(f"the shapes in '{name}' are not those of a Vision Transformer: {error}") from error
     reasons.append(_describe(config))
     return config
+
+
+def _block(state: State, width: int, name: str) -> dict[str, Any]:
+    """Return the fields that the first block shows."""
+    mlp_dim = _require(state, "blocks.0.mlp.fc2.weight", 2, name).shape[1]
+    _require(state, "blocks.0.mlp.fc1.weight", 2, name)
+    bias = state.get("blocks.0.attn.qkv.bias")
+    return {
+        "mlp_dim": mlp_dim,
+        "mlp": {"kind": "gated" if is_gated(state) else "dense", "norm": "blocks.0.mlp.norm.weight" in state},
+        "attention": {
+            "qkv_bias": bias is not None,
+            "key_bias": bias is None or bias.numel() != 2 * width,
+            "qk_norm": "blocks.0.attn.q_norm.weight" in state,
+            "out_norm": "blocks.0.attn.norm.weight" in state,
+        },
+        "block": {
+            "kind": "pre-norm" if "blocks.0.norm2.weight" in state else "parallel",
+            "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in state else None,
+        },
+    }
+
+
+def is_gated(state: State) -> bool:
+    """Return whether the first matrix of the MLPs has twice the rows that the second has columns."""
+    first, second = (state.get(f"blocks.0.mlp.fc{layer}.weight") for layer in (1, 2))
+    known = first is not None and second is not None and first.ndim == second.ndim == 2
+    return known and first.shape[0] == 2 * second.shape[1]  # type: ignore[union-attr]
 
 
 def _block_count(state: State, name: str) -> int:
@@ -100,7 +128,8 @@ def _stem(state: State, proj: Tensor, name: str) -> dict[str, Any]:
             f"'{name}' has a stem that vitreous does not support ({others[0]}); the only backbone is BiT's ResNet"
         )
     if root not in state:
-        return {"in_channels": proj.shape[1], "patch_size": plain_size(kernel)}
+        stem = {} if "patch_embed.proj.bias" in state else {"stem": {"kind": "patch", "bias": False}}
+        return {"in_channels": proj.shape[1], "patch_size": plain_size(kernel), **stem}
     conv = _require(state, root, 4, name)
     blocks = {
         (int(m[1]), int(m[2]))
@@ -120,7 +149,8 @@ def _head(state: State, name: str) -> dict[str, Any]:
     if "pre_logits.fc.weight" not in state:
         return {}
     hidden, width = _require(state, "pre_logits.fc.weight", 2, name).shape
-    return {"head": {"kind": "mlp", "hidden": None if hidden == width else hidden}}
+    bias = "pre_logits.fc.bias" in state
+    return {"head": {"kind": "mlp", "hidden": None if hidden == width else hidden, "bias": bias}}
 
 
 def _positions(
@@ -131,11 +161,20 @@ def _positions(
     The stated size is used if it fits the number of positions, else the size is that of a square of patches.
     """
     patch, has_cls = pair(fields["patch_size"]), "cls_token" in state
+    in_attention = _position_in_attention(state) | fields.get("position", {})
     if "pos_embed" not in state:
         default = (max(1, 224 // patch[0]) * patch[0], max(1, 224 // patch[1]) * patch[1])
-        kind = fields.get("position", {}).get("kind", "none")
-        return {"position": {"kind": kind}, "image_size": plain_size(stated or default)}
-    position = {"kind": "learned", **fields.get("position", {})}
+        if in_attention.get("kind", "learned") == "learned":
+            in_attention = {"kind": "none"}
+        size = stated or _size_of_offsets(state, patch, has_cls) or default
+        return {"position": in_attention, "image_size": plain_size(size)}
+    position = {"kind": "learned", **in_attention}
+
+    def with_prefix(prefix: str, count: int) -> dict[str, Any]:
+        if position["kind"] != "learned":
+            return {**position, "absolute": prefix if count else "patches"}
+        return {**position, "prefix": prefix if count or has_cls else "cls"}
+
     count = _require(state, "pos_embed", 3, name).shape[1]
     prefixes = {"cls": int(has_cls), "all": int(has_cls) + fields["registers"], "none": 0}
     if fields["registers"] == 0:
@@ -144,19 +183,41 @@ def _positions(
         patches = (stated[0] // patch[0]) * (stated[1] // patch[1])
         for prefix, num_prefix in prefixes.items():
             if count == patches + num_prefix:
-                position["prefix"] = prefix if num_prefix or has_cls else "cls"
-                return {"image_size": plain_size(stated), "position": position}
+                return {"image_size": plain_size(stated), "position": with_prefix(prefix, num_prefix)}
         reasons.append(f"the stated image size {stated[0]} x {stated[1]} does not fit the {count} positions: ignored")
     for prefix, num_prefix in prefixes.items():
         side = math.isqrt(max(0, count - num_prefix))
         if side and side * side == count - num_prefix:
             size = (side * patch[0], side * patch[1])
-            position["prefix"] = prefix if num_prefix or has_cls else "cls"
-            return {"image_size": plain_size(size), "position": position}
+            return {"image_size": plain_size(size), "position": with_prefix(prefix, num_prefix)}
     raise CheckpointError(
         f"'{name}' has {count} positions, which are not a square grid of patches plus {int(has_cls)} class token and "
         f"{fields['registers']} registers: give the image size that they are for, such as --source-size 224x288"
     )
+
+
+def _position_in_attention(state: State) -> dict[str, Any]:
+    """Return the kind and options of the positions whose tensors the attention of the first block has, or the model."""
+    if "blocks.0.attn.rope_frequencies" in state:
+        return {"kind": "rope-mixed"}
+    for name, options in (
+        ("blocks.0.attn.relative_bias", {"kind": "relative-bias"}),
+        ("pos_embed_relative", {"kind": "relative-bias", "shared": True}),
+        ("blocks.0.attn.relative_weight1", {"kind": "relative-mlp"}),
+        ("pos_embed_weight1", {"kind": "relative-mlp", "shared": True}),
+    ):
+        if name in state:
+            return options | ({"hidden": state[name].shape[0]} if options["kind"] == "relative-mlp" else {})
+    return {}
+
+
+def _size_of_offsets(state: State, patch: tuple[int, int], has_cls: bool) -> tuple[int, int] | None:
+    """Return the image size in pixels that a table of relative biases is for, if the grid of patches is square."""
+    table = state.get("blocks.0.attn.relative_bias", state.get("pos_embed_relative"))
+    if table is None:
+        return None
+    side = (math.isqrt(max(0, table.shape[0] - 3 * has_cls)) + 1) // 2
+    return side * patch[0], side * patch[1]
 
 
 def plain_size(size: tuple[int, ...]) -> int | tuple[int, int]:

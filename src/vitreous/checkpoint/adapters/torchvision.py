@@ -6,7 +6,14 @@ import re
 from typing import Any
 
 from vitreous.checkpoint.adapters import pipelines
-from vitreous.checkpoint.adapters.common import ForeignCheckpoint, Hints, ImportedModel, OutgoingModel, State
+from vitreous.checkpoint.adapters.common import (
+    ForeignCheckpoint,
+    Hints,
+    ImportedModel,
+    OutgoingModel,
+    State,
+    beyond_the_paper,
+)
 from vitreous.checkpoint.adapters.shapes import config_from
 from vitreous.checkpoint.adapters.sidecar import make_sidecar, read_sidecar
 from vitreous.model.config import ViTConfig, pair
@@ -115,6 +122,7 @@ def write(model: OutgoingModel) -> ForeignCheckpoint:
 def _unsupported(c: ViTConfig) -> dict[str, bool]:
     height, width = pair(c.image_size)
     return {
+        **beyond_the_paper(c),
         f"stem {c.stem.kind}": not c.stem.has_patch_kernel,
         f"stem.activation {c.stem.activation}": c.stem.activation != "none",
         f"position {c.position.kind}": c.position.kind != "learned",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import inspect
 import io
 import json
 import logging
@@ -11,7 +12,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from vitreous.checkpoint.untrusted.tensors import read_tensors
 from vitreous.errors import CheckpointError
 from vitreous.model.config import ViTConfig, pair
 
-__all__ = ["reference_outputs"]
+__all__ = ["reference_outputs", "run_huggingface"]
 
 
 def reference_outputs(family: str, weights: Path, config: ViTConfig, images: Tensor) -> tuple[str, Tensor] | None:
@@ -74,17 +75,49 @@ def _huggingface(weights: Path, config: ViTConfig, images: Tensor) -> Any:
 
     name = json.loads((weights.parent / "config.json").read_text(encoding="utf-8"))["architectures"][0]
     arguments: dict[str, Any] = {"output_loading_info": True}
-    if name == "ViTModel":
+    if name in ("ViTModel", "DeiTModel"):
         arguments["add_pooling_layer"] = config.head.kind == "mlp"
         arguments["use_mask_token"] = any(key.endswith("mask_token") for key in read_tensors(weights))
+    if name == "IJepaModel":
+        arguments["add_pooling_layer"] = False
+    if name.startswith("ViTMAE"):
+        arguments["mask_ratio"] = 0.0
     model, found = getattr(transformers, name).from_pretrained(weights.parent, **arguments)
     problems = {key: sorted(map(str, found[key])) for key in ("missing_keys", "unexpected_keys") if found[key]}
     if problems:
         raise CheckpointError(f"transformers reports {problems} in the written files")
-    result = model.eval()(images)
-    if name.endswith("ForImageClassification"):
-        return result.logits
-    return result.pooler_output if config.head.kind == "mlp" else result.last_hidden_state[:, 0]
+    return run_huggingface(model.eval(), images)
+
+
+def run_huggingface(model: Any, images: Tensor) -> Tensor:
+    """Return the output of one of transformers' models that this package's model computes too: logits or features."""
+    arguments: dict[str, Any] = {"pixel_values": images}
+    stated = getattr(model.config, "image_size", None)
+    own_size = stated is not None and tuple(images.shape[2:]) == pair(
+        tuple(stated) if isinstance(stated, list) else stated
+    )
+    if "interpolate_pos_encoding" in inspect.signature(model.forward).parameters and not own_size:
+        arguments["interpolate_pos_encoding"] = True
+    if model.config.model_type.startswith("siglip2"):
+        arguments = _patches(images, getattr(model.config, "vision_config", model.config).patch_size)
+    result = model(**arguments)
+    for name in ("logits", "image_embeds", "pooler_output"):
+        if getattr(result, name, None) is not None and "MAE" not in type(model).__name__:
+            return cast(Tensor, getattr(result, name))
+    tokens = cast(Tensor, result.last_hidden_state)
+    return tokens.mean(1) if model.config.model_type == "ijepa" else tokens[:, 0]
+
+
+def _patches(images: Tensor, patch: int) -> dict[str, Any]:
+    """Return the arguments of a model that takes flattened patches, (B, N, P P C), and their grid."""
+    rows, columns = images.shape[2] // patch, images.shape[3] // patch
+    x = images.unflatten(3, (columns, patch)).unflatten(2, (rows, patch))  # (B, C, h, P, w, P)
+    flat = x.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)  # (B, h w, P P C)
+    return {
+        "pixel_values": flat,
+        "pixel_attention_mask": torch.ones(flat.shape[:2], dtype=torch.long),
+        "spatial_shapes": torch.tensor([[rows, columns]] * len(images)),
+    }
 
 
 def _torchvision(weights: Path, config: ViTConfig, images: Tensor) -> Any:

@@ -19,8 +19,8 @@ __all__ = ["by_scores", "on_grid", "positive_weights", "readout"]
 def readout(model: VisionTransformer, values: Intermediates, gradient: Tensor | None = None) -> Tensor:
     """Return the row of the pooling over all tokens, B x 1 x T.
 
-    It is the class token for `cls`, the mean of the pooled tokens for `mean`, half of each for `cls-mean`, and for
-    `map` and `seq` the pooling's own weights, averaged over heads. Without a gradient a row sums to 1.
+    It is the class token for `cls`, the mean of the pooled tokens for `mean` and `prefix`, half of each for `cls-mean`,
+    and for `map` and `seq` the pooling's own weights, averaged over heads. Without a gradient a row sums to 1.
 
     Args:
         model: The model.
@@ -37,8 +37,10 @@ def readout(model: VisionTransformer, values: Intermediates, gradient: Tensor | 
     class_token[..., 0] = 1
     mean[..., 0 if getattr(pool, "prefix", False) else values.prefix_tokens :] = 1
     mean = mean / mean.sum()
-    row = {"cls": class_token, "mean": mean, "cls-mean": (class_token + mean) / 2}[pool.kind]
-    return row.expand(len(z), -1, -1)
+    prefix = torch.zeros_like(class_token)
+    prefix[..., : values.prefix_tokens] = 1 / max(1, values.prefix_tokens)
+    rows = {"cls": class_token, "prefix": prefix, "mean": mean, "cls-mean": (class_token + mean) / 2}
+    return rows[pool.kind].expand(len(z), -1, -1)
 
 
 def positive_weights(values: AttentionValues, gradient: Tensor) -> Tensor:

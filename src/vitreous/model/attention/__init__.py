@@ -8,6 +8,7 @@ from vitreous.model.attention.axial import AxialAttention as AxialAttention
 from vitreous.model.attention.axial import AxialConfig as AxialConfig
 from vitreous.model.attention.softmax import Attention as Attention
 from vitreous.model.attention.softmax import AttentionConfig as AttentionConfig
+from vitreous.model.attention.softmax import NoKeyBias as NoKeyBias
 
 ATTENTIONS: tuple[type[AttentionConfig], ...] = (AttentionConfig, AxialConfig)
 """The kinds that users can choose."""

@@ -92,7 +92,7 @@ class AxialAttention(Attention):
         out = self.raster(out, context)  # (B, H, N, d)
         if record is not None:
             record.keep(q, k, v, self.outside(context, q), out)
-        return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))  # (B, N, D)
+        return self.proj_drop(self.proj(self.norm(out.transpose(1, 2).flatten(2))))  # (B, N, D)
 
     def lines(self, x: Tensor, grid: Grid) -> Tensor:
         """Cut patches (B, H, N, d) into rows or columns, which take part in attention as heads do: (B, H R, S, d)."""

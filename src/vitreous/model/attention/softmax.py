@@ -9,16 +9,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.model.init import Scheme
+from vitreous.model.norm import build_norm
 from vitreous.model.part import Part, Shape
 from vitreous.model.positions import Position
 from vitreous.model.positions.base import Grid
 from vitreous.model.record import Record
 
-__all__ = ["Attention", "AttentionConfig"]
+__all__ = ["Attention", "AttentionConfig", "NoKeyBias"]
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,11 @@ class AttentionConfig(Part):
 
     Args:
         qkv_bias: Whether the query, key and value projections have biases.
+        key_bias: Whether the key projection has one too. Without positions in attention it has no effect, because
+            softmax ignores what it adds to all scores of a query (as in BEiT, arXiv 2106.08254).
         qk_norm: Whether the queries and keys of each head pass through a LayerNorm, which keeps the attention scores
             from growing without bound (arXiv 2302.05442).
+        out_norm: Whether a norm stands before the output projection (arXiv 2210.06423).
         dropout: Dropout probability of the attention weights, in [0, 1).
         proj_dropout: Dropout probability after the output projection, in [0, 1). None uses the model's ``dropout``.
     """
@@ -37,7 +42,9 @@ class AttentionConfig(Part):
     needs_grid: ClassVar[bool] = False
     """Whether patches must form whole rows and columns, so that none can be dropped or merged."""
     qkv_bias: bool = True
+    key_bias: bool = True
     qk_norm: bool = False
+    out_norm: bool = False
     dropout: float = 0.0
     proj_dropout: float | None = None
 
@@ -74,9 +81,11 @@ class Attention(nn.Module):
         super().__init__()
         D, d = shape.width, shape.head_dim
         self.heads, self.dropout, self.position = shape.heads, config.dropout, position
-        self.qkv = nn.Linear(D, 3 * D, bias=config.qkv_bias)
-        self.q_norm = nn.LayerNorm(d, eps=shape.norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = nn.LayerNorm(d, eps=shape.norm_eps) if config.qk_norm else nn.Identity()
+        without_key_bias = config.qkv_bias and not config.key_bias
+        self.qkv = NoKeyBias(D) if without_key_bias else nn.Linear(D, 3 * D, bias=config.qkv_bias)
+        self.q_norm = build_norm(shape, d, config.qk_norm)
+        self.k_norm = build_norm(shape, d, config.qk_norm)
+        self.norm = build_norm(shape, used=config.out_norm)
         self.proj = nn.Linear(D, D)
         self.proj_drop = nn.Dropout(shape.dropout if config.proj_dropout is None else config.proj_dropout)
         for name, tensor in position.attention_parameters(shape).items():
@@ -89,12 +98,13 @@ class Attention(nn.Module):
         """
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)  # (B, T, H, d) each
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H, T, d) each
-        q, k = self.position.rotate(self.q_norm(q), context), self.position.rotate(self.k_norm(k), context)
+        rotate = self.position.rotate
+        q, k = rotate(self, self.q_norm(q), context), rotate(self, self.k_norm(k), context)
         bias = self.position.bias(self, q, context)  # (B, H, T, T), or None
         out = F.scaled_dot_product_attention(q, k, v, bias, self.dropout if self.training else 0.0)  # (B, H, T, d)
         if record is not None:
             record.keep(q, k, v, bias, out)
-        return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))  # (B, T, D)
+        return self.proj_drop(self.proj(self.norm(out.transpose(1, 2).flatten(2))))  # (B, T, D)
 
     def initialise(self, scheme: Scheme) -> None:
         """Initialise the projections in place."""
@@ -103,3 +113,20 @@ class Attention(nn.Module):
     def initialise_tokens(self, scheme: Scheme) -> None:
         """Initialise the parameters that the position embedding adds to attention."""
         self.position.initialise(self, scheme.position_std)
+
+
+class NoKeyBias(nn.Linear):
+    """The matrix of queries, keys and values, with a bias for queries and for values, (2 D,), but none for keys."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 3 * width, bias=False)
+        self.bias = nn.Parameter(torch.zeros(2 * width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map tokens (B, T, D) to (B, T, 3 D)."""
+        return F.linear(x, self.weight, self.full_bias())
+
+    def full_bias(self) -> Tensor:
+        """Return the bias with zeros for the keys, (3 D,)."""
+        of_queries, of_values = self.bias.chunk(2)
+        return torch.cat((of_queries, torch.zeros_like(of_queries), of_values))

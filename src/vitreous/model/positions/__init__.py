@@ -10,7 +10,10 @@ from vitreous.model.positions.learned import Learned as Learned
 from vitreous.model.positions.learned_2d import Learned2d as Learned2d
 from vitreous.model.positions.none import NoPosition as NoPosition
 from vitreous.model.positions.relative import Relative as Relative
+from vitreous.model.positions.relative_bias import RelativeBias as RelativeBias
+from vitreous.model.positions.relative_mlp import RelativeMlp as RelativeMlp
 from vitreous.model.positions.rope_2d import Rope2d as Rope2d
+from vitreous.model.positions.rope_mixed import RopeMixed as RopeMixed
 from vitreous.model.positions.sincos_2d import SinCos2d as SinCos2d
 
 POSITIONS: tuple[type[Position], ...] = kinds_of(Position)

@@ -6,9 +6,9 @@ N = h w patches in raster order, n of them kept by patch dropout, D width, d cha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,15 @@ class Position(Part):
     image size, and :meth:`before_block`, or :meth:`rotate` and :meth:`bias` in attention, receive the result.
     """
 
-    has_embedding: ClassVar[bool] = False
-    """Whether an embedding is added to the tokens."""
+    @property
+    def has_embedding(self) -> bool:
+        """Whether an embedding is added to the tokens."""
+        return False
+
+    @property
+    def draws_in_training(self) -> bool:
+        """Whether :meth:`context` is random in training."""
+        return False
 
     @property
     def acts_in_blocks(self) -> bool:
@@ -50,6 +57,10 @@ class Position(Part):
         whose name begins with that of the block, such as ``blocks.1.pos_embed``.
         """
         return {}
+
+    def context_parameters(self, shape: Shape) -> Collection[str]:
+        """Return the names of those of the model's parameters that :meth:`context` reads; by default all."""
+        return self.parameters(shape)
 
     def attention_parameters(self, shape: Shape) -> dict[str, Tensor]:
         """Return the learned tensors that the attention of each block owns, filled with zeros, by name."""
@@ -82,8 +93,8 @@ class Position(Part):
         """Return what block ``index``, counted from 0, reads, given the tokens z that reach it, (B, P + N, D)."""
         return z
 
-    def rotate(self, x: Tensor, context: Any) -> Tensor:
-        """Rotate queries or keys (B, H, P + N, d) by an angle that depends on their position."""
+    def rotate(self, attention: nn.Module, x: Tensor, context: Any) -> Tensor:
+        """Rotate queries or keys of an attention, (B, H, P + N, d), by an angle that depends on their position."""
         return x
 
     def bias(self, attention: nn.Module, q: Tensor, context: Any) -> Tensor | None:

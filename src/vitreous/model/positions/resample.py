@@ -5,7 +5,7 @@ Shapes: (h, w) patches down and across, D width; a prime marks the new grid.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from vitreous.errors import ConfigError
 
 __all__ = ["Resample", "resample"]
 
-Resample = Literal["google", "timm", "huggingface", "torchvision", "dinov2"]
+Resample = Literal["google", "timm", "huggingface", "torchvision", "dinov2", "siglip2"]
 
 
 def resample(table: Tensor, old: tuple[int, int], new: tuple[int, int], method: str) -> Tensor:
@@ -28,7 +28,7 @@ def resample(table: Tensor, old: tuple[int, int], new: tuple[int, int], method: 
         method: The library whose interpolation to use. `google`: bilinear with aligned corners (the paper's code calls
             scipy.ndimage.zoom with order 1). `timm`: bicubic with antialiasing. `huggingface`: bicubic. `torchvision`:
             bicubic with aligned corners. `dinov2`: bicubic; its code adds 0.1 to the new size when it computes the
-            scale.
+            scale. `siglip2`: bilinear with antialiasing.
 
     Returns:
         The resized positions, (1, h' w', D), in the dtype of the table.
@@ -52,6 +52,8 @@ def resample(table: Tensor, old: tuple[int, int], new: tuple[int, int], method: 
     elif method == "dinov2":
         scale = tuple((n + 0.1) / o for n, o in zip(new, old, strict=True))
         grid = F.interpolate(grid, scale_factor=scale, mode="bicubic")
+    elif method == "siglip2":
+        grid = F.interpolate(grid, new, mode="bilinear", antialias=True)
     else:
-        raise ConfigError(f"resample '{method}' is unknown: use google, timm, huggingface, torchvision or dinov2")
+        raise ConfigError(f"resample '{method}' is unknown: use {', '.join(get_args(Resample))}")
     return grid.permute(0, 2, 3, 1).flatten(1, 2).to(table.dtype)

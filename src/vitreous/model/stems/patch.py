@@ -15,26 +15,36 @@ from torch import Tensor, nn
 from vitreous.model.part import Shape
 from vitreous.model.stems.base import PatchEmbed, Stem
 
-__all__ = ["LinearPatchEmbed", "LinearStem", "PatchStem", "StridedPatchEmbed", "flatten_patches"]
+__all__ = ["KernelStem", "LinearPatchEmbed", "LinearStem", "PatchStem", "StridedPatchEmbed", "flatten_patches"]
 
 
 @dataclass(frozen=True)
-class PatchStem(Stem):
+class KernelStem(Stem):
+    """A stem of one kernel, which projects each patch.
+
+    Args:
+        bias: Whether the projection has a bias. CLIP's has none.
+    """
+
+    has_patch_kernel = True
+    bias: bool = True
+
+
+@dataclass(frozen=True)
+class PatchStem(KernelStem):
     """`patch`: a convolution whose kernel and stride are the patch size (equation 1)."""
 
     kind = "patch"
-    has_patch_kernel = True
 
     def build(self, shape: Shape) -> PatchEmbed:
         return StridedPatchEmbed(self, shape)
 
 
 @dataclass(frozen=True)
-class LinearStem(Stem):
+class LinearStem(KernelStem):
     """`linear`: flattens each patch and multiplies it by a matrix; same function and weights as `patch`."""
 
     kind = "linear"
-    has_patch_kernel = True
 
     def build(self, shape: Shape) -> PatchEmbed:
         return LinearPatchEmbed(self, shape)
@@ -43,12 +53,12 @@ class LinearStem(Stem):
 class StridedPatchEmbed(PatchEmbed):
     """The matrix E of equation 1 as a convolution whose kernel and stride are the patch size.
 
-    Like the paper's code, it adds a bias, which equation 1 omits.
+    Like the paper's code, it adds a bias unless told otherwise, which equation 1 omits.
     """
 
-    def __init__(self, stem: Stem, shape: Shape) -> None:
+    def __init__(self, stem: KernelStem, shape: Shape) -> None:
         super().__init__(stem, shape)
-        self.proj = nn.Conv2d(self.channels, shape.width, self.patch, self.patch)
+        self.proj = nn.Conv2d(self.channels, shape.width, self.patch, self.patch, bias=stem.bias)
 
 
 class LinearPatchEmbed(StridedPatchEmbed):

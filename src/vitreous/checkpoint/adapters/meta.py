@@ -1,0 +1,66 @@
+"""Files of facebookresearch/dinov3 and facebookresearch/mae, in the names and arguments of timm. They are only read.
+
+DINOv3 stores a mask of biases beside them, which is zero for keys; the periods of its rotary positions, in bfloat16;
+and three matrices of gated MLPs. MAE stores its decoder, which is left out. facebookresearch/dinov2 is so close to timm
+that :mod:`timm` reads and writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from vitreous.checkpoint.adapters.common import State
+from vitreous.errors import CheckpointError
+
+__all__ = ["to_timm"]
+
+_GATED = {"mlp.w1.": "mlp.fc1_g.", "mlp.w2.": "mlp.fc1_x.", "mlp.w3.": "mlp.fc2."}
+_PERIODS = "rope_embed.periods"
+
+
+def to_timm(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[State, dict[str, Any], list[str]]:
+    """Return the tensors under timm's names, arguments of timm's constructor, and lines for the user.
+
+    Files that are neither of DINOv3 nor of MAE stay as they are. `name` is the checkpoint's in messages.
+    """
+    if _PERIODS in tensors and "storage_tokens" in tensors:
+        return _dinov3(dict(tensors), name)
+    if any(key.startswith("decoder_blocks.") for key in tensors):
+        encoder = {key: t for key, t in tensors.items() if not key.startswith("decoder_") and key != "mask_token"}
+        return encoder, {}, ["facebookresearch/mae: the decoder is left out"]
+    return dict(tensors), {}, []
+
+
+def _dinov3(state: State, name: str) -> tuple[State, dict[str, Any], list[str]]:
+    periods = state.pop(_PERIODS).to(torch.float32)
+    exact = 100.0 ** (torch.arange(len(periods), dtype=torch.float64) / len(periods))
+    if torch.equal(periods, exact.to(torch.bfloat16).to(torch.float32)):
+        rounding = "bfloat16"
+    elif torch.allclose(periods, exact.to(torch.float32), rtol=1e-6):
+        rounding = "none"
+    else:
+        raise CheckpointError(f"'{name}' has rotary periods other than DINOv3's, which vitreous does not support")
+    state["reg_token"] = state.pop("storage_tokens")
+    state.pop("mask_token", None)
+    for key in [key for key in state if key.endswith(".attn.qkv.bias_mask")]:
+        state.pop(key)
+        attn = key.removesuffix("qkv.bias_mask")
+        state[f"{attn}q_bias"], _, state[f"{attn}v_bias"] = state.pop(f"{attn}qkv.bias").chunk(3)
+    renamed: State = {}
+    for key, tensor in state.items():
+        for theirs, ours in _GATED.items():
+            key = key.replace(theirs, ours)  # noqa: PLW2901
+        renamed[key] = tensor
+    arguments = {
+        "use_rot_pos_emb": True,
+        "rope_type": "dinov3",
+        "rope_temperature": 100.0,
+        "rope_rotate_half": True,
+        "rope_rounding": rounding,
+        "norm_eps": 1e-5,
+        "global_pool": "token",
+    }
+    return renamed, arguments, ["facebookresearch/dinov3: its names; the mask token is left out"]
