@@ -242,7 +242,7 @@ def test_a_fine_tuning_is_printed_and_recorded(digits, source, finished):
     best = max([score["accuracy"]["val"] for score in probes["knn"]["scores"]] + [probes["linear"]["accuracy"]["val"]])
     assert report["verdict"]["worse"] == (result.val.top1 < best)
     assert f"verdict   {report['verdict']['text']}" in text
-    assert result.val.top1 > 0.6  # it learns: chance is a third, and five sources and seeds gave 0.72 to 0.94
+    assert result.val.top1 > 0.5  # it learns: chance is a third; six sources, seeds and processors gave 0.58 to 0.94
 
 
 def test_a_run_can_be_repeated_from_its_recipe(digits, source, tmp_path):
