@@ -72,7 +72,8 @@ class RelativeMlp(PositionInAttention):
         like: Tensor = model.patch_embed.proj.weight
         steps = [torch.arange(1 - length, length, dtype=torch.float64) for length in grid]
         offsets = torch.stack(torch.meshgrid(*steps, indexing="ij"), -1).flatten(0, 1)  # (O, 2)
-        offsets = (offsets.sign() * (1 + offsets.abs()).log()).to(like.dtype).to(like.device)
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        offsets = (offsets.sign() * (1 + offsets.abs()).log()).to(like.device, dtype)
         shared = self._table(model, "pos_embed", offsets) if self.shared else None
         return offsets, offset_index(grid)[None].to(like.device), shared
 
@@ -89,8 +90,10 @@ class RelativeMlp(PositionInAttention):
     @staticmethod
     def _table(owner: nn.Module, prefix: str, offsets: Tensor) -> Tensor:
         """Return the number of each offset and head, (O, H)."""
-        weight1, bias1, weight2, bias2 = (getattr(owner, f"{prefix}_{name}") for name in _NAMES)
-        return F.linear(F.relu(F.linear(offsets, weight1, bias1)), weight2, bias2)
+        dtype = torch.promote_types(offsets.dtype, torch.float32)  # bfloat16 would switch units on and off
+        weight1, bias1, weight2, bias2 = (getattr(owner, f"{prefix}_{name}").to(dtype) for name in _NAMES)
+        with torch.autocast(offsets.device.type, enabled=False):
+            return F.linear(F.relu(F.linear(offsets.to(dtype), weight1, bias1)), weight2, bias2)
 
     def score_activations(self, shape: Shape, patches: int) -> int:
         return 3 * (shape.heads + 1) * (patches + shape.prefix_tokens) ** 2 + 4 * patches * (self.hidden + shape.heads)
