@@ -112,7 +112,10 @@ def test_a_typed_option_changes_the_part_of_a_file(tmp_path):
     [
         ("--model.position rop-2d", ["--model.position is 'rop-2d'", "Did you mean 'rope-2d'?"]),
         ("--model.position.theta abc", ["--model.position.theta is 'abc'", "a number"]),
-        ("--model.position.theta 3", ["position sincos-2d has no option 'theta'", "position rope-2d has it"]),
+        (
+            "--model.position.theta 3",
+            ["position sincos-2d has no option 'theta'", "position rope-2d and rope-mixed have it"],
+        ),
         ("--model.position.thta 3", ["unknown option '--model.position.thta'", "'--model.position.theta'"]),
         ('--model.position {"kind":"rope-2d","thta":3}', ["no option 'thta'", "Did you mean 'theta'?"]),
         ("--model.stem resnet --model.stem.width null", ["stem.width is None", "a whole number"]),

@@ -178,7 +178,7 @@ class SequencePool(Pool):
         return _SequencePoolModule(shape, 0 if self.prefix else shape.prefix_tokens)
 
 
-POOLS: tuple[type[Pool], ...] = (ClassToken, PrefixTokens, Mean, ClassTokenMean, AttentionPool, SequencePool)
+POOLS: tuple[type[Pool], ...] = (ClassToken, Mean, ClassTokenMean, PrefixTokens, AttentionPool, SequencePool)
 
 
 class _ClassTokenModule(nn.Module):

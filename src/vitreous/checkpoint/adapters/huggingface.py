@@ -240,8 +240,8 @@ def _position(kind: str, document: dict[str, Any]) -> dict[str, Any]:
             "first": "row",
             "pairs": "halves",
             "shift": float(document.get("pos_embed_shift") or 0.0),
-            "jitter": float(document.get("pos_embed_jitter") or 1.0),
-            "rescale": float(document.get("pos_embed_rescale") or 1.0),
+            "jitter": float(document.get("pos_embed_jitter") or 1.0) - 1,
+            "rescale": float(document.get("pos_embed_rescale") or 1.0) - 1,
         }
     resample = {"dinov2_with_registers": "timm", "siglip2": "siglip2", "siglip2_vision_model": "siglip2"}
     return {"resample": resample.get(kind, "huggingface")}

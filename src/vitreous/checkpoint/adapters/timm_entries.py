@@ -160,6 +160,6 @@ def rope_of(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
         "pairs": "halves" if arguments.get("rope_rotate_half") else "adjacent",
         "rounding": arguments.get("rope_rounding", "none"),
         "shift": float(arguments.get("rope_shift_coords") or 0.0),
-        "jitter": float(arguments.get("rope_jitter_coords") or 1.0),
-        "rescale": float(arguments.get("rope_rescale_coords") or 1.0),
+        "jitter": float(arguments.get("rope_jitter_coords") or 1.0) - 1,
+        "rescale": float(arguments.get("rope_rescale_coords") or 1.0) - 1,
     }

@@ -38,8 +38,8 @@ class Rope2d(PositionInAttention):
         pairs: Which channels form a pair that rotates: `adjacent` ones, or those of two `halves` of the head.
         rounding: Precision of the periods, theta to the power of 4 i / d. DINOv3 was trained with those of bfloat16.
         shift: In training, coordinates of rows and of columns are shifted by up to this number, drawn uniformly.
-        jitter: In training, rows and columns are stretched by factors from 1 / jitter to jitter, log-uniformly.
-        rescale: In training, both are stretched by one factor from 1 / rescale to rescale, log-uniformly.
+        jitter: In training, rows and columns are stretched by factors of 1 / (1 + jitter) to 1 + jitter.
+        rescale: In training, both are stretched by one factor of 1 / (1 + rescale) to 1 + rescale.
     """
 
     kind = "rope-2d"
@@ -51,8 +51,8 @@ class Rope2d(PositionInAttention):
     pairs: Literal["adjacent", "halves"] = "adjacent"
     rounding: Literal["none", "bfloat16"] = "none"
     shift: float = 0.0
-    jitter: float = 1.0
-    rescale: float = 1.0
+    jitter: float = 0.0
+    rescale: float = 0.0
 
     def problems(self, shape: Shape) -> Iterator[str]:
         if shape.width % shape.heads == 0 and shape.head_dim % 4:
@@ -61,13 +61,13 @@ class Rope2d(PositionInAttention):
             yield f"position.theta is {self.theta}, it must be above 0"
         if self.reference is not None and self.reference < 1:
             yield f"position.reference is {self.reference}, it must be at least 1, or null"
-        for name, least in (("shift", 0), ("jitter", 1), ("rescale", 1)):
-            if getattr(self, name) < least:
-                yield f"position.{name} is {getattr(self, name)}, it must be at least {least}"
+        for name in ("shift", "jitter", "rescale"):
+            if getattr(self, name) < 0:
+                yield f"position.{name} is {getattr(self, name)}, it must be at least 0"
 
     @property
     def draws_in_training(self) -> bool:
-        return self.shift > 0 or self.jitter > 1 or self.rescale > 1
+        return self.shift > 0 or self.jitter > 0 or self.rescale > 0
 
     def context(self, model: Any, shape: Shape, grid: Grid) -> Tensor:
         like: Tensor = model.patch_embed.proj.weight
@@ -85,7 +85,7 @@ class Rope2d(PositionInAttention):
                 places[axis] = (places[axis] + self.offset) * scale
         if training and self.draws_in_training:
             draw = torch.rand(5, dtype=torch.float64) * 2 - 1
-            stretch = self.jitter ** draw[2:4] * self.rescale ** draw[4]
+            stretch = (1 + self.jitter) ** draw[2:4] * (1 + self.rescale) ** draw[4]
             places = [(each + self.shift * draw[axis]) * stretch[axis] for axis, each in enumerate(places)]
         return places[0], places[1]
 
