@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from measuring import Apart, header, ratios, serve
 from vitreous.accelerate.model import create
 from vitreous.engines import openvino_engine
+from vitreous.export.openvino_file import core
 from vitreous.export.quantisation.calibration import SETTINGS, quantised
 from vitreous.export.quantisation.folding import fold
 from vitreous.machine.device import computes_bf16
@@ -124,7 +125,7 @@ def profile(size: str, folder: Path, batch: int) -> None:
     print(f"\n### {size}, {batch} images on one core: ms by kind of operation")
     for name in ("float", "int8"):
         hints = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1, "PERF_COUNT": True}
-        compiled = openvino.Core().compile_model(folder / name / "graph.xml", "CPU", hints)
+        compiled = core().compile_model(folder / name / "graph.xml", "CPU", hints)
         request, fastest = compiled.create_infer_request(), defaultdict(lambda: np.inf)
         for _ in range(10):
             request.infer([np.random.default_rng(0).standard_normal((batch, 3, SIDE, SIDE)).astype(np.float32)])

@@ -225,7 +225,7 @@ def test_counted_memory_equals_measured_memory(fields, size):
     # glibc returns every large block at once: by default it keeps some of them, more in some runs than in others.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
     taken = int(subprocess.run(words, capture_output=True, text=True, check=True, timeout=100, env=environment).stdout)
-    assert counted / 1.6 < taken < 1.2 * counted + (8 << 20), f"{taken:,} bytes measured, {counted:,} counted"
+    assert counted / 1.7 < taken < 1.2 * counted + (8 << 20), f"{taken:,} bytes measured, {counted:,} counted"
 
 
 def test_memory_is_checked_before_it_is_allocated(tmp_path, monkeypatch):

@@ -57,6 +57,9 @@ class Reference:
             each = self.by_scores(shares) if of_class else torch.stack(shares).mean(0).detach()
             rows[:, N - each.reshape(B, -1).shape[1] :] = each.reshape(B, -1)
             return rows
+        if c.pool.kind == "prefix":
+            rows[:, : c.prefix_tokens] = 1 / c.prefix_tokens
+            return rows
         if c.pool.kind != "cls":
             first = 0 if c.pool.prefix else c.prefix_tokens
             rows[:, first:] = 1 / (N - first)

@@ -15,7 +15,7 @@ from vitreous.errors import ConfigError
 from vitreous.inspection.positions import position_scores, position_similarity
 from vitreous.model.config import PARTS
 
-EMBEDDINGS = [kind.kind for kind in PARTS["position"] if kind.has_embedding]
+EMBEDDINGS = [kind.kind for kind in PARTS["position"] if kind().has_embedding]
 IN_ATTENTION = [kind.kind for kind in PARTS["position"] if kind().acts_in_blocks and not kind().has_embedding]
 
 
@@ -80,15 +80,20 @@ def test_scores_are_means_over_pairs_of_each_offset(kind: str, fast: bool) -> No
                     constant = (q[:, P + i] * k[:, 0]).sum(-1) / math.sqrt(d) - log[:, 0]
                     bias = log[:, P + j] + constant - product
                     sums.setdefault(offset, []).append((product.mean(), bias.mean()))
-            for (down, across), pairs in sums.items():
+            means = {
+                offset: [float(torch.stack(each).mean()) for each in zip(*pairs, strict=True)]
+                for offset, pairs in sums.items()
+            }
+            # In relative-bias the class token has a bias of its own, the same for every patch.
+            own = found.bias[layer, head, h - 1, w - 1] - means[0, 0][1] if kind == "relative-bias" else 0
+            for (down, across), (product, bias) in means.items():
                 place = (layer, head, down + h - 1, across + w - 1)
-                product, bias = (float(torch.stack(each).mean()) for each in zip(*pairs, strict=True))
                 assert found.product[place] == pytest.approx(product, abs=1e-9)
                 if found.bias is not None:
-                    assert found.bias[place] == pytest.approx(bias, abs=1e-9)
+                    assert found.bias[place] == pytest.approx(bias + own, abs=1e-9)
                 else:
                     assert bias == pytest.approx(0, abs=1e-9)
-    assert (found.bias is not None) == (kind == "relative")
+    assert (found.bias is not None) == kind.startswith("relative")
 
 
 def test_scores_do_not_depend_on_the_batch_size() -> None:

@@ -43,9 +43,9 @@ class Int8:
         check_installed()
         import openvino
 
-        core = openvino.Core()
-        core.set_property({"ENABLE_MMAP": False})  # the weights' file is written again while they are in use
-        graph = core.read_model(files[0])
+        reader = openvino.Core()  # computes nothing, so that it may end before the process
+        reader.set_property({"ENABLE_MMAP": False})  # the weights' file is written again while they are in use
+        graph = reader.read_model(files[0])
         self.result = quantise(graph, self.calibration, self.accuracy, self.max_drop, self.tell, weights=self.weights)
         self.result.graph.set_rt_info(self.result.rest, list(REST))
         openvino.save_model(self.result.graph, files[0], compress_to_fp16=False)

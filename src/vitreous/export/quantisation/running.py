@@ -15,6 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from vitreous.export.openvino_file import core
+
 __all__ = ["Precision", "Speed", "Top1", "compare_speed", "is_quantised", "logit_error", "logits_of"]
 
 Precision = Literal["float32", "fastest"]
@@ -28,12 +30,10 @@ def is_quantised(graph: Any) -> bool:
 
 def _compiled(graph: Any, precision: Precision, streams: int = 1) -> Any:
     """Compile a graph; the fastest precision for what is not int8 is bf16 where the CPU computes it."""
-    import openvino
-
     hints: dict[str, Any] = {"NUM_STREAMS": streams, "PERFORMANCE_HINT": "THROUGHPUT" if streams > 1 else "LATENCY"}
     if precision == "float32":
         hints["INFERENCE_PRECISION_HINT"] = "f32"
-    return openvino.Core().compile_model(graph, "CPU", hints)
+    return core().compile_model(graph, "CPU", hints)
 
 
 def logits_of(graph: Any, batches: Iterable[NDArray[Any]], precision: Precision | None = None) -> NDArray[np.float32]:
@@ -119,9 +119,7 @@ def compare_speed(
 
 def _shared(graph: Any, images: NDArray[Any], precision: Precision) -> tuple[Callable[[], None], str]:
     """Return a function that runs a graph on a batch in one part per core, and the precision of the graph."""
-    import openvino
-
-    cores = int(openvino.Core().get_property("CPU", "RANGE_FOR_STREAMS")[1])
+    cores = int(core().get_property("CPU", "RANGE_FOR_STREAMS")[1])
     parts = np.array_split(images, max(1, min(cores, 4, len(images) // 4)))
     compiled = _compiled(graph, precision, len(parts))
     requests = [compiled.create_infer_request() for _ in parts]
