@@ -244,7 +244,7 @@ def test_misspelt_sizes_and_options(name: str, overrides: dict[str, object], par
         ({"num_classes": -2}, ["num_classes (-2)", "negative"]),
         ({"head": {"kind": "mlp", "hidden": 0}}, ["head.hidden is 0", "at least 1"]),
         ({"norm_eps": 0.0}, ["norm_eps is 0.0", "above 0"]),
-        ({"pool": "avg"}, ["pool is 'avg'", "cls, prefix, mean, cls-mean, map, seq"]),
+        ({"pool": "avg"}, ["pool is 'avg'", "cls, mean, cls-mean, prefix, map, seq"]),
         ({"pool": "cls-mean", "class_token": False}, ["pool cls-mean reads the class token"]),
         ({"pool": "cls-mean", "final_norm": "pooled"}, ["no norm after it", "final_norm tokens"]),
         ({"position": "sincos"}, ["position is 'sincos'", "Did you mean 'sincos-2d'?"]),
