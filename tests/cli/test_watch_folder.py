@@ -134,6 +134,14 @@ def test_the_table_is_for_one_process_and_one_set_of_columns(tmp_path):
         Table(tmp_path / "none" / "a.csv", columns(1, []))
 
 
+@pytest.mark.parametrize("content", ["my only notes, no newline", "x" * 200_000 + "\nmore\n", '"open\n'])
+def test_a_file_of_something_else_is_refused_and_kept(tmp_path, content):
+    (tmp_path / "notes.txt").write_text(content)
+    with pytest.raises(OutputError, match="has other columns"):
+        Table(tmp_path / "notes.txt", columns(1, []))
+    assert (tmp_path / "notes.txt").read_text() == content
+
+
 def test_an_interrupt_ends_it_cleanly_and_a_kill_loses_nothing(tmp_path, model_file, inbox):
     def start() -> subprocess.Popen[str]:
         words = [sys.executable, "-m", "vitreous", "watch", str(inbox), "--model", str(model_file), *WORDS[1:]]

@@ -212,6 +212,10 @@ def test_metrics_count_what_happened(service, images):
     assert [value(name) - old for name, old in zip(names, before, strict=True)] == [1, 5, 5]
     assert value("vitreous_queue_images{") == 0
     assert value("vitreous_engine_up{") == 1
+    unreadable = value("vitreous_unreadable_images_total{")
+    for path in ("/v1/predict", "/v1/embed"):
+        service.problem("POST", path, images[0][:60])
+    assert value("vitreous_unreadable_images_total{") == unreadable + 2
     before = value('vitreous_rejections_total{reason="body"}')
     service.problem("POST", "/v1/predict", b"x" * (3 << 20))
     assert value('vitreous_rejections_total{reason="body"}') == before + 1

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from vitreous.client import Client
 from vitreous.errors import UsageError
 from vitreous.serve.admission import Admission
 from vitreous.serve.engine_process import Pace
@@ -89,12 +90,22 @@ def test_keys_are_read_again_and_a_damaged_file_is_named(tmp_path):
     os.utime(file, ns=(1, 1))
     assert keys.owner(first) is None
     file.unlink()
-    assert keys.owner(first) is None
+    assert [keys.owner(first), keys.owner(first)] == [None, None]  # a file that is gone has no keys, at any request
     file.write_text("a nonsense\n")
     with pytest.raises(UsageError, match="is no key"):
         KeyFile(file)
     with pytest.raises(UsageError, match="the name of a key is"):
         new_key(tmp_path / "other", "a b")
+    file.write_text(f"a {'0' * 64}")  # written by hand, without a line feed
+    assert KeyFile(file).owner(new_key(file, "b")) == "b"
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://host:80a", "http://host:99999", "ftp://host", "http://"])
+def test_what_is_no_address_of_a_service_is_refused_at_once(url):
+    with pytest.raises(UsageError, match="is not the address of a service"):
+        Client(url)
+    with pytest.raises(UsageError, match="characters that no header can hold"):
+        Client("http://127.0.0.1:8000", key="vit_x\nHost: evil")
 
 
 def test_drift_is_the_confidence_less_what_the_file_expects():

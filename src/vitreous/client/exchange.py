@@ -47,13 +47,19 @@ class Exchange:
         patience: Seconds for which a request is repeated.
 
     Raises:
-        UsageError: If the address is not that of an HTTP service.
+        UsageError: If the address is not that of an HTTP service, or the key fits no header.
     """
 
     def __init__(self, url: str, key: str | None, timeout: float, patience: float) -> None:
-        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port out of range, or half an IPv6 address
+            is_address = False
+        if not is_address:
             raise UsageError(f"'{url}' is not the address of a service: write http://host:port")
+        if key and not (key.isascii() and key.isprintable()):
+            raise UsageError("the API key has characters that no header can hold: give it as the service printed it")
         self.url, self.timeout, self.patience = url, timeout, patience
         self._parts = parts
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}

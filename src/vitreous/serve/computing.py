@@ -64,15 +64,14 @@ class Computing:
         self.path, self.options = path, dict(options)
         self.can_improve = False
         self._tell, self._may_convert = tell, True
-        self.source: Any = load(path, tell=self._hear, **self.options)
-        self.engine = {"engine": str(getattr(self.source, "engine", "")), "precision": "", "device": ""}
-        self._explained: Any = None
-        if isinstance(self.source, Classifier):
-            self._choose_engine(convert)
+        self.source = load(path, tell=self._hear, **self.options)
+        self._explained: Classifier | None = None
+        self.engine = self._choose_engine(convert)
         self.computing = _without_resizing(self.source)
         self.seconds = self._time_of_one()
 
-    def _choose_engine(self, convert: bool) -> None:
+    def _choose_engine(self, convert: bool) -> dict[str, str]:
+        """Choose the engine once, and return its name, precision and device."""
         is_auto = self.options.get("engine", "auto") == "auto" and self.source.device.type == "cpu"
         self._may_convert = convert or not is_auto
         try:
@@ -82,9 +81,10 @@ class Computing:
             engine = self.source.prepare(1, _USUAL_BATCH)
         if is_auto and engine.name == "torch" and self.has_maps:
             # `auto` would convert the model later, in the middle of a request.
-            self.source = load(self.path, **self.options | {"engine": "torch", "precision": engine.precision})
+            model, info, device, tta = self.source.model, self.source.info, self.source.device, self.source.tta
+            self.source = Classifier(model, info, device, engine="torch", precision=engine.precision, tta=tta)
             engine = self.source.prepare(1, _USUAL_BATCH)
-        self.engine = {"engine": engine.name, "precision": engine.precision, "device": str(self.source.device)}
+        return {"engine": engine.name, "precision": engine.precision, "device": str(self.source.device)}
 
     def _hear(self, line: str) -> None:
         """Pass a notice on, unless it says that the model is about to be converted and there is no time for that."""
@@ -110,16 +110,15 @@ class Computing:
     def describe(self) -> dict[str, Any]:
         """Return what `GET /v1/model` says of the model, as JSON types."""
         info, pipeline = self.source.info, self.source.pipeline
-        rules = {name: getattr(info, name, None) for name in ("abstention", "conformal")}
-        provenance = dict(getattr(info, "provenance", {}) or {})
+        rules = {"abstention": info.abstention, "conformal": info.conformal}
         return {
             "classes": list(self.source.classes),
             "features": int(self.source.features),
             "pipeline": pipeline.to_dict(),
             "temperature": float(info.temperature),
             **{name: rule.to_dict() if rule is not None else None for name, rule in rules.items()},
-            "scores": dict(getattr(info, "scores", {}) or {}),
-            "license": provenance.get("license"),
+            "scores": dict(info.scores),
+            "license": info.provenance.get("license"),
             "maps": self.has_maps,
             "blocks": self.source.model.config.depth if self.has_maps else 0,
             **self.engine,
@@ -131,8 +130,6 @@ class Computing:
         Raises:
             Refused: If it cannot be read.
         """
-        if self.computing is self.source:
-            return content  # an exported graph resizes images itself
         try:
             return self.source.pipeline.pixels(read_image(content))
         except DataError as error:
@@ -189,9 +186,9 @@ class Computing:
             return png(magnitude_colours(values))
         return png(overlaid(reduced(image, _MAX_MAP_SIDE).resize((width, height)), values))
 
-    def _explainable(self) -> Any:
-        """Return the model in PyTorch, whose values inside a map needs."""
-        if getattr(self.source, "engine", "torch") in ("auto", "torch"):
+    def _explainable(self) -> Classifier:
+        """Return the model in PyTorch, whose values inside a map needs; an exported graph says that it has none."""
+        if not self.has_maps or self.source.engine in ("auto", "torch"):
             return self.source
         if self._explained is None:
             self._explained = load(self.path, **self.options | {"engine": "torch", "precision": "float32"})
@@ -202,10 +199,8 @@ def _unreadable(error: DataError) -> Refused:
     return Refused(str(error).removeprefix("image: "), about_image=True)
 
 
-def _without_resizing(classifier: Any) -> Any:
+def _without_resizing(classifier: Classifier) -> Classifier:
     """Return a classifier that takes pixels (H, W, C) of the model's size as they are: threads have resized them."""
-    if not isinstance(classifier, Classifier):
-        return classifier
     other = copy.copy(classifier)
     pipeline = classifier.pipeline
     same_size = replace(pipeline, config=replace(pipeline.config, fit="squash"))

@@ -82,17 +82,24 @@ class EngineProcess:
         return self._process.pid if self._process is not None else 0
 
     async def start(self) -> None:
-        """Start the process, without waiting for the model to be loaded."""
+        """Start the process, without waiting for the model to be loaded.
+
+        Raises:
+            EngineFailed: If the system starts no process.
+        """
         folder = os.fspath(Path(__file__).parents[2])
         path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._process = await asyncio.create_subprocess_exec(
-            # -P: a file in the current folder must not shadow a module.
-            *(sys.executable, "-P", "-m", "vitreous.serve.worker"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": path},
-            start_new_session=True,  # Ctrl-C is for the service alone
-        )
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                # -P: a file in the current folder must not shadow a module.
+                *(sys.executable, "-P", "-m", "vitreous.serve.worker"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=os.environ | {"PYTHONPATH": path},
+                start_new_session=True,  # Ctrl-C is for the service alone
+            )
+        except OSError as error:  # no memory, or too many processes or files
+            raise EngineFailed(f"the process does not start: {error.strerror or error}") from error
         config = {"path": self.source.path, "options": dict(self.source.options)}
         self._write(pack(config | {"batch": self.batch, "convert": self.convert}))
         self._listening = asyncio.create_task(self._listen())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from vitreous.data.sources.finding import find_images
 from vitreous.errors import DataError, OutputError
-from vitreous.files.text import csv_line, json_text, printable, visible
+from vitreous.files.text import csv_cell, csv_line, json_text, printable, visible
 from vitreous.predictions import Failure, Prediction
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["FolderWatch", "Table", "columns"]
 
 Key = tuple[str, int, int]  # path below the folder, bytes, time of change in nanoseconds
-
-_MEMORY = 1 << 31  # bytes of the CSV file that are read at the start
 
 
 def columns(top_k: int, thresholds: Sequence[str]) -> list[str]:
@@ -93,15 +91,18 @@ class Table:
 
     def _read(self) -> None:
         """Read the keys of all rows, and go to the end of the last complete one."""
-        content = self._stream.read(_MEMORY)
+        content, head = self._stream.read(), csv_line(self.header).encode("utf-8")
         end = content.rfind(b"\n") + 1
-        if not end:
+        if head.startswith(content):  # empty, or our own header cut off
             self._stream.seek(0)
             self._stream.truncate()
-            self._stream.write(csv_line(self.header).encode("utf-8"))
+            self._stream.write(head)
             return
-        rows = csv.reader(io.StringIO(content[:end].decode("utf-8", "replace"), newline=""))
-        first = next(rows, [])
+        text = content[:end].decode("utf-8", "replace")
+        try:
+            first, *rows = csv.reader(io.StringIO(text, newline="")) if end else [[content.decode("utf-8", "replace")]]
+        except csv.Error:  # a field that is too long for a table
+            first, rows = [text.partition("\n")[0]], []
         if first != self.header:
             raise OutputError(
                 f"'{visible(str(self.file))}' has other columns, {printable(','.join(first), 200)}: these would be "
@@ -198,7 +199,7 @@ class FolderWatch:
 
     def _shown(self, key: Key) -> Key:
         """Return a key with its path as a CSV cell has it."""
-        return (_cell(key[0]), *key[1:])
+        return (csv_cell(key[0]), *key[1:])
 
     def _classify(self, files: list[tuple[Path, Key]], tell: Callable[[str], None]) -> int:
         """Classify a batch and write its rows; a file that changed meanwhile is left for the next look."""
@@ -227,8 +228,3 @@ class FolderWatch:
         decided = {"unsure": result.unsure, "set": result.set}
         yield from (json_text(decided[name]) for name in self.table.header if name in decided)
         yield ""
-
-
-def _cell(path: str) -> str:
-    """Return a path as it is read back from the CSV file."""
-    return next(csv.reader(io.StringIO(csv_line([path]), newline="")), [""])[0]

@@ -37,9 +37,12 @@ def new_key(file: Path, name: str) -> str:
         raise UsageError(f"'{visible(str(file))}' has a key called '{name}': remove its line, or use another name")
     key = _PREFIX + secrets.token_urlsafe(32)
     try:
-        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(handle, "a", encoding="ascii") as stream:
-            stream.write(f"{name} {_hashed(key)}\n")
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(handle, "a+b") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - 1))
+            start = "" if stream.read(1) in (b"", b"\n") else "\n"  # a last line without an end
+            stream.write(f"{start}{name} {_hashed(key)}\n".encode("ascii"))
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
@@ -58,9 +61,8 @@ class KeyFile:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._stamp: tuple[int, int] | None = None
-        self._keys: list[tuple[str, str]] = []
-        self._refresh()
+        self._stamp = self._look()
+        self._keys = _read(file)
 
     def owner(self, key: str) -> str | None:
         """Return the name of a key, or None if there is no such key. Every stored hash is compared."""
@@ -71,14 +73,18 @@ class KeyFile:
                 found = name
         return found
 
-    def _refresh(self) -> None:
+    def _look(self) -> tuple[int, int] | None:
+        """Return what changes when the file does; None if it is gone."""
         try:
             status = os.stat(self.file)
         except OSError:
-            status = None
-        stamp = (status.st_mtime_ns, status.st_size) if status is not None else None
-        if stamp is None or stamp != self._stamp:
-            self._keys, self._stamp = _read(self.file) if stamp is not None or self._stamp is None else [], stamp
+            return None
+        return status.st_mtime_ns, status.st_size
+
+    def _refresh(self) -> None:
+        """Read a changed file; one that is gone has no keys."""
+        if (stamp := self._look()) != self._stamp:
+            self._keys, self._stamp = [] if stamp is None else _read(self.file), stamp
 
 
 def _hashed(key: str) -> str:

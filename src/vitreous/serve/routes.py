@@ -79,7 +79,6 @@ async def predict(
     for upload, frame in zip(uploads, frames, strict=True):
         if isinstance(frame, Problem):
             found.append({"name": upload.name, "error": frame.detail})
-            service.metrics.unreadable.labels(served.name).inc()
             continue
         found.append({"name": upload.name, **frame[0]["result"]})
         service.metrics.predicted(served.name, frame[0]["result"])
@@ -258,6 +257,7 @@ async def _answers(
         answers = [each if each is not None else next(frames) for each in found]
         names = [Upload(upload.name, b"") for upload in uploads]
     failed = [each for each in answers if isinstance(each, Problem)]
+    service.metrics.unreadable.labels(served.name).inc(sum(each.reason == "image" for each in failed))
     if len(failed) == len(answers):
         if failed[0].reason == "image":
             errors = [{"name": each.name, "error": why.detail} for each, why in zip(names, failed, strict=True)]

@@ -123,8 +123,8 @@ async def _listen(
     watching.cancel()
     if not loading.done():
         loading.cancel()
-    elif isinstance(failed := loading.exception(), EngineFailed):
-        raise _as_error(failed.reason, failed.code)
+    elif (failed := loading.exception()) is not None:
+        raise _as_error(failed.reason, failed.code) if isinstance(failed, EngineFailed) else failed
 
 
 @contextlib.contextmanager

@@ -50,7 +50,6 @@ class ServedModel:
         self.admission = Admission(limits.queue)
         self.description: dict[str, Any] = {}
         self.version = ""
-        self.restarts = 0
         self._reload = reload
         self._queue: deque[Job] = deque()
         self._engine: EngineProcess | None = None  # the one that answers
@@ -73,11 +72,6 @@ class ServedModel:
     def pace(self) -> Pace:
         """How fast the engine is."""
         return self._engine.pace if self._engine is not None else Pace()
-
-    @property
-    def engine_pid(self) -> int:
-        """The process id of the engine that answers; 0 if there is none."""
-        return self._engine.pid if self._engine is not None else 0
 
     async def start(self) -> None:
         """Start the first engine process and return; :meth:`first_ready` waits for it."""
@@ -104,7 +98,7 @@ class ServedModel:
         jobs = [Job(dict(work), content, loop.create_future(), weight) for content in contents]
         self.admission.enter(len(jobs) * weight)
         for job in jobs:
-            job.answer.add_done_callback(lambda _, job=job: self._left(job))  # type: ignore[misc]
+            job.answer.add_done_callback(lambda _: self.admission.leave(weight))
         self._queue.extend(jobs)
         self._pump()
         return jobs
@@ -128,14 +122,15 @@ class ServedModel:
 
     def give_up(self, jobs: list[Job]) -> None:
         """Forget jobs whose client has gone or whose time is over."""
-        for job in jobs:
-            if not job.answer.done():
-                job.answer.cancel()
-                job.content = b""
-                for engine in (self._engine, *self._others):
-                    if engine is not None and job.id in engine.jobs:
-                        engine.drop(job)
-        self._queue = deque(job for job in self._queue if not job.answer.done())
+        open_jobs = [job for job in jobs if not job.answer.done()]
+        for job in open_jobs:
+            job.answer.cancel()
+            job.content = b""
+            for engine in (self._engine, *self._others):
+                if engine is not None and job.id in engine.jobs:
+                    engine.drop(job)
+        if open_jobs:
+            self._queue = deque(job for job in self._queue if not job.answer.done())
 
     async def stop(self) -> None:
         """End all processes; jobs without an answer get 503."""
@@ -150,8 +145,8 @@ class ServedModel:
 
     async def _launch(self, convert: bool) -> EngineProcess:
         engine = EngineProcess(self.source, self.limits.batch, convert, self._hear)
-        self._others.add(engine)
         await engine.start()
+        self._others.add(engine)
         self._spawn(self._await_end(engine))
         return engine
 
@@ -183,9 +178,9 @@ class ServedModel:
             else:
                 self._fail(job, "the engine ended while it computed this image")
         if self._engine is not engine or self._stopping:
+            self._pump()  # the engine that answers takes over what is left
             return
         self._engine = None
-        self.restarts += 1
         self.metrics.engine_restarts.labels(self.name).inc()
         logger.warning("the engine of model %s ended with code %s: starting another", self.name, code)
         await self._restart(time.monotonic() - engine.started < _STABLE)
@@ -194,8 +189,8 @@ class ServedModel:
         pause = 1.0 if was_short else 0.0
         while not self._stopping:
             await asyncio.sleep(pause)
-            engine = await self._launch(convert=False)
             try:
+                engine = await self._launch(convert=False)
                 await engine.ready()
             except EngineFailed as failed:
                 logger.error("the engine of model %s does not start: %s", self.name, failed.reason)
@@ -264,9 +259,6 @@ class ServedModel:
             self.admission.answered(time.monotonic() - job.arrived, engine.pace)
             job.answer.set_result(frame)
         self._pump()
-
-    def _left(self, job: Job) -> None:
-        self.admission.leave(job.weight)
 
     def _fail(self, job: Job, detail: str) -> None:
         if not job.answer.done():

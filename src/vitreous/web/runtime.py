@@ -10,6 +10,7 @@ import functools
 import gzip
 import hashlib
 import json
+import zlib
 from importlib.resources import files
 from typing import Any
 
@@ -42,7 +43,7 @@ def runtime_file(name: str) -> bytes:
     compressed, expected = _stored(f"{name}.gz"), manifest()["files"][name]
     try:
         content = gzip.decompress(compressed)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         content = b""
         reason = f"cannot be unpacked ({error})"
     else:
