@@ -183,7 +183,7 @@ def test_a_collapsed_quantiser(model_file, tmp_path):
 
         precision = "fp16"
 
-        def __call__(self, form: str, files: list[Path]) -> list[Path]:
+        def __call__(self, form: str, files: list[Path], opened: object) -> list[Path]:
             model = onnx.load(files[0])
             for tensor in model.graph.initializer:
                 array = numpy_helper.to_array(tensor)

@@ -9,10 +9,6 @@ Shapes: C channels, H x W pixels of the model's input, (h, w) patches down and a
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.errors import OutputError, first_line
+from vitreous.export.graph.tracing import forget_machine, quiet
 from vitreous.inspection.maps.gradient_attention import GradientAttention
 from vitreous.inspection.maps.readout import on_grid, readout
 from vitreous.model.vit import VisionTransformer
@@ -61,8 +58,7 @@ def class_map(model: VisionTransformer, info: ModelInfo) -> Any:
         raise OutputError("a model without classes has no class map: export one with a head")
     pixels = _noise(info)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # tracing warns about its own internals
+        with quiet():
             graph = _to_onnx(_traced(model, info, pixels), pixels)
     except OSError:
         raise
@@ -143,14 +139,12 @@ _FUNCTIONAL: dict[Any, Callable[..., Any]] = {
 
 def _to_onnx(module: nn.Module, pixels: Tensor) -> Any:
     inputs = pixels.float(), torch.zeros(1, dtype=torch.int64)
-    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it logs which optimisations do not apply
-    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):  # the exporter prints its progress
+    with torch.no_grad():
         program = torch.onnx.export(
             _Module(module).eval(), inputs, dynamo=True, input_names=INPUTS, output_names=OUTPUTS, verbose=False
         )
     assert program is not None  # None only with dynamo=False
-    for node in program.model.graph.all_nodes():
-        node.metadata_props.clear()  # stack traces with paths of this machine
+    forget_machine(program)
     return program.model_proto
 
 

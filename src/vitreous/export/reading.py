@@ -48,8 +48,19 @@ class ExportedFile:
             ) from error
 
     def run_prepared(self, pixels: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
-        """Return the outputs for pixels of the evaluation pipeline, (B, H, W, C), as :func:`placed` places them."""
-        return self.run(placed(self.info.pipeline, pixels))
+        """Return the outputs for pixels of the evaluation pipeline, (B, H, W, C), as :func:`placed` places them.
+
+        Raises:
+            CheckpointError: If the runtime fails, or the features or logits are no float32 matrix with a row per image.
+        """
+        found = self.run(placed(self.info.pipeline, pixels))
+        for name in ("features", "logits"):
+            each = found.get(name)
+            if each is not None and (each.dtype != np.float32 or each.ndim != 2 or len(each) != len(pixels)):
+                raise CheckpointError(
+                    f"'{self.file}' gives {name} {each.dtype} {each.shape}, expected float32 ({len(pixels)}, n)"
+                )
+        return found
 
 
 def is_exported(source: str | os.PathLike[str]) -> bool:

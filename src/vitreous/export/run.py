@@ -22,7 +22,7 @@ from vitreous.export.graph.core import Core, output_names, tap_names
 from vitreous.export.verification.reference import Reference
 from vitreous.export.verification.verify import Verified, verify
 
-__all__ = ["Check", "Export", "Options", "Quantiser", "WritePrecision", "export"]
+__all__ = ["Check", "Export", "Options", "Quantiser", "WritePrecision", "check_options", "export", "export_opened"]
 
 WritePrecision = Literal["float32", "fp16", "bf16"]
 Resizing = Literal["exact", "native"]
@@ -35,7 +35,7 @@ class Quantiser(Protocol):
 
     precision: str  # a key of `verification.bounds.BOUNDS`
 
-    def __call__(self, form: str, files: list[Path]) -> list[Path]:
+    def __call__(self, form: str, files: list[Path], opened: OpenedCheckpoint) -> list[Path]:
         """Change the files of a format in place; return them, the main one first."""
 
 
@@ -100,13 +100,23 @@ def export(
         OutputError: If the format cannot express the model, or the file cannot be written.
     """
     options = options or Options()
-    if options.precision not in _DTYPES:
-        raise ConfigError(f"precision is '{options.precision}', it must be {', '.join(get_args(WritePrecision))}")
-    require(form, f"--to {form}")
+    check_options(form, options)
     target = Destination(form, destination, source, options.overwrite)
     opened = open_with_details(source, opening or OpenOptions())
     for reason in opened.reasons:
         tell(reason)
+    return export_opened(opened, target, form, options, tell=tell)
+
+
+def export_opened(
+    opened: OpenedCheckpoint,
+    target: Destination,
+    form: str,
+    options: Options,
+    *,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Export:
+    """Export a model that is open already, as :func:`export` does."""
     info = opened.info.without_thresholds() if options.ignore_thresholds else opened.info
     reference = Reference(opened.model, info)
     precision = options.quantise.precision if options.quantise else options.precision
@@ -115,12 +125,19 @@ def export(
     with target.temporary() as file:
         files = _write(opened.model, info, form, words, file, dtype=_DTYPES[options.precision])
         if options.quantise is not None:
-            files = options.quantise(form, files)
+            files = options.quantise(form, files, opened)
         verified = verify(FORMS[form].Runner, files[0], reference, words, precision)
         tell(_summary(verified))
         checked = options.check(form, files[0], opened) if options.check is not None else {}
         size = sum(each.stat().st_size for each in files)
         return Export(target.install(files), precision, size, verified, checked)
+
+
+def check_options(form: str, options: Options) -> None:
+    """Check, before a model is opened, that the precision exists and that the format's packages are installed."""
+    if options.precision not in _DTYPES:
+        raise ConfigError(f"precision is '{options.precision}', it must be {', '.join(get_args(WritePrecision))}")
+    require(form, f"--to {form}")
 
 
 def _resize(form: str, info: ModelInfo, wanted: str | None) -> str:
@@ -149,7 +166,7 @@ def _write(
     """Write the graph; of a model in another precision than float32 a copy is traced."""
     if dtype != torch.float32:
         model = copy.deepcopy(model).to(dtype)
-    core = Core(model, info, dtype, taps=True).eval()
+    core = Core(model, info, dtype).eval()
     try:
         with torch.inference_mode():  # builds the tables of positions, whose computation is not to be traced
             core(torch.zeros(1, info.pipeline.channels, *info.pipeline.size))

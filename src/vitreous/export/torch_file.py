@@ -36,10 +36,9 @@ class _Graph(nn.Module):
         self.resize, self.core = Resize(pipeline), core
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Map images (B, h, w, C) to the core's outputs; the pixels are its first tap."""
+        """Map images (B, h, w, C) to the core's outputs and taps, then the pixels."""
         pixels = self.resize(images)
-        outputs = self.core(pixels)
-        return (*outputs, pixels) if self.core.taps else outputs
+        return (*self.core(pixels), pixels)
 
 
 def write(
@@ -94,7 +93,7 @@ class Runner:
         with quiet():
             self._program = torch.export.load(checked_archive(file), extra_files=extra)
         self._module: Any = self._program.module()
-        self.words: dict[str, str] = json.loads(extra[DESCRIPTION] or "{}")
+        self.words = {str(name): str(text) for name, text in json.loads(extra[DESCRIPTION] or "{}").items()}
         self._taps: dict[str, str] = {}
         if taps:
             nodes = {node.name for node in self._module.graph.nodes}

@@ -32,7 +32,7 @@ from vitreous.model.vit import VisionTransformer
 from vitreous.web.page import local_page
 from vitreous.web.runtime import SCRIPT, WASM, license_text, manifest, runtime_file
 
-__all__ = ["FILES", "WebExport", "export_web"]
+__all__ = ["FILES", "WebExport", "check_destination", "export_web"]
 
 FILES = {
     "script": f"runtime/{SCRIPT}",
@@ -156,10 +156,8 @@ _SHOWN = {"abstention": ("required_precision", "confidence"), "conformal": ("cov
 
 def _explaining(predict: Any, model: VisionTransformer, info: ModelInfo, tell: Tell) -> Any:
     """Return the graph of the class map, or None with a notice."""
-    is_dynamic = any((each.key, each.value) == ("size", "dynamic") for each in predict.metadata_props)
-    if is_dynamic or not any(INPUTS[0] in node.output for node in predict.graph.node):
-        reason = "the model runs at any size" if is_dynamic else f"the graph has no tensor '{INPUTS[0]}'"
-        tell(f"the page has no class maps: {reason}")
+    if not any(INPUTS[0] in node.output for node in predict.graph.node):
+        tell(f"the page has no class maps: the graph has no tensor '{INPUTS[0]}'")
         return None
     try:
         explain = class_map(model, info)
@@ -216,13 +214,26 @@ def _single(title: str, known: Mapping[str, Any], contents: Mapping[str, bytes])
     if len(page) > _LARGEST_PAGE:
         raise OutputError(
             f"a single file would have {len(page) / 1e6:.0f} MB, the limit is {_LARGEST_PAGE / 1e6:.0f} MB: "
-            "export to a folder, or quantise the model with --int8"
+            "export to a folder"
         )
     return page
 
 
 def _beside(contents: Mapping[str, bytes]) -> dict[str, bytes]:
     return {**{FILES[role]: content for role, content in contents.items()}, _LICENSE: license_text()}
+
+
+def check_destination(
+    destination: str | os.PathLike[str], source: str | os.PathLike[str], overwrite: bool = False
+) -> None:
+    """Check that a page may be written there, before anything is computed.
+
+    Raises:
+        UsageError: If the destination exists, or is not one that an earlier export wrote.
+        OutputError: If its folder does not exist.
+    """
+    with _destination(Path(destination).expanduser(), overwrite, source):
+        pass
 
 
 @contextlib.contextmanager

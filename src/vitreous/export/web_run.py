@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from vitreous.checkpoint.conversion.destination import Destination
 from vitreous.checkpoint.opening import OpenOptions, open_with_details
-from vitreous.export.run import Export, Options, export
-from vitreous.export.web import export_web
+from vitreous.export.run import Export, Options, check_options, export_opened
+from vitreous.export.web import check_destination, export_web
 
 __all__ = ["export_page"]
 
@@ -33,11 +34,15 @@ def export_page(
         VitreousError: As :func:`.run.export` and :func:`.web.export_web`.
     """
     options = options or Options()
+    check_options("onnx", options)
+    check_destination(destination, source, options.overwrite)
+    opened = open_with_details(source, opening or OpenOptions())
+    for reason in opened.reasons:
+        tell(reason)
+    info = opened.info.without_thresholds() if options.ignore_thresholds else opened.info
     with tempfile.TemporaryDirectory() as folder:
         graph = Path(folder) / "model.onnx"
-        inner = replace(options, resize=options.resize or "native", overwrite=False)
-        found = export(source, graph, "onnx", opening, inner, tell=tell)
-        opened = open_with_details(source, opening or OpenOptions())
-        info = opened.info.without_thresholds() if options.ignore_thresholds else opened.info
+        inner = replace(options, resize=options.resize or "native")
+        found = export_opened(opened, Destination("onnx", graph, source, False), "onnx", inner, tell=tell)
         page = export_web(graph, destination, opened.model, info, title=title, overwrite=options.overwrite, tell=tell)
     return replace(found, files=page.files, size=page.bytes)

@@ -84,8 +84,12 @@ def _parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb."""
-    _refuse_exports(argv)
+    words = [*argv, ""]
+    given = [value for word, value in itertools.pairwise(words) if word == "--to"]
+    _refuse_exports([*given, *(word.removeprefix("--to=") for word in argv if word.startswith("--to="))])
     options = _parser().parse_args(argv)
+    if options.to is None:
+        _refuse_exports([_EXPORTED.get(os.path.splitext(options.destination)[1], "")])
     target: Any = options.to or _FORMAT_OF_SUFFIX.get(os.path.splitext(options.destination)[1])
     if target is None:
         formats = ", ".join(typing.get_args(_Format))
@@ -111,11 +115,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _refuse_exports(argv: Sequence[str]) -> None:
-    """Refuse a format that moved to `vitreous export`, by the option or by the name of DST."""
-    words = [*argv, ""]
-    given = [value for word, value in itertools.pairwise(words) if word == "--to"]
-    given += [word.removeprefix("--to=") for word in argv if word.startswith("--to=")]
-    given += [_EXPORTED.get(os.path.splitext(word)[1], "") for word in argv if not word.startswith("-") and not given]
-    if moved := next((form for form in given if form in _EXPORTED.values()), None):
+def _refuse_exports(formats: Sequence[str]) -> None:
+    """Refuse a format that moved to `vitreous export`."""
+    if moved := next((form for form in formats if form in _EXPORTED.values()), None):
         raise UsageError(f"`vitreous convert` does not write {moved}: use `vitreous export MODEL DST --to {moved}`")

@@ -109,7 +109,7 @@ def run(argv: Sequence[str]) -> int:
     from vitreous.export.web_run import export_page
 
     opening = OpenOptions(image_size=size, resample=options.resample)
-    check, int8 = _on_data(options, opening)
+    check, int8 = _on_data(options)
     how = Options(options.precision, options.resize, options.ignore_thresholds, options.overwrite, int8, check)
     if options.to == "web":
         title = Path(destination).stem
@@ -139,7 +139,7 @@ def _check(options: Namespace) -> None:
         raise UsageError(f"--precision {options.precision} is not possible with --to web: browsers compute in float32")
 
 
-def _on_data(options: Namespace, opening: Any) -> tuple[Any, Any]:
+def _on_data(options: Namespace) -> tuple[Any, Any]:
     """Return the check on labelled images, and the quantisation, where they were asked for."""
     if not options.check:
         return None, None
@@ -149,9 +149,11 @@ def _on_data(options: Namespace, opening: Any) -> tuple[Any, Any]:
     if not options.int8:
         return check, None
     from vitreous.cli.work.int8_step import MAX_DROP, DataInt8
+    from vitreous.export.quantisation.calibration import check_installed
 
+    check_installed()  # before the model is traced
     most = MAX_DROP if options.max_drop is None else options.max_drop
-    return check, DataInt8(options.model, opening, options.check, options.data_dir, most, narrate)
+    return check, DataInt8(options.check, options.data_dir, most, narrate)
 
 
 def _default_name(model: str, form: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitreous.checkpoint.model_file import ModelInfo
-from vitreous.checkpoint.opening import OpenOptions, open_with_details
+from vitreous.checkpoint.opening import OpenedCheckpoint
 from vitreous.cli.work import scoring
 from vitreous.data.images.reading import read_image
 from vitreous.data.sources.opening import Split
@@ -18,7 +18,7 @@ from vitreous.errors import DataError
 from vitreous.export.quantisation.files import Int8
 from vitreous.export.quantisation.quantise import MAX_DROP, Quantised
 from vitreous.export.quantisation.running import Top1
-from vitreous.export.reading import open_exported, placed
+from vitreous.export.reading import placed
 
 __all__ = ["MAX_DROP", "DataInt8"]
 
@@ -37,16 +37,12 @@ class DataInt8:
     split, every fourth image calibrates and the others choose.
 
     Args:
-        source: The model, whose weights name the layers of the graph.
-        opening: How it is opened.
         data: Labelled images, as for `vitreous evaluate`.
         folder: Folder of known datasets.
         max_drop: Accepted loss of top-1 accuracy on the images that choose, in points.
         tell: Receives lines for the user.
     """
 
-    source: str
-    opening: OpenOptions
     data: str
     folder: str | None = None
     max_drop: float = MAX_DROP
@@ -54,15 +50,15 @@ class DataInt8:
     result: Quantised | None = field(default=None, init=False)
     precision: str = field(default="int8", init=False)
 
-    def __call__(self, form: str, files: list[Path]) -> list[Path]:
-        """Quantise the files in place.
+    def __call__(self, form: str, files: list[Path], opened: OpenedCheckpoint) -> list[Path]:
+        """Quantise the files in place; the model's weights name the layers of the graph.
 
         Raises:
             UsageError: The format has no int8.
             DataError: There are too few images.
             OutputError: No quantised graph keeps the accuracy.
         """
-        info = open_exported(files[0]).info
+        info = opened.info
         data = scoring.open_data(info, self.data, self.folder, None)
         calibrating, choosing = _roles(data.splits)
         if len(choosing[1]) < _FEWEST or not calibrating[1]:
@@ -77,8 +73,7 @@ class DataInt8:
         split, rows = data.splits[choosing[0]], choosing[1]
         labels = scoring.labels_by_name(info.classes, data, split).numpy()[rows]
         top1 = Top1(_batches(info, split, rows), labels)
-        weights = open_with_details(self.source, self.opening).model.state_dict()
-        named = {name: value.cpu().numpy() for name, value in weights.items()}
+        named = {name: value.cpu().numpy() for name, value in opened.model.state_dict().items()}
         batches = _batches(info, data.splits[calibrating[0]], calibrating[1])
         step = Int8(batches, top1, self.max_drop, self.tell, named)
         files = step(form, files)

@@ -29,20 +29,15 @@ class Core(nn.Module):
         model: In float32, on the CPU, in evaluation mode.
         info: Pipeline, temperature and thresholds.
         dtype: What the model computes in. Normalisation, probabilities and decisions are float32 at least.
-        taps: Whether to return the values after each layer too, in the order of :func:`tap_names`. They become named
-            tensors in the graph, by which verification finds the first layer that differs.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(
-        self, model: VisionTransformer, info: ModelInfo, dtype: torch.dtype = torch.float32, taps: bool = False
-    ) -> None:
+    def __init__(self, model: VisionTransformer, info: ModelInfo, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.model = model
         self.dtype = dtype
-        self.taps = taps
         self.temperature, self.abstention, self.conformal = info.temperature, info.abstention, info.conformal
         for name in ("mean", "std"):
             self.register_buffer(name, torch.tensor(getattr(info.pipeline.config, name)).view(-1, 1, 1))  # C 1 1
@@ -50,7 +45,9 @@ class Core(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """Return the outputs of :func:`output_names`, then the taps, of pixels (B, C, H, W) from 0 to 255.
 
-        Probabilities, logits and sets are (B, K), features (B, F), unsure (B,).
+        Probabilities, logits and sets are (B, K), features (B, F), unsure (B,). The taps are the values after each
+        layer, in the order of :func:`tap_names`. They become named tensors in the graph, by which verification finds
+        the first layer that differs.
         """
         normalised = (pixels.to(torch.float32) / 255 - self.mean) / self.std
         with _recorded(self.model) as seen:
@@ -59,7 +56,7 @@ class Core(nn.Module):
             if self.model.config.num_classes:
                 logits = self.model.head(features).to(torch.float32)
                 outputs = [(logits / self.temperature).softmax(1), logits, *outputs, *self._decisions(logits)]
-        return (*outputs, *([normalised, *seen] if self.taps else ()))
+        return (*outputs, normalised, *seen)
 
     def _decisions(self, logits: Tensor) -> Iterator[Tensor]:
         calibrated = logits.double() / self.temperature  # (B, K), float64 as where the thresholds were fitted

@@ -11,8 +11,6 @@ from vitreous.export.graph.geometry import Arithmetic
 
 __all__ = ["Graph", "Number"]
 
-"""An input of a node: the name of a tensor, a `Number`, a Python number or an array."""
-
 
 class Number:
     """A whole number in the graph: an int64 tensor with one element."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-__all__ = ["EXAMPLES", "ONNX_OPSET", "quiet", "to_onnx", "to_openvino", "trace"]
+__all__ = ["EXAMPLES", "ONNX_OPSET", "forget_machine", "quiet", "to_onnx", "to_openvino", "trace"]
 
 EXAMPLES = 2
 """Images in an example to trace with: torch.export takes a dimension of 1 as constant."""
@@ -30,8 +30,7 @@ def trace(module: nn.Module, example: Tensor, free: Sequence[int] = (0,)) -> Exp
 
     Call the module once before, so that it builds its tables of positions, which must not become part of the graph.
     """
-    names = {0: "batch", 1: "height", 2: "width"}
-    shapes: Any = ({axis: Dim(names[axis]) if axis == 0 else Dim.AUTO for axis in free},)
+    shapes: Any = ({axis: Dim("batch") if axis == 0 else Dim.AUTO for axis in free},)
     with torch.no_grad(), quiet():
         program = torch.export.export(module, (example,), dynamic_shapes=shapes, strict=False)
     for graph in (each for each in program.graph_module.modules() if isinstance(each, torch.fx.GraphModule)):
@@ -52,9 +51,14 @@ def to_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[s
             verbose=False,
         )
     assert converted is not None  # None only with dynamo=False
-    for node in converted.model.graph.all_nodes():
-        node.metadata_props.clear()  # stack traces with paths of this machine
+    forget_machine(converted)
     return converted
+
+
+def forget_machine(converted: Any) -> None:
+    """Remove the stack traces of a converted program, which have paths of this machine."""
+    for node in converted.model.graph.all_nodes():
+        node.metadata_props.clear()
 
 
 def to_openvino(program: ExportedProgram) -> Any:

@@ -1,4 +1,4 @@
-"""Quantises an exported OpenVINO file in place: the step of an export between writing and verification."""
+"""Quantises an exported OpenVINO file in place: what the step of an export between writing and verification does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from vitreous.errors import UsageError
 from vitreous.export.openvino_file import REST
-from vitreous.export.quantisation.calibration import check_installed
 from vitreous.export.quantisation.quantise import MAX_DROP, Accuracy, Quantised, quantise
 
 __all__ = ["Int8"]
@@ -40,7 +39,6 @@ class Int8:
         """
         if form != "openvino":
             raise UsageError(f"int8 is not possible with --to {form}: use --to openvino")
-        check_installed()
         import openvino
 
         reader = openvino.Core()  # computes nothing, so that it may end before the process

@@ -78,7 +78,7 @@ class Reference:
     @torch.inference_mode()
     def layers(self, pixels: Array) -> dict[str, Array]:
         """Return the outputs and the values after each layer, by name, for pixels (B, C, H, W)."""
-        core = Core(self.model, self.info, taps=True).eval()
+        core = Core(self.model, self.info).eval()
         values = core(torch.from_numpy(np.ascontiguousarray(pixels)))
         names = [*output_names(self.info), *tap_names(self.model)]
         return {PIXELS: pixels} | dict(zip(names, (each.numpy() for each in values), strict=True))
