@@ -91,10 +91,11 @@ def accelerate(model: VisionTransformer) -> FastVisionTransformer:
     fast = cast(FastVisionTransformer, model)
     fast.merging, fast._tables = None, {}
     c = model.config
-    fast._sources = {
-        "embedding": tuple(c.position.parameters(c)),
-        "context": tuple(c.position.context_parameters(c)),
-    }
+    with torch.device("meta"):  # only the names are wanted, not the tables
+        fast._sources = {
+            "embedding": tuple(c.position.parameters(c)),
+            "context": tuple(c.position.context_parameters(c)),
+        }
     return fast
 
 

@@ -148,7 +148,7 @@ def _import(foreign: ForeignCheckpoint, options: OpenOptions) -> OpenedCheckpoin
     hints = Hints(options.heads, pair(options.source_size) if options.source_size else None)
     try:
         imported: ImportedModel = FAMILIES[family].read(replace(foreign, tensors=tensors), hints)
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
         if isinstance(error, ConfigError):
             raise CheckpointError(f"'{foreign.name}': {error}") from error
         raise CheckpointError(

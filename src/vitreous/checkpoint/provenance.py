@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vitreous.checkpoint.adapters import google, huggingface, timm, torchvision
+from vitreous.checkpoint.adapters.huggingface_names import FIRST_KINDS
 from vitreous.checkpoint.untrusted.torch_file import READABLE
 from vitreous.choices import fits
 from vitreous.data.config import DataConfig
@@ -56,8 +57,9 @@ def _layout_problems(layout: Any) -> Iterator[str]:
             yield f"layout.{name} is {value!r:.60}"
     if not isinstance(layout.get("architecture", ""), str):
         yield f"layout.architecture is {layout['architecture']!r:.60}"
-    if not isinstance(layout.get("document", {}), dict):
-        yield f"layout.document is {layout['document']!r:.60}"
+    is_needed = layout["family"] == "huggingface" and layout.get("kind") not in FIRST_KINDS
+    if not isinstance(layout.get("document", None if is_needed else {}), dict):
+        yield f"layout.document is {layout.get('document')!r:.60}"
     arguments = layout.get("arguments", {})
     if not isinstance(arguments, dict) or not all(isinstance(value, _PLAIN) for value in arguments.values()):
         yield f"layout.arguments is {arguments!r:.60}"

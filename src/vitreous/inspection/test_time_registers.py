@@ -110,14 +110,17 @@ class RegisterMlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens (B, T, D) to (B, T, D). Where a fast model computes the class token alone, nothing moves."""
+        return cast(Tensor, self.drop(self.fc2(self.norm(self.drop(self.hidden(x))))))
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Return the activations of the hidden layer, (B, T, M), after they have moved."""
         hidden = self.act(self.fc1(x))  # (B, T, M)
         if x.shape[1] <= self.prefix:
-            return cast(Tensor, self.drop(self.fc2(self.norm(self.drop(hidden)))))
+            return cast(Tensor, hidden)
         chosen = hidden[..., self.neurons]  # (B, T, m)
         before, patches = chosen[:, : self.prefix - 1], chosen[:, self.prefix :]
         moved = torch.cat((before, patches.amax(1, keepdim=True), torch.zeros_like(patches)), 1)
-        hidden = hidden.index_copy(2, self.neurons, moved)
-        return cast(Tensor, self.drop(self.fc2(self.norm(self.drop(hidden)))))
+        return cast(Tensor, hidden.index_copy(2, self.neurons, moved))
 
 
 def _check(model: Any, by_block: dict[int, list[int]]) -> None:
@@ -126,6 +129,10 @@ def _check(model: Any, by_block: dict[int, list[int]]) -> None:
         raise ConfigError(f"the model is a {type(model).__name__}: a register is added to a VisionTransformer only")
     if getattr(model, "merging", None):
         raise ConfigError("the model merges tokens, so registers have no place: call merge_tokens(model, 0) first")
+    if model.config.position.kind == "relative-bias" and not model.config.prefix_tokens:
+        raise ConfigError(
+            "position relative-bias has no biases of registers in this model: use one with a class token or a register"
+        )
     if model.config.pool.kind == "prefix":
         raise ConfigError("pool prefix reads all registers, so none can be added: use a model with another pool")
     if not by_block:

@@ -66,12 +66,17 @@ MODELS = {  # class, configuration, other sizes that its library computes
 }
 
 
+def extra(name):
+    """Return what the library's class needs besides a configuration."""
+    return {"add_pooling_layer": False} if name == "I-JEPA" else {}
+
+
 def build(name):
     """Return a randomised model of the library, and other sizes of images that it takes."""
     class_name, arguments, sizes = MODELS[name]
     kind = getattr(transformers, class_name)
     labels = {"num_labels": 3} if "Classification" in class_name else {}
-    model = kind(kind.config_class(**arguments, **labels), **({"add_pooling_layer": False} if name == "I-JEPA" else {}))
+    model = kind(kind.config_class(**arguments, **labels), **extra(name))
     return randomise(model), sizes
 
 
@@ -164,3 +169,34 @@ def test_detectors_and_files_without_their_type_are_refused(tmp_path):
     (tmp_path / "siglip/config.json").write_text(json.dumps(document | {"hidden_act": "mish"}))
     with pytest.raises(CheckpointError, match="activation mish"):
         open_checkpoint(tmp_path / "siglip")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_config_that_leaves_out_the_defaults(tmp_path, name):
+    """Many files on the hub state only what differs from the default of their kind, such as CLIP's quick GELU."""
+    theirs, _ = build(name)
+    theirs.save_pretrained(tmp_path / "in")
+    document = json.loads((tmp_path / "in" / "config.json").read_text())
+    short = theirs.config.to_diff_dict() | {key: document[key] for key in ("architectures", "model_type")}
+    vision = short.get("vision_config", short)
+    if "gated" not in name:  # there it differs from the default
+        vision.pop("hidden_act", None)
+    (tmp_path / "in" / "config.json").write_text(json.dumps(short))
+    again = getattr(transformers, MODELS[name][0]).from_pretrained(tmp_path / "in", **extra(name)).eval()
+    ours, _ = open_checkpoint(tmp_path / "in")
+    images = random_images(2, 48, 48)
+    with torch.inference_mode():
+        assert difference(run_huggingface(again, images), ours(images)) <= BOUND
+
+
+def test_a_distilled_model_is_not_written_without_its_heads(tmp_path):
+    build("DeiT with a teacher")[0].save_pretrained(tmp_path / "in")
+    with pytest.raises(CheckpointError, match="a distilled model has two heads"):
+        convert(tmp_path / "in", tmp_path / "out", "huggingface", OpenOptions(drop=("head",)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_changed_activation_is_written(tmp_path):
+    build("CLIP")[0].save_pretrained(tmp_path / "in")
+    convert(tmp_path / "in", tmp_path / "out", "huggingface", OpenOptions(activation="silu"))
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["hidden_act"] == "silu"

@@ -8,7 +8,6 @@ names, and :mod:`huggingface_write` writes.
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -16,17 +15,24 @@ import torch
 
 from vitreous.checkpoint.adapters import pipelines
 from vitreous.checkpoint.adapters.common import ForeignCheckpoint, Hints, ImportedModel, OutgoingModel, State
-from vitreous.checkpoint.adapters.huggingface_names import KINDS, NAMINGS, Naming
+from vitreous.checkpoint.adapters.huggingface_names import (
+    ACTIVATIONS,
+    FIRST_KINDS,
+    KINDS,
+    NAMINGS,
+    PREFIXES,
+    Naming,
+    translate,
+)
 from vitreous.checkpoint.adapters.huggingface_write import LAYOUT, fixed_constants, written
 from vitreous.checkpoint.adapters.shapes import config_from
-from vitreous.checkpoint.adapters.stacking import join, prefixes
+from vitreous.checkpoint.adapters.stacking import join, kernel_of_rows, prefixes
 from vitreous.checkpoint.adapters.timm_forms import join_heads
 from vitreous.errors import CheckpointError
 from vitreous.model.config import ViTConfig
 
 __all__ = ["LAYOUT", "fixed_constants", "read", "recognise", "write"]
 
-_PREFIXES = tuple(dict.fromkeys(prefix for kind in KINDS.values() for prefix in kind.prefixes))
 _PATCH = (
     "embeddings.patch_embeddings.projection.weight",
     "embeddings.patch_embeddings.weight",
@@ -34,15 +40,11 @@ _PATCH = (
 )
 _OTHER_TOWERS = ("text_model.", "text_projection.", "logit_scale", "logit_bias", "decoder.")
 _UNREAD = ("embeddings.position_ids",)
-_ACTIVATIONS = {
-    **{"gelu": "gelu", "gelu_python": "gelu", "relu": "relu", "quick_gelu": "quick-gelu", "silu": "silu"},
-    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "gelu-tanh"),
-}
 
 
 def recognise(tensors: State) -> str | None:
     """Return the reason why these are Hugging Face's names, or None."""
-    for prefix in _PREFIXES:
+    for prefix in PREFIXES:
         for patch in _PATCH:
             if f"{prefix}{patch}" in tensors:
                 return f"Hugging Face's names ({prefix}{patch.removesuffix('.weight')})"
@@ -52,7 +54,7 @@ def recognise(tensors: State) -> str | None:
 def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
     """Convert the tensors, config.json and preprocessor_config.json of a folder."""
     document = source.documents.get("config.json") or {}
-    prefix = next(p for p in _PREFIXES if any(f"{p}{patch}" in source.tensors for patch in _PATCH))
+    prefix = next(p for p in PREFIXES if any(f"{p}{patch}" in source.tensors for patch in _PATCH))
     kind = str(document.get("model_type") or "")
     if kind and kind not in KINDS:
         raise CheckpointError(
@@ -64,7 +66,7 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
         reasons.append(f"only the encoder of images is read, without {', '.join(others)}")
     names, blocks = _naming(source.name, tensors, kind, prefix)
     kind = kind or ("dinov2" if names.startswith("dinov2") else "vit")
-    if kind not in ("vit", "dinov2", "dinov2_with_registers") and not document:
+    if kind not in FIRST_KINDS and not document:
         raise CheckpointError(
             f"'{source.name}' is a Hugging Face model of type {kind} without config.json: give the folder"
         )
@@ -79,7 +81,7 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
     config = _config(source, state, kind, hints, reasons)
     if others:
         layout |= _alone(kind, document)
-    elif kind not in ("vit", "dinov2", "dinov2_with_registers"):
+    elif kind not in FIRST_KINDS:
         layout["document"] = document
     labels = document.get("id2label")
     classes = None
@@ -126,13 +128,13 @@ def _state(tensors: State, prefix: str, naming: Naming, before: str) -> tuple[St
         inner = name.removeprefix(prefix) if name.startswith(prefix) else name
         match = re.match(rf"{re.escape(before + naming.blocks)}(\d{{1,4}})\.(.+)", name)
         if match:
-            ours = _translate(match[2], inside)
+            ours = translate(match[2], inside)
             state[f"blocks.{match[1]}.{ours}" if ours else name] = tensor
         elif inner == "embeddings.mask_token":
             kept["mask_token"] = tensor
         elif inner not in _UNREAD:
             outside = name if name.startswith("classifier.") else inner
-            state[_translate(outside, naming.outside) or name] = tensor
+            state[translate(outside, naming.outside) or name] = tensor
     for block in prefixes(state):
         for kind in ("weight", "bias"):
             parts = [f"{block}{part}.{kind}" for part in ("query", "key", "value")]
@@ -159,8 +161,7 @@ def _reshape(state: State, kept: State, layout: dict[str, Any]) -> None:
         state["pos_embed"] = state["pos_embed"][None]
     kernel = state.get("patch_embed.proj.weight")
     if kernel is not None and kernel.ndim == 2:  # SigLIP 2: rows of flattened patches, pixel by pixel
-        side = math.isqrt(kernel.shape[1] // 3)
-        state["patch_embed.proj.weight"] = kernel.unflatten(1, (side, side, -1)).permute(0, 3, 1, 2)
+        state["patch_embed.proj.weight"] = kernel_of_rows(kernel)
     for kind in ("weight", "bias"):
         whole = next((n for n in state if n.endswith(f"head.attention.in_proj_{kind}")), None)
         if whole is not None:
@@ -178,12 +179,6 @@ def _reshape(state: State, kept: State, layout: dict[str, Any]) -> None:
         kept |= {f"post_layernorm.{kind}": state.pop(f"norm.{kind}") for kind in ("weight", "bias")}
 
 
-def _translate(name: str, table: dict[str, str]) -> str | None:
-    """Return the table's entry for a name, or for the name without ``.weight`` or ``.bias``."""
-    module, _, kind = name.rpartition(".")
-    return table.get(name) or (f"{table[module]}.{kind}" if module in table else None)
-
-
 def _vision(document: dict[str, Any]) -> dict[str, Any]:
     """Return the part of config.json about the encoder of images."""
     vision = document.get("vision_config")
@@ -193,13 +188,13 @@ def _vision(document: dict[str, Any]) -> dict[str, Any]:
 def _config(source: ForeignCheckpoint, state: State, kind: str, hints: Hints, reasons: list[str]) -> ViTConfig:
     whole = source.documents.get("config.json") or {}
     document = _vision(whole)
-    activation = document.get("hidden_act", "gelu")
-    if activation not in _ACTIVATIONS:
-        raise CheckpointError(f"'{source.name}' has activation {activation}; supported are {', '.join(_ACTIVATIONS)}")
+    activation = document.get("hidden_act", KINDS[kind].activation)
+    if activation not in ACTIVATIONS:
+        raise CheckpointError(f"'{source.name}' has activation {activation}; supported are {', '.join(ACTIVATIONS)}")
     gated = "dinov2" in kind and document.get("use_swiglu_ffn")
     known: dict[str, Any] = {
         "pool": {"kind": _pool(kind, state)},
-        "mlp": {"activation": "silu" if gated else _ACTIVATIONS[activation]},
+        "mlp": {"activation": "silu" if gated else ACTIVATIONS[activation]},
         "norm_eps": float(document.get("layer_norm_eps", KINDS[kind].eps)),
         "heads": document.get("num_attention_heads"),
         "position": _position(kind, document),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["KINDS", "NAMINGS", "Kind", "Naming"]
+__all__ = ["ACTIVATIONS", "FIRST_KINDS", "KINDS", "NAMINGS", "PREFIXES", "Kind", "Naming", "translate"]
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,16 @@ class Naming:
 
 @dataclass(frozen=True)
 class Kind:
-    """A ``model_type``: the beginning of its class names, its namings, and the prefixes that its names may have."""
+    """A ``model_type``: the beginning of its class names, its namings, and the prefixes that its names may have.
+
+    A config.json may leave out what has the default, which differs by kind.
+    """
 
     classes: str
     namings: tuple[str, ...]
     prefixes: tuple[str, ...]
-    eps: float  # of config.json's default
+    eps: float  # the default
+    activation: str = "gelu"  # likewise
 
 
 _QKV = ("query", "key", "value")
@@ -133,11 +137,28 @@ KINDS: dict[str, Kind] = {
     "beit": Kind("Beit", ("beit",), ("", "beit."), 1e-12),
     "data2vec-vision": Kind("Data2VecVision", ("beit",), ("", "data2vec_vision."), 1e-12),
     "dinov3_vit": Kind("DINOv3ViT", ("dinov3-gated", "dinov3"), ("", "model."), 1e-5),
-    "clip_vision_model": Kind("CLIPVision", ("clip",), _TOWER, 1e-5),
-    "clip": Kind("CLIP", ("clip",), _TOWER, 1e-5),
-    "siglip_vision_model": Kind("SiglipVision", ("clip",), _TOWER, 1e-6),
-    "siglip": Kind("Siglip", ("clip",), _TOWER, 1e-6),
-    "siglip2_vision_model": Kind("Siglip2Vision", ("clip",), _TOWER, 1e-6),
-    "siglip2": Kind("Siglip2", ("clip",), _TOWER, 1e-6),
+    "clip_vision_model": Kind("CLIPVision", ("clip",), _TOWER, 1e-5, "quick_gelu"),
+    "clip": Kind("CLIP", ("clip",), _TOWER, 1e-5, "quick_gelu"),
+    "siglip_vision_model": Kind("SiglipVision", ("clip",), _TOWER, 1e-6, "gelu_pytorch_tanh"),
+    "siglip": Kind("Siglip", ("clip",), _TOWER, 1e-6, "gelu_pytorch_tanh"),
+    "siglip2_vision_model": Kind("Siglip2Vision", ("clip",), _TOWER, 1e-6, "gelu_pytorch_tanh"),
+    "siglip2": Kind("Siglip2", ("clip",), _TOWER, 1e-6, "gelu_pytorch_tanh"),
 }
 """By ``model_type``."""
+
+ACTIVATIONS = {
+    **{"gelu": "gelu", "gelu_python": "gelu", "relu": "relu", "quick_gelu": "quick-gelu", "silu": "silu"},
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "gelu-tanh"),
+}
+"""Our names of activations, by theirs."""
+
+FIRST_KINDS = ("vit", "dinov2", "dinov2_with_registers")
+"""Kinds that tensors alone show, and whose config.json is written from the configuration."""
+
+PREFIXES = tuple(dict.fromkeys(prefix for kind in KINDS.values() for prefix in kind.prefixes))
+
+
+def translate(name: str, table: dict[str, str]) -> str | None:
+    """Return the table's entry for a name, or for the name without ``.weight`` or ``.bias``."""
+    module, _, kind = name.rpartition(".")
+    return table.get(name) or (f"{table[module]}.{kind}" if module in table else None)

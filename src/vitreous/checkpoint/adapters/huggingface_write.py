@@ -9,9 +9,17 @@ import torch
 
 from vitreous.checkpoint.adapters import pipelines
 from vitreous.checkpoint.adapters.common import ForeignCheckpoint, OutgoingModel, State, beyond_the_paper
-from vitreous.checkpoint.adapters.huggingface_names import KINDS, NAMINGS, Naming
+from vitreous.checkpoint.adapters.huggingface_names import (
+    ACTIVATIONS,
+    FIRST_KINDS,
+    KINDS,
+    NAMINGS,
+    PREFIXES,
+    Naming,
+    translate,
+)
 from vitreous.checkpoint.adapters.shapes import plain_size
-from vitreous.checkpoint.adapters.stacking import cut, prefixes
+from vitreous.checkpoint.adapters.stacking import cut, prefixes, rows_of_kernel
 from vitreous.checkpoint.adapters.timm_forms import cut_heads
 from vitreous.model.config import ViTConfig, pair
 from vitreous.model.heads import MlpHead
@@ -21,7 +29,6 @@ from vitreous.model.positions import Learned
 
 __all__ = ["LAYOUT", "fixed_constants", "written"]
 
-_PREFIXES = tuple(dict.fromkeys(prefix for kind in KINDS.values() for prefix in kind.prefixes))
 _BACK = {
     "gelu": "gelu",
     "gelu-tanh": "gelu_pytorch_tanh",
@@ -29,13 +36,12 @@ _BACK = {
     "quick-gelu": "quick_gelu",
     "silu": "silu",
 }
-_FIRST_KINDS = ("vit", "dinov2", "dinov2_with_registers")  # for which config.json is written from the configuration
 
 LAYOUT = {
-    "prefix": _PREFIXES,
+    "prefix": PREFIXES,
     "names": tuple(NAMINGS),
     "kind": tuple(KINDS),
-    "blocks": (None, *_PREFIXES),
+    "blocks": (None, *PREFIXES),
     "distilled": (None, True),
     "registers": (None, "empty"),
 }
@@ -52,19 +58,19 @@ def written(model: OutgoingModel) -> ForeignCheckpoint:
     config, layout, kept = model.config, model.layout, dict(model.kept)
     same_family = layout.get("family") == "huggingface"
     kind = layout["kind"] if same_family else _kind(config)
-    if kind in _FIRST_KINDS:
+    if kind in FIRST_KINDS:
         model.raise_if_unsupported("Hugging Face", _unsupported(config, kind, kept), keeps=True)
     names = layout["names"] if same_family else "vit" if kind == "vit" else "dinov2"
-    prefix = f"{kind}." if config.num_classes and kind in _FIRST_KINDS else layout["prefix"] if same_family else ""
-    before = prefix if kind in _FIRST_KINDS else layout.get("blocks") or ""
+    prefix = f"{kind}." if config.num_classes and kind in FIRST_KINDS else layout["prefix"] if same_family else ""
+    before = prefix if kind in FIRST_KINDS else layout.get("blocks") or ""
     state = _their_shapes(model.state, layout, kept)
     tensors = _their_names(state, NAMINGS[names], prefix, before)
     for name, tensor in kept.items():
         tensors[f"{prefix}{'' if name.startswith('post_layernorm.') else 'embeddings.'}{name}"] = tensor
     document = (
         _document(config, kind, model.classes, "mask_token" in kept)
-        if kind in _FIRST_KINDS
-        else _updated(dict(layout["document"]), config, model.classes)
+        if kind in FIRST_KINDS
+        else _updated(dict(layout["document"]), kind, config, model.classes)
     )
     documents = {
         "config.json": document,
@@ -84,7 +90,7 @@ def _their_shapes(ours: State, layout: Any, kept: State) -> State:
             state["cls_token"] = state["cls_token"][0, 0]
         state["pos_embed"] = state["pos_embed"][0]
         if layout["kind"].startswith("siglip2"):
-            state["patch_embed.proj.weight"] = state["patch_embed.proj.weight"].permute(0, 2, 3, 1).flatten(1)
+            state["patch_embed.proj.weight"] = rows_of_kernel(state["patch_embed.proj.weight"])
         for kind in ("weight", "bias"):
             if f"attn_pool.q.{kind}" in state:
                 parts = [state.pop(f"attn_pool.{part}.{kind}") for part in ("q", "kv")]
@@ -109,33 +115,26 @@ def _their_names(state: State, naming: Naming, prefix: str, before: str) -> Stat
     """Return the tensors under their names; `before` precedes those of blocks, `prefix` the others."""
     back = {ours: theirs for theirs, ours in (naming.inside | naming.optional).items()}
     outside = {ours: theirs for theirs, ours in naming.outside.items()}
-    if "reg_token" in state and "embeddings.register_tokens" in naming.outside and naming is not NAMINGS["deit"]:
-        outside["reg_token"] = "embeddings.register_tokens"
     if "head_dist.weight" not in state:
         outside["head"] = "classifier"
     tensors: State = {}
     for name, tensor in state.items():
         match = re.match(r"blocks\.(\d+)\.(.+)$", name)
         if match:
-            tensors[f"{before}{naming.blocks}{match[1]}.{_translate(match[2], back)}"] = tensor
+            tensors[f"{before}{naming.blocks}{match[1]}.{translate(match[2], back)}"] = tensor
         else:
-            theirs = name if name.startswith("head.attention.") else _translate(name, outside) or name
+            theirs = name if name.startswith("head.attention.") else translate(name, outside) or name
             own = "" if theirs.startswith(("classifier.", "cls_classifier.", "distillation_", "visual_")) else prefix
             tensors[f"{own}{theirs}"] = tensor
     return tensors
 
 
-def _translate(name: str, table: dict[str, str]) -> str | None:
-    """Return the table's entry for a name, or for the name without ``.weight`` or ``.bias``."""
-    module, _, kind = name.rpartition(".")
-    return table.get(name) or (f"{table[module]}.{kind}" if module in table else None)
-
-
-def _updated(document: dict[str, Any], config: ViTConfig, classes: tuple[str, ...]) -> dict[str, Any]:
+def _updated(document: dict[str, Any], kind: str, config: ViTConfig, classes: tuple[str, ...]) -> dict[str, Any]:
     """Return the config.json that a model was read from, with what the user may have changed since."""
     vision = document.get("vision_config")
     changes: dict[str, Any] = {"image_size": plain_size(pair(config.image_size)), "num_channels": config.in_channels}
-    if config.mlp.activation != "silu" and "hidden_act" in (vision or document):
+    before = (vision or document).get("hidden_act", KINDS[kind].activation)
+    if ACTIVATIONS[before] != config.mlp.activation:
         changes["hidden_act"] = _BACK[config.mlp.activation]
     if isinstance(vision, dict):
         document["vision_config"] = {**vision, **changes}
@@ -161,6 +160,7 @@ def _unsupported(c: ViTConfig, kind: str, kept: State) -> dict[str, bool]:
     uncommon = beyond_the_paper(c)
     if dino:  # DINOv2 giant has a gated one
         uncommon.pop(f"mlp {c.mlp.kind}")
+        uncommon["a gated MLP with another activation than silu"] = c.mlp.kind == "gated" and c.mlp.activation != "silu"
     return {
         **uncommon,
         f"stem {c.stem.kind}": not c.stem.has_patch_kernel,

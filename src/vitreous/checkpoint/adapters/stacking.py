@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from vitreous.checkpoint.adapters.common import State
 
-__all__ = ["cut", "join", "prefixes", "renamed"]
+__all__ = ["cut", "join", "kernel_of_rows", "prefixes", "renamed", "rows_of_kernel"]
 
 
 def prefixes(state: State) -> list[str]:
@@ -36,12 +38,28 @@ def cut(state: State, whole: str, parts: Sequence[str]) -> None:
         state |= dict(zip(parts, state.pop(whole).chunk(len(parts)), strict=True))
 
 
-def renamed(state: State, table: Mapping[str, str] | Iterable[tuple[str, str]]) -> State:
+def kernel_of_rows(rows: Tensor, channels: int = 3) -> Tensor:
+    """Return a kernel (D, C, p, p) from rows of flattened patches, pixel by pixel, (D, p p C).
+
+    Raises:
+        ValueError: If the rows are not those of square patches.
+    """
+    side = math.isqrt(rows.shape[1] // channels)
+    if side * side * channels != rows.shape[1]:
+        raise ValueError(f"rows of {rows.shape[1]} values are no square patches of {channels} channels")
+    return rows.unflatten(1, (side, side, channels)).permute(0, 3, 1, 2)
+
+
+def rows_of_kernel(kernel: Tensor) -> Tensor:
+    """Undo :func:`kernel_of_rows`."""
+    return kernel.permute(0, 2, 3, 1).flatten(1)
+
+
+def renamed(state: State, table: Mapping[str, str]) -> State:
     """Return the state with names replaced; the table maps the end of a name, from a dot on, to another end."""
-    pairs = list(table.items() if isinstance(table, Mapping) else table)
     result: State = {}
     for name, tensor in state.items():
-        for old, new in pairs:
+        for old, new in table.items():
             if name == old or name.endswith(f".{old}"):
                 name = name.removesuffix(old) + new  # noqa: PLW2901
                 break

@@ -208,7 +208,7 @@ def write(model: OutgoingModel) -> ForeignCheckpoint:
         if _needs_entry(model):  # which then has all but these
             unsupported = {feature: used for feature, used in unsupported.items() if "--drop" in feature}
         model.raise_if_unsupported("timm", unsupported)
-    forms = {name: layout.get(name) for name in FORMS} if known else _forms(config)
+    forms = {name: layout.get(name) for name in FORMS} if known else {}
     tensors = from_ours(model.state, forms, kept.pop("distilled_bias", None), config.grid)
     back = {ours: theirs for theirs, ours in _RENAMED.items()} if dinov2 else {}
     tensors = {back.get(name, name): tensor for name, tensor in tensors.items()}
@@ -216,11 +216,6 @@ def write(model: OutgoingModel) -> ForeignCheckpoint:
         tensors = {name.replace(f"{_BARE_STEM}stem.", _BARE_STEM): tensor for name, tensor in tensors.items()}
     tensors |= kept
     return ForeignCheckpoint(tensors, {"config.json": _document(model)})
-
-
-def _forms(config: ViTConfig) -> dict[str, Any]:
-    """Return how timm's VisionTransformer stores a model that no file of timm's was read from."""
-    return {"parallel": config.block.kind == "parallel", "distilled": config.pool.kind == "prefix"}
 
 
 def _is_bare(config: ViTConfig) -> bool:

@@ -7,14 +7,14 @@ distilled DeiT has two heads, whose mean is one head on both tokens. A layout re
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from vitreous.checkpoint.adapters.common import State
-from vitreous.checkpoint.adapters.stacking import cut, join, prefixes, renamed
+from vitreous.checkpoint.adapters.stacking import cut, join, kernel_of_rows, prefixes, renamed, rows_of_kernel
+from vitreous.errors import CheckpointError
 
 __all__ = ["FORMS", "cut_heads", "from_ours", "join_heads", "to_ours"]
 
@@ -93,15 +93,14 @@ def _read_embeds(state: State) -> None:
         state[f"patch_embed.{ours}" if ours.startswith("proj.") else ours] = state.pop(name)
     kernel = state["patch_embed.proj.weight"]
     if kernel.ndim == 2:  # rows of flattened patches, pixel by pixel
-        side = math.isqrt(kernel.shape[1] // 3)
-        state["patch_embed.proj.weight"] = kernel.unflatten(1, (side, side, -1)).permute(0, 3, 1, 2)
+        state["patch_embed.proj.weight"] = kernel_of_rows(kernel)
     if "pos_embed" in state and state["pos_embed"].ndim == 4:
         state["pos_embed"] = state["pos_embed"].flatten(1, 2)
 
 
 def _write_embeds(state: State, grid: tuple[int, int]) -> None:
     """Undo :func:`_read_embeds`."""
-    state["embeds.proj.weight"] = state.pop("patch_embed.proj.weight").permute(0, 2, 3, 1).flatten(1)
+    state["embeds.proj.weight"] = rows_of_kernel(state.pop("patch_embed.proj.weight"))
     for name in ("patch_embed.proj.bias", "cls_token", "reg_token", "pos_embed"):
         if name in state:
             state[f"embeds.{name.removeprefix('patch_embed.')}"] = state.pop(name)
@@ -168,7 +167,13 @@ def from_ours(ours: State, forms: Mapping[str, object], biases: Tensor | None, g
 
 
 def cut_heads(state: State, biases: Tensor | None) -> None:
-    """Undo :func:`join_heads` in place. Without the biases, or if the head's has changed, both heads have that."""
+    """Undo :func:`join_heads` in place. Without the biases, or if the head's has changed, both heads have that.
+
+    Raises:
+        CheckpointError: If the model's head was left out.
+    """
+    if "head.weight" not in state:
+        raise CheckpointError("a distilled model has two heads in its family's files: keep them, or write a model file")
     if biases is None or not torch.equal(biases.mean(0), state["head.bias"]):
         biases = torch.stack([state["head.bias"]] * 2)
     weights = (state["head.weight"] * 2).chunk(2, 1)
