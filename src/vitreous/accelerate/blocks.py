@@ -102,7 +102,10 @@ class FastAttention(Attention):
         bias = self.position.bias(self, q, context)
         if bias is not None:
             bias = bias[:, :, :queries]
-        out = attend(q[:, :, :queries], k, v, bias, self.dropout if self.training else 0.0)  # (B, heads, T, d)
+        if record is not None and record.explicit:
+            out = record.attend(q, k, v, bias)  # (B, heads, T, d)
+        else:
+            out = attend(q[:, :, :queries], k, v, bias, self.dropout if self.training else 0.0)  # (B, heads, T, d)
         if record is not None:
             record.keep(q, k, v, bias, out)
         return cast(Tensor, self.proj_drop(self.proj(self.norm(out.transpose(1, 2).flatten(2)))))  # (B, T, D)

@@ -1,7 +1,8 @@
 """Intermediate values of one forward pass: tokens, queries, keys, values and attention of given layers.
 
-Fused attention stays on. Its weights do not exist in the pass, so they are computed once more from the queries and keys
-of the requested layers; everything else is what the pass computed.
+Fused attention stays on, except in requested layers whose weights are asked for: those compute attention as explicit
+products, once, from their queries and keys, since the weights do not exist in the fused kernel. Where a part does not
+(axial attention, pooling), the weights are computed afterwards. Everything is what the pass computed.
 
 Shapes: B batch, C channels, H heads, (h, w) patches down and across, P prefix tokens ([CLS] and registers),
 T = P + h w tokens, M queries (T in a block, 1 in pooling), D width, d channels of a head, F features, K classes.
@@ -121,7 +122,7 @@ def intermediates(
             "call model.eval() first"
         )
     numbers = _layer_numbers(layers, config.depth)
-    records, of_pool = {number: Record() for number in numbers}, Record()
+    records, of_pool = {number: Record(explicit=attention) for number in numbers}, Record()
     tokens = model(images, "tokens", records)
     pooled = model.pool(tokens, of_pool) if config.pool.attends else model.pool(tokens)
     features = model.pre_logits(model.fc_norm(pooled))
@@ -161,7 +162,7 @@ def _layer(number: int, record: Record, attention: bool) -> LayerValues:
 def _attention(record: Record, attention: bool) -> dict[str, Any]:
     """Return the fields of :class:`AttentionValues`."""
     q, k, bias = cast(Tensor, record.queries), cast(Tensor, record.keys), record.bias
-    weights = attention_weights(q, k, bias) if attention else None
+    weights = attention_weights(q, k, bias) if attention and record.weights is None else record.weights
     return {
         "queries": q,
         "keys": k,

@@ -1,4 +1,4 @@
-"""What a block leaves behind for a reader of one pass; nothing is computed a second time except attention weights.
+"""What a block leaves behind for a reader of one pass.
 
 Shapes: B batch, H heads, T tokens (prefix and patches), M queries (T in a block, 1 in pooling), D width, d channels of
 a head.
@@ -22,6 +22,8 @@ class Record:
     They are the tensors that the pass itself computes with, so gradients with respect to them exist.
 
     Attributes:
+        explicit: Whether the block's attention is computed as equations 6 and 7 stand, with all weights, in place of the
+            fused kernel, in which weights do not exist. Computing them beside the fused kernel costs twice as much.
         before: Tokens that the block reads, (B, T, D), with any position that is added before it.
         after: Tokens after the block, (B, T, D).
         queries: As attention uses them, after their norm and rotation, (B, H, M, d).
@@ -30,8 +32,10 @@ class Record:
         bias: What the position embedding adds to the scaled scores, broadcastable to (B, H, M, T), or None; minus
             infinity where a token cannot attend to another.
         mixed: The weighted mean of the values, before heads are joined and projected, (B, H, M, d).
+        weights: What :meth:`attend` computed, (B, H, M, T).
     """
 
+    explicit: bool = False
     before: Tensor | None = None
     after: Tensor | None = None
     queries: Tensor | None = None
@@ -39,10 +43,16 @@ class Record:
     values: Tensor | None = None
     bias: Tensor | None = None
     mixed: Tensor | None = None
+    weights: Tensor | None = None
 
     def keep(self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, mixed: Tensor) -> None:
         """Keep what attention computed."""
         self.queries, self.keys, self.values, self.bias, self.mixed = queries, keys, values, bias, mixed
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the weighted mean of the values, (B, H, M, d), and keep the weights (equations 6 and 7)."""
+        self.weights = attention_weights(queries, keys, bias)
+        return self.weights.to(values.dtype) @ values
 
 
 def attention_weights(queries: Tensor, keys: Tensor, bias: Tensor | None = None) -> Tensor:

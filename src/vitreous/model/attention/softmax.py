@@ -101,7 +101,10 @@ class Attention(nn.Module):
         rotate = self.position.rotate
         q, k = rotate(self, self.q_norm(q), context), rotate(self, self.k_norm(k), context)
         bias = self.position.bias(self, q, context)  # (B, H, T, T), or None
-        out = F.scaled_dot_product_attention(q, k, v, bias, self.dropout if self.training else 0.0)  # (B, H, T, d)
+        if record is not None and record.explicit:
+            out = record.attend(q, k, v, bias)  # (B, H, T, d)
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, bias, self.dropout if self.training else 0.0)  # (B, H, T, d)
         if record is not None:
             record.keep(q, k, v, bias, out)
         return self.proj_drop(self.proj(self.norm(out.transpose(1, 2).flatten(2))))  # (B, T, D)
