@@ -22,7 +22,7 @@ class Record:
     They are the tensors that the pass itself computes with, so gradients with respect to them exist.
 
     Attributes:
-        explicit: Whether the block's attention is computed as equations 6 and 7 stand, with all weights, in place of the
+        explicit: Whether the block computes attention as equations 6 and 7 stand, with all weights, instead of by the
             fused kernel, in which weights do not exist. Computing them beside the fused kernel costs twice as much.
         before: Tokens that the block reads, (B, T, D), with any position that is added before it.
         after: Tokens after the block, (B, T, D).
