@@ -36,7 +36,7 @@ def test_a_key_is_shown_once(vitreous, tmp_path):
     assert run.returncode == 0
     key = run.stdout.strip()
     assert (tmp_path / "keys.txt").stat().st_mode & 0o077 == 0
-    from vitreous.serve.keys import KeyFile
+    from vitreous.serve.http.keys import KeyFile
 
     assert KeyFile(tmp_path / "keys.txt").owner(key) == "bob"
     assert KeyFile(tmp_path / "keys.txt").owner(key[:-1]) is None
@@ -47,7 +47,7 @@ def test_the_process_of_http_imports_no_torch(model_file):
     code = (
         "import sys, vitreous.client, vitreous.cli.verbs.serve\n"
         "from vitreous.serve.settings import Settings, parse_models\n"
-        "from vitreous.serve.service import Service\nfrom vitreous.serve.app import create_app\n"
+        "from vitreous.serve.http.service import Service\nfrom vitreous.serve.http.app import create_app\n"
         f"create_app(Service(Settings(parse_models([{str(model_file)!r}], {{}}))))\n"
         "sys.exit(' '.join(sorted({'torch', 'scipy', 'matplotlib'} & sys.modules.keys())) or 0)"
     )

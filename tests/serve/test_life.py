@@ -157,7 +157,7 @@ def test_a_killed_engine_is_replaced_and_no_request_hangs(small, images, local):
 
 def test_two_models_keys_and_a_changed_file(launch, model_path, images, tmp_path):
     """One service for what needs no other: names, keys, and a reload without a failed request."""
-    from vitreous.serve.keys import new_key
+    from vitreous.serve.http.keys import new_key
 
     changing, keys = tmp_path / "changing.safetensors", tmp_path / "keys.txt"
     shutil.copyfile(model_path, changing)

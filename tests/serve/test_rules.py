@@ -9,9 +9,9 @@ import pytest
 
 from vitreous.client import Client
 from vitreous.errors import UsageError
-from vitreous.serve.admission import Admission
-from vitreous.serve.engine_process import Pace
-from vitreous.serve.keys import KeyFile, new_key
+from vitreous.serve.engine.admission import Admission
+from vitreous.serve.engine.engine_process import Pace
+from vitreous.serve.http.keys import KeyFile, new_key
 from vitreous.serve.metrics import Metrics
 from vitreous.serve.settings import parse_models
 

@@ -6,11 +6,8 @@ and answers. An engine process per model decodes images and computes; it may cra
 Read in this order:
 
 - `settings.py`: the options and limits. `run.py`: the order of events in a service's life.
-- `app.py`, `routes.py`, `schemas.py`: what the service answers. `bodies.py`: from a request to the bytes of images.
-  `problems.py`: errors. `border.py`: what every request passes: identity, keys, headers, log.
-- `connections.py`: the bounds on sockets. `keys.py`: API keys. `metrics.py`: for Prometheus. `page.py`: the page.
-- `served_model.py`: a model's queue, its engine process, restarts and reloads. `admission.py`: when it says no.
-- `engine_process.py`: the parent's side of an engine process, `wire.py` the frames, `worker.py` the process itself:
-  `batcher.py` forms batches, `computing.py` computes them.
+- `http/`: the HTTP process, from a request to the bytes of images, and to the answer.
+- `engine/`: a model's queue and its engine process, on both sides.
+- `problems.py`: errors as a client sees them. `metrics.py`: for Prometheus.
 - `folder_watch.py`: predictions of the files that arrive in a folder.
 """

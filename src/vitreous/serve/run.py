@@ -19,7 +19,7 @@ from vitreous.errors import CheckpointError, MissingExtraError, UsageError, Vitr
 from vitreous.serve.settings import Settings
 
 if TYPE_CHECKING:
-    from vitreous.serve.service import Service
+    from vitreous.serve.http.service import Service
 
 __all__ = ["bind", "serve"]
 
@@ -67,7 +67,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def _run(settings: Settings, listener: socket.socket, announce: Callable[[str], None]) -> None:
-    from vitreous.serve.service import Service
+    from vitreous.serve.http.service import Service
 
     service = Service(settings)
     await service.start()  # first: the engines load while the rest is imported
@@ -82,9 +82,9 @@ async def _listen(
 ) -> None:
     import uvicorn
 
-    from vitreous.serve.app import create_app
-    from vitreous.serve.connections import Connections, guarded_protocol, raise_descriptor_limit
-    from vitreous.serve.engine_process import EngineFailed
+    from vitreous.serve.engine.engine_process import EngineFailed
+    from vitreous.serve.http.app import create_app
+    from vitreous.serve.http.connections import Connections, guarded_protocol, raise_descriptor_limit
 
     limits = settings.limits
     connections = Connections(limits, raise_descriptor_limit(limits.connections))

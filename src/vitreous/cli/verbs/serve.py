@@ -116,7 +116,7 @@ def _settings(options: Namespace) -> Settings:
 
 
 def _make_key(options: Namespace) -> int:
-    from vitreous.serve.keys import new_key
+    from vitreous.serve.http.keys import new_key
 
     if options.api_keys is None:
         raise UsageError("--new-key needs a file: add --api-keys FILE, the same as for the service")

@@ -12,12 +12,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from vitreous import __version__
-from vitreous.serve.border import Border
-from vitreous.serve.page import POLICY, page_files
+from vitreous.serve.http.border import Border
+from vitreous.serve.http.page import POLICY, page_files
+from vitreous.serve.http.routes import router
+from vitreous.serve.http.schemas import ProblemDocument
+from vitreous.serve.http.service import Service
 from vitreous.serve.problems import Problem, problem_response
-from vitreous.serve.routes import router
-from vitreous.serve.schemas import ProblemDocument
-from vitreous.serve.service import Service
 
 __all__ = ["create_app"]
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from vitreous.errors import VitreousError, first_line
-from vitreous.serve.computing import Computing, Refused
-from vitreous.serve.wire import pack, receive
+from vitreous.serve.engine.computing import Computing, Refused
+from vitreous.serve.engine.wire import pack, receive
 
 __all__ = ["Batcher"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vitreous.serve.engine.wire import Frame, pack, read_frame
 from vitreous.serve.settings import ModelSource
-from vitreous.serve.wire import Frame, pack, read_frame
 
 __all__ = ["EngineFailed", "EngineProcess", "Job", "Pace"]
 
@@ -87,12 +87,12 @@ class EngineProcess:
         Raises:
             EngineFailed: If the system starts no process.
         """
-        folder = os.fspath(Path(__file__).parents[2])
+        folder = os.fspath(Path(__file__).parents[3])
         path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
         try:
             self._process = await asyncio.create_subprocess_exec(
                 # -P: a file in the current folder must not shadow a module.
-                *(sys.executable, "-P", "-m", "vitreous.serve.worker"),
+                *(sys.executable, "-P", "-m", "vitreous.serve.engine.worker"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=os.environ | {"PYTHONPATH": path},

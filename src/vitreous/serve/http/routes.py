@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from vitreous.serve.bodies import Upload, check_image, read_uploads
-from vitreous.serve.engine_process import Job
+from vitreous.serve.engine.engine_process import Job
+from vitreous.serve.engine.served_model import ServedModel
+from vitreous.serve.engine.wire import Frame
+from vitreous.serve.http.bodies import Upload, check_image, read_uploads
+from vitreous.serve.http.schemas import Embeddings, Health, ModelDocument, Predictions, image_body, problems
+from vitreous.serve.http.service import Service
 from vitreous.serve.metrics import CONTENT_TYPE
 from vitreous.serve.problems import Problem
-from vitreous.serve.schemas import Embeddings, Health, ModelDocument, Predictions, image_body, problems
-from vitreous.serve.served_model import ServedModel
-from vitreous.serve.service import Service
-from vitreous.serve.wire import Frame
 
 __all__ = [
     "METHODS",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 
-from vitreous.serve.engine_process import Pace
+from vitreous.serve.engine.engine_process import Pace
 
 __all__ = ["Admission"]
 

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 from vitreous.errors import did_you_mean
-from vitreous.serve.bodies import BodyBudget
-from vitreous.serve.keys import KeyFile
+from vitreous.serve.engine.served_model import ServedModel
+from vitreous.serve.http.bodies import BodyBudget
+from vitreous.serve.http.keys import KeyFile
 from vitreous.serve.metrics import Metrics
 from vitreous.serve.problems import Problem
-from vitreous.serve.served_model import ServedModel
 from vitreous.serve.settings import Settings
 
 __all__ = ["Service"]

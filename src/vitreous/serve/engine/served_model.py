@@ -17,12 +17,12 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from vitreous.serve.admission import Admission
-from vitreous.serve.engine_process import EngineFailed, EngineProcess, Job, Pace
+from vitreous.serve.engine.admission import Admission
+from vitreous.serve.engine.engine_process import EngineFailed, EngineProcess, Job, Pace
+from vitreous.serve.engine.wire import Frame
 from vitreous.serve.metrics import Metrics
 from vitreous.serve.problems import Problem
 from vitreous.serve.settings import Limits, ModelSource
-from vitreous.serve.wire import Frame
 
 __all__ = ["ServedModel"]
 

@@ -1,7 +1,7 @@
 """The engine process: loads one model, says what it is, and answers until its input ends.
 
-Started by :mod:`vitreous.serve.engine_process`. The first frame on standard input says which model to load. The first
-answer is ``ready`` with a description of the model, or ``failed`` with the reason.
+Started by :mod:`vitreous.serve.engine.engine_process`. The first frame on standard input says which model to load. The
+first answer is ``ready`` with a description of the model, or ``failed`` with the reason.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import threading
 from typing import Any
 
-from vitreous.serve.wire import pack, receive
+from vitreous.serve.engine.wire import pack, receive
 
 __all__ = ["main"]
 
@@ -38,7 +38,7 @@ def main() -> None:
     except Exception as error:
         send(pack({"event": "failed", "reason": _reason(error), "code": getattr(error, "exit_code", 1)}))
         return
-    from vitreous.serve.batcher import Batcher
+    from vitreous.serve.engine.batcher import Batcher
 
     batcher = Batcher(computing, send, config["batch"])
     pace = {"one": computing.seconds, "per_image": batcher.seconds_per_image, "largest": batcher.largest}
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _open(config: dict[str, Any], send: Any) -> Any:
-    from vitreous.serve.computing import Computing  # imports torch
+    from vitreous.serve.engine.computing import Computing  # imports torch
 
     def tell(line: str) -> None:
         send(pack({"event": "note", "text": line}))

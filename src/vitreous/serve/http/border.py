@@ -17,8 +17,8 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vitreous.serve.http.service import Service
 from vitreous.serve.problems import Problem
-from vitreous.serve.service import Service
 
 __all__ = ["Border"]
 
