@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from vitreous.errors import DataError
 from vitreous.files.html import html_bars
 
-__all__ = ["Embedding", "Failure", "Prediction"]
+__all__ = ["Embedding", "Failure", "Prediction", "input_name", "raise_failures"]
+
+_MAX_NAMED = 5  # unreadable images that an error names
 
 
 @dataclass(frozen=True)
@@ -54,3 +60,22 @@ class Failure:
 
     name: str
     reason: str
+
+
+def input_name(item: Any, position: int) -> str:
+    """Return an image's path, or its position such as ``#0`` if it has none."""
+    if isinstance(item, str | os.PathLike):
+        return os.fspath(item) or f"#{position}"
+    name = getattr(item, "filename", None) or (getattr(item, "name", None) if hasattr(item, "read") else None)
+    return name if isinstance(name, str) else f"#{position}"
+
+
+def raise_failures(results: Iterable[Any], is_single: bool = False) -> None:
+    """Raise one DataError for all results that are a :class:`Failure`."""
+    results = list(results)
+    failures = [each for each in results if isinstance(each, Failure)]
+    if failures:
+        count = "" if is_single else f"{len(failures)} of {len(results)} images cannot be read: "
+        named = "; ".join(f"{each.name}: {each.reason}" for each in failures[:_MAX_NAMED])
+        rest = f"; and {len(failures) - _MAX_NAMED} more" if len(failures) > _MAX_NAMED else ""
+        raise DataError(f"{count}{named}{rest}")

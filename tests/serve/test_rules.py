@@ -8,7 +8,8 @@ import time
 import pytest
 
 from vitreous.client import Client
-from vitreous.errors import UsageError
+from vitreous.client.images import to_bytes
+from vitreous.errors import DataError, UsageError
 from vitreous.serve.engine.admission import Admission
 from vitreous.serve.engine.engine_process import Pace
 from vitreous.serve.http.keys import KeyFile, new_key
@@ -123,3 +124,9 @@ def test_drift_is_the_confidence_less_what_the_file_expects():
     assert float(text.split('vitreous_confidence_expected{model="n"} ')[1].split()[0]) == pytest.approx(0.9)
     assert float(text.split('vitreous_confidence_drift{model="n"} ')[1].split()[0]) == pytest.approx(-0.15)
     assert 'vitreous_predictions_total{label="(all)",model="n"} 1500.0' in text
+
+
+def test_the_client_does_not_wait_for_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="pipe"):
+        to_bytes(tmp_path / "pipe")

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from vitreous.errors import DataError
-from vitreous.predictions import Failure
+from vitreous.files.opening import read_regular
+from vitreous.predictions import Failure, input_name, raise_failures
 
 __all__ = ["chunks", "one_or_all", "to_bytes"]
 
@@ -39,8 +40,7 @@ def _read(path: str) -> bytes:
 
     refuse_url(path)
     try:
-        with open(path, "rb") as file:
-            content = file.read(_MAX_BYTES + 1)
+        content = read_regular(path, _MAX_BYTES)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
@@ -70,19 +70,12 @@ def _encode(item: Any) -> bytes:
     return memory.getvalue()
 
 
-def _name(item: Any, position: int) -> str:
-    if isinstance(item, str | os.PathLike):
-        return os.fspath(item) or f"#{position}"
-    name = getattr(item, "filename", None) or (getattr(item, "name", None) if hasattr(item, "read") else None)
-    return name if isinstance(name, str) else f"#{position}"
-
-
 def chunks(items: Iterable[Any], most: int) -> Iterator[list[tuple[str, bytes | Failure]]]:
     """Yield names and contents of up to ``most`` images that are small enough together."""
     chunk: list[tuple[str, bytes | Failure]] = []
     size = 0
     for position, item in enumerate(_split(items)[1]):
-        name = _name(item, position)
+        name = input_name(item, position)
         try:
             content: bytes | Failure = to_bytes(item)
         except DataError as error:
@@ -113,8 +106,5 @@ def one_or_all(x: Any, stream: Callable[[Iterable[Any]], Iterator[Any]]) -> Any:
     """Return the result for a single image, or a list for several; raise one error for all failures."""
     is_single, items = _split(x)
     results = list(stream(items))
-    failures = [each for each in results if isinstance(each, Failure)]
-    if failures:
-        count = "" if is_single else f"{len(failures)} of {len(results)} images cannot be read: "
-        raise DataError(count + "; ".join(f"{each.name}: {each.reason}" for each in failures[:5]))
+    raise_failures(results, is_single)
     return results[0] if is_single else results

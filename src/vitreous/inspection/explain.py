@@ -13,7 +13,7 @@ import torch
 
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.checkpoint.opening import open_checkpoint
-from vitreous.data.images.inputs import ImageInput, input_name, to_source
+from vitreous.data.images.inputs import ImageInput, to_source
 from vitreous.data.images.reading import read_image
 from vitreous.errors import ConfigError, UsageError, did_you_mean
 from vitreous.files.text import visible
@@ -22,6 +22,7 @@ from vitreous.inspection.maps import MAPS
 from vitreous.inspection.maps.base import MapMethod, method_options
 from vitreous.model.part import choose
 from vitreous.model.vit import VisionTransformer
+from vitreous.predictions import input_name
 
 __all__ = ["Explainable", "ModelInMemory", "explain", "map_method"]
 

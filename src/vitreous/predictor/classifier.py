@@ -20,7 +20,7 @@ from torch import Tensor
 from vitreous.accelerate.model import accelerate
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.data.batches.read_ahead import map_ahead
-from vitreous.data.images.inputs import ImageInput, input_name, split_inputs, strip_name, to_source
+from vitreous.data.images.inputs import ImageInput, split_inputs, strip_name, to_source
 from vitreous.data.images.reading import read_image
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.engines.base import Engine
@@ -31,13 +31,11 @@ from vitreous.evaluate.thresholds import is_unsure
 from vitreous.files.html import html_table
 from vitreous.machine.device import resolve_device
 from vitreous.model.vit import VisionTransformer
-from vitreous.predictions import Embedding, Failure, Prediction
+from vitreous.predictions import Embedding, Failure, Prediction, input_name, raise_failures
 
 __all__ = ["Classifier"]
 
 Floats = npt.NDArray[np.float32]
-
-_MAX_NAMED = 5  # unreadable images that an error names
 
 
 class Classifier:
@@ -266,12 +264,7 @@ def _one_or_all(x: Any, stream: Callable[[Iterable[ImageInput]], Iterator[Any]])
     """Return the result for a single image, or a list for several; raise one error for all failures."""
     is_single, items = split_inputs(x)
     results = list(stream(items))
-    failures = [each for each in results if isinstance(each, Failure)]
-    if failures:
-        count = "" if is_single else f"{len(failures)} of {len(results)} images cannot be read: "
-        named = "; ".join(f"{each.name}: {each.reason}" for each in failures[:_MAX_NAMED])
-        rest = f"; and {len(failures) - _MAX_NAMED} more" if len(failures) > _MAX_NAMED else ""
-        raise DataError(f"{count}{named}{rest}")
+    raise_failures(results, is_single)
     return results[0] if is_single else results
 
 

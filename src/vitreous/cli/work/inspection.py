@@ -20,7 +20,7 @@ from vitreous.cli.work.likeness import add_likeness
 from vitreous.cli.work.map_comparison import FEWEST, affordable, compare, compared_methods, seconds_per_image
 from vitreous.cli.work.register_comparison import add_register_maps, compare_registers
 from vitreous.cli.work.scoring import unreadable_note
-from vitreous.data.images.inputs import ImageInput, input_name, strip_name, to_source
+from vitreous.data.images.inputs import ImageInput, strip_name, to_source
 from vitreous.data.images.reading import read_image
 from vitreous.data.sources.listing import pluralize
 from vitreous.errors import ConfigError, DataError, UsageError
@@ -32,6 +32,7 @@ from vitreous.inspection.maps.base import MapMethod
 from vitreous.inspection.norms import token_norms
 from vitreous.inspection.positions import position_scores, position_similarity
 from vitreous.inspection.similarity import layer_similarity
+from vitreous.predictions import input_name
 from vitreous.predictor import Classifier
 from vitreous.report.inspection.attention import head_maps, store
 from vitreous.report.inspection.model import FEWEST_SCORED

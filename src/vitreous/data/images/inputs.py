@@ -20,7 +20,7 @@ from vitreous.data.sources.urls import refuse_url
 from vitreous.errors import DataError
 from vitreous.files.text import printable
 
-__all__ = ["ImageInput", "input_name", "split_inputs", "strip_name", "to_source"]
+__all__ = ["ImageInput", "split_inputs", "strip_name", "to_source"]
 
 ImageInput = (
     str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Image.Image | npt.NDArray[Any] | Tensor
@@ -63,14 +63,6 @@ def to_source(item: Any) -> ImageSource:
     elif not isinstance(item, bytes | Image.Image | np.ndarray) and not hasattr(item, "read"):
         raise DataError(f"{_describe(item)} is not an image: pass {_EXPECTED}")
     return item
-
-
-def input_name(item: Any, position: int) -> str:
-    """Return an image's path, or its position such as ``#0`` if it has none."""
-    if isinstance(item, str | os.PathLike):
-        return os.fspath(item) or f"#{position}"
-    name = getattr(item, "filename", None) or (getattr(item, "name", None) if hasattr(item, "read") else None)
-    return name if isinstance(name, str) else f"#{position}"
 
 
 def strip_name(error: DataError, name: str) -> str:
