@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
+from vitreous.data.placement import cover_size
 from vitreous.data.preprocess import EvalPipeline
 
 __all__ = ["example", "reader"]
@@ -116,9 +117,8 @@ def _reading(pipeline: EvalPipeline, resize: str) -> str:
 
 def _fit(pipeline: EvalPipeline) -> str:
     """Return a function that resizes as Pillow does."""
-    config, (height, width) = pipeline.config, pipeline.size
-    if config.fit == "crop":
-        height, width = (int(side / config.crop_ratio) for side in (height, width))
+    config = pipeline.config
+    height, width = cover_size(pipeline.size, config) if config.fit == "crop" else pipeline.size
     sides = {
         "crop": f"max({width}, w * {height} // h), max({height}, h * {width} // w)",
         "squash": f"{width}, {height}",

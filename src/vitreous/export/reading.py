@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitreous.checkpoint.model_file import ModelInfo
+from vitreous.data.placement import cover_size
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, VitreousError, first_line
 from vitreous.export.description import Described, parse
@@ -104,7 +105,7 @@ def placed(pipeline: EvalPipeline, pixels: npt.NDArray[np.uint8]) -> npt.NDArray
     """
     if pipeline.config.fit != "crop" or pipeline.config.crop_ratio == 1:
         return pixels
-    height, width = (int(side / pipeline.config.crop_ratio) for side in pipeline.size)
+    height, width = cover_size(pipeline.size, pipeline.config)
     at = pipeline.placement(height, width)
     canvas = np.zeros((len(pixels), height, width, pixels.shape[3]), np.uint8)
     canvas[:, -at.top : -at.top + pixels.shape[1], -at.left : -at.left + pixels.shape[2]] = pixels
