@@ -1,7 +1,7 @@
 """The formats that a model can be exported to. A new one is a module and a line here.
 
-A module has ``write``, ``Runner``, ``PACKAGES`` that both need, and ``EXTRA``, the optional dependency that installs
-them; :mod:`onnx_file` documents them.
+A module has ``write``, ``Runner``, ``PACKAGES`` that both need, ``EXTRA``, the optional dependency that installs them,
+``ENGINE``, ``RESIZES``, and with a native resize ``NATIVE_FILTERS``; :mod:`onnx_file` documents them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from types import ModuleType
 
 from vitreous.errors import MissingExtraError
 from vitreous.export import onnx_file, openvino_file, torch_file
+from vitreous.files.exported import EXPORTED
 
 __all__ = ["FORMS", "SUFFIXES", "require"]
 
@@ -20,7 +21,7 @@ FORMS: dict[str, ModuleType] = {
     "torch": torch_file,
 }
 
-SUFFIXES = {".onnx": "onnx", ".xml": "openvino", ".pt2": "torch"}
+SUFFIXES = {suffix: form for form, suffix in EXPORTED.items()}
 """Format of an exported file by the ending of its name."""
 
 

@@ -21,15 +21,12 @@ from vitreous.export.formats import FORMS, SUFFIXES, require
 
 __all__ = ["ExportedFile", "is_exported", "open_exported", "placed"]
 
-ENGINES = {"onnx": "onnxruntime", "openvino": "openvino", "torch": "torch"}
-"""The runtime of each format."""
-
 
 class ExportedFile:
     """An exported file, ready to run; :attr:`info` has classes, pipeline, temperature and thresholds."""
 
     def __init__(self, file: Path, form: str, runner: Any, described: Described) -> None:
-        self.file, self.engine = file, ENGINES[form]
+        self.file, self.engine = file, FORMS[form].ENGINE
         self.info: ModelInfo = described.info
         self.precision = described.precision
         self._runner = runner

@@ -26,7 +26,6 @@ __all__ = ["Check", "Export", "Options", "Quantiser", "WritePrecision", "check_o
 
 WritePrecision = Literal["float32", "fp16", "bf16"]
 Resizing = Literal["exact", "native"]
-NATIVE_FILTERS = ("bilinear", "bicubic")  # that runtimes have as operators
 _DTYPES = {"float32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -146,7 +145,7 @@ def _resize(form: str, info: ModelInfo, wanted: str | None) -> str:
     kind = wanted or kinds[0]
     if kind not in kinds:
         raise ConfigError(f"resize is '{kind}', --to {form} has only {' and '.join(kinds)}")
-    if kind == "native" and info.pipeline.config.interpolation not in NATIVE_FILTERS:
+    if kind == "native" and info.pipeline.config.interpolation not in FORMS[form].NATIVE_FILTERS:
         raise ConfigError(
             f"--to {form} has no operator for the {info.pipeline.config.interpolation} filter of this model's resize: "
             "use --to onnx --resize exact, or --to torch"

@@ -19,11 +19,12 @@ from vitreous.export.graph.torch_resize import Resize
 from vitreous.export.graph.tracing import EXAMPLES, quiet, trace
 from vitreous.export.untrusted_program import checked_archive
 
-__all__ = ["DESCRIPTION", "EXTRA", "PACKAGES", "RESIZES", "Runner", "traced", "write"]
+__all__ = ["DESCRIPTION", "ENGINE", "EXTRA", "PACKAGES", "RESIZES", "Runner", "traced", "write"]
 
 PACKAGES: tuple[str, ...] = ()
 EXTRA = ""
 RESIZES = ("exact",)
+ENGINE = "torch"
 DESCRIPTION = "vitreous.json"
 """Name of the description among the extra files of the archive."""
 

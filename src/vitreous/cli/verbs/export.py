@@ -15,12 +15,12 @@ from vitreous.cli.options.outputs import add_json_options, make_outputs, model_f
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate
 from vitreous.errors import UsageError
+from vitreous.files.exported import EXPORTED
 from vitreous.files.text import visible
 
 __all__ = ["run"]
 
 _Form = Literal["onnx", "openvino", "torch", "web"]
-_SUFFIX = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "web": "-web"}
 
 _DESCRIPTION = (
     "Write a model as one graph that runs without vitreous: from 8-bit images of any size, upright, (batch, height, "
@@ -163,4 +163,4 @@ def _default_name(model: str, form: str) -> str:
     stem = path.stem if is_file else path.name
     if is_file and stem in ("model", "pytorch_model"):
         stem = path.parent.name or stem
-    return f"{stem}{_SUFFIX[form]}"
+    return f"{stem}{EXPORTED.get(form, f'-{form}')}"
