@@ -39,6 +39,21 @@ def run(images):
     found = graph([images])
     return {{name: found[name] for name in words["outputs"].split(", ")}}
 """,
+    "torch --aot": """\
+import torch
+
+# The file contains machine code, which runs now.
+graph = torch._inductor.aoti_load_package({file})
+with zipfile.ZipFile({file}) as archive:
+    (name,) = [name for name in archive.namelist() if name.endswith("/extra/vitreous.json")]
+    words = json.loads(archive.read(name))
+
+
+def run(images):
+    with torch.inference_mode():
+        found = graph(torch.from_numpy(images))
+    return {{name: each.numpy() for name, each in zip(words["outputs"].split(", "), found)}}
+""",
     "torch": """\
 import torch
 
@@ -93,8 +108,9 @@ def example(form: str, file: str, pipeline: EvalPipeline, has_classes: bool, res
 
     If the graph's own resize is not exact, the program resizes by Pillow; the graph then finds nothing to resize.
     """
-    imports = "import json\nimport sys\n\nimport numpy\n"
     package, _, rest = _OPEN[form].format(file=json.dumps(file)).partition("\n")
+    archive = "import zipfile\n" if "zipfile." in rest else ""
+    imports = f"import json\nimport sys\n{archive}\nimport numpy\n"
     end = _CLASSES if has_classes else _FEATURES
     return f"{imports}{package}\nfrom PIL import Image, ImageOps\n{rest}{_reading(pipeline, resize)}{end}"
 

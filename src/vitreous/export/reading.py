@@ -16,8 +16,9 @@ from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.data.placement import cover_size
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, VitreousError, first_line
+from vitreous.export.aot_file import is_compiled
 from vitreous.export.description import Described, parse
-from vitreous.export.formats import FORMS, SUFFIXES, require
+from vitreous.export.formats import AOT, FORMS, SUFFIXES, require
 
 __all__ = ["ExportedFile", "is_exported", "open_exported", "placed"]
 
@@ -70,15 +71,18 @@ def is_exported(source: str | os.PathLike[str]) -> bool:
         return False
 
 
-def open_exported(source: str | os.PathLike[str]) -> ExportedFile:
-    """Open an exported file.
+def open_exported(source: str | os.PathLike[str], trust_code: bool = False) -> ExportedFile:
+    """Open an exported file; one with machine code only with `trust_code`, because opening it runs that code.
 
     Raises:
-        CheckpointError: If it does not load, or its metadata is missing or damaged.
+        CheckpointError: If it does not load, its metadata is missing or damaged, or it has machine code that is not
+            trusted.
         MissingExtraError: If the runtime is not installed.
     """
     file = Path(source).expanduser()
     form = SUFFIXES[file.suffix]
+    if trust_code and form == "torch" and is_compiled(file):
+        form = AOT  # otherwise the reader of torch files refuses code
     require(form, f"'{file}'")
     try:
         runner = FORMS[form].Runner(file)
