@@ -41,7 +41,17 @@ _CLI_ONLY = {
     "help": "use help(vitreous.train), or `vitreous train --help all` in a shell",
 }
 _LOADING_OPTIONS = frozenset(
-    ("device", "engine", "precision", "image_size", "resample", "merge_tokens", "tta", "ignore_thresholds")
+    (
+        "device",
+        "engine",
+        "precision",
+        "image_size",
+        "resample",
+        "merge_tokens",
+        "tta",
+        "ignore_thresholds",
+        "trust_code",
+    )
 )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +15,7 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.evaluate.abstention import AbstentionRule
 from vitreous.evaluate.conformal import ConformalSets
 from vitreous.evaluate.selective import SelectionScore
+from vitreous.export.description import describe
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
 
@@ -38,6 +37,7 @@ def model_and_info() -> tuple[VisionTransformer, ModelInfo]:
         CLASSES,
         EvalPipeline(SIZE, 3, PreprocessConfig(fit="squash", mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.25))),
         temperature=1.5,
+        provenance={"license": "CC-BY-4.0"},
         scores={"test": {"top1": 0.9}},
         abstention=AbstentionRule(SelectionScore("max_probability"), THRESHOLD, 0.95, 0.95, 0.5, 0.97),
         conformal=ConformalSets("lac", 0.9, (1 - HELD,), len(CLASSES)),
@@ -99,15 +99,4 @@ def write_graph(model: VisionTransformer, info: ModelInfo, file: Path) -> None:
 
 def words(info: ModelInfo) -> dict[str, str]:
     """Return the description that is stored in a graph."""
-    stored: dict[str, Any] = {
-        "classes": info.classes,
-        "pipeline": info.pipeline.to_dict(),
-        "scores": dict(info.scores),
-        "abstention": info.abstention.to_dict() if info.abstention else None,
-        "conformal": info.conformal.to_dict() if info.conformal else None,
-    }
-    return {
-        "producer": "vitreous",
-        "license": "CC-BY-4.0",
-        **{name: json.dumps(value) for name, value in stored.items()},
-    }
+    return describe(info, "onnx", "model.onnx", precision="float32", resize="native")

@@ -50,6 +50,13 @@ def model_of(**parts: Any) -> VisionTransformer:
     return model
 
 
+def test_a_graph_that_does_not_run_is_refused() -> None:
+    import onnx
+
+    with pytest.raises(OutputError, match="cannot be compared with PyTorch: "):
+        compare(onnx.ModelProto(), model_of(), INFO)
+
+
 @pytest.mark.parametrize(
     "parts",
     [

@@ -112,7 +112,7 @@ def test_failures_leave_nothing(small: SimpleNamespace, tmp_path: Path, monkeypa
     bare = onnx.load(small.graph)
     del bare.metadata_props[:]
     onnx.save_model(bare, tmp_path / "bare.onnx")
-    with pytest.raises(CheckpointError, match=r"bare.onnx' has no description: export it with vitreous"):
+    with pytest.raises(CheckpointError, match=r"bare.onnx' is not a file of `vitreous export`: its metadata lacks"):
         export_web(tmp_path / "bare.onnx", tmp_path / "site")
     with pytest.raises(CheckpointError, match=r"gone.onnx' cannot be read as ONNX"):
         export_web(tmp_path / "gone.onnx", tmp_path / "site")

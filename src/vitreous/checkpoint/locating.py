@@ -15,13 +15,13 @@ from vitreous.checkpoint.untrusted.container import read_header
 from vitreous.checkpoint.untrusted.documents import read_object
 from vitreous.checkpoint.untrusted.tensors import SUFFIXES, read_tensors
 from vitreous.errors import CheckpointError, did_you_mean
+from vitreous.files.exported import EXPORTED
 
 __all__ = ["Located", "locate", "read_foreign"]
 
 _IN_FOLDER = ("model.safetensors", "pytorch_model.safetensors", "pytorch_model.bin", "model.npz", "model.pth")
 _INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _DOCUMENTS = ("config.json", "preprocessor_config.json")
-_EXPORTED = (".onnx", ".xml", ".pt2")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def locate(source: str | os.PathLike[str]) -> Located:
     file = _find_weights(path, name) if path.is_dir() else path
     if not file.is_file():
         raise CheckpointError(f"'{name}' is not a regular file")
-    if file.suffix in _EXPORTED:
+    if file.suffix in EXPORTED.values():
         raise CheckpointError(
             f"'{name}' is an exported graph, which predict, evaluate and embed accept: this needs its weights. "
             "Give the model file that it was made from"

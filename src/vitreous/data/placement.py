@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from vitreous.data.config import PreprocessConfig
 
-__all__ = ["Placement", "place"]
+__all__ = ["Placement", "cover_size", "place"]
 
 _LONGEST = 16  # an image longer than this many times the target is cut before it is resized
 
@@ -43,11 +43,16 @@ def place(image: tuple[int, int], size: tuple[int, int], config: PreprocessConfi
     return fit(image, size, config)
 
 
+def cover_size(size: tuple[int, int], config: PreprocessConfig) -> tuple[int, int]:
+    """Return the size that `crop` resizes an image to cover, before it cuts the centre."""
+    height, width = size
+    return int(height / config.crop_ratio), int(width / config.crop_ratio)  # as in timm: 224 at 0.875 is 256
+
+
 def _crop(image: tuple[int, int], size: tuple[int, int], config: PreprocessConfig) -> Placement:
     """Cover the size divided by `crop_ratio`, then cut the centre."""
     (h, w), (height, width) = image, size
-    # Rounded down as in timm: 224 at 0.875 is 256. The longer side is rounded down as in torchvision's Resize.
-    cover_h, cover_w = int(height / config.crop_ratio), int(width / config.crop_ratio)
+    cover_h, cover_w = cover_size(size, config)  # the longer side is rounded down as in torchvision's Resize
     wide = w * cover_h > h * cover_w
     # Resizing a strip of 1 x 50,000 pixels would exhaust the memory.
     cut = (

@@ -9,7 +9,8 @@ Shapes: C channels, H x W pixels of the model's input, (h, w) patches down and a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.fx.passes.dialect.common.cse_pass import CSEPass
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitreous.checkpoint.model_file import ModelInfo
-from vitreous.errors import OutputError, first_line
+from vitreous.errors import OutputError, VitreousError, first_line
 from vitreous.export.graph.tracing import forget_machine, quiet
 from vitreous.inspection.maps.gradient_attention import GradientAttention
 from vitreous.inspection.maps.readout import on_grid, readout
@@ -57,16 +58,21 @@ def class_map(model: VisionTransformer, info: ModelInfo) -> Any:
     if not model.config.num_classes:
         raise OutputError("a model without classes has no class map: export one with a head")
     pixels = _noise(info)
-    try:
-        with quiet():
-            graph = _to_onnx(_traced(model, info, pixels), pixels)
-    except OSError:
-        raise
-    except Exception as error:  # the tracer and the exporter raise errors of any class
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise OutputError(f"the class map of this model cannot be written as a graph: {reason}") from error
+    with _refusing("the class map of this model cannot be written as a graph"), quiet():
+        graph = _to_onnx(_traced(model, info, pixels), pixels)
     compare(graph, model, info)
     return graph
+
+
+@contextlib.contextmanager
+def _refusing(reason: str) -> Iterator[None]:
+    """Turn an error of the tracer, the exporter or the runtime, which may have any class, into an OutputError."""
+    try:
+        yield
+    except (OSError, VitreousError):
+        raise
+    except Exception as error:
+        raise OutputError(f"{reason}: {type(error).__name__}: {first_line(error)}") from error
 
 
 def reference(model: VisionTransformer, info: ModelInfo, pixels: Tensor, target: int) -> tuple[Tensor, Tensor]:
@@ -160,11 +166,13 @@ class _Module(nn.Module):
         return self.traced(pixels, target)
 
 
+@_refusing("the graph of the class map cannot be compared with PyTorch")
 def compare(graph: Any, model: VisionTransformer, info: ModelInfo, bound: float = BOUND) -> None:
     """Run a graph for the first and the last class, on noise and on noise with larger spots, and compare with PyTorch.
 
     Raises:
-        OutputError: If an output differs by more than the bound, a share of its largest value.
+        OutputError: If the graph does not run, or an output differs by more than the bound, a share of its largest
+            value.
     """
     import onnxruntime
 

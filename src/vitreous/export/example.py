@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
+from vitreous.data.placement import cover_size
 from vitreous.data.preprocess import EvalPipeline
 
 __all__ = ["example", "reader"]
@@ -37,6 +38,21 @@ graph = openvino.compile_model(model, "CPU", {{"INFERENCE_PRECISION_HINT": "f32"
 def run(images):
     found = graph([images])
     return {{name: found[name] for name in words["outputs"].split(", ")}}
+""",
+    "torch --aot": """\
+import torch
+
+# The file contains machine code, which runs now.
+graph = torch._inductor.aoti_load_package({file})
+with zipfile.ZipFile({file}) as archive:
+    (name,) = [name for name in archive.namelist() if name.endswith("/extra/vitreous.json")]
+    words = json.loads(archive.read(name))
+
+
+def run(images):
+    with torch.inference_mode():
+        found = graph(torch.from_numpy(images))
+    return {{name: each.numpy() for name, each in zip(words["outputs"].split(", "), found)}}
 """,
     "torch": """\
 import torch
@@ -92,8 +108,9 @@ def example(form: str, file: str, pipeline: EvalPipeline, has_classes: bool, res
 
     If the graph's own resize is not exact, the program resizes by Pillow; the graph then finds nothing to resize.
     """
-    imports = "import json\nimport sys\n\nimport numpy\n"
     package, _, rest = _OPEN[form].format(file=json.dumps(file)).partition("\n")
+    archive = "import zipfile\n" if "zipfile." in rest else ""
+    imports = f"import json\nimport sys\n{archive}\nimport numpy\n"
     end = _CLASSES if has_classes else _FEATURES
     return f"{imports}{package}\nfrom PIL import Image, ImageOps\n{rest}{_reading(pipeline, resize)}{end}"
 
@@ -116,9 +133,8 @@ def _reading(pipeline: EvalPipeline, resize: str) -> str:
 
 def _fit(pipeline: EvalPipeline) -> str:
     """Return a function that resizes as Pillow does."""
-    config, (height, width) = pipeline.config, pipeline.size
-    if config.fit == "crop":
-        height, width = (int(side / config.crop_ratio) for side in (height, width))
+    config = pipeline.config
+    height, width = cover_size(pipeline.size, config) if config.fit == "crop" else pipeline.size
     sides = {
         "crop": f"max({width}, w * {height} // h), max({height}, h * {width} // w)",
         "squash": f"{width}, {height}",

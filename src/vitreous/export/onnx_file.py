@@ -12,15 +12,19 @@ import torch
 
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.export.graph.core import PIXELS, Core
-from vitreous.export.graph.onnx_resize import resize_model
+from vitreous.export.graph.onnx_resize import NATIVE_MODES, resize_model
 from vitreous.export.graph.tracing import EXAMPLES, to_onnx, trace
 
-__all__ = ["EXTRA", "PACKAGES", "RESIZES", "Runner", "write"]
+__all__ = ["ENGINE", "EXTRA", "NATIVE_FILTERS", "PACKAGES", "RESIZES", "Runner", "write"]
 
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 EXTRA = "onnx"
+ENGINE = "onnxruntime"
+"""The runtime, by the name that `--engine` has for it."""
 RESIZES = ("exact", "native")
 """The kinds of resize that the format has, the usual one first."""
+NATIVE_FILTERS = tuple(NATIVE_MODES)
+"""The filters of a native resize."""
 _MAX_BYTES = 1_900_000_000  # of weights in one file; a protocol buffer ends at 2 GiB
 
 

@@ -14,14 +14,16 @@ import torch
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError
 from vitreous.export.graph.core import Core
-from vitreous.export.graph.openvino_resize import prepend_resize
+from vitreous.export.graph.openvino_resize import MODES, prepend_resize
 from vitreous.export.graph.tracing import EXAMPLES, to_openvino, trace
 
-__all__ = ["EXTRA", "PACKAGES", "RESIZES", "REST", "Runner", "core", "write"]
+__all__ = ["ENGINE", "EXTRA", "NATIVE_FILTERS", "PACKAGES", "RESIZES", "REST", "Runner", "core", "write"]
 
 PACKAGES = ("openvino",)
 EXTRA = "openvino"
+ENGINE = "openvino"
 RESIZES = ("native",)  # OpenVINO computes in float32 at most, where weights cannot be exact
+NATIVE_FILTERS = tuple(MODES)
 SECTION = "vitreous"
 """Where the description is in the model's rt_info."""
 

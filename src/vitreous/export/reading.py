@@ -13,22 +13,21 @@ import numpy as np
 import numpy.typing as npt
 
 from vitreous.checkpoint.model_file import ModelInfo
+from vitreous.data.placement import cover_size
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, VitreousError, first_line
+from vitreous.export.aot_file import is_compiled
 from vitreous.export.description import Described, parse
-from vitreous.export.formats import FORMS, SUFFIXES, require
+from vitreous.export.formats import AOT, FORMS, SUFFIXES, require
 
 __all__ = ["ExportedFile", "is_exported", "open_exported", "placed"]
-
-ENGINES = {"onnx": "onnxruntime", "openvino": "openvino", "torch": "torch"}
-"""The runtime of each format."""
 
 
 class ExportedFile:
     """An exported file, ready to run; :attr:`info` has classes, pipeline, temperature and thresholds."""
 
     def __init__(self, file: Path, form: str, runner: Any, described: Described) -> None:
-        self.file, self.engine = file, ENGINES[form]
+        self.file, self.engine = file, FORMS[form].ENGINE
         self.info: ModelInfo = described.info
         self.precision = described.precision
         self._runner = runner
@@ -72,15 +71,18 @@ def is_exported(source: str | os.PathLike[str]) -> bool:
         return False
 
 
-def open_exported(source: str | os.PathLike[str]) -> ExportedFile:
-    """Open an exported file.
+def open_exported(source: str | os.PathLike[str], trust_code: bool = False) -> ExportedFile:
+    """Open an exported file; one with machine code only with `trust_code`, because opening it runs that code.
 
     Raises:
-        CheckpointError: If it does not load, or its metadata is missing or damaged.
+        CheckpointError: If it does not load, its metadata is missing or damaged, or it has machine code that is not
+            trusted.
         MissingExtraError: If the runtime is not installed.
     """
     file = Path(source).expanduser()
     form = SUFFIXES[file.suffix]
+    if trust_code and form == "torch" and is_compiled(file):
+        form = AOT  # otherwise the reader of torch files refuses code
     require(form, f"'{file}'")
     try:
         runner = FORMS[form].Runner(file)
@@ -104,7 +106,7 @@ def placed(pipeline: EvalPipeline, pixels: npt.NDArray[np.uint8]) -> npt.NDArray
     """
     if pipeline.config.fit != "crop" or pipeline.config.crop_ratio == 1:
         return pixels
-    height, width = (int(side / pipeline.config.crop_ratio) for side in pipeline.size)
+    height, width = cover_size(pipeline.size, pipeline.config)
     at = pipeline.placement(height, width)
     canvas = np.zeros((len(pixels), height, width, pixels.shape[3]), np.uint8)
     canvas[:, -at.top : -at.top + pixels.shape[1], -at.left : -at.left + pixels.shape[2]] = pixels

@@ -16,8 +16,9 @@ from vitreous.checkpoint.conversion.destination import Destination
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.checkpoint.opening import OpenedCheckpoint, OpenOptions, open_with_details
 from vitreous.errors import ConfigError, OutputError, VitreousError, first_line
+from vitreous.export.aot_file import check_compiler
 from vitreous.export.description import describe
-from vitreous.export.formats import FORMS, require
+from vitreous.export.formats import AOT, FORMS, require
 from vitreous.export.graph.core import Core, output_names, tap_names
 from vitreous.export.verification.reference import Reference
 from vitreous.export.verification.verify import Verified, verify
@@ -26,7 +27,6 @@ __all__ = ["Check", "Export", "Options", "Quantiser", "WritePrecision", "check_o
 
 WritePrecision = Literal["float32", "fp16", "bf16"]
 Resizing = Literal["exact", "native"]
-NATIVE_FILTERS = ("bilinear", "bicubic")  # that runtimes have as operators
 _DTYPES = {"float32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -56,6 +56,7 @@ class Options:
     overwrite: bool = False
     quantise: Quantiser | None = None
     check: Check | None = None
+    aot: bool = False  # compile a torch file by AOTInductor
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def export(
     Raises:
         CheckpointError: If the model cannot be opened, or the written file differs from it.
         ConfigError: If the graph cannot express the model's thresholds, or the precision is unknown.
-        MissingExtraError: If a package that the format needs is not installed.
+        MissingExtraError: If a package or compiler that the format needs is not installed.
         OutputError: If the format cannot express the model, or the file cannot be written.
     """
     options = options or Options()
@@ -119,14 +120,15 @@ def export_opened(
     """Export a model that is open already, as :func:`export` does."""
     info = opened.info.without_thresholds() if options.ignore_thresholds else opened.info
     reference = Reference(opened.model, info)
+    kind = AOT if options.aot else form
     precision = options.quantise.precision if options.quantise else options.precision
-    resize = _resize(form, info, options.resize)
-    words = describe(info, form, target.name, precision=precision, resize=resize)
+    resize = _resize(kind, info, options.resize)
+    words = describe(info, kind, target.name, precision=precision, resize=resize)
     with target.temporary() as file:
-        files = _write(opened.model, info, form, words, file, dtype=_DTYPES[options.precision])
+        files = _write(opened.model, info, kind, words, file, dtype=_DTYPES[options.precision])
         if options.quantise is not None:
             files = options.quantise(form, files, opened)
-        verified = verify(FORMS[form].Runner, files[0], reference, words, precision)
+        verified = verify(FORMS[kind].Runner, files[0], reference, words, precision)
         tell(_summary(verified))
         checked = options.check(form, files[0], opened) if options.check is not None else {}
         size = sum(each.stat().st_size for each in files)
@@ -134,10 +136,14 @@ def export_opened(
 
 
 def check_options(form: str, options: Options) -> None:
-    """Check, before a model is opened, that the precision exists and that the format's packages are installed."""
+    """Check, before a model is opened, that the options exist and that what the format needs is installed."""
     if options.precision not in _DTYPES:
         raise ConfigError(f"precision is '{options.precision}', it must be {', '.join(get_args(WritePrecision))}")
     require(form, f"--to {form}")
+    if options.aot:
+        if form != "torch":
+            raise ConfigError(f"--aot is not possible with --to {form}: use --to torch")
+        check_compiler()
 
 
 def _resize(form: str, info: ModelInfo, wanted: str | None) -> str:
@@ -146,7 +152,7 @@ def _resize(form: str, info: ModelInfo, wanted: str | None) -> str:
     kind = wanted or kinds[0]
     if kind not in kinds:
         raise ConfigError(f"resize is '{kind}', --to {form} has only {' and '.join(kinds)}")
-    if kind == "native" and info.pipeline.config.interpolation not in NATIVE_FILTERS:
+    if kind == "native" and info.pipeline.config.interpolation not in FORMS[form].NATIVE_FILTERS:
         raise ConfigError(
             f"--to {form} has no operator for the {info.pipeline.config.interpolation} filter of this model's resize: "
             "use --to onnx --resize exact, or --to torch"

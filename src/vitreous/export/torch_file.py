@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.utils._pytree import tree_structure
 
 from vitreous.data.preprocess import EvalPipeline
@@ -19,10 +20,11 @@ from vitreous.export.graph.torch_resize import Resize
 from vitreous.export.graph.tracing import EXAMPLES, quiet, trace
 from vitreous.export.untrusted_program import checked_archive
 
-__all__ = ["DESCRIPTION", "EXTRA", "PACKAGES", "RESIZES", "Runner", "traced", "write"]
+__all__ = ["DESCRIPTION", "ENGINE", "EXTRA", "PACKAGES", "RESIZES", "Runner", "trace_whole", "traced", "write"]
 
 PACKAGES: tuple[str, ...] = ()
 EXTRA = ""
+ENGINE = "torch"
 RESIZES = ("exact",)
 DESCRIPTION = "vitreous.json"
 """Name of the description among the extra files of the archive."""
@@ -31,14 +33,14 @@ DESCRIPTION = "vitreous.json"
 class _Graph(nn.Module):
     """Resize and core in one module."""
 
-    def __init__(self, core: Core, pipeline: EvalPipeline) -> None:
+    def __init__(self, core: Core, pipeline: EvalPipeline, results: int | None) -> None:
         super().__init__()
-        self.resize, self.core = Resize(pipeline), core
+        self.resize, self.core, self.results = Resize(pipeline), core, results
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Map images (B, h, w, C) to the core's outputs and taps, then the pixels."""
+        """Map images (B, h, w, C) to the first results of the core, then the pixels."""
         pixels = self.resize(images)
-        return (*self.core(pixels), pixels)
+        return (*self.core(pixels)[: self.results], pixels)
 
 
 def write(
@@ -60,11 +62,16 @@ def write(
     return [file]
 
 
-def traced(core: Core, pipeline: EvalPipeline, outputs: Sequence[str], taps: Sequence[str]) -> Any:
-    """Trace the whole graph; the names of taps are those of nodes, in the form of :func:`_node_name`."""
+def trace_whole(core: Core, pipeline: EvalPipeline, results: int | None = None) -> ExportedProgram:
+    """Trace resize and core; the program returns the first `results` of the core, or all, then the resized pixels."""
     height, width = (side + 3 for side in pipeline.size)  # unequal to the input: no size of the example may matter
     example = torch.zeros(EXAMPLES, height, width + 1, pipeline.channels, dtype=torch.uint8)
-    program = trace(_Graph(core, pipeline).eval(), example, free=(0, 1, 2))
+    return trace(_Graph(core, pipeline, results).eval(), example, free=(0, 1, 2))
+
+
+def traced(core: Core, pipeline: EvalPipeline, outputs: Sequence[str], taps: Sequence[str]) -> Any:
+    """Trace the whole graph; the names of taps are those of nodes, in the form of :func:`_node_name`."""
+    program: Any = trace_whole(core, pipeline)
     (last,) = (node for node in program.graph.nodes if node.op == "output")
     found = list(last.args[0])
     named: set[Any] = set(found[: len(outputs)])

@@ -17,7 +17,10 @@ import torch
 
 from vitreous.errors import CheckpointError, first_line
 
-__all__ = ["checked_archive"]
+__all__ = ["COMPILED", "checked_archive"]
+
+COMPILED = "data/aotinductor/"
+"""Where an archive has machine code."""
 
 _MAX_JSON = 256 << 20  # bytes of the graph
 _PLAIN = re.compile(r"data/(weights|constants)/(weight|tensor)_\d+|extra/[\w.]+|\.?\w[\w./]*(version|format)|byteorder")
@@ -50,10 +53,10 @@ def checked_archive(file: Path) -> io.BytesIO:
 
 def _check(file: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
     name = entry.filename.partition("/")[2]
-    if name.startswith("data/aotinductor/"):
+    if name.startswith(COMPILED):
         raise CheckpointError(
-            f"'{file}' holds compiled code, which is not run here: the example in its metadata says how to run it, "
-            "if you trust who made it"
+            f"'{file}' contains machine code, which would run with your rights: if you trust who made it, allow that "
+            "by --trust-code, or trust_code=True in Python"
         )
     if name.startswith("data/sample_inputs/"):
         _check_inputs(file, archive.read(entry))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
-import json
 import os
 import secrets
 import shutil
@@ -22,8 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vitreous.checkpoint.model_file import ModelInfo
+from vitreous.checkpoint.stored_thresholds import thresholds_to_dict
 from vitreous.errors import CheckpointError, OutputError, UsageError, first_line
 from vitreous.export.class_map import INPUTS, class_map, compare
+from vitreous.export.description import parse
 from vitreous.export.shared_weights import halve, is_quantised, share
 from vitreous.files.text import visible
 from vitreous.files.writing import Outputs
@@ -132,22 +133,18 @@ def _contents(
 def _described(graph: Any, file: Path) -> dict[str, Any]:
     """Return what the page shows of a model, from the description in its graph."""
     words = {each.key: each.value for each in graph.metadata_props}
-    try:
-        stored = {name: json.loads(words.get(name, "null")) for name in ("classes", "pipeline", "scores")}
-        rules = {name: json.loads(words.get(name) or "null") for name in ("abstention", "conformal")}
-        pipeline = {name: stored["pipeline"][name] for name in ("size", "channels", "fit", "crop_ratio")}
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"'{visible(str(file))}' has no description: export it with vitreous") from error
-    if not stored["classes"]:
+    info = parse(words, file).info
+    if not info.classes:
         raise CheckpointError(
             f"'{visible(str(file))}' has no classes, so a page has nothing to show: export one with a head"
         )
+    pipeline, rules = info.pipeline.to_dict(), thresholds_to_dict(info.abstention, info.conformal)
     return {
-        "classes": stored["classes"],
-        "pipeline": pipeline,
-        "scores": {split: {"top1": scores.get("top1")} for split, scores in (stored["scores"] or {}).items()},
+        "classes": info.classes,
+        "pipeline": {name: pipeline[name] for name in ("size", "channels", "fit", "crop_ratio")},
+        "scores": {split: {"top1": scores.get("top1")} for split, scores in info.scores.items()},
         "license": words.get("license") or None,
-        **{name: {key: rule[key] for key in _SHOWN[name]} for name, rule in rules.items() if rule},
+        **{name: {key: rule[key] for key in _SHOWN[name]} for name, rule in rules.items()},
     }
 
 

@@ -13,7 +13,7 @@ from vitreous.checkpoint.opening import THRESHOLDS_VOID, OpenedCheckpoint, OpenO
 from vitreous.checkpoint.resize import Resample
 from vitreous.engines.names import EngineName, PrecisionName
 from vitreous.errors import ConfigError
-from vitreous.export.reading import is_exported, open_exported
+from vitreous.export.reading import ExportedFile, is_exported, open_exported
 from vitreous.model.config import Size2d
 from vitreous.predictor.classifier import Classifier
 from vitreous.predictor.exported import ExportedClassifier
@@ -32,6 +32,7 @@ def load(
     merge_tokens: int = 0,
     tta: bool = False,
     ignore_thresholds: bool = False,
+    trust_code: bool = False,
     tell: Callable[[str], None] | None = None,
 ) -> Classifier:
     """Load a classifier; :class:`Classifier` describes device, engine, precision, tta and tell in full.
@@ -50,6 +51,7 @@ def load(
         merge_tokens: Tokens to merge in each block, trading accuracy for speed (:mod:`vitreous.accelerate.merging`).
         tta: Test-time augmentation.
         ignore_thresholds: Ignore what ``vitreous calibrate`` stored: no prediction is unsure or has a set.
+        trust_code: Run the machine code in a file of ``vitreous export --aot``, with your rights; else it is refused.
         tell: Receives notices.
 
     Raises:
@@ -60,7 +62,8 @@ def load(
     """
     if is_exported(source):
         fixed = {"image_size": image_size, "resample": resample, "merge_tokens": merge_tokens, "tta": tta}
-        return _load_exported(source, device, engine, precision, fixed=fixed, ignore_thresholds=ignore_thresholds)
+        exported = _open_exported(source, device, engine, precision, fixed=fixed, trust_code=trust_code)
+        return ExportedClassifier(exported, ignore_thresholds=ignore_thresholds)
     opened = open_with_details(source, OpenOptions(image_size=image_size, resample=resample))
     model, info = opened.model, opened.info.without_thresholds() if ignore_thresholds else opened.info
     merge(model, merge_tokens)
@@ -82,24 +85,24 @@ def _threshold_notes(opened: OpenedCheckpoint, **changes: bool | int) -> Iterato
         )
 
 
-def _load_exported(
+def _open_exported(
     source: str | os.PathLike[str],
     device: str | torch.device,
     engine: EngineName,
     precision: PrecisionName,
     *,
     fixed: dict[str, Any],
-    ignore_thresholds: bool,
-) -> ExportedClassifier:
+    trust_code: bool,
+) -> ExportedFile:
     """Open an exported file; refuse options that its graph cannot follow."""
     name = os.fspath(source)
     if changed := [option.replace("_", " ") for option, value in fixed.items() if value]:
         raise ConfigError(f"'{name}' is an exported graph, which fixes {', '.join(changed)}: give the model file")
     if str(device) not in ("auto", "cpu"):
         raise ConfigError(f"'{name}' is an exported graph, which runs on the CPU here, not on {device}")
-    exported = open_exported(source)
+    exported = open_exported(source, trust_code)
     if engine not in ("auto", exported.engine):
         raise ConfigError(f"'{name}' runs in {exported.engine}, not in {engine}: omit the engine")
     if precision == "bf16" and exported.precision != "bf16":
         raise ConfigError(f"'{name}' is a graph in {exported.precision}, not in bf16: omit the precision")
-    return ExportedClassifier(exported, ignore_thresholds=ignore_thresholds)
+    return exported

@@ -17,6 +17,7 @@ from torch import Tensor
 from vitreous.checkpoint.adapters.common import ForeignCheckpoint, OutgoingModel, State
 from vitreous.checkpoint.opening import FAMILIES, OpenedCheckpoint, build_model
 from vitreous.errors import OutputError, UsageError, first_line
+from vitreous.files.exported import EXPORTED
 
 __all__ = ["FILES", "adopted", "export", "resolve_destination", "write_files"]
 
@@ -26,9 +27,7 @@ FILES = {
     "huggingface": ("model.safetensors", ()),
     "torchvision": ("model.pth", (".pth", ".pt", ".safetensors")),
     "vitreous": ("model.safetensors", (".safetensors",)),
-    "onnx": ("model.onnx", (".onnx",)),
-    "openvino": ("model.xml", (".xml",)),
-    "torch": ("model.pt2", (".pt2",)),
+    **{form: (f"model{suffix}", (suffix,)) for form, suffix in EXPORTED.items()},
 }
 """By family or export format: the file name of the weights in a folder, and the endings of a single file."""
 

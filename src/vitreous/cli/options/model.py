@@ -46,6 +46,9 @@ _PRECISION_HELP = (
     "probabilities are within 0.05 of float32, features within 0.1 of the largest. auto: bf16 where the hardware "
     "supports it and the results agree, else float32"
 )
+_TRUST_HELP = (
+    "run the machine code in a file of `vitreous export --aot`, with your rights: only if you trust who made it"
+)
 _MERGE_HELP = "merge R similar tokens in each block: faster, at some loss of accuracy (arXiv 2210.09461)"
 
 
@@ -85,6 +88,7 @@ def add_inference_options(parser: Parser, engines: bool = False, tta: str | None
         add("--engine", type=EngineName, default="auto", metavar=engine_names, help=_ENGINE_HELP)
         add("--precision", type=PrecisionName, default="float32", metavar=precision_names, help=_PRECISION_HELP)
         add("--merge-tokens", type=NonNegativeInt, default=0, metavar="R", help=_MERGE_HELP)
+        add("--trust-code", type=bool, default=False, help=_TRUST_HELP)
     if tta is not None:
         add("--tta", type=bool, default=False, help=tta)
     if not sizes:
@@ -112,6 +116,7 @@ def load_model(options: Namespace, source: str | None = None, **changes: Any) ->
         "merge_tokens": options.get("merge_tokens", 0),
         "tta": options.get("tta", False),
         "ignore_thresholds": options.get("ignore_thresholds", True),
+        "trust_code": options.get("trust_code", False),
         "tell": narrate,
     }
     return load(source or options.model, **(arguments | changes))

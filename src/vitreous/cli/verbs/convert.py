@@ -15,6 +15,7 @@ from vitreous.cli.options.outputs import make_outputs, model_files, write_docume
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate
 from vitreous.errors import UsageError
+from vitreous.files.exported import EXPORTED
 from vitreous.files.text import visible
 
 __all__ = ["run"]
@@ -22,7 +23,6 @@ __all__ = ["run"]
 _Format = Literal["google", "timm", "huggingface", "torchvision", "vitreous"]
 _Activation = Literal["gelu", "gelu-tanh", "relu"]
 _FORMAT_OF_SUFFIX = {".npz": "google", ".pth": "torchvision", ".pt": "torchvision"}
-_EXPORTED = {".onnx": "onnx", ".xml": "openvino", ".pt2": "torch"}  # formats of `vitreous export`
 
 _DESCRIPTION = (
     "Write a checkpoint in another family's format, read it back, and compare the logits of both on a photograph and "
@@ -89,7 +89,8 @@ def run(argv: Sequence[str]) -> int:
     _refuse_exports([*given, *(word.removeprefix("--to=") for word in argv if word.startswith("--to="))])
     options = _parser().parse_args(argv)
     if options.to is None:
-        _refuse_exports([_EXPORTED.get(os.path.splitext(options.destination)[1], "")])
+        suffix = os.path.splitext(options.destination)[1]
+        _refuse_exports([form for form, ending in EXPORTED.items() if ending == suffix])
     target: Any = options.to or _FORMAT_OF_SUFFIX.get(os.path.splitext(options.destination)[1])
     if target is None:
         formats = ", ".join(typing.get_args(_Format))
@@ -117,5 +118,5 @@ def run(argv: Sequence[str]) -> int:
 
 def _refuse_exports(formats: Sequence[str]) -> None:
     """Refuse a format that moved to `vitreous export`."""
-    if moved := next((form for form in formats if form in _EXPORTED.values()), None):
+    if moved := next((form for form in formats if form in EXPORTED), None):
         raise UsageError(f"`vitreous convert` does not write {moved}: use `vitreous export MODEL DST --to {moved}`")

@@ -15,12 +15,12 @@ from vitreous.cli.options.outputs import add_json_options, make_outputs, model_f
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate
 from vitreous.errors import UsageError
+from vitreous.files.exported import EXPORTED
 from vitreous.files.text import visible
 
 __all__ = ["run"]
 
 _Form = Literal["onnx", "openvino", "torch", "web"]
-_SUFFIX = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "web": "-web"}
 
 _DESCRIPTION = (
     "Write a model as one graph that runs without vitreous: from 8-bit images of any size, upright, (batch, height, "
@@ -30,7 +30,7 @@ _DESCRIPTION = (
     "The file receives its name only once it is verified: run by its own runtime on photographs and noise, in batches "
     "of 1, 7, 32 and 64, and from image files, against PyTorch in float32. A failure names the first layer that "
     "differs, and leaves nothing behind.\n"
-    "`vitreous predict`, `evaluate`, `embed` and `serve` accept exported files.\n"
+    "`vitreous predict`, `evaluate`, `embed` and `serve` accept exported files, those of --aot with --trust-code.\n"
     "--to web writes a page that classifies images in a browser, without a network: a folder for any static host, or "
     "one file if DST ends in .html. Images never leave it."
 )
@@ -39,6 +39,7 @@ _EXAMPLES = [
     ("vitreous export runs/photos-1 --to onnx", "photos-1.onnx, for ONNX Runtime"),
     ("vitreous export runs/photos-1 photos.xml --to openvino", "the fastest on most processors"),
     ("vitreous export runs/photos-1 photos.pt2 --to torch", "for torch.export.load"),
+    ("vitreous export runs/photos-1 --to torch --aot", "compiled for this kind of machine"),
     ("vitreous export runs/photos-1 --to onnx --check photos/", "and compared on your own images"),
     (
         "vitreous export runs/photos-1 --to openvino --int8 --check photos/",
@@ -60,6 +61,13 @@ def _parser() -> Parser:
         default="float32",
         metavar="float32|fp16|bf16",
         help="of weights and products; the file is kept only if it agrees with float32",
+    )
+    add(
+        "--aot",
+        type=bool,
+        default=False,
+        help="with --to torch: compile the graph by AOTInductor, which needs a C++ compiler. The file contains machine "
+        "code for this kind of processor and version of PyTorch; to run it, others need --trust-code",
     )
     add(
         "--check",
@@ -110,7 +118,9 @@ def run(argv: Sequence[str]) -> int:
 
     opening = OpenOptions(image_size=size, resample=options.resample)
     check, int8 = _on_data(options)
-    how = Options(options.precision, options.resize, options.ignore_thresholds, options.overwrite, int8, check)
+    how = Options(
+        options.precision, options.resize, options.ignore_thresholds, options.overwrite, int8, check, options.aot
+    )
     if options.to == "web":
         title = Path(destination).stem
         result = export_page(options.model, destination, opening, how, title=title, tell=narrate)
@@ -133,6 +143,8 @@ def _check(options: Namespace) -> None:
         raise UsageError(f"--int8 is not possible with --to {options.to}: use --to openvino")
     if options.int8 and options.precision != "float32":
         raise UsageError(f"--int8 and --precision {options.precision} contradict each other: give one of them")
+    if options.aot and options.to != "torch":
+        raise UsageError(f"--aot is not possible with --to {options.to}: use --to torch")
     if options.max_drop is not None and not options.int8:
         raise UsageError("--max-drop has no effect without --int8")
     if options.to == "web" and options.precision != "float32":
@@ -163,4 +175,4 @@ def _default_name(model: str, form: str) -> str:
     stem = path.stem if is_file else path.name
     if is_file and stem in ("model", "pytorch_model"):
         stem = path.parent.name or stem
-    return f"{stem}{_SUFFIX[form]}"
+    return f"{stem}{EXPORTED.get(form, f'-{form}')}"

@@ -90,6 +90,7 @@ def _settings(options: Namespace) -> Settings:
         "precision": options.precision,
         "merge_tokens": options.merge_tokens,
         "ignore_thresholds": options.ignore_thresholds,
+        "trust_code": options.trust_code,
     }
     defaults = Limits()
     limits = Limits(

@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.config import PreprocessConfig
+from vitreous.data.placement import cover_size
 
 __all__ = ["Arithmetic", "Geometry", "first_pass", "geometry", "rows_first"]
 
@@ -68,7 +69,7 @@ def geometry(
 
 def _crop(h: Any, w: Any, size: tuple[int, int], config: PreprocessConfig, do: Arithmetic) -> Geometry:
     """Cover the size divided by `crop_ratio`, then cut the centre."""
-    cover_h, cover_w = (int(side / config.crop_ratio) for side in size)
+    cover_h, cover_w = cover_size(size, config)
     # A wide image is never cut in height, nor a tall one in width: then the limit is above its side.
     cut_h = do.smaller(do.larger(do.div(w * (_LONGEST * cover_h), cover_w), 1), h)
     cut_w = do.smaller(do.larger(do.div(h * (_LONGEST * cover_w), cover_h), 1), w)

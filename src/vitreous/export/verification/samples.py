@@ -15,6 +15,7 @@ import numpy.typing as npt
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
+from vitreous.data.placement import cover_size
 from vitreous.data.preprocess import EvalPipeline
 
 __all__ = ["Sample", "files", "samples", "size_without_resize"]
@@ -63,10 +64,7 @@ def samples(pipeline: EvalPipeline) -> Iterator[Sample]:
 
 def size_without_resize(pipeline: EvalPipeline) -> tuple[int, int]:
     """Return a height and width that the pipeline only crops."""
-    if pipeline.config.fit != "crop":
-        return pipeline.size
-    height, width = (int(side / pipeline.config.crop_ratio) for side in pipeline.size)
-    return height, width
+    return cover_size(pipeline.size, pipeline.config) if pipeline.config.fit == "crop" else pipeline.size
 
 
 def files(folder: Path) -> list[Path]:
