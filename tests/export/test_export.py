@@ -22,6 +22,8 @@ from vitreous.cli.main import main
 from vitreous.errors import CheckpointError, ConfigError
 from vitreous.export import onnx_file
 from vitreous.export.formats import FORMS
+from vitreous.files.exported import EXPORTED
+from vitreous.inspection.maps.gradient_attention import GradientAttention
 from vitreous.predictor import load
 
 FORM_NAMES = ("onnx", "openvino", "torch")
@@ -254,3 +256,19 @@ def test_check_measures_both_on_labelled_images(model_file, tmp_path, capfd):
     assert checked["onnx"]["top1"] == checked["PyTorch"]["top1"]
     assert checked["onnx"]["ece"] == pytest.approx(checked["PyTorch"]["ece"], abs=1e-4)
     assert checked["onnx"]["latency"] > 0
+
+
+@pytest.mark.parametrize("form", ["openvino", "torch"])  # writing it as ONNX takes 20 s; each export verifies its file
+def test_a_class_map_is_that_of_explain(tmp_path, photos, form):
+    """A further output for the predicted class of each image, in a batch of another size than the example's."""
+    model = saved(tmp_path, pool="map", depth=1, rules=False)
+    file = tmp_path / f"mapped{EXPORTED[form]}"
+    assert main(["export", str(model), str(file), "--to", form, "--class-map"]) == 0
+    exported, classifier = load(file), load(model, device="cpu", engine="torch")
+    pixels = np.stack([classifier.pipeline.pixels(Image.open(photo).convert("RGB")) for photo in photos])
+    found = exported.exported.run_prepared(pixels)["class_map"]
+    images = classifier.pipeline.normalise(torch.from_numpy(pixels).permute(0, 3, 1, 2))
+    expected = GradientAttention()(classifier.model, images).values.numpy()
+    assert found.shape == (3, 4, 6)
+    np.testing.assert_allclose(found, expected, atol=1e-4 * expected.max())
+    assert exported.predict(photos[0]).label == classifier.predict(photos[0]).label

@@ -10,18 +10,15 @@ Shapes: C channels, H x W pixels of the model's input, (h, w) patches down and a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._decomp import core_aten_decompositions
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.passes.dialect.common.cse_pass import CSEPass
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.errors import OutputError, VitreousError, first_line
+from vitreous.export.graph.gradients import trace_gradients
 from vitreous.export.graph.tracing import forget_machine, quiet
 from vitreous.inspection.maps.gradient_attention import GradientAttention
 from vitreous.inspection.maps.readout import on_grid, readout
@@ -102,45 +99,12 @@ def _traced(model: VisionTransformer, info: ModelInfo, pixels: Tensor) -> nn.Mod
     )
 
     def both(pixels: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        with sdpa_kernel(SDPBackend.MATH):  # a fused attention has no backward pass that ONNX can express
-            images = ((pixels / 255 - mean) / std).detach()  # C 1 1 each; compute asks for gradients by a leaf
-            values = GradientAttention().compute(model, images, target).values[0]
-            with torch.no_grad():
-                return values, _attentions(model, images)
+        images = ((pixels / 255 - mean) / std).detach()  # C 1 1 each; compute asks for gradients by a leaf
+        values = GradientAttention().compute(model, images, target).values[0]
+        with torch.no_grad():
+            return values, _attentions(model, images)
 
-    inputs = pixels.float(), torch.zeros(1, dtype=torch.int64)
-    table: Any = core_aten_decompositions()
-    with torch.enable_grad():
-        whole = make_fx(both, decomposition_table=table)(*inputs)
-    whole.graph.eliminate_dead_code()
-    plain: Callable[..., Any] = torch.func.functionalize(whole, remove="mutations")
-    with torch.no_grad():
-        traced = make_fx(plain, decomposition_table=_FUNCTIONAL)(*inputs)
-    return _without_repetition(traced)
-
-
-def _without_repetition(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Compute each value once: the two outputs come from two passes of the same model."""
-    first: dict[Any, torch.fx.Node] = {}
-    for node in traced.graph.nodes:
-        if node.op == "get_attr" and first.setdefault(node.target, node) is not node:
-            node.replace_all_uses_with(first[node.target])
-    merged = CSEPass()(traced)
-    assert merged is not None
-    merged.graph_module.graph.eliminate_dead_code()
-    merged.graph_module.recompile()
-    return merged.graph_module
-
-
-def _copy(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """Do what ``aten.copy`` does; the exporter forgets that it broadcasts."""
-    return source.to(into.dtype).expand(into.shape)
-
-
-_FUNCTIONAL: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten.copy.default: _copy,
-    torch.ops.aten.lift_fresh_copy.default: lambda constant: constant * 1,
-}
+    return trace_gradients(both, (pixels.float(), torch.zeros(1, dtype=torch.int64)))
 
 
 def _to_onnx(module: nn.Module, pixels: Tensor) -> Any:

@@ -19,7 +19,7 @@ from vitreous.checkpoint.untrusted.documents import parse_object
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError
 from vitreous.export.example import example
-from vitreous.export.graph.core import output_names
+from vitreous.export.graph.core import CLASS_MAP, output_names
 
 __all__ = ["Described", "describe", "parse"]
 
@@ -37,7 +37,9 @@ class Described:
     precision: str  # of the model's weights and products
 
 
-def describe(info: ModelInfo, form: str, file: str, *, precision: str, resize: str) -> dict[str, str]:
+def describe(
+    info: ModelInfo, form: str, file: str, *, precision: str, resize: str, with_map: bool = False
+) -> dict[str, str]:
     """Return the description of a model for a format and a file's name; `resize` is `exact` or `native`."""
     channels, (height, width) = info.pipeline.channels, info.pipeline.size
     colours = "RGB" if channels == 3 else "grey"
@@ -46,7 +48,7 @@ def describe(info: ModelInfo, form: str, file: str, *, precision: str, resize: s
         "producer": f"vitreous {__version__}",
         "input": f"images: uint8, (batch, height, width, {channels}), {colours}, 0 to 255, upright as EXIF says, "
         f"any batch, height and width; resized to {height} x {width} and normalised in the graph",
-        "outputs": ", ".join(output_names(info)),
+        "outputs": ", ".join(output_names(info, with_map)),
         "classes": json.dumps(info.classes),
         "temperature": repr(info.temperature),
         "pipeline": json.dumps(info.pipeline.to_dict()),
@@ -99,7 +101,7 @@ def parse(words: Mapping[str, str], file: Path) -> Described:
         info = ModelInfo(tuple(classes), pipeline, temperature, document["provenance"], document["scores"], **rules)
     except (CheckpointError, ConfigError, AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise CheckpointError(f"'{file}': its metadata is damaged: {error}") from error
-    expected = output_names(info)
+    expected = output_names(info, with_map=words["outputs"].endswith(f", {CLASS_MAP}"))
     if words["outputs"] != ", ".join(expected):
         raise CheckpointError(f"'{file}': its metadata names outputs {words['outputs']!a:.100}, expected {expected}")
     return Described(info, tuple(expected), words["precision"][:20])

@@ -24,6 +24,7 @@ EXTRA = "openvino"
 ENGINE = "openvino"
 RESIZES = ("native",)  # OpenVINO computes in float32 at most, where weights cannot be exact
 NATIVE_FILTERS = tuple(MODES)
+PLAIN_NORMS = True  # its layer norm does not give what a gradient needs
 SECTION = "vitreous"
 """Where the description is in the model's rt_info."""
 

@@ -20,6 +20,8 @@ from vitreous.export.aot_file import check_compiler
 from vitreous.export.description import describe
 from vitreous.export.formats import AOT, FORMS, require
 from vitreous.export.graph.core import Core, output_names, tap_names
+from vitreous.export.graph.mapped import Mapped
+from vitreous.export.graph.tracing import quiet
 from vitreous.export.verification.reference import Reference
 from vitreous.export.verification.verify import Verified, verify
 
@@ -57,6 +59,7 @@ class Options:
     quantise: Quantiser | None = None
     check: Check | None = None
     aot: bool = False  # compile a torch file by AOTInductor
+    class_map: bool = False  # a further output
 
 
 @dataclass(frozen=True)
@@ -119,13 +122,15 @@ def export_opened(
 ) -> Export:
     """Export a model that is open already, as :func:`export` does."""
     info = opened.info.without_thresholds() if options.ignore_thresholds else opened.info
-    reference = Reference(opened.model, info)
+    if options.class_map and not info.classes:
+        raise ConfigError("a model without classes has no class map: export it without --class-map")
+    reference = Reference(opened.model, info, options.class_map)
     kind = AOT if options.aot else form
     precision = options.quantise.precision if options.quantise else options.precision
     resize = _resize(kind, info, options.resize)
-    words = describe(info, kind, target.name, precision=precision, resize=resize)
+    words = describe(info, kind, target.name, precision=precision, resize=resize, with_map=options.class_map)
     with target.temporary() as file:
-        files = _write(opened.model, info, kind, words, file, dtype=_DTYPES[options.precision])
+        files = _write(opened.model, info, kind, words, file=file, options=options)
         if options.quantise is not None:
             files = options.quantise(form, files, opened)
         verified = verify(FORMS[kind].Runner, files[0], reference, words, precision)
@@ -140,6 +145,8 @@ def check_options(form: str, options: Options) -> None:
     if options.precision not in _DTYPES:
         raise ConfigError(f"precision is '{options.precision}', it must be {', '.join(get_args(WritePrecision))}")
     require(form, f"--to {form}")
+    if options.class_map and (options.precision != "float32" or options.quantise is not None):
+        raise ConfigError("--class-map is possible in float32 only: leave out --precision and --int8")
     if options.aot:
         if form != "torch":
             raise ConfigError(f"--aot is not possible with --to {form}: use --to torch")
@@ -161,23 +168,23 @@ def _resize(form: str, info: ModelInfo, wanted: str | None) -> str:
 
 
 def _write(
-    model: FastVisionTransformer,
-    info: ModelInfo,
-    form: str,
-    words: Mapping[str, str],
-    file: Path,
-    *,
-    dtype: torch.dtype,
+    model: FastVisionTransformer, info: ModelInfo, form: str, words: Mapping[str, str], *, file: Path, options: Options
 ) -> list[Path]:
     """Write the graph; of a model in another precision than float32 a copy is traced."""
+    dtype, writer = _DTYPES[options.precision], FORMS[form]
     if dtype != torch.float32:
         model = copy.deepcopy(model).to(dtype)
-    core = Core(model, info, dtype).eval()
+    core: Any = Core(model, info, dtype).eval()
+    example = torch.zeros(1, info.pipeline.channels, *info.pipeline.size)
     try:
         with torch.inference_mode():  # builds the tables of positions, whose computation is not to be traced
-            core(torch.zeros(1, info.pipeline.channels, *info.pipeline.size))
-        files: list[Path] = FORMS[form].write(
-            core, info.pipeline, outputs=output_names(info), taps=tap_names(model), words=words, file=file
+            core(example)
+        if options.class_map:
+            with quiet():
+                core = Mapped(core, example, plain_norms=getattr(writer, "PLAIN_NORMS", False)).eval()
+        outputs = output_names(info, options.class_map)
+        files: list[Path] = writer.write(
+            core, info.pipeline, outputs=outputs, taps=tap_names(model), words=words, file=file
         )
     except (OSError, VitreousError):
         raise

@@ -270,5 +270,5 @@ class _SequencePoolModule(nn.Module):
         scores = self.score(z)  # (B, T, 1)
         mixed = (scores.softmax(1).to(z.dtype).transpose(1, 2) @ z)[:, None]  # (B, 1, 1, D)
         if record is not None:  # the same as attention with one head, a query of 1, and the scores as keys
-            record.keep(scores.new_ones(len(z), 1, 1, 1), scores[:, None], z[:, None], None, mixed)
+            record.keep(scores.new_ones(z.shape[0], 1, 1, 1), scores[:, None], z[:, None], None, mixed)
         return mixed[:, 0, 0]  # (B, D)

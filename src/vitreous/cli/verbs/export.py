@@ -70,6 +70,13 @@ def _parser() -> Parser:
         "code for this kind of processor and version of PyTorch; to run it, others need --trust-code",
     )
     add(
+        "--class-map",
+        type=bool,
+        default=False,
+        help="a further output: how much each patch speaks for the most probable class, as `vitreous.explain` says. "
+        "Takes about as long as two more passes; --to web always has maps",
+    )
+    add(
         "--check",
         type=str | None,
         metavar="DATA",
@@ -119,7 +126,14 @@ def run(argv: Sequence[str]) -> int:
     opening = OpenOptions(image_size=size, resample=options.resample)
     check, int8 = _on_data(options)
     how = Options(
-        options.precision, options.resize, options.ignore_thresholds, options.overwrite, int8, check, options.aot
+        precision=options.precision,
+        resize=options.resize,
+        ignore_thresholds=options.ignore_thresholds,
+        overwrite=options.overwrite,
+        quantise=int8,
+        check=check,
+        aot=options.aot,
+        class_map=options.class_map,
     )
     if options.to == "web":
         title = Path(destination).stem
@@ -143,6 +157,10 @@ def _check(options: Namespace) -> None:
         raise UsageError(f"--int8 is not possible with --to {options.to}: use --to openvino")
     if options.int8 and options.precision != "float32":
         raise UsageError(f"--int8 and --precision {options.precision} contradict each other: give one of them")
+    if options.class_map and options.to == "web":
+        raise UsageError("--class-map has no effect with --to web, which has maps anyway")
+    if options.class_map and (options.int8 or options.precision != "float32"):
+        raise UsageError("--class-map is possible in float32 only: leave out --precision and --int8")
     if options.aot and options.to != "torch":
         raise UsageError(f"--aot is not possible with --to {options.to}: use --to torch")
     if options.max_drop is not None and not options.int8:

@@ -16,10 +16,13 @@ from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.export.graph.thresholds import holds, is_unsure
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["PIXELS", "Core", "output_names", "tap_names"]
+__all__ = ["CLASS_MAP", "PIXELS", "Core", "output_names", "tap_names"]
 
 PIXELS = "pixels"
 """Name of the resized image inside a graph, (B, C, H, W) with values from 0 to 255; also the first tap."""
+
+CLASS_MAP = "class_map"
+"""Name of the optional output (B, rows, columns): how much each patch speaks for the most probable class."""
 
 
 class Core(nn.Module):
@@ -38,6 +41,7 @@ class Core(nn.Module):
         super().__init__()
         self.model = model
         self.dtype = dtype
+        self.info = info
         self.temperature, self.abstention, self.conformal = info.temperature, info.abstention, info.conformal
         for name in ("mean", "std"):
             self.register_buffer(name, torch.tensor(getattr(info.pipeline.config, name)).view(-1, 1, 1))  # C 1 1
@@ -66,12 +70,13 @@ class Core(nn.Module):
             yield holds(self.conformal, calibrated.softmax(1))  # (B, K)
 
 
-def output_names(info: ModelInfo) -> list[str]:
-    """Return the names of a graph's outputs, in order."""
+def output_names(info: ModelInfo, with_map: bool = False) -> list[str]:
+    """Return the names of a graph's outputs, in order; `with_map` adds that of :mod:`.mapped`."""
     if not info.classes:
         return ["features"]
     decisions = {"unsure": info.abstention, "sets": info.conformal}
-    return ["probabilities", "logits", "features", *(name for name, rule in decisions.items() if rule is not None)]
+    rules = [name for name, rule in decisions.items() if rule is not None]
+    return ["probabilities", "logits", "features", *rules, *([CLASS_MAP] if with_map else [])]
 
 
 def tap_names(model: VisionTransformer) -> list[str]:

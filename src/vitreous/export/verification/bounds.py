@@ -14,7 +14,9 @@ NATIVE_PIXELS = 0.25
 Pillow. In small images of noise ties are frequent, up to 12 % were measured; on photographs 0.1 %. An exact resize
 changes none."""
 
-_NATIVE_PROBABILITIES, _NATIVE_VALUES = 5e-3, 2e-2  # of outputs after such a resize; up to 4e-4 were measured
+_NATIVE, _NATIVE_VALUES = {"probabilities": 5e-3, "class_map": 1e-1}, 2e-2  # of outputs after such a resize
+
+_CLASS_MAP = 1e-4  # of the largest value
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ BOUNDS = {
 
 def bounds_of(bounds: Bounds, output: str, is_resized: bool, resize: str) -> float:
     """Return the bound of an output, for images that were resized by the graph or not; `resize` is its kind."""
+    bound = max(bounds.outputs, _CLASS_MAP) if output == "class_map" else bounds.outputs
     if resize == "exact" or not is_resized:
-        return bounds.outputs
-    return max(bounds.outputs, _NATIVE_PROBABILITIES if output == "probabilities" else _NATIVE_VALUES)
+        return bound
+    return max(bound, _NATIVE.get(output, _NATIVE_VALUES))

@@ -17,7 +17,8 @@ from torch import Tensor
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.evaluate.conformal import ConformalSets
 from vitreous.evaluate.thresholds import is_unsure
-from vitreous.export.graph.core import PIXELS, Core, output_names, tap_names
+from vitreous.export.graph.core import CLASS_MAP, PIXELS, Core, output_names, tap_names
+from vitreous.export.graph.mapped import class_map
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["Expected", "Reference"]
@@ -36,8 +37,9 @@ class Expected:
 class Reference:
     """A model in float32 with the rules of its model file."""
 
-    def __init__(self, model: VisionTransformer, info: ModelInfo) -> None:
-        self.model, self.info = model, info
+    def __init__(self, model: VisionTransformer, info: ModelInfo, with_map: bool = False) -> None:
+        self.model, self.info, self.with_map = model, info, with_map
+        self.outputs = output_names(info, with_map)
 
     def pixels(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """Return the pixels (B, C, H, W) that the evaluation pipeline makes of images (B, h, w, C)."""
@@ -45,9 +47,22 @@ class Reference:
         pillow = [Image.fromarray(image[:, :, 0] if pipeline.channels == 1 else image) for image in images]
         return np.stack([pipeline.pixels(image) for image in pillow]).transpose(0, 3, 1, 2)
 
-    @torch.inference_mode()
     def expected(self, images: npt.NDArray[np.uint8], margin: float) -> Expected:
-        """Return the outputs for images (B, h, w, C); scores within `margin` of a threshold are close."""
+        """Return the outputs for images (B, h, w, C); scores within `margin` of a threshold are close.
+
+        So are the class maps of images whose two most probable classes are: either may be explained.
+        """
+        expected = self._expected(images, margin)
+        if self.with_map:
+            x = self.info.pipeline.normalise(torch.from_numpy(np.ascontiguousarray(self.pixels(images))))
+            expected.outputs[CLASS_MAP] = class_map(self.model, x).numpy()
+            best = np.sort(expected.outputs["probabilities"], axis=1)[:, ::-1]
+            tied = best[:, 0] - best[:, 1] <= 2 * margin if best.shape[1] > 1 else np.zeros(len(best), bool)
+            expected.close[CLASS_MAP] = tied
+        return expected
+
+    @torch.inference_mode()
+    def _expected(self, images: npt.NDArray[np.uint8], margin: float) -> Expected:
         x = self.info.pipeline.normalise(torch.from_numpy(np.ascontiguousarray(self.pixels(images))))
         features = self.model(x, "features")
         if not self.info.classes:

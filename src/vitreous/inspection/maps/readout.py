@@ -40,7 +40,7 @@ def readout(model: VisionTransformer, values: Intermediates, gradient: Tensor | 
     prefix = torch.zeros_like(class_token)
     prefix[..., : values.prefix_tokens] = 1 / max(1, values.prefix_tokens)
     rows = {"cls": class_token, "prefix": prefix, "mean": mean, "cls-mean": (class_token + mean) / 2}
-    return rows[pool.kind].expand(len(z), -1, -1)
+    return rows[pool.kind].expand(z.shape[0], -1, -1)
 
 
 def positive_weights(values: AttentionValues, gradient: Tensor) -> Tensor:
