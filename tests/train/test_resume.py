@@ -19,6 +19,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from process_limits import files_of_at_most
 from vitreous.data.config import AugmentConfig
 from vitreous.errors import CheckpointError, OutputError, TrainingError, UsageError
 from vitreous.model.config import ViTConfig
@@ -318,20 +319,8 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(tmp_path,
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path):
     path = tmp_path / "last.ckpt"
     write_state(path, {"step": 1})
-    code = """
-import resource, signal, sys, torch
-from pathlib import Path
-from vitreous.errors import OutputError
-from vitreous.runs.state_file import write_state
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-try:
-    write_state(Path(sys.argv[1]), {"weights": torch.zeros(9999)}, keep=Path(sys.argv[1] + ".old"))
-except OutputError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
-    assert "cannot write" in done.stdout
+    with files_of_at_most(4096), pytest.raises(OutputError, match="cannot write"):
+        write_state(path, {"weights": torch.zeros(9999)}, keep=path.with_name("last.ckpt.old"))
     assert read_state(path) == {"step": 1}
     assert [each.name for each in tmp_path.iterdir()] == ["last.ckpt"]
 
