@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from forked import run_forked
 from vitreous.accelerate.cost import forward_bytes
 from vitreous.accelerate.model import build
 from vitreous.checkpoint import memory_check
@@ -270,10 +271,17 @@ def test_memory_is_checked_before_it_is_allocated(tmp_path, monkeypatch):
         memory_check.check_batch(model.config, info.pipeline, 1 << 16)
 
 
+LIMITED = """
+import resource, sys
+from vitreous.cli.main import main
+resource.setrlimit(resource.RLIMIT_AS, (6_000_000 << 10, resource.RLIM_INFINITY))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def test_limits_of_the_process_are_respected(tmp_path):
     _, path = tiny(tmp_path / "m.safetensors", image_size=16_384, position="sincos-2d", pool="mean")
-    words = f"ulimit -v 6000000; exec {sys.executable} -m vitreous predict {path} {tmp_path / 'x.png'}"
-    run = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=100, check=False)
+    run = run_forked(tmp_path, "predict", path, tmp_path / "x.png", code=LIMITED)
     assert run.returncode == 1
     assert "of memory" in run.stderr
     assert "Give a smaller size" in run.stderr
