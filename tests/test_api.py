@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import vitreous
+from forked import run_forked
 from vitreous.api import _to_arguments
 from vitreous.cli.verbs.train import configure
 from vitreous.errors import CheckpointError, DataError, UsageError
@@ -219,9 +220,7 @@ print("SHOWN", json.dumps([out["data"].get("text/html", "") for out in shell.dis
 
 def test_a_notebook_shows_a_progress_bar(tmp_path):
     pytest.importorskip("IPython", reason="IPython is not installed: pip install -e '.[dev]'")
-    run = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
+    run = run_forked(tmp_path, code=NOTEBOOK)
     assert run.returncode == 0, run.stderr
     lines, _, shown = run.stdout.partition("SHOWN ")
     bars = json.loads(shown)
@@ -243,7 +242,7 @@ def test_ctrl_c_ends_a_run_and_the_result_is_marked_interrupted(tmp_path):
         "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
         "print(repr(result))"
     )
-    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    run = run_forked(tmp_path, code=code)
     assert run.returncode == 0, run.stderr
     assert "interrupted)" in run.stdout
     assert Path(tmp_path / "run" / "last.ckpt").exists()

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,6 +85,12 @@ def modules(src: Path) -> dict[str, Path]:
     return found
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a file, parsed once."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def room(module: str) -> str:
     """The room that a module lives in."""
     return module.split(".")[1] if "." in module else "__init__"
@@ -117,7 +124,7 @@ def arrows(src: Path) -> list[Arrow]:
     return [
         Arrow(path, line, room(module), room(target))
         for module, path in known.items()
-        for line, target in imported(ast.parse(path.read_text(encoding="utf-8")), module, path, known)
+        for line, target in imported(tree_of(path), module, path, known)
         if room(module) != room(target)
     ]
 
@@ -146,7 +153,7 @@ def test_no_modules_import_each_other_in_a_circle():
     known = modules(SRC)
     imports = {}
     for module, path in known.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = tree_of(path)
         statements = ast.Module([n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)], [])
         imports[module] = {target for _, target in imported(statements, module, path, known)} - {module, "vitreous"}
     order = graphlib.TopologicalSorter(imports)
@@ -240,7 +247,7 @@ def test_the_model_imports_torch_and_nothing_of_training_files_or_the_web():
 def names_imported(path: Path) -> set[str]:
     """Top-level packages that a file imports, anywhere in it."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -274,7 +281,7 @@ def test_the_model_names_only_torch_and_pure_parts_of_the_standard_library():
 def module(request) -> tuple[Path, ast.Module]:
     """Each module of the package: its file and its syntax tree."""
     path = request.param[1]
-    return path, ast.parse(path.read_text(encoding="utf-8"))
+    return path, tree_of(path)
 
 
 def test_modules_open_with_what_lives_there(module):
@@ -299,7 +306,7 @@ def test_only_the_command_line_prints_and_exits():
         f"{path}:{node.lineno}: {ast.unparse(node.func)}"
         for name, path in modules(SRC).items()
         if room(name) not in ("cli", "__main__")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in {"print", "exit", "quit", "sys.exit", "os._exit"}
     ]
     assert talk == []

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from forked import run_forked
 from vitreous.accelerate.cost import forward_bytes
 from vitreous.accelerate.model import build
 from vitreous.checkpoint import memory_check
@@ -192,39 +193,64 @@ def tiny(path: Path, **fields) -> tuple[VisionTransformer, Path]:
     return model, path
 
 
-@pytest.mark.parametrize(
-    ("fields", "size"),
-    [
-        ({"position": "sincos-2d", "pool": "mean", "width": 64, "mlp_dim": 256}, 1024),
-        ({"position": "relative", "pool": "mean", "image_size": 256}, 256),
-        ({"stem": {"kind": "conv", "downsample": "stride"}, "width": 64, "mlp_dim": 256}, 1024),
-        ({"pool": "map", "patch_size": 16, "width": 384, "mlp_dim": 1536}, 512),
-        ({"attention": "axial", "pool": "mean", "width": 192, "mlp_dim": 192, "heads": 3}, 1024),
-        ({"merged": 8, "patch_size": 16}, 1024),
-        ({"position": {"layers": "every"}, "image_size": 64, "patch_size": 16, "width": 64, "depth": 24}, 1024),
-        ({"position": {"kind": "learned-2d", "layers": "every"}, "width": 64, "depth": 12}, 512),
-    ],
-)
-def test_counted_memory_equals_measured_memory(fields, size):
-    """Peak memory of a separate process, within the margin that the check leaves."""
-    code = (
-        "import json, sys, torch; from pathlib import Path; from vitreous.model.config import ViTConfig;"
-        "from vitreous.accelerate.model import build; from vitreous.accelerate.merging import merge_tokens;"
-        "torch.set_num_threads(1);"
-        "fields, size, merged = json.loads(sys.argv[1]);"
-        "model = build(ViTConfig(**fields)).eval(); merge_tokens(model, merged);"
-        "run = torch.inference_mode()(model);"
-        "run(torch.zeros(1, 3, 64, 64)); Path('/proc/self/clear_refs').write_text('5');"
-        "mark = lambda key: int(next(l for l in open('/proc/self/status') if l.startswith(key)).split()[1]) << 10;"
-        "before = mark('VmRSS'); run(torch.zeros(1, 3, size, size)); print(mark('VmHWM') - before)"
-    )
-    merged, fields = fields.get("merged", 0), {key: value for key, value in fields.items() if key != "merged"}
-    config = {"image_size": size, "patch_size": 8, "num_classes": 3, "width": 16, "depth": 2, "heads": 2, "mlp_dim": 32}
-    words = [sys.executable, "-c", code, json.dumps([config | fields, size, merged])]
-    counted = forward_bytes(ViTConfig(**(config | fields)), (size, size), merged=merged)
+PASSES = {  # fields of the configuration, tokens merged in each block, and image size
+    "sincos": ({"position": "sincos-2d", "pool": "mean", "width": 64, "mlp_dim": 256}, 0, 1024),
+    "relative": ({"position": "relative", "pool": "mean", "image_size": 256}, 0, 256),
+    "stem": ({"stem": {"kind": "conv", "downsample": "stride"}, "width": 64, "mlp_dim": 256}, 0, 1024),
+    "map": ({"pool": "map", "patch_size": 16, "width": 384, "mlp_dim": 1536}, 0, 512),
+    "axial": ({"attention": "axial", "pool": "mean", "width": 192, "mlp_dim": 192, "heads": 3}, 0, 1024),
+    "merged": ({"patch_size": 16}, 8, 1024),
+    "every": ({"position": {"layers": "every"}, "image_size": 64, "patch_size": 16, "width": 64, "depth": 24}, 0, 1024),
+    "every-2d": ({"position": {"kind": "learned-2d", "layers": "every"}, "width": 64, "depth": 12}, 0, 512),
+}
+
+MEASURE = """
+import json, os, sys, torch
+from process_limits import peak_memory
+from vitreous.accelerate.merging import merge_tokens
+from vitreous.accelerate.model import build
+from vitreous.model.config import ViTConfig
+
+torch.set_num_threads(1)
+for name, (fields, merged, size) in json.loads(sys.argv[1]).items():
+    if child := os.fork():  # each pass has a process of its own, with torch loaded
+        assert os.waitpid(child, 0)[1] == 0, name
+        continue
+    model = build(ViTConfig(**fields)).eval()
+    merge_tokens(model, merged)
+    run = torch.inference_mode()(model)
+    run(torch.zeros(1, 3, 64, 64))
+    with peak_memory() as memory:
+        run(torch.zeros(1, 3, size, size))
+    print(json.dumps([name, memory.grown]), flush=True)
+    os._exit(0)
+"""
+
+
+def pass_config(name: str) -> dict[str, object]:
+    fields, _, size = PASSES[name]
+    small = {"image_size": size, "patch_size": 8, "num_classes": 3, "width": 16, "depth": 2, "heads": 2, "mlp_dim": 32}
+    return small | fields
+
+
+@pytest.fixture(scope="module")
+def measured_bytes() -> dict[str, int]:
+    """The peak memory of each pass, by its name."""
+    asked = {name: (pass_config(name), merged, size) for name, (_, merged, size) in PASSES.items()}
     # glibc returns every large block at once: by default it keeps some of them, more in some runs than in others.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
-    taken = int(subprocess.run(words, capture_output=True, text=True, check=True, timeout=100, env=environment).stdout)
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    words = [sys.executable, "-c", MEASURE, json.dumps(asked)]
+    run = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300, env=environment)
+    assert run.returncode == 0, run.stderr
+    return dict(map(json.loads, run.stdout.splitlines()))
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_counted_memory_equals_measured_memory(measured_bytes, name):
+    """Peak memory of a separate process, within the margin that the check leaves."""
+    _, merged, size = PASSES[name]
+    counted, taken = forward_bytes(ViTConfig(**pass_config(name)), (size, size), merged=merged), measured_bytes[name]
     assert counted / 1.7 < taken < 1.2 * counted + (8 << 20), f"{taken:,} bytes measured, {counted:,} counted"
 
 
@@ -245,10 +271,17 @@ def test_memory_is_checked_before_it_is_allocated(tmp_path, monkeypatch):
         memory_check.check_batch(model.config, info.pipeline, 1 << 16)
 
 
+LIMITED = """
+import resource, sys
+from vitreous.cli.main import main
+resource.setrlimit(resource.RLIMIT_AS, (6_000_000 << 10, resource.RLIM_INFINITY))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def test_limits_of_the_process_are_respected(tmp_path):
     _, path = tiny(tmp_path / "m.safetensors", image_size=16_384, position="sincos-2d", pool="mean")
-    words = f"ulimit -v 6000000; exec {sys.executable} -m vitreous predict {path} {tmp_path / 'x.png'}"
-    run = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=100, check=False)
+    run = run_forked(tmp_path, "predict", path, tmp_path / "x.png", code=LIMITED)
     assert run.returncode == 1
     assert "of memory" in run.stderr
     assert "Give a smaller size" in run.stderr

@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import hub_loading
 import pytest
 import torch
-from hub_server import serving
+from hub_loading import loaded
+from hub_server import Hub, serving
 
 from vitreous.accelerate.model import create
 from vitreous.checkpoint.conversion.convert import convert
@@ -26,19 +28,6 @@ from vitreous.errors import CheckpointError
 from vitreous.files.shell import shell_line
 from vitreous.train.advice import PRETRAINED, few_images
 from vitreous.train.config import RunConfig
-
-LOAD = """
-import json, sys
-from vitreous.errors import VitreousError
-from vitreous.predictor import load
-for name in sys.argv[1:]:
-    try:
-        model = load(name, device="cpu").model
-        total = float(sum(p.double().sum() for p in model.parameters()))
-        print(json.dumps({"width": model.config.width, "sum": total}))
-    except VitreousError as error:
-        print(json.dumps({"error": str(error), "kind": type(error).__name__}))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -61,18 +50,33 @@ def repositories(tmp_path_factory) -> Path:
     return root
 
 
-def load(names, home: Path, **environment: str):
-    """Load models in a fresh process, one after the other; return the results and stderr."""
+@pytest.fixture
+def at_hub(tmp_path, monkeypatch):
+    """Let the hub client of this process ask a server, online, with an empty cache in the folder of the test."""
+    from huggingface_hub import constants
+
+    def at(hub: Hub) -> None:
+        files = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + files)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))  # as HF_HOME places it
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+    return at
+
+
+def loaded_offline(names, home: Path) -> list[dict[str, object]]:
+    """Do the same in a fresh process that is told by variables, which the hub client reads when it is imported."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     run = subprocess.run(
-        [sys.executable, "-c", LOAD, *names],
-        env=clean | {"HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1", "COLUMNS": "80"} | environment,
+        [sys.executable, hub_loading.__file__, *names],
+        env=clean | {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"},
         capture_output=True,
         text=True,
         check=True,
         timeout=300,
     )
-    return [json.loads(line) for line in run.stdout.splitlines()], run.stderr
+    return json.loads(run.stdout)
 
 
 def test_model_name_without_owner_suggests_the_full_id():
@@ -114,15 +118,15 @@ def test_suggested_finetuning_command_works(flowers, tmp_path):
     assert (tmp_path / "runs/few-photos-1/model.safetensors").exists()
 
 
-def test_download_cache_and_offline(repositories, tmp_path):
+def test_download_cache_and_offline(repositories, at_hub, tmp_path, capfd):
     names = ["timm/vit_mu_patch16_32.augreg_in1k", "hf-hub:google/vit-mu-patch16-32@main", "me/own"]
     bad = ["timm/none", "me/own@nowhere", "pickles/only"]
     with serving(repositories) as hub:
-        found, said = load([*names, *bad], tmp_path, HF_ENDPOINT=hub.url)
+        at_hub(hub)
+        found, said = loaded([*names, *bad]), capfd.readouterr().err
         first = list(hub.asked)
-        again, _ = load(names, tmp_path, HF_ENDPOINT=hub.url)
+        again = loaded(names)
         fetched_again = [line for line in hub.asked[len(first) :] if line.startswith("GET") and "/resolve/" in line]
-        url = hub.url
     sums = [each["sum"] for each in found[:3]]
     assert [each["width"] for each in found[:3]] == [32, 32, 32]
     assert max(sums) - min(sums) < 1e-4
@@ -134,11 +138,11 @@ def test_download_cache_and_offline(repositories, tmp_path):
     assert "no weights that can be read" in found[5]["error"]
     assert "flax_model.msgpack" in found[5]["error"]
     names[1] = "google/vit-mu-patch16-32"
-    gone, _ = load([*names, "timm/other"], tmp_path, HF_ENDPOINT=url)  # the server is down now
+    gone = loaded([*names, "timm/other"])  # the server is down now
     assert [each["sum"] for each in gone[:3]] == sums
     assert "cannot be reached" in gone[3]["error"]
     assert "go online once, or give a local file or folder" in gone[3]["error"]
-    offline, _ = load([*names, "timm/other"], tmp_path, HF_HUB_OFFLINE="1")
+    offline = loaded_offline([*names, "timm/other"], tmp_path)
     assert [each["sum"] for each in offline[:3]] == sums
     assert "HF_HUB_OFFLINE is set" in offline[3]["error"]
     assert all(each.get("kind", "CheckpointError") == "CheckpointError" for each in (*found, *gone, *offline))
@@ -156,13 +160,9 @@ def test_download_cache_and_offline(repositories, tmp_path):
         (429, "", "the hub answered with an error: HfHubHTTPError"),
     ],
 )
-def test_errors_of_the_hub(repositories, tmp_path, monkeypatch, status, code, message):
-    from huggingface_hub import constants
-
+def test_errors_of_the_hub(repositories, at_hub, status, code, message):
     with serving(repositories) as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        at_hub(hub)
         hub.failing["me/own"] = (status, code)
         with pytest.raises(CheckpointError) as caught:
             fetch("me/own")
@@ -170,18 +170,20 @@ def test_errors_of_the_hub(repositories, tmp_path, monkeypatch, status, code, me
     assert "\n" not in str(caught.value)
 
 
-def test_interrupted_download_is_an_error_and_can_be_repeated(repositories, tmp_path):
+def test_interrupted_download_is_an_error_and_can_be_repeated(repositories, at_hub):
     with serving(repositories) as hub:
+        at_hub(hub)
         hub.cut = True
-        broken, _ = load(["me/own"], tmp_path, HF_ENDPOINT=hub.url)
+        (broken,) = loaded(["me/own"])
         hub.cut = False
-        whole, _ = load(["me/own"], tmp_path, HF_ENDPOINT=hub.url)
-    assert broken[0]["kind"] == "CheckpointError"
-    assert whole[0]["width"] == 32
+        (whole,) = loaded(["me/own"])
+    assert broken["kind"] == "CheckpointError"
+    assert whole["width"] == 32
 
 
-def test_corrupted_download_is_detected(repositories, tmp_path):
+def test_corrupted_download_is_detected(repositories, at_hub):
     with serving(repositories) as hub:
+        at_hub(hub)
         hub.spoil = True
-        found, _ = load(["me/own"], tmp_path, HF_ENDPOINT=hub.url)
-    assert "is damaged: its SHA-256 differs from the hub's" in found[0]["error"]
+        (found,) = loaded(["me/own"])
+    assert "is damaged: its SHA-256 differs from the hub's" in found["error"]

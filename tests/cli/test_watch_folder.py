@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 from PIL import Image
 
 import vitreous as package
+from forked import Forked
 from vitreous.errors import OutputError
 from vitreous.serve.folder_watch import FolderWatch, Table, columns
 
@@ -143,9 +142,8 @@ def test_a_file_of_something_else_is_refused_and_kept(tmp_path, content):
 
 
 def test_an_interrupt_ends_it_cleanly_and_a_kill_loses_nothing(tmp_path, model_file, inbox):
-    def start() -> subprocess.Popen[str]:
-        words = [sys.executable, "-m", "vitreous", "watch", str(inbox), "--model", str(model_file), *WORDS[1:]]
-        return subprocess.Popen([*words, "--every", "0.05"], stderr=subprocess.PIPE, text=True)
+    def start() -> Forked:
+        return Forked(tmp_path, "watch", inbox, "--model", model_file, *WORDS[1:], "--every", "0.05")
 
     def rows_at_least(count: int) -> None:
         end = time.monotonic() + 120
@@ -156,7 +154,7 @@ def test_an_interrupt_ends_it_cleanly_and_a_kill_loses_nothing(tmp_path, model_f
     file = inbox / "predictions.csv"
     first = start()
     rows_at_least(4)
-    first.kill()
+    first.send_signal(signal.SIGKILL)
     first.communicate()
     save_image(inbox / "new.png", 50)
     second = start()

@@ -7,13 +7,12 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from forked import Forked
 from vitreous.checkpoint.model_file import load_model
 from vitreous.errors import CheckpointError, UsageError
 from vitreous.evaluate.calibration import fit_temperature
@@ -119,9 +118,7 @@ sys.exit(main(words))
 
 
 def test_ctrl_c_twice_says_what_is_kept_and_how_to_go_on(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = Forked(tmp_path, code=SLOW)
     for line in process.stdout:
         if line.startswith("epoch") and (tmp_path / "run" / "previous.ckpt").exists():
             break

@@ -19,6 +19,8 @@ import pytest
 import torch
 from rich.console import Console
 
+from forked import Forked, run_forked
+from process_limits import files_of_at_most
 from vitreous.data.config import AugmentConfig
 from vitreous.errors import CheckpointError, OutputError, TrainingError, UsageError
 from vitreous.model.config import ViTConfig
@@ -209,11 +211,12 @@ def test_a_run_killed_in_each_phase_after_training_resumes(tmp_path, monkeypatch
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "broken").iterdir()} == before
 
 
-def test_killed_processes_end_in_the_same_bits():
-    command = [sys.executable, ROOT / "benchmarks" / "resume" / "kill_test.py", "--kills", "3", "--only", "steps"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+def test_killed_processes_end_in_the_same_bits(tmp_path):
+    program = str(ROOT / "benchmarks" / "resume" / "kill_test.py")
+    code = f"import runpy; runpy.run_path({program!r}, run_name='__main__')"
+    done = run_forked(tmp_path, "--kills", "2", "--only", "steps", code=code)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "| steps | 3 |" in done.stdout
+    assert "| steps | 2 |" in done.stdout
 
 
 def test_settings_that_affect_the_result_must_not_change(tmp_path, killed_after, monkeypatch):
@@ -318,20 +321,8 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(tmp_path,
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path):
     path = tmp_path / "last.ckpt"
     write_state(path, {"step": 1})
-    code = """
-import resource, signal, sys, torch
-from pathlib import Path
-from vitreous.errors import OutputError
-from vitreous.runs.state_file import write_state
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-try:
-    write_state(Path(sys.argv[1]), {"weights": torch.zeros(9999)}, keep=Path(sys.argv[1] + ".old"))
-except OutputError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
-    assert "cannot write" in done.stdout
+    with files_of_at_most(4096), pytest.raises(OutputError, match="cannot write"):
+        write_state(path, {"weights": torch.zeros(9999)}, keep=path.with_name("last.ckpt.old"))
     assert read_state(path) == {"step": 1}
     assert [each.name for each in tmp_path.iterdir()] == ["last.ckpt"]
 
@@ -396,8 +387,7 @@ def test_a_lock_of_another_machine_counts_while_it_is_updated(tmp_path, monkeypa
 
 def test_sigterm_saves_and_says_how_to_resume(tmp_path):  # Ctrl-C: test_wrong_uses.py
     words = ["digits", "--epochs", "60", "--device", "cpu", "--out", "run", "--model.depth", "1", "--batch_size", "256"]
-    command = [sys.executable, "-m", "vitreous", "train", *words]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = Forked(tmp_path, "train", *words)
     for line in process.stdout:
         if line.startswith("epoch"):
             break
@@ -467,15 +457,13 @@ sys.exit(main(sys.argv[2:]))
 def test_a_step_that_does_not_fit_is_computed_in_parts(tmp_path):
     words = ["train", "digits", "--device", "cpu", "--steps", "1", "--batch_size", "256", "--model.image_size", "64"]
     words += ["--model.stem", "linear"]  # a convolution would hit the limit inside oneDNN
-    command = [sys.executable, "-c", SHORT_OF_MEMORY, "700", *words, "--out", "short"]
-    short = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
+    short = run_forked(tmp_path, 700, *words, "--out", "short", code=SHORT_OF_MEMORY)
     assert short.returncode == 0, short.stdout + short.stderr
     assert "memory    a step of 256 images does not fit" in short.stdout
     parts = read_state(tmp_path / "short" / "last.ckpt")["parts"]
     assert parts > 1
-    command[3] = "100000"  # also in a subprocess, so that both have the same number of threads
-    command = [*command[:-1], "ample", "--accumulate", str(parts)]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=600)
+    words += ["--out", "ample", "--accumulate", str(parts)]
+    run_forked(tmp_path, 100_000, *words, code=SHORT_OF_MEMORY)  # so that both have the same number of threads
     first, second = (read_state(tmp_path / name / "last.ckpt")["model"] for name in ("short", "ample"))
     assert all(torch.equal(first[name], second[name]) for name in first)
 

@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from forked import Forked, run_forked
+from process_limits import files_of_at_most
 from vitreous.checkpoint.model_file import load_model
 
 COMMAND = str(Path(sys.executable).with_name("vitreous"))
@@ -127,26 +129,16 @@ def test_a_folder_that_holds_a_run(complaint, tmp_path):
     assert (tmp_path / "mine" / "model.safetensors").read_bytes() == b"precious"
 
 
-def test_out_of_disk(tmp_path):
+def test_out_of_disk(complaint, tmp_path):
     """A limit of the file size acts like a full disk: a write fails after some bytes."""
-    resource = pytest.importorskip("resource")
-    limit = 100_000  # bytes: recipe.yaml fits, the model file does not
-    command = [COMMAND, "train", "digits", "--epochs", "1", "--device", "cpu"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert re.match(r"vitreous: cannot write 'runs/digits-1/model.safetensors': .*(large|space)", done.stderr)
+    with files_of_at_most(100_000):  # recipe.yaml fits, the model file does not
+        line = complaint(1, "digits", "--epochs", "1", "--device", "cpu")
+    assert re.match(r"vitreous: cannot write 'runs/digits-1/model.safetensors': .*(large|space)", line)
     assert not list((tmp_path / "runs" / "digits-1").glob("model.safetensors"))
 
 
 def test_the_folder_vanishes_during_training(tmp_path):
-    process = subprocess.Popen(
-        [COMMAND, "train", "digits", "--epochs", "2000", *QUICK], cwd=tmp_path, env=ENVIRONMENT,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = Forked(tmp_path, "train", "digits", "--epochs", "2000", *QUICK)
     _await_epoch(process)
     while (tmp_path / "runs").exists():  # the run may be writing into it at that moment
         shutil.rmtree(tmp_path / "runs", ignore_errors=True)
@@ -173,7 +165,7 @@ def test_ctrl_c_leaves_a_usable_model_and_says_how_to_go_on(tmp_path):
     assert again, output
     next_command = re.search(r"next +vitreous (predict .*)", output)
     assert next_command, output
-    predicted = in_a_process(tmp_path, *next_command[1].split())
+    predicted = run_forked(tmp_path, *next_command[1].split())
     assert predicted.returncode == 0, predicted.stderr
     assert "example.png" in predicted.stdout
 
