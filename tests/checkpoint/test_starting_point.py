@@ -63,11 +63,10 @@ def test_one_command_from_a_folder_to_a_classifier(vitreous, folder, published, 
     assert network.config.image_size == 224  # not the 518 that the file has
     assert recorded_licence(info.provenance) == "Apache-2.0"
     assert f'source: "{ROW.full_id}"' in (tmp_path / "run" / "recipe.yaml").read_text()
-    monkeypatch.setattr("vitreous.train.finetune.starting_point.training_rate", lambda device, precision: 1e8)
     at_home(monkeypatch, NOWHERE, tmp_path / "cache")
     again = vitreous("finetune", "images", "--from", "dinov2-s", *RUN[:-1], "--out=again")  # offline, from the cache
     assert again.returncode == 0, again.stderr
-    said = vitreous("convert", "run", "copy.safetensors")
+    said = vitreous("convert", "run", "copy", "--to", "vitreous")
     assert "licence Apache-2.0" in said.stderr + said.stdout
 
 
