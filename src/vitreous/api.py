@@ -140,7 +140,7 @@ def train(data: str | os.PathLike[str], *, quiet: bool = False, resume: bool = F
 
 def finetune(
     data: str | os.PathLike[str],
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] = "auto",
     *,
     quiet: bool = False,
     resume: bool = False,
@@ -150,7 +150,8 @@ def finetune(
 
     Args:
         data: Labelled images.
-        source: The model: a file or folder of any supported family, a run directory, or a hub id.
+        source: The model: a file or folder of any supported family, a run directory, a hub id, or a short name of
+            `vitreous models --pretrained`. ``auto`` chooses one of these.
         quiet: Print nothing.
         resume: Continue an earlier run.
         options: Options of the command, such as ``tune="lora"``, ``image_size=384`` or ``probe=False``.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +15,18 @@ from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".safetensors", ".bin", ".npz")  # files that the hub stores in LFS and names by SHA-256
+
+
+def commit_of(revision: str) -> str:
+    """Return the commit that a revision stands for: itself, or the one of all branches."""
+    return revision if re.fullmatch("[0-9a-f]{40}", revision) else COMMIT
+
+
+@functools.cache
+def etag(path: Path, changed: int) -> str:
+    """Return the hash by which the hub names a file; `changed` is part of the key of the cache."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256" if path.suffix in LARGE else "sha1").hexdigest()
 
 
 class Hub(ThreadingHTTPServer):
@@ -47,9 +61,10 @@ class Answer(BaseHTTPRequestHandler):
         self._answer(body=True)
 
     def _answer(self, body: bool) -> None:
-        path = unquote(urlsplit(self.path).path).strip("/")
+        whole = urlsplit(self.path).path.strip("/")
+        path = unquote(whole)
         self.server.asked.append(f"{self.command} {path}")
-        parts = path.split("/")
+        parts = [unquote(part) for part in whole.split("/")]  # a revision may have slashes of its own
         for name, (status, code) in self.server.failing.items():
             if name in path:
                 return self._refuse(code, status)
@@ -63,14 +78,15 @@ class Answer(BaseHTTPRequestHandler):
         folder = self.server.root / name
         if not folder.is_dir():
             return self._refuse("RepoNotFound")
-        if rest[:1] == ["revision"] and rest[1:] not in ([COMMIT], ["main"]):
+        revision = rest[1] if len(rest) > 1 else "main"
+        if revision != "main" and not re.fullmatch("[0-9a-f]{40}|refs/pr/[0-9]+", revision):
             return self._refuse("RevisionNotFound")
         files = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
         if rest[:1] == ["tree"]:
             listing = [{"type": "file", "path": f, "size": (folder / f).stat().st_size, "oid": "0" * 40} for f in files]
             return self._send(json.dumps(listing).encode(), {"Content-Type": "application/json"}, body)
-        document = {"id": name, "modelId": name, "sha": COMMIT, "private": False, "tags": [], "downloads": 0,
-                    "siblings": [{"rfilename": f} for f in files]}  # fmt: skip
+        document = {"id": name, "modelId": name, "sha": commit_of(revision), "private": False, "tags": [],
+                    "downloads": 0, "siblings": [{"rfilename": f} for f in files]}  # fmt: skip
         return self._send(json.dumps(document).encode(), {"Content-Type": "application/json"}, body)
 
     def _file(self, name: str, revision: str, file: str, body: bool) -> None:
@@ -78,10 +94,12 @@ class Answer(BaseHTTPRequestHandler):
         if not path.is_file():
             return self._refuse("EntryNotFound")
         content = path.read_bytes()
-        digest = hashlib.sha256(content).hexdigest() if path.suffix in LARGE else hashlib.sha1(content).hexdigest()
+        digest = etag(path, path.stat().st_mtime_ns)
         if self.server.spoil and path.suffix in LARGE:
             content = content[:-1] + bytes([content[-1] ^ 1])
-        return self._send(content, {"ETag": f'"{digest}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}, body)
+        return self._send(
+            content, {"ETag": f'"{digest}"', "X-Repo-Commit": commit_of(revision), "Accept-Ranges": "bytes"}, body
+        )
 
     def _send(self, content: bytes, headers: dict[str, str], body: bool) -> None:
         self.send_response(200)

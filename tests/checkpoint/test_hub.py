@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,12 +22,13 @@ from vitreous.checkpoint.conversion.convert import convert
 from vitreous.checkpoint.hub import fetch
 from vitreous.checkpoint.locating import locate
 from vitreous.checkpoint.model_file import ModelInfo, save_model
+from vitreous.checkpoint.pretrained import ROWS
 from vitreous.data.config import DataConfig, PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import open_source
 from vitreous.errors import CheckpointError
 from vitreous.files.shell import shell_line
-from vitreous.train.advice import PRETRAINED, few_images
+from vitreous.train.advice import few_images
 from vitreous.train.config import RunConfig
 
 
@@ -92,12 +94,17 @@ def test_model_name_without_owner_suggests_the_full_id():
     assert "hub" not in str(caught.value)
 
 
-def test_suggested_finetuning_command_works(flowers, tmp_path):
+def test_suggested_finetuning_command_works(flowers, tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://localhost:9")  # there is a way to it
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     model = create("mu/16", num_classes=3, image_size=32, head={"zero": False})
     half = PreprocessConfig(mean=(0.5,) * 3, std=(0.5,) * 3)
     save_model(tmp_path / "own.safetensors", model, ModelInfo(("a", "b", "c"), EvalPipeline((32, 32), 3, half)))
-    (tmp_path / "hub" / "timm").mkdir(parents=True)
-    convert(tmp_path / "own.safetensors", tmp_path / "hub" / PRETRAINED, "timm")
+    convert(tmp_path / "own.safetensors", tmp_path / "own", "timm")
+    for row in ROWS:  # whichever suits this machine
+        shutil.copytree(tmp_path / "own", tmp_path / "hub" / row.hub_id)
     for label in ("daisy", "tulips"):
         (tmp_path / "few photos" / label).mkdir(parents=True)
         for path in sorted((flowers / "train" / label).glob("*.jpg"))[:12]:
@@ -114,7 +121,8 @@ def test_suggested_finetuning_command_works(flowers, tmp_path):
             capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert f"from      {PRETRAINED} (timm), 3 classes -> 2" in done.stdout
+    assert re.match(r"start     \S+: timm/\S+@[0-9a-f]{40}, ", done.stdout)
+    assert " (timm), 3 classes -> 2, 32 -> 224 px" in done.stdout
     assert (tmp_path / "runs/few-photos-1/model.safetensors").exists()
 
 
@@ -141,7 +149,7 @@ def test_download_cache_and_offline(repositories, at_hub, tmp_path, capfd):
     gone = loaded([*names, "timm/other"])  # the server is down now
     assert [each["sum"] for each in gone[:3]] == sums
     assert "cannot be reached" in gone[3]["error"]
-    assert "go online once, or give a local file or folder" in gone[3]["error"]
+    assert "go online and run the command again, or put the weights and config.json of" in gone[3]["error"]
     offline = loaded_offline([*names, "timm/other"], tmp_path)
     assert [each["sum"] for each in offline[:3]] == sums
     assert "HF_HUB_OFFLINE is set" in offline[3]["error"]
@@ -156,7 +164,7 @@ def test_download_cache_and_offline(repositories, at_hub, tmp_path, capfd):
         (401, "RepoNotFound", "the hub has no model 'me/own' that you may read: check the id, or log in"),
         (401, "", "the hub has no model 'me/own' that you may read: check the id, or log in"),
         (500, "", "the hub answered with an error: HfHubHTTPError"),
-        (503, "", "go online once, or give a local file or folder"),
+        (503, "", "go online and run the command again, or put the weights and config.json of"),
         (429, "", "the hub answered with an error: HfHubHTTPError"),
     ],
 )
@@ -186,4 +194,4 @@ def test_corrupted_download_is_detected(repositories, at_hub):
         at_hub(hub)
         hub.spoil = True
         (found,) = loaded(["me/own"])
-    assert "is damaged: its SHA-256 differs from the hub's" in found["error"]
+    assert "is damaged: its SHA-256 is" in found["error"]

@@ -52,7 +52,7 @@ def test_show_batch_draws_a_batch(vitreous, model_file, digits, tmp_path):
     ("words", "code", "message"),
     [
         ((), 2, "DATA is missing"),
-        (("photos",), 2, "--from is missing"),
+        (("photos",), 2, "'photos' is neither a folder"),
         (("photos", "--from"), 2, "needs a value"),
         (("photos", "--from", "nothing-here.npz"), 1, "nothing-here.npz"),
         (

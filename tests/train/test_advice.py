@@ -11,15 +11,27 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from vitreous.checkpoint.pretrained import find_row
 from vitreous.cli.verbs.train import configure
 from vitreous.data.sources.opening import open_source
-from vitreous.train.advice import PRETRAINED, few_images, imbalance_note
+from vitreous.train.advice import few_images, imbalance_note
 
 TINY = (
     *("--model.width=16", "--model.depth=1", "--model.heads=2", "--model.mlp_dim=16", "--model.image_size=32"),
     *("--epochs=1", "--device=cpu"),
 )
 NAME = "my 'best' photos"
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch, tmp_path):
+    """A hub with a way to it, and an empty cache; nothing listens there, and advice asks nobody."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    return constants
 
 
 @pytest.fixture
@@ -50,7 +62,8 @@ def test_fine_tuning_is_advised_for_few_images_and_no_weights_for_balanced_class
     assert "imbalanced" not in done.stdout
     (command,) = advised(done.stdout)
     words = shlex.split(command)
-    assert words[:5] == ["vitreous", "finetune", NAME, "--from", PRETRAINED]
+    assert words[:3] == ["vitreous", "finetune", NAME]
+    assert "--from" not in words  # the command chooses
     assert vitreous(*words[1:], "--print-config").returncode == 0
     assert "--data.val_fraction=0.3" in words
 
@@ -92,6 +105,20 @@ def test_fine_tuning_is_advised_for_few_images_only(images, classes, side, top1,
     setup = SimpleNamespace(data=data, pretrained=object() if tuned else None, config=configure(["photos"])[0])
     scores = None if top1 is None else SimpleNamespace(top1=top1)
     assert bool(list(few_images(setup, scores))) == said
+
+
+def test_offline_fine_tuning_is_advised_only_from_the_cache(online, monkeypatch, tmp_path):
+    monkeypatch.setattr(online, "HF_HUB_OFFLINE", True)
+    data = SimpleNamespace(splits={"train": range(300)}, classes=range(5), median_size=(300, 300))
+    setup = SimpleNamespace(data=data, pretrained=None, config=configure(["photos"])[0])
+    assert list(few_images(setup)) == []
+    row = find_row("dinov2-s")
+    kept = tmp_path / "cache" / f"models--{row.hub_id.replace('/', '--')}" / "snapshots" / row.revision
+    kept.mkdir(parents=True)
+    (kept / row.file).touch()
+    assert list(few_images(setup)) == []  # a download that broke off
+    (kept / "config.json").touch()
+    assert list(few_images(setup))[-1] == ["vitreous", "finetune", "photos", "--from", "dinov2-s"]
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import ipaddress
 import re
+import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from vitreous.errors import CheckpointError, MissingExtraError
+from vitreous.checkpoint.pretrained import find_hub_id
+from vitreous.errors import CheckpointError
 
-__all__ = ["HUB_ID", "fetch", "suggest_id"]
+__all__ = ["HUB_ID", "cached_commit", "fetch", "is_reachable", "suggest_id"]
 
 HUB_ID = re.compile(r"(?:hf[-_]hub:|hf://)?([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,200}))?")
 """``owner/name`` or ``owner/name@revision``, with an optional prefix."""
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-_DOCUMENTS = ("config.json", "preprocessor_config.json", "model.json")
+_DOCUMENTS = ("config.json", "preprocessor_config.json", "model.json", "README.md")
 _TAGS = {  # by size; timm's repositories on the hub end in the tag of their weights
     **dict.fromkeys(("tiny", "small", "base", "large"), "augreg_in21k_ft_in1k"),
     "huge": "orig_in21k",
 }
+_OUTSIDE = "192.0.2.1"  # an address that belongs to nobody (RFC 5737)
 _NOT_FOUND = {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError"}
 
 
@@ -37,44 +43,92 @@ def suggest_id(name: str) -> str:
 
 
 def fetch(name: str) -> Path:
-    """Return the folder with the weights and documents of a hub id, downloaded unless they are cached."""
-    try:
-        import huggingface_hub
-        from huggingface_hub import constants
-    except ImportError as error:
-        raise MissingExtraError(
-            f"'{name}' is not a local file or folder; a hub id needs huggingface_hub: pip install 'vitreous[hub]'"
-        ) from error
+    """Return the folder with the weights and documents of a hub id, downloaded unless they are cached.
+
+    A commit that is cached in full is used without asking the hub. A file that differs from its checksum is removed.
+    """
+    import huggingface_hub
+    from huggingface_hub import constants
+
     if (match := HUB_ID.fullmatch(name)) is None:
         raise CheckpointError(f"'{name}' is not a hub id: expected owner/name or owner/name@revision")
     repository, revision = match[1], match[2]
+    row = find_hub_id(repository)
+    expected = row.sha256 if row is not None and row.revision == revision else None
     if constants.HF_HUB_OFFLINE:
         return _cached(huggingface_hub, repository, revision, "HF_HUB_OFFLINE is set")
+    if (cached := cached_commit(repository, revision)) is not None:
+        for path in filter(Path.is_file, cached.iterdir()):
+            _verify(path, None)
+        return cached
+    selected: list[str] = []
     try:
         info = huggingface_hub.HfApi().model_info(repository, revision=revision)
         selected = _select(repository, [sibling.rfilename for sibling in info.siblings or []])
-        folder = huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=selected)
+        folder = Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=selected))
     except CheckpointError:
         raise
     except Exception as error:  # errors of the client, of its HTTP library or of the system
-        kinds = {kind.__name__ for kind in type(error).__mro__}
-        status = getattr(getattr(error, "response", None), "status_code", None)  # None without an answer
-        if "GatedRepoError" in kinds:
-            raise CheckpointError(
-                f"hub model '{name}' is gated: accept its conditions at {constants.ENDPOINT}/{repository}, then log in "
-                "with `hf auth login`"
-            ) from error
-        if status in (401, 403) or (kinds & _NOT_FOUND and "LocalEntryNotFoundError" not in kinds):
-            raise CheckpointError(
-                f"the hub has no model '{name}' that you may read: check the id, or log in with `hf auth login`"
-            ) from error
-        answer = "answered with an error" if status else "cannot be reached"
-        lines = str(error).strip().splitlines()
-        reason = f"{type(error).__name__}{': ' + lines[0][:160] if lines else ''}"
-        return _cached(huggingface_hub, repository, revision, f"the hub {answer}: {reason}")
+        why = _explain(error, name, repository, constants.ENDPOINT, began=bool(selected))
+        return _cached(huggingface_hub, repository, revision, why)
     for file in selected:
-        _verify(Path(folder) / file)
-    return Path(folder)
+        _verify(folder / file, expected if file == selected[0] else None)
+    return folder
+
+
+def cached_commit(repository: str, revision: str | None) -> Path | None:
+    """Return the folder of a commit that is in the cache with weights and config.json; None for any other revision."""
+    from huggingface_hub import constants
+
+    if revision is None or re.fullmatch("[0-9a-f]{40}", revision) is None:
+        return None
+    folder = _snapshot(Path(constants.HF_HUB_CACHE), repository, revision)
+    is_complete = (folder / "config.json").is_file() and any((folder / file).is_file() for file in _WEIGHTS[::2])
+    return folder if is_complete else None
+
+
+def is_reachable() -> bool:
+    """Return whether the hub may be reached: the client is not offline, and this machine has a route. Sends nothing."""
+    from huggingface_hub import constants
+
+    host = urlsplit(constants.ENDPOINT).hostname or ""
+    try:
+        address = str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host))
+    except ValueError:  # a name, which would have to be asked for: any address outside shows whether there is a route
+        address = _OUTSIDE
+    kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 443))  # of a datagram socket: it only looks for the route
+        return not constants.HF_HUB_OFFLINE
+    return False
+
+
+def _snapshot(cache: Path, repository: str, revision: str) -> Path:
+    return cache / f"models--{repository.replace('/', '--')}" / "snapshots" / revision
+
+
+def _explain(error: Exception, name: str, repository: str, endpoint: str, *, began: bool) -> str:
+    """Return why there is no download, if a cached one may stand in for it; `began` says whether files were on the way.
+
+    Raises:
+        CheckpointError: If the hub refuses the model, so that nothing may stand in for it.
+    """
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    status = getattr(getattr(error, "response", None), "status_code", None)  # None without an answer
+    if "GatedRepoError" in kinds:
+        raise CheckpointError(
+            f"hub model '{name}' is gated: accept its conditions at {endpoint}/{repository}, then log in "
+            "with `hf auth login`"
+        ) from error
+    if status in (401, 403) or (kinds & _NOT_FOUND and "LocalEntryNotFoundError" not in kinds):
+        raise CheckpointError(
+            f"the hub has no model '{name}' that you may read: check the id, or log in with `hf auth login`"
+        ) from error
+    lines = str(error).strip().splitlines()
+    reason = f"{type(error).__name__}{': ' + lines[0][:160] if lines else ''}"
+    if began and not status:
+        return f"the download broke off, and nothing of it was kept ({reason})"
+    return f"the hub {'answered with an error' if status else 'cannot be reached'}: {reason}"
 
 
 def _select(repository: str, files: list[str]) -> list[str]:
@@ -106,20 +160,37 @@ def _cached(hub: Any, repository: str, revision: str | None, why: str) -> Path:
             continue
         if any(Path(folder).glob(pattern)):
             return Path(folder)
+    constants, row = hub.constants, find_hub_id(repository)
+    weights = row.file if row is not None else "the weights"
+    page = f"{constants.ENDPOINT}/{repository}/tree/{revision or 'main'}"
+    if revision is not None and re.fullmatch("[0-9a-f]{40}", revision):
+        place = f"{_snapshot(Path(constants.HF_HUB_CACHE), repository, revision)}/, and run the same command"
+    else:
+        place = "a folder, and give that folder in place of the id"
     raise CheckpointError(
         f"'{repository}' is not a local file or folder; as a hub model: {why}, and its weights are not in the cache "
-        f"({hub.constants.HF_HUB_CACHE}): go online once, or give a local file or folder"
+        f"({constants.HF_HUB_CACHE}): go online and run the command again, or put {weights} and config.json of {page} "
+        f"into {place}"
     )
 
 
-def _verify(file: Path) -> None:
-    """Check the SHA-256 of a large file, which is its name in the cache."""
+def _verify(file: Path, expected: str | None) -> None:
+    """Check the SHA-256 of a file: the one expected, or else the hub's, which is the name of a large file in the cache.
+
+    A damaged file is removed, so that the next download is a new one.
+    """
     blob = file.resolve()
-    if not re.fullmatch(r"[0-9a-f]{64}", blob.name):
+    stated = expected or (blob.name if re.fullmatch(r"[0-9a-f]{64}", blob.name) else None)
+    if stated is None:
         return
     with open(blob, "rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    if digest != blob.name:
+    if digest != stated:
+        with contextlib.suppress(OSError):  # a cache that may not be written
+            file.unlink()
+            blob.unlink(missing_ok=True)
+        whose = "the table's" if expected else "the hub's"
         raise CheckpointError(
-            f"'{blob}' is damaged: its SHA-256 differs from the hub's. Delete it and download it again"
+            f"'{file}' is damaged: its SHA-256 is {digest[:12]}..., {whose} is {stated[:12]}.... It was removed: run "
+            "the command again to download it anew"
         )

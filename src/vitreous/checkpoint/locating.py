@@ -11,6 +11,7 @@ from typing import Any
 from vitreous.checkpoint import hub
 from vitreous.checkpoint.adapters.common import ForeignCheckpoint, State, join_first
 from vitreous.checkpoint.model_file import KEY
+from vitreous.checkpoint.pretrained import ROWS, find_row
 from vitreous.checkpoint.untrusted.container import read_header
 from vitreous.checkpoint.untrusted.documents import read_object
 from vitreous.checkpoint.untrusted.tensors import SUFFIXES, read_tensors
@@ -29,12 +30,12 @@ class Located:
     """A checkpoint on this machine."""
 
     file: Path  # its weights, or the index of a checkpoint in several files
-    name: str  # what the user gave
+    name: str  # what the user gave; the full hub id for a short name of the table
     is_vitreous: bool  # whether it is a model file of this package
 
 
 def locate(source: str | os.PathLike[str]) -> Located:
-    """Find a checkpoint. An existing path takes precedence over a hub id of the same name."""
+    """Find a checkpoint. An existing path takes precedence over a hub id or a short name of the table."""
     name = os.fspath(source)
     try:
         path = Path(name).expanduser()
@@ -44,7 +45,8 @@ def locate(source: str | os.PathLike[str]) -> Located:
     except RuntimeError as error:  # ~ of an unknown user
         raise CheckpointError(f"no model file '{name}': {error}") from error
     if not exists:
-        path = _fetch(name, path)
+        row = find_row(name)
+        name, path = (name, _fetch(name, path)) if row is None else (row.full_id, hub.fetch(row.full_id))
     file = _find_weights(path, name) if path.is_dir() else path
     if not file.is_file():
         raise CheckpointError(f"'{name}' is not a regular file")
@@ -68,6 +70,7 @@ def _fetch(name: str, path: Path) -> Path:
     hint = did_you_mean(path.name, neighbours, os.path.dirname(path))
     if not hint:
         hint = f" On the hub? Write hf-hub:{name}" if is_hub_id else hub.suggest_id(name)
+    hint = hint or did_you_mean(name, [row.name for row in ROWS])
     raise CheckpointError(f"no model {'file' if path.suffix else 'file or folder'} '{name}'.{hint}")
 
 

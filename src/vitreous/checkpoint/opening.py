@@ -15,6 +15,7 @@ from torch import Tensor
 from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.checkpoint.adapters import google, huggingface, timm, torchvision
 from vitreous.checkpoint.adapters.common import ForeignCheckpoint, Hints, ImportedModel, State, join_first
+from vitreous.checkpoint.licence import with_licence
 from vitreous.checkpoint.locating import locate, read_foreign
 from vitreous.checkpoint.memory_check import check_image
 from vitreous.checkpoint.model_config import too_many_blocks
@@ -111,6 +112,8 @@ def open_with_details(source: str | os.PathLike[str], options: OpenOptions) -> O
         opened = OpenedCheckpoint(model, info, "vitreous", reasons, layout, kept)
     else:
         opened = _import(read_foreign(located), options)
+    info, said = with_licence(opened.info, located)
+    opened = replace(opened, info=info, reasons=[*opened.reasons, *said])
     _check_input(opened, options, located.name)
     return _apply_options(opened, options, located.name)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous import __version__
+from vitreous.checkpoint.licence import recorded_licence
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.checkpoint.stored_thresholds import THRESHOLDS, parse_thresholds, thresholds_to_dict
 from vitreous.checkpoint.untrusted.documents import parse_object
@@ -55,22 +56,12 @@ def describe(
         **{name: json.dumps(rules.get(name)) for name in THRESHOLDS},
         "provenance": json.dumps(dict(info.provenance)),
         "scores": json.dumps(dict(info.scores)),
-        "license": _licence(info.provenance),
+        "license": recorded_licence(info.provenance) or _UNKNOWN_LICENCE,
         "precision": precision,
         "resize": resize,
         "size": f"{height} x {width}",
         "example": example(form, file, info.pipeline, bool(info.classes), resize),
     }
-
-
-def _licence(provenance: Mapping[str, Any]) -> str:
-    """Return the licence of the weights as the provenance states it, at the top or in one of its records."""
-    records = [provenance, *(value for value in provenance.values() if isinstance(value, Mapping))]
-    for record in records:
-        for name in ("license", "licence"):
-            if isinstance(value := record.get(name), str) and value:
-                return value
-    return _UNKNOWN_LICENCE
 
 
 def parse(words: Mapping[str, str], file: Path) -> Described:

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
+from vitreous.checkpoint.hub import cached_commit, is_reachable
+from vitreous.checkpoint.pretrained import ROWS
 from vitreous.data.config import DataConfig
 from vitreous.data.sources.listing import pluralize
 from vitreous.evaluate.metrics import Scores
 from vitreous.files.text import visible
 from vitreous.train.setup import Setup
 
-__all__ = ["PRETRAINED", "closing_advice", "few_images", "imbalance_note"]
-
-PRETRAINED = "timm/vit_small_patch16_224.augreg_in21k"
-"""A small model with good features that two CPU cores can fine-tune: ImageNet-21k, arXiv 2106.10270."""
+__all__ = ["closing_advice", "few_images", "imbalance_note"]
 
 # Below these numbers of images pretrained features are better by a wide margin: arXiv 2010.11929 (figure 4) has ViTs
 # trained from scratch behind ResNets up to millions of images, and arXiv 1805.08974 shows that the gain of pretraining
@@ -34,19 +32,26 @@ _F1_GAP = 0.05  # macro F1 this far below top-1: small classes are recognised wo
 
 
 def few_images(setup: Setup, scores: Scores | None = None) -> Iterator[str | list[str]]:
-    """Advise fine-tuning instead of training from scratch, with the command, if there are few training images."""
+    """Advise fine-tuning instead of training from scratch, with the command, if there are few training images.
+
+    Only if there is something to start from: a way to the hub, or a model of the table in its cache.
+    """
     images, classes = len(setup.data.splits["train"]), len(setup.data.classes)
     few = images < _FEW or images / classes < _FEW_PER_CLASS
     small = max(setup.data.median_size) < _SMALL_SIDE
     if setup.pretrained is not None or not few or small or (scores is not None and scores.top1 >= _GOOD):
         return
+    from_cached: list[str] = []
+    if not is_reachable():
+        cached = [row for row in ROWS if row.linear is not None and cached_commit(row.hub_id, row.revision)]
+        if not cached:
+            return  # nothing to start from
+        from_cached = ["--from", min(cached, key=lambda row: row.parameters).name]
     yield (
         f"{pluralize(images, 'training image')} of {pluralize(classes, 'class', 'classes')} are few for a Vision "
         "Transformer from random weights. Fine-tuning a pretrained one usually does far better:"
     )
-    if find_spec("huggingface_hub") is None:
-        yield ["pip", "install", "vitreous[hub]"]
-    yield ["vitreous", "finetune", setup.config.data.source, "--from", PRETRAINED, *_data_options(setup)]
+    yield ["vitreous", "finetune", setup.config.data.source, *from_cached, *_data_options(setup)]
 
 
 def _data_options(setup: Setup) -> Iterator[str]:

@@ -16,9 +16,12 @@ from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
 from vitreous.errors import ConfigError, did_you_mean
 from vitreous.model.config import ViTConfig, pair
 
-__all__ = ["OptimConfig", "RunConfig", "TuneConfig", "parse_duration"]
+__all__ = ["AUTO", "OptimConfig", "RunConfig", "TuneConfig", "parse_duration"]
 
 _LOGGERS = ("tensorboard", "wandb", "mlflow")
+AUTO = "auto"
+"""The source that stands for a choice among the pretrained models of :mod:`vitreous.checkpoint.pretrained`."""
+
 _MODES = ("full", "linear", "lora")  # of fine-tuning, besides last-K
 
 
@@ -109,8 +112,9 @@ class TuneConfig:
 
     Args:
         source: A pretrained model: a model.safetensors, a run directory, or a file, folder or hub id of any supported
-            family. The run keeps the model's architecture and evaluation pipeline, and replaces its head. None starts
-            from random weights.
+            family; a short name of `vitreous models --pretrained`; or `auto`, which chooses one of these names for the
+            machine and the images. The run keeps the model's architecture and evaluation pipeline, and replaces its
+            head. None starts from random weights.
         mode: What to train. `full`: all weights. `last-K`, such as `last-2`: the last K blocks, the final norm, the
             pooling and the head. `linear`: only the head. `lora`: the head, and low-rank adapters on the weight
             matrices of all blocks (arXiv 2106.09685; needs the extra `lora`). The adapters are merged into the matrices
@@ -141,6 +145,11 @@ class TuneConfig:
             problems.append(f"tune {self.mode} trains only part of the weights, so it needs a pretrained model")
         if problems:
             raise ConfigError("; ".join(problems))
+
+    @property
+    def names_model(self) -> bool:
+        """Whether `source` is a model, rather than none or a choice that is still to be made."""
+        return self.source not in (None, AUTO)
 
     @property
     def blocks(self) -> int | None:

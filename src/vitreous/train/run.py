@@ -15,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vitreous.checkpoint.licence import describe_licence
 from vitreous.data.sources.listing import exclusion_line, pluralize
-from vitreous.errors import TrainingError
+from vitreous.errors import TrainingError, UsageError
 from vitreous.evaluate.calibration import choose_temperature
 from vitreous.evaluate.metrics import Scores, evaluate
 from vitreous.files.text import printable
@@ -36,7 +37,7 @@ from vitreous.runs.folder import (
 from vitreous.runs.folder_content import remove_empty_dirs
 from vitreous.train.advice import imbalance_note
 from vitreous.train.assembly import Session, assemble, rebuild
-from vitreous.train.config import RunConfig
+from vitreous.train.config import AUTO, RunConfig
 from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import compare_with_probe, finetune_report, probe_first
 from vitreous.train.finish import RunResult, announce_finished, announce_result, end_interrupted
@@ -85,6 +86,11 @@ def run(
     started = time.monotonic() if started is None else started
     exit_seconds = _EXIT_OVER_IMPORT * (time.monotonic() - started)
     view = view or Display()
+    if resume and config.tune.source == AUTO:
+        raise UsageError(
+            "a choice among pretrained models may differ from that of the run to resume: name it with --from, or give "
+            "--config RUN/recipe.yaml --out RUN --resume, which has the model that the run chose"
+        )
     with silence_lightning():
         setup = prepare(config, explicit, view)
         recipe = recipe_text(setup.config)
@@ -192,6 +198,8 @@ def _announce(setup: Setup, view: Display) -> None:
     view.line("model", describe_model(setup.config.model, setup.cost))
     if setup.pretrained is not None:
         view.line("from", setup.pretrained.describe(setup.config.model))
+        if setup.pretrained.licence is not None:
+            view.line("licence", describe_licence(setup.pretrained.licence))
         counts = [sum(p.numel() for p in setup.model.parameters() if p.requires_grad), setup.cost.parameters]
         trainable, total = (f"{count / 1e6:.3g} M" for count in counts)
         view.line("tune", f"{setup.config.tune.mode}: {trainable} trainable parameters, the model has {total}")

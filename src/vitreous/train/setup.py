@@ -22,9 +22,10 @@ from vitreous.machine.allocator import keep_freed_memory
 from vitreous.machine.device import choose_device, choose_precision, describe_machine
 from vitreous.machine.threads import one_thread
 from vitreous.model.config import ViTConfig, pair
-from vitreous.train.config import RunConfig
+from vitreous.train.config import AUTO, RunConfig
 from vitreous.train.console import Display
 from vitreous.train.finetune.initialisation import Pretrained, open_pretrained
+from vitreous.train.finetune.starting_point import choose_start, expand_short_name
 from vitreous.train.finetune.trainable import choose_trained
 
 __all__ = ["Setup", "describe_hardware", "describe_model", "fit_to_data", "one_thread_if_tiny", "prepare"]
@@ -54,13 +55,16 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
     precision = choose_precision(config.precision, device)
     if device.type == "cpu":
         keep_freed_memory()  # before the first thread starts
-    pretrained = None
+    pretrained, data = None, None
+    if config.tune.source == AUTO:
+        data = _open_data(config, view)
+        config, explicit = choose_start(config, explicit, data, device, precision=precision, view=view)
     if config.tune.source is not None:  # before the data, which may take minutes to read: a wrong name fails at once
+        config, explicit = expand_short_name(config, explicit)
         with one_thread():  # like the model below: it may resample position embeddings
             config, pretrained = open_pretrained(config, explicit)
         explicit = {*explicit, "in_channels"}
-    with view.counting("reading") as count:
-        data = open_source(config.data, progress=count)
+    data = data or _open_data(config, view)
     config = fit_to_data(config, data, explicit)
     pipeline = EvalPipeline(pair(config.model.image_size), config.model.in_channels, config.preprocess)
     if not pipeline.has_statistics:
@@ -85,6 +89,11 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
             pretrained = replace(pretrained, state={})
         model = choose_trained(model, config.tune)
     return Setup(config, data, pipeline, loading, model, cost(config.model), device, precision, pretrained)
+
+
+def _open_data(config: RunConfig, view: Display) -> ImageData:
+    with view.counting("reading") as count:
+        return open_source(config.data, progress=count)
 
 
 def fit_to_data(config: RunConfig, data: ImageData, explicit: Collection[str] = ()) -> RunConfig:

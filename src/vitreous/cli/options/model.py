@@ -32,7 +32,7 @@ __all__ = [
     "throughput_line",
 ]
 
-MODEL_HELP = "a model.safetensors, a run directory, or a file, folder or hub id of any family"
+MODEL_HELP = "a model.safetensors, a run directory, a file, folder or hub id of any family, or a short name"
 
 Resample = Literal["google", "timm", "huggingface", "torchvision", "dinov2"]
 

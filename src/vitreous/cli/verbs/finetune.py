@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vitreous.cli.options.config_files import split_config_files
 from vitreous.cli.options.conflicts import reject_idle_options, resolve_length
 from vitreous.cli.options.help import VerbHelp, print_help, split_help
-from vitreous.cli.options.model import MODEL_HELP, parse_image_size
+from vitreous.cli.options.model import parse_image_size
 from vitreous.cli.options.model_parts import add_model_options
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.verbs.train import (
@@ -42,7 +42,7 @@ _SHORT = {
     "--strict": "--data.strict",
     "--exclude": "--data.exclude",
 }
-_NO_DATA = "DATA is missing: `vitreous finetune FOLDER --from MODEL`"
+_NO_DATA = "DATA is missing: `vitreous finetune FOLDER`, or `vitreous finetune FOLDER --from MODEL`"
 _PROTOCOLS = {"modern": "finetune", "paper": "paper-finetune"}
 _OWN_MODEL_FIELDS = (
     *("model.dropout", "model.patch_dropout", "model.attention.dropout", "model.attention.proj_dropout"),
@@ -51,13 +51,20 @@ _OWN_MODEL_FIELDS = (
 
 _HELP = VerbHelp(
     "finetune",
-    "DATA --from SOURCE [options]",
+    "DATA [--from SOURCE] [options]",
     """\
 Fine-tune a trained model on labelled images. The model keeps its structure and its evaluation pipeline, and gets a \
 new head for the classes of the data, initialised to zero. Before training, k nearest neighbours and a linear probe \
 score the frozen features. After training, the command says whether fine-tuning improved on that, or what to change.
 
+Without --from, a row of `vitreous models --pretrained` is chosen for this machine, the budget and the images, named \
+with its reason and licence, and downloaded once.
+
 examples:
+  vitreous finetune flowers/
+      the pretrained model that suits this machine and these images
+  vitreous finetune flowers/ --from dinov2-s
+      a model by its short name in `vitreous models --pretrained`
   vitreous finetune flowers/ --from runs/photos-1
       your own model, on other classes
   vitreous finetune flowers/ --from timm/vit_small_patch16_224.augreg_in21k --image-size 384
@@ -70,7 +77,8 @@ examples:
       imbalanced classes
 
 common options:
-  --from SOURCE               a model.safetensors, a run directory, or a file, folder or hub id of any family
+  --from SOURCE               a model.safetensors, a run directory, a file, folder or hub id of any family, or a short
+                              name of `vitreous models --pretrained`; without it, one of those is chosen
   --tune PART                 full, last-K (such as last-2), linear (the head alone), or lora
   --protocol NAME             modern (AdamW, layer-wise learning rates, drop path) or paper (SGD, no decay, dropout 0)
   --image-size N              resize images to 384, or 480x640, pixels
@@ -111,7 +119,9 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], Mapping[s
     if data is None:
         raise UsageError(_NO_DATA)
     if not {**stored.get("tune", {}), **typed.get("tune", {})}.get("source"):
-        raise UsageError(f"--from is missing: {MODEL_HELP}")
+        from vitreous.train.config import AUTO
+
+        typed.setdefault("tune", {})["source"] = AUTO
     name, config = _base_config(typed, stored, data)
     placeholder = dataclasses.replace(config, data=DataConfig(), model=_placeholder(config.model))
     _reject_parts_of_source(stored, placeholder.model)

@@ -1,4 +1,4 @@
-"""`vitreous models`: the named model sizes and their cost."""
+"""`vitreous models`: the named model sizes and their cost, or the pretrained models to start from."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from vitreous.cli.options.model import parse_image_size
 from vitreous.cli.options.outputs import add_json_options, make_outputs, write_document
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import format_count, narrate, print_table
+from vitreous.cli.work.pretrained_models import pretrained_models
 from vitreous.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -34,21 +35,28 @@ def _parser() -> Parser:
         [
             ("vitreous models", "all sizes at their usual resolution"),
             ("vitreous models B/16 B/32 --image-size 384 --num-classes 100", "two, at another resolution"),
+            ("vitreous models --pretrained", "models to fine-tune: size, licence, published accuracy, download"),
         ],
     )
     parser.add_argument("names", type=str, nargs="*", metavar="NAME", help="a size, with or without /patch in pixels")
     parser.add_argument("--image-size", type=str, metavar="N", help="pixels: 384, or height x width as 224x448")
     parser.add_argument("--num-classes", type=NonNegativeInt, default=1000, help="outputs of the head; 0: no head")
+    parser.add_argument("--pretrained", action="store_true", help="list the pretrained models that --from takes")
     add_json_options(parser)
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
     image_size = parse_image_size("--image-size", options.image_size)
     files = make_outputs(options)
     files.claim("--json", options.json)
+    if options.pretrained:
+        if options.image_size is not None or options.num_classes != parser.get_default("num_classes"):
+            raise UsageError("--image-size and --num-classes have no effect with --pretrained: omit them")
+        return pretrained_models(options.names, options.json, files)
     from vitreous.model.sizes import SIZES, config_of  # imports torch
 
     configs: dict[str, ViTConfig] = {}

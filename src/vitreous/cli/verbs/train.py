@@ -153,7 +153,7 @@ def run_training(argv: Sequence[str], configure: Configure) -> int:
 
         sys.stdout.write(recipe_text(config))
         return 0
-    if config.tune.source is None:  # in fine-tuning, a missing source model is reported first
+    if not config.tune.names_model:  # in fine-tuning, a missing source model is reported first
         from vitreous.data.sources.opening import find_source
 
         find_source(config.data.source)

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from vitreous.checkpoint.adapters.common import join_first
+from vitreous.checkpoint.licence import recorded_licence
 from vitreous.checkpoint.memory_check import check_image
 from vitreous.checkpoint.opening import OpenOptions, open_with_details
 from vitreous.checkpoint.resize import resize_model
@@ -42,6 +43,7 @@ class Pretrained:
     classes: tuple[str, ...]  # of its head
     state: dict[str, Tensor]  # the tensors that are kept, at the new size
     resampled: dict[str, Any]  # how position embeddings and patch filters were resampled; empty if they were not
+    licence: str | None = None  # of the weights, if their origin states one
 
     def load_into(self, model: VisionTransformer) -> None:
         """Load the tensors into a new model, whose head stays as it is."""
@@ -54,7 +56,8 @@ class Pretrained:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the model file and the report record."""
-        return {"name": self.name, "family": self.family, "resampled": self.resampled, "classes": len(self.classes)}
+        found = {"name": self.name, "family": self.family, "resampled": self.resampled, "classes": len(self.classes)}
+        return found if self.licence is None else {**found, "licence": self.licence}
 
     def describe(self, new: ViTConfig) -> str:
         """Describe the model and how its classes, size and position embeddings change, in one line."""
@@ -106,6 +109,7 @@ def open_pretrained(config: RunConfig, explicit: Collection[str]) -> tuple[RunCo
         classes=opened.info.classes,
         state={key: value for key, value in state.items() if not key.startswith(replaced)},
         resampled=record,
+        licence=recorded_licence(opened.info.provenance),
     )
     fields = [field.name for field in dataclasses.fields(pipeline) if f"preprocess.{field.name}" in explicit]
     changes = {field: getattr(config.preprocess, field) for field in fields}

@@ -1,0 +1,75 @@
+"""The licence of a model's weights: where it is found, and how it is said. A model file's provenance keeps its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped,unused-ignore]
+
+from vitreous.checkpoint.locating import Located
+from vitreous.checkpoint.model_file import ModelInfo
+from vitreous.checkpoint.pretrained import LICENCES, find_hub_id
+from vitreous.files.opening import read_regular
+
+__all__ = ["describe_licence", "recorded_licence", "with_licence"]
+
+_CARD = "README.md"
+_MAX_CARD = 1 << 20  # bytes
+_UNNAMED = ("other", "unknown")  # what a card says of a licence that has a name of its own
+_NAMES = {name.lower(): name for name in LICENCES} | {"dinov3-license": "DINOv3"}  # as the hub's cards write them
+
+
+def with_licence(info: ModelInfo, located: Located) -> tuple[ModelInfo, list[str]]:
+    """Record the licence of an opened checkpoint in its provenance; also return what to say of it, a line or nothing.
+
+    Of a local file of unknown origin nothing is said.
+    """
+    licence = recorded_licence(info.provenance)
+    if licence is None and not located.is_vitreous:
+        licence = _find_licence(located.name, located.file.parent)
+        if licence is not None:
+            info = replace(info, provenance={**info.provenance, "licence": licence})
+    is_download = not located.is_vitreous and not Path(located.name).expanduser().exists()
+    return info, [f"licence {describe_licence(licence)}"] * (licence is not None or is_download)
+
+
+def _find_licence(name: str, folder: Path) -> str | None:
+    """Return the licence of a downloaded or local checkpoint: that of the table, or of the model card beside it.
+
+    The table comes first, because some cards on the hub differ from the authors' own licence.
+    """
+    if (row := find_hub_id(name)) is not None:
+        return row.licence
+    try:
+        text = read_regular(folder / _CARD, _MAX_CARD).decode("utf-8", "replace")
+        match = re.match(r"\ufeff?---\r?\n(.*?)\r?\n---", text, re.DOTALL)
+        card = yaml.safe_load(match[1]) if match else None
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return None
+    if not isinstance(card, Mapping):
+        return None
+    stated = [card.get("license"), card.get("license_name")]
+    found = next((x for x in stated if isinstance(x, str) and x and x.lower() not in _UNNAMED), None)
+    return None if found is None else _NAMES.get(found.lower(), found[:100])
+
+
+def recorded_licence(provenance: Mapping[str, Any]) -> str | None:
+    """Return the licence that a provenance states, at the top or in one of its records; None if it states none."""
+    records = [provenance, *(value for value in provenance.values() if isinstance(value, Mapping))]
+    for record in records:
+        for name in ("license", "licence"):
+            if isinstance(value := record.get(name), str) and value:
+                return value
+    return None
+
+
+def describe_licence(name: str | None) -> str:
+    """Say a licence and what it means for commercial use, where that is known."""
+    if name is None:
+        return "not stated: ask the authors before you use or share the model"
+    known = LICENCES.get(name)
+    return f"{name}: {known.terms}" if known else f"{name}: read it before commercial use"

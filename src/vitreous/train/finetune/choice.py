@@ -1,0 +1,99 @@
+"""Chooses a row of the table of pretrained models for a machine, a budget, and a set of images: a pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vitreous.checkpoint.pretrained import LICENCES, Row
+
+__all__ = ["Choice", "Situation", "choose"]
+
+_SMALL = 112  # pixels; larger inputs only enlarge images of this size
+_UNASKED = 30 * 60.0  # seconds that a run may take if nobody gave a budget
+_SHARE = 0.8  # of a budget, for training: the rest is start-up and the report
+_BYTES = 16  # per parameter: weights, gradients and two moments of AdamW in float32
+_USABLE = 0.7  # of the free memory, for these: the rest is images, activations and the system
+_PASSES = {"full": 3.0, "lora": 3.0, "linear": 1.0}  # forward passes that a training step of an image costs
+_LAST = 1.5  # of `last-K`
+_FORWARD = 0.5  # forward passes beside each training step: validation in each epoch, the first probe
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a choice depends on.
+
+    Args:
+        rate: Speed of training in FLOPs per second.
+        memory: Free memory in bytes; None if it is not known.
+        budget: Seconds for the whole command; None if nobody set any.
+        images: Training images, each counted as often as the run sees it. With a budget, in the fewest useful epochs.
+        side: The longer side of the median image in pixels.
+        mode: What is trained, as in `TuneConfig.mode`.
+    """
+
+    rate: float
+    memory: int | None
+    budget: float | None
+    images: int
+    side: int
+    mode: str = "full"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A row, the size to train it at, and why."""
+
+    row: Row
+    image_size: int
+    seconds: float  # of training, estimated
+    fits: bool
+    reason: str
+
+
+def choose(rows: Sequence[Row], situation: Situation) -> Choice:
+    """Return the most accurate row that trains in time and fits in memory; if none does, the cheapest one.
+
+    Chosen unasked are only rows whose licence is permissive, which are not gated, and whose bytes are pinned. Accuracy
+    is that of a linear probe, which is what few images can make of a model; rows without one come last.
+    """
+    candidates = [row for row in rows if LICENCES[row.licence].permissive and not row.gated and row.is_pinned]
+    limit = _UNASKED if situation.budget is None else _SHARE * situation.budget
+    sizes = {row.name: _image_size(row, situation.side) for row in candidates}
+    seconds = {row.name: _seconds(row, sizes[row.name], situation) for row in candidates}
+    ordered = sorted(candidates, key=lambda row: (-(row.linear or 0.0), seconds[row.name]))
+    for row in ordered:
+        if seconds[row.name] <= limit and _has_memory(row, situation):
+            better = [other.name for other in ordered if (other.linear or 0.0) > (row.linear or 0.0)]
+            reason = _reason(row, sizes[row.name], situation, better)
+            return Choice(row, sizes[row.name], seconds[row.name], True, reason)
+    row = min(candidates, key=lambda row: seconds[row.name])
+    return Choice(row, sizes[row.name], seconds[row.name], False, "the cheapest: none fits the time and the memory")
+
+
+def _image_size(row: Row, side: int) -> int:
+    """Return the row's own size, or half of it for small images: a multiple of the patch size."""
+    if side > _SMALL:
+        return row.image_size
+    return max(1, row.image_size // 2 // row.patch_size) * row.patch_size
+
+
+def _seconds(row: Row, image_size: int, situation: Situation) -> float:
+    passes = _FORWARD + _PASSES.get(situation.mode, _LAST)
+    return situation.images * passes * row.flops(image_size) / situation.rate
+
+
+def _has_memory(row: Row, situation: Situation) -> bool:
+    trained = _BYTES if situation.mode == "full" else _BYTES / 4  # other modes keep gradients of few weights
+    return situation.memory is None or trained * row.parameters <= _USABLE * situation.memory
+
+
+def _reason(row: Row, image_size: int, situation: Situation, better: Sequence[str]) -> str:
+    limit = "half an hour" if situation.budget is None else f"the budget of {situation.budget:,.0f} s"
+    best = "best linear probe" if row.linear is not None else "cheapest row"
+    text = f"{best} that this machine trains within {limit}"
+    if better:
+        text += f"; {', '.join(better)} would not fit"
+    if image_size < row.image_size:
+        text += f"; {image_size} px, because the images have {situation.side}"
+    return text

@@ -1,0 +1,71 @@
+"""Resolves what a fine-tuning starts from before it is opened: a short name of the table, or the choice of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from vitreous.checkpoint.hub import cached_commit
+from vitreous.checkpoint.pretrained import ROWS, Row, find_row
+from vitreous.data.sources.opening import ImageData
+from vitreous.machine.free_memory import memory_left
+from vitreous.machine.speed import training_rate
+from vitreous.train.config import RunConfig, parse_duration
+from vitreous.train.console import Display, duration
+from vitreous.train.finetune.choice import Situation, choose
+
+__all__ = ["choose_start", "expand_short_name", "situation_of"]
+
+_FEWEST_EPOCHS = 5  # in a budget; fewer passes leave a new head behind the frozen features' probe
+
+Resolved = tuple[RunConfig, Collection[str]]
+
+
+def expand_short_name(config: RunConfig, explicit: Collection[str]) -> Resolved:
+    """Replace a short name by its full id, and use the table's image size unless the user set one."""
+    name = config.tune.source or ""
+    row = None if Path(name).expanduser().exists() else find_row(name)
+    return (config, explicit) if row is None else _start_from(row, row.image_size, config, explicit)
+
+
+def choose_start(
+    config: RunConfig,
+    explicit: Collection[str],
+    data: ImageData,
+    device: torch.device,
+    *,
+    precision: str,
+    view: Display,
+) -> Resolved:
+    """Choose a row for this machine and these images, and say which and why before anything is downloaded."""
+    choice = choose(ROWS, situation_of(config, data, training_rate(device, precision), _free_memory(device)))
+    row = choice.row
+    size = "in the cache" if cached_commit(row.hub_id, row.revision) else f"{row.download()} to download"
+    view.line("start", f"{row.name}: {row.full_id}, {row.parameters / 1e6:.3g} M parameters, {row.licence}, {size}")
+    view.line("", f"{choice.reason}; training takes about {duration(choice.seconds)}. Another: --from NAME")
+    return _start_from(row, choice.image_size, config, explicit)
+
+
+def situation_of(config: RunConfig, data: ImageData, rate: float, memory: int | None) -> Situation:
+    """Return what the choice depends on."""
+    images = len(data.splits["train"])
+    budget = parse_duration(config.budget) if config.budget is not None else None
+    if budget is not None:
+        seen = _FEWEST_EPOCHS * images
+    else:
+        seen = config.epochs * images if config.steps is None else config.steps * config.batch_size
+    return Situation(rate, memory, budget, seen, max(data.median_size), config.tune.mode)
+
+
+def _start_from(row: Row, image_size: int, config: RunConfig, explicit: Collection[str]) -> Resolved:
+    config = replace(config, tune=replace(config.tune, source=row.full_id))
+    if "image_size" in explicit:
+        return config, explicit
+    return replace(config, model=replace(config.model, image_size=image_size)), {*explicit, "image_size"}
+
+
+def _free_memory(device: torch.device) -> int | None:
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else memory_left()

@@ -1,0 +1,122 @@
+"""From a folder to a classifier in one command through a hub on this machine, and every way in which that can break."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hub_server import serving
+from PIL import Image
+from test_pretrained import at_home, publish
+
+from vitreous.checkpoint.hub import is_reachable
+from vitreous.checkpoint.licence import recorded_licence
+from vitreous.checkpoint.model_file import load_model
+from vitreous.checkpoint.pretrained import find_row
+
+ROW = find_row("dinov2-s")
+RUN = ("--no-probe", "--steps=1", "--batch-size=4", "--device=cpu", "--precision=float32", "--out=run")
+NOWHERE = "http://127.0.0.1:9"  # the port of the discard service, which nobody runs
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> Path:
+    """A hub with the row that the choice falls on."""
+    root = tmp_path_factory.mktemp("hub")
+    publish(ROW, root / ROW.hub_id)
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """Twelve images of two classes, on a machine whose measured speed leads to ``ROW``."""
+    generator = np.random.default_rng(0)
+    for label in ("left", "right"):
+        (tmp_path / "images" / label).mkdir(parents=True)
+        for n in range(6):
+            pixels = generator.integers(0, 256, (130, 130, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / label / f"{n}.png")
+    monkeypatch.setattr("vitreous.train.finetune.starting_point.training_rate", lambda device, precision: 2e8)
+    return tmp_path / "images"
+
+
+def large_files(cache: Path) -> list[Path]:
+    return [path for path in cache.rglob("*") if path.is_file() and path.stat().st_size > 100_000]
+
+
+def test_one_command_from_a_folder_to_a_classifier(vitreous, folder, published, tmp_path, monkeypatch):
+    with serving(published) as server:
+        at_home(monkeypatch, server.url, tmp_path / "cache")
+        done = vitreous("finetune", "images", *RUN)
+        assert done.returncode == 0, done.stderr
+        assert "%|" in done.stderr  # the progress bar of the download
+        assert any(ROW.revision in line for line in server.asked)
+    assert done.stdout.startswith(
+        f"start     dinov2-s: {ROW.full_id}, 22.1 M parameters, Apache-2.0, 88 MB to download"
+    )
+    assert "best linear probe that this machine trains within half an hour; dinov2-g" in done.stdout
+    assert "licence   Apache-2.0: commercial use allowed" in done.stdout
+    network, info = load_model(tmp_path / "run")
+    assert network.config.image_size == 224  # not the 518 that the file has
+    assert recorded_licence(info.provenance) == "Apache-2.0"
+    assert f'source: "{ROW.full_id}"' in (tmp_path / "run" / "recipe.yaml").read_text()
+    at_home(monkeypatch, NOWHERE, tmp_path / "cache")
+    again = vitreous("finetune", "images", "--from", "dinov2-s", *RUN[:-1], "--out=again")  # offline, from the cache
+    assert again.returncode == 0, again.stderr
+    said = vitreous("convert", "run", "copy", "--to", "vitreous")
+    assert "licence Apache-2.0" in said.stderr + said.stdout
+
+
+def test_a_connection_that_breaks_off_leaves_nothing(vitreous, folder, published, tmp_path, monkeypatch):
+    with serving(published) as server:
+        server.cut = True
+        at_home(monkeypatch, server.url, tmp_path / "cache")
+        done = vitreous("finetune", "images", *RUN)
+    assert done.returncode == 1
+    assert "the download broke off, and nothing of it was kept" in done.stderr.splitlines()[-1]
+    assert "run the command again" in done.stderr.splitlines()[-1]
+    assert large_files(tmp_path / "cache") == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_checksum_leaves_nothing_and_the_next_download_is_new(
+    vitreous, folder, published, tmp_path, monkeypatch
+):
+    with serving(published) as server:
+        server.spoil = True
+        at_home(monkeypatch, server.url, tmp_path / "cache")
+        done = vitreous("finetune", "images", *RUN)
+        assert done.returncode == 1
+        assert "is damaged: its SHA-256 is" in done.stderr.splitlines()[-1]
+        assert large_files(tmp_path / "cache") == []
+        assert not (tmp_path / "run").exists()
+        server.spoil = False
+        assert vitreous("finetune", "images", *RUN).returncode == 0
+
+
+def test_without_a_network_one_line_says_which_file_to_put_where(vitreous, folder, published, tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    at_home(monkeypatch, NOWHERE, tmp_path / "cache")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    done = vitreous("finetune", "images", *RUN)
+    assert done.returncode == 1
+    line = done.stderr.splitlines()[-1]
+    place = tmp_path / "cache" / f"models--{ROW.hub_id.replace('/', '--')}" / "snapshots" / ROW.revision
+    assert f"put model.safetensors and config.json of {NOWHERE}/{ROW.hub_id}/tree/{ROW.revision} into {place}/" in line
+    assert not (tmp_path / "run").exists()
+    assert not is_reachable()
+    shutil.copytree(published / ROW.hub_id, place)
+    done = vitreous("finetune", "images", *RUN, "--json=result.json")
+    assert done.returncode == 0, done.stderr
+    assert "in the cache" in done.stdout
+    assert json.loads((tmp_path / "result.json").read_text())["exit_code"] == 0
+
+
+def test_a_choice_is_not_made_twice_for_one_run(vitreous, folder):
+    done = vitreous("finetune", "images", "--resume", *RUN)
+    assert done.returncode == 2
+    assert "--config RUN/recipe.yaml --out RUN --resume" in done.stderr
