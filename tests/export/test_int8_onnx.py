@@ -212,3 +212,9 @@ def test_command_writes_a_verified_file(model_file, float_file, tmp_path, monkey
         for one, other in zip(opened.predict(list(images)), classifier.predict(list(images)), strict=True)
     ]
     assert np.mean(agreeing) >= 0.9
+
+
+def test_int8_of_a_torch_program_is_refused(model_file, tmp_path, capsys):
+    words = ["export", str(model_file), str(tmp_path / "m.pt2"), "--to", "torch", "--int8", "--check", str(tmp_path)]
+    assert main(words) == 2
+    assert "--int8 is not possible with --to torch: use --to openvino, onnx or web" in capsys.readouterr().err

@@ -44,6 +44,7 @@ _EXAMPLES = [
         "vitreous export runs/photos-1 --to openvino --int8 --check photos/",
         "in int8, if that keeps the accuracy",
     ),
+    ("vitreous export runs/photos-1 --to web --int8 --check photos/", "a page with a smaller, faster graph"),
     ("vitreous export runs/photos-1 photos.html --to web", "a classifier that opens in a browser"),
 ]
 
