@@ -210,7 +210,7 @@ def test_layer_that_costs_accuracy_goes_back_to_float(tmp_path, monkeypatch):
 def one_setting(monkeypatch, smoothed):
     """NNCF's result is taken from :func:`smoothed`, which saves its time."""
     monkeypatch.setattr(story, "SETTINGS", {"SmoothQuant on": 0.95})
-    monkeypatch.setattr(story, "quantised", lambda graph, images, alpha: smoothed.clone())
+    monkeypatch.setattr(story, "quantised", lambda *given: smoothed.clone())
 
 
 def test_collapsed_quantiser_is_rejected(graph, smoothed, one_setting, monkeypatch):
@@ -220,7 +220,7 @@ def test_collapsed_quantiser_is_rejected(graph, smoothed, one_setting, monkeypat
         if "fq_weights" in node.get_friendly_name() and node.get_type_name() == "Multiply":
             scale = node.input_value(1).get_node().data * 30
             node.input(1).replace_source_output(openvino.opset13.constant(scale).output(0))
-    monkeypatch.setattr(story, "quantised", lambda graph, images, alpha: collapsed)
+    monkeypatch.setattr(story, "quantised", lambda *given: collapsed)
     told: list[str] = []
     with pytest.raises(OutputError, match=r"int8 destroys this model \(SmoothQuant on: logits off by \d+%\)"):
         quantise(graph, CALIBRATION, lambda graph, precision: 0.5, 100.0, told.append)

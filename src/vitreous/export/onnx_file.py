@@ -15,7 +15,7 @@ from vitreous.export.graph.core import PIXELS, Core
 from vitreous.export.graph.onnx_resize import NATIVE_MODES, resize_model
 from vitreous.export.graph.tracing import EXAMPLES, to_onnx, trace
 
-__all__ = ["ENGINE", "EXTRA", "NATIVE_FILTERS", "PACKAGES", "RESIZES", "Runner", "write"]
+__all__ = ["ENGINE", "EXTRA", "NATIVE_FILTERS", "PACKAGES", "RESIZES", "Runner", "open_session", "write"]
 
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 EXTRA = "onnx"
@@ -64,20 +64,26 @@ def write(
     return [file, beside]
 
 
+def open_session(source: Path | bytes) -> Any:
+    """Return an ``onnxruntime.InferenceSession`` of a model on the CPU."""
+    import onnxruntime
+
+    onnxruntime.disable_telemetry_events()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors only; warnings concern the machine, such as a missing GPU
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # other programs may need the cores
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
 class Runner:
     """A written file in ONNX Runtime, on the CPU."""
 
     def __init__(self, file: Path, taps: Sequence[str] = ()) -> None:
         import onnxruntime
 
-        onnxruntime.disable_telemetry_events()
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # errors only; warnings concern the machine, such as a missing GPU
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # other programs may need the cores
         self.name = f"onnxruntime {onnxruntime.__version__}"
-        source: Any = _with_taps(file, taps) if taps else file
-        self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        self._session = open_session(_with_taps(file, taps) if taps else file)
         self.outputs = [each.name for each in self._session.get_outputs()]
 
     @property

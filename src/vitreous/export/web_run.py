@@ -44,5 +44,7 @@ def export_page(
         graph = Path(folder) / "model.onnx"
         inner = replace(options, resize=options.resize or "native")
         found = export_opened(opened, Destination("onnx", graph, source, False), "onnx", inner, tell=tell)
+        if options.quantise is not None:
+            tell("int8: speed and accuracy are those of ONNX Runtime on this machine; a browser has another speed")
         page = export_web(graph, destination, opened.model, info, title=title, overwrite=options.overwrite, tell=tell)
     return replace(found, files=page.files, size=page.bytes)

@@ -45,6 +45,7 @@ _EXAMPLES = [
         "vitreous export runs/photos-1 --to openvino --int8 --check photos/",
         "in int8, if that keeps the accuracy",
     ),
+    ("vitreous export runs/photos-1 --to web --int8 --check photos/", "a page with a smaller, faster graph"),
     ("vitreous export runs/photos-1 photos.html --to web", "a classifier that opens in a browser"),
 ]
 
@@ -88,7 +89,7 @@ def _parser() -> Parser:
         "--int8",
         type=bool,
         default=False,
-        help="static int8 quantisation, with --to openvino: images of --check calibrate it, layers that cost too much "
+        help="static int8 quantisation, not with --to torch: images of --check calibrate it, layers that cost too much "
         "accuracy go back to float, and it says if int8 is not faster here",
     )
     add(
@@ -153,8 +154,8 @@ def _check(options: Namespace) -> None:
     """Refuse options that contradict each other or would have no effect."""
     if options.int8 and not options.check:
         raise UsageError("--int8 needs --check DATA: labelled images to calibrate on, and to measure the loss with")
-    if options.int8 and options.to != "openvino":
-        raise UsageError(f"--int8 is not possible with --to {options.to}: use --to openvino")
+    if options.int8 and options.to == "torch":
+        raise UsageError("--int8 is not possible with --to torch: use --to openvino, onnx or web")
     if options.int8 and options.precision != "float32":
         raise UsageError(f"--int8 and --precision {options.precision} contradict each other: give one of them")
     if options.class_map and options.to == "web":

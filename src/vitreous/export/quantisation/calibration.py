@@ -32,13 +32,14 @@ def check_installed() -> None:
         raise MissingExtraError(f"int8 needs {' and '.join(missing)}: pip install 'vitreous[int8]'")
 
 
-def quantised(graph: Any, images: Sequence[NDArray[Any]], alpha: float | None) -> Any:
+def quantised(graph: Any, images: Sequence[NDArray[Any]], alpha: float | None, floats: Sequence[str] = ()) -> Any:
     """Return a quantised copy of an OpenVINO graph; the same images give the same graph.
 
     Args:
         graph: A float graph with one input.
         images: Inputs of the graph, one image each, (1, ...).
         alpha: The strength of SmoothQuant in [0, 1], or None for no SmoothQuant.
+        floats: Further operations that stay in float.
     """
     with _silent():
         import nncf
@@ -53,7 +54,7 @@ def quantised(graph: Any, images: Sequence[NDArray[Any]], alpha: float | None) -
                 preset=nncf.QuantizationPreset.PERFORMANCE,
                 model_type=nncf.ModelType.TRANSFORMER,
                 subset_size=len(images),
-                ignored_scope=nncf.IgnoredScope(names=[*preprocessing, *kept], validate=False),
+                ignored_scope=nncf.IgnoredScope(names=[*preprocessing, *kept, *floats], validate=False),
                 advanced_parameters=nncf.AdvancedQuantizationParameters(smooth_quant_alphas=smooth),
             )
         except Exception as error:  # NNCF raises errors of any class

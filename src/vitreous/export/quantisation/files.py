@@ -1,30 +1,34 @@
-"""Quantises an exported OpenVINO file in place: what the step of an export between writing and verification does."""
+"""Quantises an exported file in place: what the step of an export between writing and verification does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
-from vitreous.errors import UsageError
+from vitreous.errors import OutputError, UsageError
 from vitreous.export.openvino_file import REST
-from vitreous.export.quantisation.quantise import MAX_DROP, Accuracy, Quantised, quantise
+from vitreous.export.quantisation.quantise import MAX_DROP, Quantised, quantise
+from vitreous.export.quantisation.running import OPENVINO, Runtime, Top1
 
-__all__ = ["Int8"]
+__all__ = ["INT8_FORMS", "Int8"]
+
+INT8_FORMS = ("openvino", "onnx")
 
 
 @dataclass
 class Int8:
     """Changes a written file to int8; `result` says afterwards what became of it.
 
-    The arguments are those of :func:`.quantise.quantise`. The file's metadata stays.
+    The arguments are those of :func:`.quantise.quantise`; the runtime of the file computes the accuracy. The file's
+    metadata stays.
     """
 
     calibration: Iterable[NDArray[Any]]
-    accuracy: Accuracy
+    accuracy: Top1
     max_drop: float = MAX_DROP
     tell: Callable[[str], None] = field(default_factory=lambda: lambda line: None)
     weights: Mapping[str, NDArray[Any]] | None = None
@@ -35,16 +39,40 @@ class Int8:
         """Quantise the files of a format in place, graph first; return them.
 
         Raises:
-            UsageError: The format is not OpenVINO's.
+            UsageError: The format has no int8.
+            OutputError: The model is too large, or no quantised graph keeps the accuracy.
         """
-        if form != "openvino":
-            raise UsageError(f"int8 is not possible with --to {form}: use --to openvino")
+        if form not in INT8_FORMS:
+            raise UsageError(f"int8 is not possible with --to {form}: use --to {' or '.join(INT8_FORMS)}")
+        change = self._change_onnx if form == "onnx" else self._change_openvino
+        change(files)
+        return files
+
+    def _change_openvino(self, files: list[Path]) -> None:
         import openvino
 
         reader = openvino.Core()  # computes nothing, so that it may end before the process
         reader.set_property({"ENABLE_MMAP": False})  # the weights' file is written again while they are in use
-        graph = reader.read_model(files[0])
-        self.result = quantise(graph, self.calibration, self.accuracy, self.max_drop, self.tell, weights=self.weights)
+        self.result = self._quantised(reader.read_model(files[0]), OPENVINO)
         self.result.graph.set_rt_info(self.result.rest, list(REST))
         openvino.save_model(self.result.graph, files[0], compress_to_fp16=False)
-        return files
+
+    def _change_onnx(self, files: list[Path]) -> None:
+        import onnx
+
+        from vitreous.export.quantisation.onnx_running import OnnxRuntime
+
+        if len(files) > 1:
+            raise OutputError(
+                "int8 needs an ONNX model in one file, and this one is above 1.9 GB: use --to openvino, or export it "
+                "without int8"
+            )
+        runtime = OnnxRuntime(files[0])
+        self.result = self._quantised(runtime.graph, runtime)
+        onnx.save_model(runtime.model_of(self.result.graph), files[0])
+
+    def _quantised(self, graph: Any, runtime: Runtime) -> Quantised:
+        accuracy = replace(self.accuracy, runtime=runtime)
+        return quantise(
+            graph, self.calibration, accuracy, self.max_drop, self.tell, weights=self.weights, runtime=runtime
+        )

@@ -75,15 +75,16 @@ def _fold_into_values(attention: Any, factors: NDArray[np.float32]) -> bool:
         node = node.input_value(0).get_node()
     bias, product = (node, node.input_value(0).get_node()) if node.get_type_name() == "Add" else (None, node)
     alone = all(len(each.output(0).get_target_inputs()) == 1 for each in (bias, product) if each is not None)
-    if not alone or product.get_type_name() != "MatMul" or not product.get_attributes()["transpose_b"]:
+    if not alone or product.get_type_name() != "MatMul":
         return False
     if bias is not None and constant(bias.input_value(1)) is None:
         return False
-    weight = product.input_value(1).get_node()  # (D, D): a constant, or int8 times a scale (D, 1)
+    by_output = factors[:, None] if product.get_attributes()["transpose_b"] else factors  # outputs are rows, or columns
+    weight = product.input_value(1).get_node()  # (D, D): a constant, or int8 times a scale for each output
     if weight.get_type_name() == "Multiply" and constant(weight.input_value(1)) is not None:
-        _multiply_constant(weight, 1, factors[:, None])
+        _multiply_constant(weight, 1, by_output)
     elif constant(product.input_value(1)) is not None:
-        _multiply_constant(product, 1, factors[:, None])
+        _multiply_constant(product, 1, by_output)
     else:
         return False
     if bias is not None:

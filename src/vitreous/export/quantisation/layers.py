@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SMOOTH", "Unit", "constant", "float_layers", "layer_names", "quantised_units", "restore"]
+__all__ = ["MOVING", "SMOOTH", "Unit", "constant", "float_layers", "layer_names", "quantised_units", "restore"]
 
 SMOOTH = "nncf_smooth_quant"  # NNCF puts this into the names of the factors that SmoothQuant inserts
 _WEIGHTED = {"MatMul", "Convolution", "GroupConvolution"}
-_MOVING = {"Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Gather", "VariadicSplit", "Split"}
+MOVING = {"Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Gather", "VariadicSplit", "Split"}
 """Operations that move values without changing them; a quantiser may stand before them."""
 
 
@@ -98,7 +98,7 @@ def _quantiser(output: Any) -> str | None:
     node = output.get_node()
     if node.get_type_name() == "FakeQuantize":
         return str(node.get_friendly_name())
-    return _quantiser(node.input_value(0)) if node.get_type_name() in _MOVING else None
+    return _quantiser(node.input_value(0)) if node.get_type_name() in MOVING else None
 
 
 def restore(graph: Any, original: Any, units: Collection[Unit]) -> Any:
@@ -136,7 +136,7 @@ def _before_quantiser(output: Any) -> Any:
     node = output.get_node()
     if node.get_type_name() == "FakeQuantize":
         return node.input_value(0)
-    if node.get_type_name() not in _MOVING or _quantiser(output) is None:
+    if node.get_type_name() not in MOVING or _quantiser(output) is None:
         return output
     moved = [_before_quantiser(node.input_value(0)), *node.input_values()[1:]]
     copy = NodeFactory(node.get_type_info().version_id).create(node.get_type_name(), moved, node.get_attributes())
@@ -148,7 +148,7 @@ def _smoothing(output: Any) -> NDArray[np.float32] | None:
     node = output.get_node()
     if node.get_type_name() == "Multiply" and SMOOTH in node.get_friendly_name():
         return constant(node.input_value(1))
-    return _smoothing(node.input_value(0)) if node.get_type_name() in _MOVING else None
+    return _smoothing(node.input_value(0)) if node.get_type_name() in MOVING else None
 
 
 def _restore_bias(node: Any, original: Any) -> None:

@@ -1,4 +1,4 @@
-"""Quantises an OpenVINO graph to int8 and returns it only if it has kept its accuracy.
+"""Quantises a graph to int8 and returns it only if it has kept its accuracy.
 
 The order of events: NNCF quantises the graph with SmoothQuant off and on, each with the products of attention in int8
 if that changes the logits little more. A setting whose logits have nothing in common with the float graph's is
@@ -22,7 +22,7 @@ from vitreous.errors import DataError, OutputError, UsageError
 from vitreous.export.quantisation.calibration import SETTINGS, check_installed, quantised
 from vitreous.export.quantisation.folding import fold
 from vitreous.export.quantisation.layers import Unit, float_layers, layer_names, quantised_units, restore
-from vitreous.export.quantisation.running import Precision, Speed, compare_speed, logit_error, logits_of
+from vitreous.export.quantisation.running import OPENVINO, Precision, Runtime, Speed, logit_error
 
 __all__ = ["MAX_DROP", "Accuracy", "Quantised", "Restored", "Tried", "quantise"]
 
@@ -73,7 +73,7 @@ class Quantised:
     setting: str
     tried: tuple[Tried, ...]
     restored: tuple[Restored, ...]
-    kept: tuple[str, ...]  # layers never quantised: the first, which reads the image, and the last
+    kept: tuple[str, ...]  # never quantised: the first layer, which reads the image, the last, what the runtime lacks
     units: int  # groups of layers that the setting quantised, including the restored
     accuracy_before: float  # of the float graph, by the function that was passed
     accuracy_after: float
@@ -117,6 +117,7 @@ def quantise(
     *,
     weights: Mapping[str, NDArray[Any]] | None = None,
     time_batch: int | None = _TIMED_BATCH,
+    runtime: Runtime = OPENVINO,
 ) -> Quantised:
     """Quantise a float OpenVINO graph with one input to int8; the same arguments give the same graph.
 
@@ -131,6 +132,7 @@ def quantise(
         tell: Gets a line for the user before each step that takes time, and those of the report.
         weights: The model's parameters by name, which give layers their names in the report.
         time_batch: Number of images in the batch that is timed, or None for no timing.
+        runtime: Computes the graphs, for whatever is measured here.
 
     Raises:
         MissingExtraError: OpenVINO or NNCF is missing.
@@ -142,10 +144,12 @@ def quantise(
     if not max_drop >= 0:
         raise UsageError(f"--max-drop is {max_drop:g}, it must be 0 or more points of accuracy")
     images = _single_images(calibration)
-    task = _Task(graph, images, accuracy, tell)
+    task = _Task(graph, images, accuracy, tell, runtime)
     tell("int8: measuring the float graph")
     before = task.measured(graph, "float32")
-    if 100 * (before - (fastest := task.measured(graph, "fastest"))) > max_drop + 1e-9:
+    if not runtime.has_bf16:
+        task.rest = "float32"
+    elif 100 * (before - (fastest := task.measured(graph, "fastest"))) > max_drop + 1e-9:
         task.rest = "float32"
         tell(f"int8: accuracy {fastest:.2%} in bf16 alone, before {before:.2%}: what is not int8 stays in float32")
     result = _kept(task, before, max_drop, weights or {}, time_batch)
@@ -170,8 +174,9 @@ def _kept(
         after = restored[-1].accuracy
     final, after, error = _folded(task, model, before - max_drop / 100, after)
     batch = None if time_batch is None else _batch(task.images, time_batch)
-    speed = None if batch is None else compare_speed(task.graph, final, batch, rest=task.rest)
-    kept = tuple(dict.fromkeys(names.get(layer, layer) for layer in float_layers(task.graph)[1]))
+    speed = None if batch is None else task.runtime.compare_speed(task.graph, final, batch, rest=task.rest)
+    never = (*float_layers(task.graph)[1], *task.runtime.in_float)
+    kept = tuple(dict.fromkeys(names.get(layer, layer) for layer in never))
     return Quantised(
         final,
         setting,
@@ -197,11 +202,13 @@ class _Task:
         images: list[NDArray[Any]],
         accuracy: Accuracy,
         tell: Callable[[str], None],
+        runtime: Runtime,
     ) -> None:
         self.graph, self.images, self.tell, self._accuracy = graph, images, tell, accuracy
+        self.runtime = runtime
         self.rest: Precision = "fastest"
         self.compared = images[:: -(-len(images) // _COMPARED_IMAGES)]  # of all classes, if they are sorted by class
-        self._expected = logits_of(graph, self.compared)
+        self._expected = runtime.logits_of(graph, self.compared)
 
     def measured(self, graph: Any, precision: Precision | None = None) -> float:
         """Return the accuracy of a graph, with what is not int8 in `rest` unless another precision is given."""
@@ -212,7 +219,8 @@ class _Task:
 
     def error(self, graph: Any, step: int = 1) -> float:
         """Return the error of a graph's logits on every `step`-th of the compared images."""
-        return logit_error(logits_of(graph, self.compared[::step], self.rest), self._expected[::step])
+        logits = self.runtime.logits_of(graph, self.compared[::step], self.rest)
+        return logit_error(logits, self._expected[::step])
 
 
 def _single_images(calibration: Iterable[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -225,10 +233,10 @@ def _single_images(calibration: Iterable[NDArray[Any]]) -> list[NDArray[Any]]:
 
 def _candidates(task: _Task, before: float, max_drop: float) -> tuple[list[tuple[str, Any, float]], list[Tried]]:
     """Try each setting; return name, graph and accuracy of those that are sound, and a record of all."""
-    found, tried = [], []
+    found, tried, inputs = [], [], task.runtime.graph_inputs(task.images)
     for setting, alpha in SETTINGS.items():
         task.tell(f"int8: calibrating on {len(task.images)} images, {setting}")
-        model, attention, error = _with_attention(task, quantised(task.graph, task.images, alpha))
+        model, attention, error = _with_attention(task, quantised(task.graph, inputs, alpha, task.runtime.in_float))
         collapsed = not error < _COLLAPSED
         value = None if collapsed else task.measured(model)
         tried.append(Tried(setting, attention, value, error, collapsed))
@@ -291,7 +299,7 @@ def _restore_until(
 def _folded(task: _Task, model: Any, least: float, accuracy: float) -> tuple[Any, float, float]:
     """Fold SmoothQuant's factors if the accuracy stays at least `least`; return graph, accuracy and logits' error."""
     error, folded = task.error(model), fold(model)
-    change = logit_error(*(logits_of(each, task.compared, "float32") for each in (folded, model)))
+    change = logit_error(*(task.runtime.logits_of(each, task.compared, "float32") for each in (folded, model)))
     if change < max(_ROUNDING, error / 2):
         value = task.measured(folded)
         if value >= least - 1e-11:

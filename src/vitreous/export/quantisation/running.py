@@ -1,4 +1,6 @@
-"""Runs OpenVINO graphs on the CPU: their logits, their accuracy on labelled images, and their speed side by side.
+"""Runs graphs on the CPU: their logits, their accuracy on labelled images, and their speed side by side.
+
+Graphs are OpenVINO's, and so is the runtime here; a :class:`Runtime` may compute the same graphs by other means.
 
 Shapes: B batch, K classes.
 """
@@ -8,19 +10,31 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitreous.export.openvino_file import core
 
-__all__ = ["Precision", "Speed", "Top1", "compare_speed", "is_quantised", "logit_error", "logits_of"]
+__all__ = [
+    "OPENVINO",
+    "Precision",
+    "Runtime",
+    "Speed",
+    "Top1",
+    "compare_speed",
+    "in_turn",
+    "is_quantised",
+    "logit_error",
+    "logits_of",
+]
 
 Precision = Literal["float32", "fastest"]
 _CALLS = 2  # calls of each graph in a round
+_ROUNDS = 10
 
 
 def is_quantised(graph: Any) -> bool:
@@ -61,23 +75,6 @@ def logit_error(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> f
 
 
 @dataclass(frozen=True)
-class Top1:
-    """The accuracy of a graph on labelled images, in [0, 1].
-
-    Args:
-        batches: Inputs of the graph, (B, ...) each.
-        labels: The class index of each image in turn.
-    """
-
-    batches: list[NDArray[Any]]
-    labels: NDArray[np.int64]
-
-    def __call__(self, graph: Any, precision: Precision) -> float:
-        """Return the fraction of images whose label has the highest logit; `precision` is of what is not int8."""
-        return float((logits_of(graph, self.batches, precision).argmax(1) == self.labels).mean())
-
-
-@dataclass(frozen=True)
 class Speed:
     """Two graphs timed in turn on this machine."""
 
@@ -92,29 +89,32 @@ class Speed:
 
 
 def compare_speed(
-    graph: Any, quantised: Any, images: NDArray[Any], rounds: int = 10, rest: Precision = "fastest"
+    graph: Any, quantised: Any, images: NDArray[Any], rounds: int = _ROUNDS, rest: Precision = "fastest"
 ) -> Speed:
-    """Time both graphs on a batch (B, ...) in turn, round by round, both with the batch shared between the cores.
+    """Time both graphs on a batch (B, ...) in turn, both with the batch shared between the cores.
 
     The float graph runs in its fastest precision, what is not int8 in the other in the precision `rest`.
     """
-    works, precision = [], ""
-    ways: tuple[tuple[Any, Precision], ...] = ((graph, "fastest"), (quantised, rest))
-    for each, wanted in ways:
-        work, used = _shared(each, images, wanted)
-        precision = precision or used
-        works.append(work)
-        work()
+    (before, precision), (after, _) = _shared(graph, images, "fastest"), _shared(quantised, images, rest)
+    return in_turn(before, after, len(images), precision, rounds)
+
+
+def in_turn(
+    before: Callable[[], object], after: Callable[[], object], batch: int, precision: str, rounds: int = _ROUNDS
+) -> Speed:
+    """Time two functions that compute a batch, round by round; the `precision` is of the first."""
     times: list[list[float]] = [[], []]
+    for work in (before, after):
+        work()
     for _ in range(rounds):
-        for work, taken in zip(works, times, strict=True):
+        for work, taken in zip((before, after), times, strict=True):
             start = time.perf_counter()
             for _ in range(_CALLS):
                 work()
             taken.append((time.perf_counter() - start) / _CALLS)
-    ratios = sorted(before / after for before, after in zip(*times, strict=True))
-    before, after = (len(images) / statistics.median(taken) for taken in times)
-    return Speed(len(images), before, after, statistics.median(ratios), ratios[0], ratios[-1], rounds, precision)
+    ratios = sorted(one / other for one, other in zip(*times, strict=True))
+    slow, fast = (batch / statistics.median(taken) for taken in times)
+    return Speed(batch, slow, fast, statistics.median(ratios), ratios[0], ratios[-1], rounds, precision)
 
 
 def _shared(graph: Any, images: NDArray[Any], precision: Precision) -> tuple[Callable[[], None], str]:
@@ -131,3 +131,54 @@ def _shared(graph: Any, images: NDArray[Any], precision: Precision) -> tuple[Cal
             request.wait()
 
     return run, str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
+
+
+class Runtime(Protocol):
+    """What computes the graphs while int8 is chosen: that which will compute the file."""
+
+    in_float: Sequence[str]  # operations that it computes in float only
+    has_bf16: bool  # whether it may compute what is not int8 in bf16
+
+    def graph_inputs(self, images: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+        """Return what the graph computes from images, where it has other inputs than the file."""
+
+    def logits_of(
+        self, graph: Any, batches: Iterable[NDArray[Any]], precision: Precision | None = None
+    ) -> NDArray[np.float32]:
+        """Return the logits (B, K), as :func:`logits_of` does."""
+
+    def compare_speed(self, graph: Any, quantised: Any, images: NDArray[Any], *, rest: Precision = "fastest") -> Speed:
+        """Time a float graph and a quantised one, as :func:`compare_speed` does."""
+
+
+class _OpenVino:
+    in_float: Sequence[str] = ()
+    has_bf16 = True
+
+    def graph_inputs(self, images: Sequence[NDArray[Any]]) -> Sequence[NDArray[Any]]:
+        return images
+
+    logits_of = staticmethod(logits_of)
+    compare_speed = staticmethod(compare_speed)
+
+
+OPENVINO: Runtime = _OpenVino()
+
+
+@dataclass(frozen=True)
+class Top1:
+    """The accuracy of a graph on labelled images, in [0, 1].
+
+    Args:
+        batches: Inputs of the graph, (B, ...) each.
+        labels: The class index of each image in turn.
+        runtime: Computes the graph.
+    """
+
+    batches: list[NDArray[Any]]
+    labels: NDArray[np.int64]
+    runtime: Runtime = OPENVINO
+
+    def __call__(self, graph: Any, precision: Precision) -> float:
+        """Return the fraction of images whose label has the highest logit; `precision` is of what is not int8."""
+        return float((self.runtime.logits_of(graph, self.batches, precision).argmax(1) == self.labels).mean())

@@ -36,9 +36,13 @@ BOUNDS = {
     "float32": Bounds(outputs=3e-5, layer=3e-5),
     "fp16": Bounds(outputs=5e-3, layer=2e-2),
     "bf16": Bounds(outputs=3e-2, layer=1e-1),
-    "int8": Bounds(outputs=2e-1, layer=5e-1),  # only finds what is broken: accuracy on labelled images decides
+    "int8": Bounds(outputs=5e-1, layer=5e-1),
 }
-"""By the precision of the file. In float32, correct files differ by a few millionths."""
+"""By the precision of the file. In float32, correct files differ by a few millionths.
+
+In int8 the bound only finds what is broken; accuracy on labelled images decides. Values beyond those of calibration are
+cut off, so that the features of a model of digits change by up to 0.3 on photographs, in ONNX Runtime and OpenVINO.
+"""
 
 
 def bounds_of(bounds: Bounds, output: str, is_resized: bool, resize: str) -> float:
