@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from huggingface_hub.utils import enable_progress_bars
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".safetensors", ".bin", ".npz")  # files that the hub stores in LFS and names by SHA-256
 
@@ -122,7 +124,8 @@ class Answer(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(root: Path) -> Iterator[Hub]:
-    """Serve within the context."""
+    """Serve within the context, with progress bars: transformers, which other tests silence, silences the client too."""
+    enable_progress_bars()
     with Hub(root) as hub:
         thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()

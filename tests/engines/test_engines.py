@@ -18,18 +18,17 @@ from vitreous.errors import ConfigError
 from vitreous.machine.device import computes_bf16
 from vitreous.predictor import Classifier
 
-VARIANTS = {
-    "plain": {"depth": 2},
-    "rotary, registers, QK-norm, LayerScale": {
+VARIANTS = {  # each position, stem, pooling and head once; other tests use the plain model
+    "rotary, registers, QK-norm, LayerScale, mlp head": {
         "position": "rope-2d",
         "registers": 2,
         "attention": {"qk_norm": True},
         "block": {"layer_scale": 0.3},
+        "head": {"kind": "mlp", "hidden": 20},
     },
-    "relative, mlp head": {"position": "relative", "head": {"kind": "mlp", "hidden": 20}},
-    "learned-2d, map": {"position": "learned-2d", "pool": "map", "final_norm": "pooled"},
-    "sincos, linear stem, seq": {"position": "sincos-2d", "stem": "linear", "pool": "seq"},
-    "no head, convolutions": {"num_classes": 0, "stem": "conv", "pool": "mean"},
+    "relative, map": {"position": "relative", "pool": "map", "final_norm": "pooled"},
+    "learned-2d, linear stem, seq": {"position": "learned-2d", "stem": "linear", "pool": "seq"},
+    "sincos, convolutions, no head": {"position": "sincos-2d", "num_classes": 0, "stem": "conv", "pool": "mean"},
 }
 
 

@@ -14,6 +14,7 @@ from vitreous.accelerate.model import accelerate
 from vitreous.errors import ConfigError
 from vitreous.model.block import Block
 from vitreous.model.config import PARTS, ViTConfig
+from vitreous.model.record import Record
 from vitreous.model.vit import VisionTransformer
 
 RESNET = {"stem": {"kind": "resnet", "layers": (1, 2), "width": 32}, "patch_size": (16, 8), "image_size": (32, 24)}
@@ -204,3 +205,14 @@ def test_under_autocast_weights_are_float32_and_near_those_in_float64(case: dict
         assert layer.attention.dtype == torch.float32
         torch.testing.assert_close(layer.attention.sum(-1), torch.ones(2, 3, layer.before.shape[1]))
         torch.testing.assert_close(layer.attention.double(), expected.attention, rtol=0, atol=0.05)
+
+
+def test_images_one_after_the_other_give_the_same_bits() -> None:
+    """Above a number of weights a CPU does so without gradients; with them, the batch is one product."""
+    q, k, v = (x.transpose(1, 2) for x in torch.randn(3, 200, 3, 4, 16).unbind(2))
+    alone, together = Record(explicit=True), Record(explicit=True)
+    with torch.no_grad():
+        mixed = alone.attend(q, k, v, None)
+    assert torch.equal(mixed, together.attend(q.requires_grad_(), k, v, None))
+    assert torch.equal(alone.weights, together.weights)  # type: ignore[arg-type]
+    assert together.weights.requires_grad  # type: ignore[union-attr]

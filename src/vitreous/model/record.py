@@ -14,6 +14,10 @@ from torch import Tensor
 
 __all__ = ["Record", "attention_weights"]
 
+_IMAGE_ALONE = 1 << 17
+"""Attention weights of an image from which on a CPU computes one image after the other: they stay in its cache, and the
+strided queries, keys and values of one image need no copy. S/16 at 224 px: 0.93 of the time."""
+
 
 @dataclass
 class Record:
@@ -51,6 +55,10 @@ class Record:
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
         """Return the weighted mean of the values, (B, H, M, d), and keep the weights (equations 6 and 7)."""
+        is_plain = not torch.is_grad_enabled() and bias is None and queries.dtype == keys.dtype == torch.float32
+        if is_plain and queries.device.type == "cpu" and queries[0, :, :, 0].numel() * keys.shape[2] >= _IMAGE_ALONE:
+            self.weights, mixed = _attend_by_image(queries, keys, values)
+            return mixed
         self.weights = attention_weights(queries, keys, bias)
         return self.weights.to(values.dtype) @ values
 
@@ -75,3 +83,14 @@ def attention_weights(queries: Tensor, keys: Tensor, bias: Tensor | None = None)
             scores = scores + bias.to(dtype)
         # Another tensor of this size would cost about as much time as the softmax.
         return torch.softmax(scores, -1, out=scores) if in_place else scores.softmax(-1)
+
+
+def _attend_by_image(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what :func:`attention_weights` does, and weights times values, (B, H, M, d), to the same bits."""
+    B, H, M, d = q.shape
+    weights = q.new_empty(B, H, M, k.shape[2])
+    mixed = q.new_empty(B, M, H, d).transpose(1, 2)  # as the fused kernel has it: joining the heads copies nothing
+    for q_b, k_b, v_b, w, out in zip(q, k, v, weights, mixed, strict=True):
+        torch.baddbmm(w, q_b, k_b.transpose(1, 2), beta=0, alpha=1 / math.sqrt(d), out=w)
+        torch.bmm(torch.softmax(w, -1, out=w), v_b, out=out)
+    return weights, mixed
