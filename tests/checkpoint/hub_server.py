@@ -124,7 +124,7 @@ class Answer(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(root: Path) -> Iterator[Hub]:
-    """Serve within the context, with progress bars: transformers, which other tests silence, silences the client too."""
+    """Serve within the context, with the client's progress bars, which tests that silence transformers turn off."""
     enable_progress_bars()
     with Hub(root) as hub:
         thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.05})
