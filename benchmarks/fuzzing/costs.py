@@ -61,6 +61,7 @@ class Verbs:
 
     def __init__(self, folder: Path) -> None:
         import numpy as np
+        import timm  # noqa: F401 - which `convert` compares with; it imports PyTorch's compiler, which makes a folder
         from PIL import Image
 
         self.data, self.target = folder / "images", folder / "target"

@@ -5,6 +5,8 @@ import math
 import os
 import pickle
 import struct
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -414,3 +416,14 @@ def test_a_recalibrated_file_differs_in_its_calibration_only(tmp_path, dtype):
     assert back == replace(expected, provenance={"seed": 3, "calibration": {"images": 7}})
     recalibrate(out, out, back.without_thresholds(), {})
     assert load_model(out)[1].conformal is None
+
+
+def test_opening_a_model_does_not_import_the_compiler():
+    """Drawing weights on the meta device did, for 1.4 s of every command."""
+    code = (
+        "import sys\nfrom vitreous.checkpoint.model_file import build_on_meta\n"
+        "from vitreous.model.sizes import config_of\n"
+        "model = build_on_meta(config_of('Ti/16'))\nassert all(each.is_meta for each in model.parameters())\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -203,10 +203,7 @@ def load_model(path: str | os.PathLike[str]) -> tuple[FastVisionTransformer, Mod
 def build_on_meta(config: ViTConfig) -> FastVisionTransformer:
     """Build a model on the meta device: its weights have shapes but take no memory."""
     with torch.device("meta"):
-        # The weights are replaced, so the initialisation only has to be cheap.
-        model = build(dataclasses.replace(config, init="torch"))
-    model.config = config
-    return model
+        return build(config)
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:

@@ -124,7 +124,12 @@ class VisionTransformer(nn.Module):
         return self.get_submodule(self.config.pool.module_name)
 
     def _initialise(self) -> None:
-        """Draw all weights: layers and tokens by the scheme ``config.init``, then what blocks and head ask for."""
+        """Draw all weights: layers and tokens by the scheme ``config.init``, then what blocks and head ask for.
+
+        Not on the meta device, where weights have no values and PyTorch imports its compiler to say so.
+        """
+        if next(self.parameters()).is_meta:
+            return
         c, scheme = self.config, SCHEMES[self.config.init]
         scheme.initialise(self)
         scheme.adjust(self, c.position, c.grid)
