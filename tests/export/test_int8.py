@@ -232,6 +232,13 @@ def test_unreachable_accuracy_is_an_error(graph, one_setting):
         quantise(graph, CALIBRATION, lambda graph, precision: 0.4 if is_quantised(graph) else 0.9)
 
 
+def test_what_is_not_int8_is_float32_where_bf16_costs_too_much_beside_it(graph, one_setting):
+    def accuracy(graph, precision):
+        return 0.4 if is_quantised(graph) and precision == "fastest" else 0.9
+
+    assert quantise(graph, CALIBRATION, accuracy, time_batch=None).rest == "float32"
+
+
 @pytest.mark.parametrize(
     ("calibration_images", "accuracy", "max_drop", "error", "said"),
     [

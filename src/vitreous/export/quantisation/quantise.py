@@ -152,7 +152,14 @@ def quantise(
     elif 100 * (before - (fastest := task.measured(graph, "fastest"))) > max_drop + 1e-9:
         task.rest = "float32"
         tell(f"int8: accuracy {fastest:.2%} in bf16 alone, before {before:.2%}: what is not int8 stays in float32")
-    result = _kept(task, before, max_drop, weights or {}, time_batch)
+    try:
+        result = _kept(task, before, max_drop, weights or {}, time_batch)
+    except _LossError:
+        if task.rest == "float32":
+            raise
+        task.rest = "float32"
+        tell("int8: the loss is too large with bf16 in what is not int8; once more with float32 there")
+        result = _kept(task, before, max_drop, weights or {}, time_batch)
     for line in result.lines():
         tell(line)
     return result
@@ -191,6 +198,10 @@ def _kept(
         speed,
         task.rest,
     )
+
+
+class _LossError(OutputError):
+    """No graph is within the accepted loss, however many layers are back in float."""
 
 
 class _Task:
@@ -290,7 +301,7 @@ def _restore_until(
         if 100 * (before - value) <= max_drop + 1e-9:
             return graph, restored
     loss = min((100 * (before - each.accuracy) for each in restored), default=float("nan"))
-    raise OutputError(
+    raise _LossError(
         f"int8 loses {loss:.2f} points of accuracy at best, with {len(restored)} of {len(units)} groups of layers in "
         f"float; accepted are {max_drop:g}: raise --max-drop, calibrate on more images, or export without int8"
     )
