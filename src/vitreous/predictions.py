@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,9 +70,8 @@ def input_name(item: Any, position: int) -> str:
     return name if isinstance(name, str) else f"#{position}"
 
 
-def raise_failures(results: Iterable[Any], is_single: bool = False) -> None:
+def raise_failures(results: Sequence[Any], is_single: bool = False) -> None:
     """Raise one DataError for all results that are a :class:`Failure`."""
-    results = list(results)
     failures = [each for each in results if isinstance(each, Failure)]
     if failures:
         count = "" if is_single else f"{len(failures)} of {len(results)} images cannot be read: "

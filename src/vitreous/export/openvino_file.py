@@ -17,7 +17,18 @@ from vitreous.export.graph.core import Core
 from vitreous.export.graph.openvino_resize import MODES, prepend_resize
 from vitreous.export.graph.tracing import EXAMPLES, to_openvino, trace
 
-__all__ = ["ENGINE", "EXTRA", "NATIVE_FILTERS", "PACKAGES", "RESIZES", "REST", "Runner", "core", "write"]
+__all__ = [
+    "ENGINE",
+    "EXTRA",
+    "NATIVE_FILTERS",
+    "PACKAGES",
+    "RESIZES",
+    "REST",
+    "Runner",
+    "core",
+    "read_unmapped",
+    "write",
+]
 
 PACKAGES = ("openvino",)
 EXTRA = "openvino"
@@ -93,6 +104,18 @@ class Runner:
         """Return all outputs for images (B, h, w, C)."""
         found = self._graph([np.ascontiguousarray(images)])
         return [np.array(found[output]) for output in self._graph.outputs]
+
+
+def read_unmapped(file: Path) -> Any:
+    """Read a graph whose files are written again while its weights are in use.
+
+    The runtime that reads it computes nothing, so it may end before the process; :func:`core` must not.
+    """
+    import openvino
+
+    reader = openvino.Core()
+    reader.set_property({"ENABLE_MMAP": False})
+    return reader.read_model(file)
 
 
 @cache

@@ -160,8 +160,6 @@ def _check(options: Namespace) -> None:
         raise UsageError(f"--int8 and --precision {options.precision} contradict each other: give one of them")
     if options.class_map and options.to == "web":
         raise UsageError("--class-map has no effect with --to web, which has maps anyway")
-    if options.class_map and (options.int8 or options.precision != "float32"):
-        raise UsageError("--class-map is possible in float32 only: leave out --precision and --int8")
     if options.aot and options.to != "torch":
         raise UsageError(f"--aot is not possible with --to {options.to}: use --to torch")
     if options.max_drop is not None and not options.int8:

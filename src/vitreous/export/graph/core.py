@@ -40,9 +40,7 @@ class Core(nn.Module):
     def __init__(self, model: VisionTransformer, info: ModelInfo, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.model = model
-        self.dtype = dtype
-        self.info = info
-        self.temperature, self.abstention, self.conformal = info.temperature, info.abstention, info.conformal
+        self.info, self.dtype = info, dtype
         for name in ("mean", "std"):
             self.register_buffer(name, torch.tensor(getattr(info.pipeline.config, name)).view(-1, 1, 1))  # C 1 1
 
@@ -59,15 +57,15 @@ class Core(nn.Module):
             outputs = [features.to(torch.float32) * 1]  # a new tensor: outputs must be distinct from intermediates
             if self.model.config.num_classes:
                 logits = self.model.head(features).to(torch.float32)
-                outputs = [(logits / self.temperature).softmax(1), logits, *outputs, *self._decisions(logits)]
+                outputs = [(logits / self.info.temperature).softmax(1), logits, *outputs, *self._decisions(logits)]
         return (*outputs, normalised, *seen)
 
     def _decisions(self, logits: Tensor) -> Iterator[Tensor]:
-        calibrated = logits.double() / self.temperature  # (B, K), float64 as where the thresholds were fitted
-        if self.abstention is not None:
-            yield is_unsure(self.abstention, calibrated)  # (B,)
-        if self.conformal is not None:
-            yield holds(self.conformal, calibrated.softmax(1))  # (B, K)
+        calibrated = logits.double() / self.info.temperature  # (B, K), float64 as where the thresholds were fitted
+        if self.info.abstention is not None:
+            yield is_unsure(self.info.abstention, calibrated)  # (B,)
+        if self.info.conformal is not None:
+            yield holds(self.info.conformal, calibrated.softmax(1))  # (B, K)
 
 
 def output_names(info: ModelInfo, with_map: bool = False) -> list[str]:

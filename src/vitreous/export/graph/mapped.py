@@ -33,10 +33,10 @@ class Mapped(nn.Module):
 
         def both(pixels: Tensor) -> tuple[Tensor, ...]:
             with torch.no_grad():
-                outputs = core(pixels)
-            images = ((pixels / 255 - core.mean) / core.std).detach()
-            values = GradientAttention().compute(core.model, images, outputs[1].argmax(1)).values
-            return (*outputs[:count], values, *outputs[count:])
+                results = core(pixels)
+            logits, normalised = results[1], results[count].detach()  # the first tap
+            values = GradientAttention().compute(core.model, normalised, logits.argmax(1)).values
+            return (*results[:count], values, *results[count:])
 
         self.traced = trace_gradients(
             both, (pixels.expand(FREE_BATCH, -1, -1, -1),), free=True, plain_norms=plain_norms

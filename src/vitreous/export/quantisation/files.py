@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from vitreous.errors import OutputError, UsageError
-from vitreous.export.openvino_file import REST
+from vitreous.export.openvino_file import REST, read_unmapped
 from vitreous.export.quantisation.quantise import MAX_DROP, Quantised, quantise
 from vitreous.export.quantisation.running import OPENVINO, Runtime, Top1
 
@@ -51,9 +51,7 @@ class Int8:
     def _change_openvino(self, files: list[Path]) -> None:
         import openvino
 
-        reader = openvino.Core()  # computes nothing, so that it may end before the process
-        reader.set_property({"ENABLE_MMAP": False})  # the weights' file is written again while they are in use
-        self.result = self._quantised(reader.read_model(files[0]), OPENVINO)
+        self.result = self._quantised(read_unmapped(files[0]), OPENVINO)
         self.result.graph.set_rt_info(self.result.rest, list(REST))
         openvino.save_model(self.result.graph, files[0], compress_to_fp16=False)
 

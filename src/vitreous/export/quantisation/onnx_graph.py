@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from vitreous.errors import OutputError, first_line
 from vitreous.export.graph.core import PIXELS
 from vitreous.export.graph.onnx_builder import Graph
+from vitreous.export.openvino_file import read_unmapped
 from vitreous.export.quantisation.layers import MOVING, SMOOTH, constant
 
 __all__ = ["computed_in_float", "quantised_model", "read"]
@@ -36,10 +37,8 @@ def read(file: Path) -> Any:
     import openvino
     from openvino.passes import ConstantFolding, Manager
 
-    reader = openvino.Core()  # computes nothing, so that it may end before the process
-    reader.set_property({"ENABLE_MMAP": False})  # the file is written again while its weights are in use
     try:
-        whole = reader.read_model(file)
+        whole = read_unmapped(file)
     except Exception as error:  # of any class, also from the parser
         raise OutputError(
             f"int8 is chosen in OpenVINO, which cannot read this graph ({first_line(error)}): export it without int8"

@@ -220,6 +220,15 @@ class _Task:
         self.rest: Precision = "fastest"
         self.compared = images[:: -(-len(images) // _COMPARED_IMAGES)]  # of all classes, if they are sorted by class
         self._expected = runtime.logits_of(graph, self.compared)
+        self._inputs, self._calibrated = runtime.graph_inputs(images), dict[str, Any]()
+
+    def calibrated(self, setting: str) -> Any:
+        """Return the graph as NNCF quantises it in a setting; it does it once, whatever `rest` is."""
+        if setting not in self._calibrated:
+            self.tell(f"int8: calibrating on {len(self.images)} images, {setting}")
+            alpha, in_float = SETTINGS[setting], self.runtime.in_float
+            self._calibrated[setting] = quantised(self.graph, self._inputs, alpha, in_float)
+        return self._calibrated[setting]
 
     def measured(self, graph: Any, precision: Precision | None = None) -> float:
         """Return the accuracy of a graph, with what is not int8 in `rest` unless another precision is given."""
@@ -244,10 +253,9 @@ def _single_images(calibration: Iterable[NDArray[Any]]) -> list[NDArray[Any]]:
 
 def _candidates(task: _Task, before: float, max_drop: float) -> tuple[list[tuple[str, Any, float]], list[Tried]]:
     """Try each setting; return name, graph and accuracy of those that are sound, and a record of all."""
-    found, tried, inputs = [], [], task.runtime.graph_inputs(task.images)
-    for setting, alpha in SETTINGS.items():
-        task.tell(f"int8: calibrating on {len(task.images)} images, {setting}")
-        model, attention, error = _with_attention(task, quantised(task.graph, inputs, alpha, task.runtime.in_float))
+    found, tried = [], []
+    for setting in SETTINGS:
+        model, attention, error = _with_attention(task, task.calibrated(setting))
         collapsed = not error < _COLLAPSED
         value = None if collapsed else task.measured(model)
         tried.append(Tried(setting, attention, value, error, collapsed))
