@@ -26,6 +26,7 @@ __all__ = ["RECIPES", "recipe", "recipe_for"]
 
 RECIPES: dict[str, str] = {
     "digits": "bundled handwritten digits: half a minute on two CPU cores",
+    "backbone": "the small backbone inside the package, from 129,000 small images of 210 classes",
     "folder": "your own images, from scratch: a few thousand in minutes on two CPU cores",
     "cifar10": "CIFAR-10 with modern training: small ViT, convolutional stem, Muon",
     "cifar100": "CIFAR-100, the same with 100 classes",

@@ -1,0 +1,53 @@
+"""The small backbone that the package contains: what it learns on images of many kinds helps with yours.
+
+Command:   vitreous train tiny/ --recipe backbone --budget 80m
+Data:      tiny, its own validation split, mean and std of train
+Model:     192x6/8 at 64 px, 6 heads, MLP 768, stem conv, stem.downsample stride, attention.qk_norm true, pool mean
+Augment:   flip 0.5, resized_crop 0.3, color_jitter 0.3, cutmix 1, mix_chance 0.3, off_last 0.15, small_first 0.5,0.75,
+           small_until 0.6
+Optimiser: muon, lr 0.003, muon_lr 0.016, muon_stem true, momentum 0.95, weight_decay 0.05, linear, warm-up 5 %, clip 1
+Training:  40 epochs, batch 256, label_smoothing 0.1, select last
+"""
+
+from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
+from vitreous.model.attention import AttentionConfig
+from vitreous.model.config import ViTConfig
+from vitreous.model.pools import Mean
+from vitreous.model.stems import ConvStem
+from vitreous.train.config import OptimConfig, RunConfig
+
+
+def backbone() -> RunConfig:
+    """Muon, images that grow from half to full size, and crops of all sizes, at 64 px."""
+    return RunConfig(
+        data=DataConfig(source="tiny"),
+        model=ViTConfig(
+            image_size=64,
+            patch_size=8,
+            width=192,
+            depth=6,
+            heads=6,
+            mlp_dim=768,
+            stem=ConvStem(downsample="stride"),
+            pool=Mean(),
+            attention=AttentionConfig(qk_norm=True),
+        ),
+        preprocess=PreprocessConfig(fit="crop"),
+        augment=AugmentConfig(
+            flip=0.5,
+            resized_crop=0.3,
+            color_jitter=0.3,
+            cutmix=1.0,
+            mix_chance=0.3,
+            off_last=0.15,
+            small_first=(0.5, 0.75),
+            small_until=0.6,
+        ),
+        optim=OptimConfig(
+            name="muon", lr=3e-3, muon_lr=0.016, muon_stem=True, weight_decay=0.05, schedule="linear", warmup=0.05
+        ),
+        batch_size=256,
+        epochs=40,
+        label_smoothing=0.1,
+        select="last",
+    )
