@@ -12,6 +12,7 @@ from vitreous.checkpoint import hub
 from vitreous.checkpoint.adapters.common import ForeignCheckpoint, State, join_first
 from vitreous.checkpoint.model_file import KEY
 from vitreous.checkpoint.pretrained import ROWS, find_row
+from vitreous.checkpoint.shipped import SHIPPED, shipped_file
 from vitreous.checkpoint.untrusted.container import read_header
 from vitreous.checkpoint.untrusted.documents import read_object
 from vitreous.checkpoint.untrusted.tensors import SUFFIXES, read_tensors
@@ -35,7 +36,7 @@ class Located:
 
 
 def locate(source: str | os.PathLike[str]) -> Located:
-    """Find a checkpoint. An existing path takes precedence over a hub id or a short name of the table."""
+    """Find a checkpoint. An existing path takes precedence over a hub id, a short name of the table, and `shipped`."""
     name = os.fspath(source)
     try:
         path = Path(name).expanduser()
@@ -44,7 +45,9 @@ def locate(source: str | os.PathLike[str]) -> Located:
         raise CheckpointError(f"cannot read '{name}': {error.strerror or error}") from error
     except RuntimeError as error:  # ~ of an unknown user
         raise CheckpointError(f"no model file '{name}': {error}") from error
-    if not exists:
+    if not exists and name == SHIPPED:
+        path = shipped_file()
+    elif not exists:
         row = find_row(name)
         name, path = (name, _fetch(name, path)) if row is None else (row.full_id, hub.fetch(row.full_id))
     file = _find_weights(path, name) if path.is_dir() else path
@@ -70,7 +73,7 @@ def _fetch(name: str, path: Path) -> Path:
     hint = did_you_mean(path.name, neighbours, os.path.dirname(path))
     if not hint:
         hint = f" On the hub? Write hf-hub:{name}" if is_hub_id else hub.suggest_id(name)
-    hint = hint or did_you_mean(name, [row.name for row in ROWS])
+    hint = hint or did_you_mean(name, [SHIPPED, *(row.name for row in ROWS)])
     raise CheckpointError(f"no model {'file' if path.suffix else 'file or folder'} '{name}'.{hint}")
 
 

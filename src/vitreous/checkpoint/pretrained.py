@@ -27,6 +27,7 @@ LICENCES: Mapping[str, Licence] = {
     "MIT": Licence(True, True, "commercial use allowed"),
     "DINOv3": Licence(True, False, "Meta's licence: commercial use under its conditions, passed on with the model"),
     "CC-BY-NC-4.0": Licence(False, False, "no commercial use"),
+    "ImageNet-research": Licence(False, False, "made by us from images of ImageNet, which are for research only"),
 }
 
 

@@ -1,7 +1,7 @@
 """Recipes: functions that return the configuration of a run.
 
-Each file opens with the command, settings, cost, hardware and score of a recipe. Read `digits` first. `folder` and
-`finetune` are the defaults for your own images. `cifar10` and `cifar100` and their `_cpu` and `_gpu` variants aim at a
+Each file opens with the command, settings, cost, hardware and score of a recipe. Read `digits` first. `start`, `folder`
+and `finetune` are the defaults for your own images; `backbone` made what `start` starts from. `cifar10` and `cifar100` and their `_cpu` and `_gpu` variants aim at a
 high score. `paper_*`, `simple_vit`, `notebook_*` and `annotated_cifar10` reproduce published settings.
 
 To change a value, name its field: ``vitreous train cifar10 --optim.lr 0.001``. The fields and their defaults are in
@@ -27,7 +27,8 @@ __all__ = ["RECIPES", "recipe", "recipe_for"]
 RECIPES: dict[str, str] = {
     "digits": "bundled handwritten digits: half a minute on two CPU cores",
     "backbone": "the small backbone inside the package, from 129,000 small images of 210 classes",
-    "folder": "your own images, from scratch: a few thousand in minutes on two CPU cores",
+    "start": "your own images, from the small backbone in this package: a few thousand in minutes on two CPU cores",
+    "folder": "your own images, from scratch",
     "cifar10": "CIFAR-10 with modern training: small ViT, convolutional stem, Muon",
     "cifar100": "CIFAR-100, the same with 100 classes",
     "cifar10-cpu": "CIFAR-10 in half an hour on two CPU cores: plain ViT, Muon, small images first",

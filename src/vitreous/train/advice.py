@@ -13,6 +13,7 @@ import numpy as np
 
 from vitreous.checkpoint.hub import cached_commit, is_reachable
 from vitreous.checkpoint.pretrained import ROWS
+from vitreous.checkpoint.shipped import SHIPPED
 from vitreous.data.config import DataConfig
 from vitreous.data.sources.listing import pluralize
 from vitreous.evaluate.metrics import Scores
@@ -39,7 +40,8 @@ def few_images(setup: Setup, scores: Scores | None = None) -> Iterator[str | lis
     images, classes = len(setup.data.splits["train"]), len(setup.data.classes)
     few = images < _FEW or images / classes < _FEW_PER_CLASS
     small = max(setup.data.median_size) < _SMALL_SIDE
-    if setup.pretrained is not None or not few or small or (scores is not None and scores.top1 >= _GOOD):
+    shipped = setup.config.tune.source == SHIPPED
+    if (setup.pretrained is not None and not shipped) or not few or small or (scores is not None and scores.top1 >= _GOOD):
         return
     from_cached: list[str] = []
     if not is_reachable():
@@ -49,7 +51,8 @@ def few_images(setup: Setup, scores: Scores | None = None) -> Iterator[str | lis
         from_cached = ["--from", min(cached, key=lambda row: row.parameters).name]
     yield (
         f"{pluralize(images, 'training image')} of {pluralize(classes, 'class', 'classes')} are few for a Vision "
-        "Transformer from random weights. Fine-tuning a pretrained one usually does far better:"
+        f"Transformer {'from a small backbone' if shipped else 'from random weights'}. Fine-tuning "
+        f"{'a large' if shipped else 'a'} pretrained one usually does far better:"
     )
     yield ["vitreous", "finetune", setup.config.data.source, *from_cached, *_data_options(setup)]
 
@@ -81,7 +84,7 @@ def closing_advice(setup: Setup, folder: Path, scores: Scores) -> Iterator[str |
     """Yield the advice at the end of a run, given the validation scores of the saved weights."""
     yield from few_images(setup, scores)
     if imbalance_note(setup) is not None and scores.macro_f1 < scores.top1 - _F1_GAP:
-        verb = "train" if setup.pretrained is None else "finetune"
+        verb = "train" if setup.config.tune.source in (None, SHIPPED) else "finetune"
         yield (
             f"macro F1 {scores.macro_f1:.2f} is far below top-1 {100 * scores.top1:.1f} %: small classes are "
             "recognised badly. Give them more weight, or use --balanced-sampling instead:"

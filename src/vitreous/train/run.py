@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.checkpoint.licence import describe_licence
+from vitreous.checkpoint.shipped import SHIPPED
 from vitreous.data.sources.listing import exclusion_line, pluralize
 from vitreous.errors import TrainingError, UsageError
 from vitreous.evaluate.calibration import choose_temperature
@@ -196,6 +197,9 @@ def _announce(setup: Setup, view: Display) -> None:
     if (imbalance := imbalance_note(setup)) is not None:
         view.line("classes", imbalance)
     view.line("model", describe_model(setup.config.model, setup.cost))
+    if setup.config.tune.source == SHIPPED:
+        few = pluralize(len(setup.data.splits["train"]), "training image")
+        view.line("start", f"the backbone in this package, better than random weights with {few}; other: --start none")
     if setup.pretrained is not None:
         view.line("from", setup.pretrained.describe(setup.config.model))
         if setup.pretrained.licence is not None:

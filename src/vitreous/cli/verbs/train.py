@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitreous.cli.options.config_files import split_config_files
 from vitreous.cli.options.conflicts import SIZE_FIELDS, reject_idle_options, reject_size_mismatch, resolve_length
@@ -20,6 +20,7 @@ from vitreous.cli.options.help import VerbHelp, print_help, split_help
 from vitreous.cli.options.model_parts import add_model_options, name_kinds
 from vitreous.cli.options.outputs import add_json_options, data_files, make_outputs, model_files, write_document
 from vitreous.cli.options.parser import Parser
+from vitreous.cli.options.start import START, starts_from_shipped
 from vitreous.errors import UsageError, VitreousError
 from vitreous.recipes import RECIPES, recipe, recipe_for
 
@@ -83,7 +84,9 @@ examples:
 common options:
   --epochs N   --budget 25m   how long to train
   --model NAME                model size (`vitreous models` lists them)
-  --recipe NAME               recipe; by default the one named like the dataset, else folder
+  --start none                train from random weights; few images of your own otherwise start from a small backbone
+                              that is part of the package and saw ImageNet's images (research use)
+  --recipe NAME               recipe; by default the one named like the dataset, else start or folder
   --data-dir FOLDER           folder of the known datasets, for reading and downloading (--data.dir)
   --strict                    stop if a file cannot be read (--data.strict)
   --exclude FILE              skip the images listed, as by `vitreous audit --write-exclude` (--data.exclude)
@@ -228,7 +231,10 @@ def data_source(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> str | No
 def _source_and_recipe(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Return the data and the recipe's name, each None where the options do not decide it."""
     source = data_source(typed, stored)
-    return source, typed.get("recipe") or stored.get("recipe") or (recipe_for(source) if source else None)
+    default = recipe_for(source) if source else None
+    if source is not None and (default == "folder" or typed.get("start") == "shipped"):
+        default = START if starts_from_shipped(source, typed, stored) else default
+    return source, typed.get("recipe") or stored.get("recipe") or default
 
 
 def _base_config(name: str, typed: Mapping[str, Any], stored: Mapping[str, Any]) -> RunConfig:
@@ -298,6 +304,11 @@ def make_parser(verb: VerbHelp) -> Parser:
     add = parser.add_argument
     add("source", type=str, nargs="?", metavar="DATA", help="a folder, a manifest, or a known dataset such as digits")
     add("--size", type=str | None, metavar="NAME", help="model size such as S/16; --model NAME is short for it")
+    add(
+        "--start",
+        type=Literal["auto", "shipped", "none"] | None,
+        help="where few images of your own start: from the small backbone in the package, or from random weights (none)",
+    )
     add("--config", action="config", help="a YAML file of options, such as the recipe.yaml of a run")
     add_preview_options(parser)
     parser.add_class_arguments(RunConfig, skip={"model"})

@@ -10,6 +10,7 @@ import torch
 
 from vitreous.checkpoint.hub import cached_commit
 from vitreous.checkpoint.pretrained import ROWS, Row, find_row
+from vitreous.checkpoint.shipped import SHIPPED
 from vitreous.data.sources.opening import ImageData
 from vitreous.machine.free_memory import memory_left
 from vitreous.machine.speed import training_rate
@@ -27,6 +28,8 @@ Resolved = tuple[RunConfig, Collection[str]]
 def expand_short_name(config: RunConfig, explicit: Collection[str]) -> Resolved:
     """Replace a short name by its full id, and use the table's image size unless the user set one."""
     name = config.tune.source or ""
+    if name == SHIPPED:
+        return config, {*explicit, "image_size"}  # that of the recipe, at which the backbone was measured
     row = None if Path(name).expanduser().exists() else find_row(name)
     return (config, explicit) if row is None else _start_from(row, row.image_size, config, explicit)
 

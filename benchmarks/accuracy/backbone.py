@@ -1,0 +1,88 @@
+"""Makes the backbone that the package contains: its images, and its file from a finished run.
+
+    python benchmarks/accuracy/backbone.py images TINY_IMAGENET CIFAR10 tiny
+    vitreous train tiny --recipe backbone --budget 80m --data.memory_gb 3 --out runs/backbone
+    python benchmarks/accuracy/backbone.py pack runs/backbone
+
+TINY_IMAGENET has folders train/CLASS and val/CLASS, of ImageNet's images at 64 px; CIFAR10 is the folder of torchvision.
+CIFAR-10's test split is not read: of each class, 100 images of the train split are for validation. Images of
+TINY_IMAGENET are hard links. `pack` removes the head and rounds the weights to float16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from torchvision.datasets import CIFAR10
+
+from vitreous.accelerate.model import build as build_model
+from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
+from vitreous.checkpoint.shipped import LICENCE, shipped_file
+
+_HELD_OUT = 100  # images of each CIFAR-10 class for validation
+
+
+def link_tree(source: Path, destination: Path) -> int:
+    """Link all files of a folder with subfolders; return their number."""
+    count = 0
+    for path in sorted(source.rglob("*.png")):
+        target = destination / path.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(path, target)
+        count += 1
+    return count
+
+
+def write_cifar(folder: Path, destination: Path) -> int:
+    """Write CIFAR-10's train split as PNG files, in classes of their own; return their number."""
+    dataset, seen = CIFAR10(str(folder), train=True), Counter[int]()
+    for image, label in dataset:
+        split = "val" if seen[label] < _HELD_OUT else "train"
+        target = destination / split / f"cifar_{dataset.classes[label]}" / f"{seen[label]:04}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        image.save(target, compress_level=1)
+        seen[label] += 1
+    return sum(seen.values())
+
+
+def build(args: argparse.Namespace) -> None:
+    """Build the folder of images."""
+    print(f"{link_tree(args.tiny_imagenet, args.destination):,} images of ImageNet linked")
+    print(f"{write_cifar(args.cifar10, args.destination):,} images of CIFAR-10 written")
+
+
+def pack(args: argparse.Namespace) -> None:
+    """Write the file of the package."""
+    trained, info = load_model(args.run)
+    model = build_model(replace(trained.config, num_classes=0))
+    state = {name: tensor for name, tensor in trained.state_dict().items() if not name.startswith("head.")}
+    model.load_state_dict(state)
+    config = {**info.provenance["config"], "out": None}  # without the folders of the machine that trained it
+    config["data"] = {**config["data"], "source": "tiny"}
+    provenance = {**info.provenance, "config": config, "licence": LICENCE, "classes": len(info.classes)}
+    packed = ModelInfo((), info.pipeline, provenance=provenance, scores=info.scores)
+    save_model(args.destination, model.half(), packed)
+    print(f"{args.destination}: {args.destination.stat().st_size:,} bytes")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    steps = parser.add_subparsers(required=True)
+    images = steps.add_parser("images", help="build the folder of images")
+    for name in ("tiny_imagenet", "cifar10", "destination"):
+        images.add_argument(name, type=Path)
+    images.set_defaults(run_step=build)
+    packing = steps.add_parser("pack", help="write the model file of the package")
+    packing.add_argument("run", type=Path)
+    packing.add_argument("destination", type=Path, nargs="?", default=shipped_file())
+    packing.set_defaults(run_step=pack)
+    args = parser.parse_args()
+    args.run_step(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Your own images, from the small backbone that the package contains: any folder with one subfolder per class.
+
+Command:   vitreous train photos/ --start shipped
+Data:      photos, 20 % of train held out, preprocessing of the source
+Model:     the source's, 96 px, block.drop_path 0.1, head.zero true
+Augment:   flip 0.5, resized_crop 0.25, color_jitter 0.3, cutmix 1, mix_chance 0.5, off_last 0.1
+Optimiser: muon, lr 0.001, muon_lr 0.01, muon_stem true, weight_decay 0.05, cosine, warm-up 10 %, clip 1,
+           layer_decay 0.8
+Training:  30 epochs, batch 64, label_smoothing 0.1
+"""
+
+from vitreous.data.config import AugmentConfig, DataConfig
+from vitreous.model.block import BlockConfig
+from vitreous.model.heads import LinearHead
+from vitreous.recipes.backbone import backbone
+from vitreous.train.config import OptimConfig, RunConfig, TuneConfig
+
+
+def start() -> RunConfig:
+    """The augmentation of `folder`, and a rate that falls from layer to layer.
+
+    The frozen features are not scored first: that would take a tenth of a short run.
+    """
+    model = backbone().model.with_options(
+        {"image_size": 96, "block": BlockConfig(drop_path=0.1), "head": LinearHead(zero=True)}
+    )
+    return RunConfig(
+        data=DataConfig(source="photos"),
+        model=model,
+        augment=AugmentConfig(flip=0.5, resized_crop=0.25, color_jitter=0.3, cutmix=1.0, mix_chance=0.5, off_last=0.1),
+        optim=OptimConfig(name="muon", lr=1e-3, muon_lr=0.01, muon_stem=True, layer_decay=0.8),
+        tune=TuneConfig(source="shipped", probe=False),
+        batch_size=64,
+        epochs=30,
+        label_smoothing=0.1,
+    )
