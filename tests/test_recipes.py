@@ -71,7 +71,10 @@ def percent(share: float) -> str:
 def described(config: RunConfig, verb: str) -> dict[str, str]:
     """The header's fields that follow from the configuration: every option that differs from its default."""
     data, model, images, optim = config.data, config.model, config.preprocess, config.optim
-    if verb == "finetune":
+    if config.tune.source == "shipped":
+        size, pipeline = ["the source's", f"{model.image_size} px"], ["preprocessing of the source"]
+        shape = tuple(field.name for field in dataclasses.fields(model) if field.name not in ("block", "head"))
+    elif verb == "finetune":
         size, pipeline = ["the source's"], ["preprocessing of the source"]
         shape = ("image_size", "num_classes")
     else:
@@ -92,7 +95,7 @@ def described(config: RunConfig, verb: str) -> dict[str, str]:
     told = ("name", "lr", "muon_lr", "momentum", "weight_decay", "schedule", "warmup", "clip")
     share = f"{percent(data.val_fraction)} of train held out"
     length = f"{config.steps:,} steps" if config.steps else f"{config.epochs} epochs"
-    parts = ("recipe", "data", "model", "preprocess", "augment", "optim", "epochs", "steps", "batch_size")
+    parts = ("recipe", "data", "model", "preprocess", "augment", "optim", "tune", "epochs", "steps", "batch_size")
     return {
         "Data": ", ".join([data.source, share, *changed(data, "source", "val_fraction"), *pipeline]),
         "Model": ", ".join(size + changed(model, *shape)),

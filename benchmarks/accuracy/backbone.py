@@ -4,7 +4,7 @@
     vitreous train tiny --recipe backbone --budget 80m --data.memory_gb 3 --out runs/backbone
     python benchmarks/accuracy/backbone.py pack runs/backbone
 
-TINY_IMAGENET has folders train/CLASS and val/CLASS, of ImageNet's images at 64 px; CIFAR10 is the folder of torchvision.
+TINY_IMAGENET has folders train/CLASS and val/CLASS with images of ImageNet at 64 px; CIFAR10 is torchvision's folder.
 CIFAR-10's test split is not read: of each class, 100 images of the train split are for validation. Images of
 TINY_IMAGENET are hard links. `pack` removes the head and rounds the weights to float16.
 """

@@ -27,7 +27,7 @@ __all__ = ["HELP", "VERBS", "main"]
 
 _NAMES = (
     *("train", "plan", "finetune", "replay", "audit", "evaluate", "calibrate"),
-    *("predict", "serve", "watch", "inspect", "embed", "probe", "export", "convert", "models", "completion"),
+    *("predict", "serve", "watch", "inspect", "embed", "probe", "export", "convert", "models", "doctor", "completion"),
 )
 VERBS = {verb: f"vitreous.cli.verbs.{verb}" for verb in _NAMES}
 """The module of each verb, which has ``run(argv) -> exit code``."""
@@ -61,6 +61,7 @@ Use a model
 
 Look up
   models      list the model sizes: parameters, FLOPs and memory
+  doctor      print what a bug report needs, and test the installation
   completion  complete verbs, options, values and files in bash, zsh or fish
 
 Start here

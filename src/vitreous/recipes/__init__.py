@@ -1,8 +1,9 @@
 """Recipes: functions that return the configuration of a run.
 
 Each file opens with the command, settings, cost, hardware and score of a recipe. Read `digits` first. `start`, `folder`
-and `finetune` are the defaults for your own images; `backbone` made what `start` starts from. `cifar10` and `cifar100` and their `_cpu` and `_gpu` variants aim at a
-high score. `paper_*`, `simple_vit`, `notebook_*` and `annotated_cifar10` reproduce published settings.
+and `finetune` are the defaults for your own images, and `backbone` made what `start` starts from. `cifar10` and
+`cifar100` and their `_cpu` and `_gpu` variants aim at a high score. `paper_*`, `simple_vit`, `notebook_*` and
+`annotated_cifar10` reproduce published settings.
 
 To change a value, name its field: ``vitreous train cifar10 --optim.lr 0.001``. The fields and their defaults are in
 train/config.py, data/config.py and model/config.py.

@@ -1,12 +1,15 @@
 """The small backbone that the package contains: what it learns on images of many kinds helps with yours.
 
 Command:   vitreous train tiny/ --recipe backbone --budget 80m
-Data:      tiny, its own validation split, mean and std of train
+Data:      tiny, 20 % of train held out, mean and std of train
 Model:     192x6/8 at 64 px, 6 heads, MLP 768, stem conv, stem.downsample stride, attention.qk_norm true, pool mean
 Augment:   flip 0.5, resized_crop 0.3, color_jitter 0.3, cutmix 1, mix_chance 0.3, off_last 0.15, small_first 0.5,0.75,
            small_until 0.6
-Optimiser: muon, lr 0.003, muon_lr 0.016, muon_stem true, momentum 0.95, weight_decay 0.05, linear, warm-up 5 %, clip 1
+Optimiser: muon, lr 0.003, muon_lr 0.016, momentum 0.95, weight_decay 0.05, linear, warm-up 5 %, clip 1, muon_stem true
 Training:  40 epochs, batch 256, label_smoothing 0.1, select last
+Cost:      80 minutes for the whole command, with 129,000 training images
+Hardware:  two cores of an Intel Xeon with AMX, torch 2.14.1
+Score:     TODO
 """
 
 from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
@@ -23,6 +26,7 @@ def backbone() -> RunConfig:
         data=DataConfig(source="tiny"),
         model=ViTConfig(
             image_size=64,
+            num_classes=210,
             patch_size=8,
             width=192,
             depth=6,

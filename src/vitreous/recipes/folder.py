@@ -1,6 +1,6 @@
 """Your own images, trained from scratch: any folder with one subfolder per class.
 
-Command:   vitreous train photos/
+Command:   vitreous train photos/ --start none
 Data:      photos, 20 % of train held out, mean and std of train
 Model:     128x6/16 at 128 px, 4 heads, MLP 256, stem conv, stem.downsample stride, block.drop_path 0.1, pool mean
 Augment:   flip 0.5, resized_crop 0.25, color_jitter 0.3, cutmix 1, mix_chance 0.5, off_last 0.1

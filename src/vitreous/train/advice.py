@@ -41,7 +41,12 @@ def few_images(setup: Setup, scores: Scores | None = None) -> Iterator[str | lis
     few = images < _FEW or images / classes < _FEW_PER_CLASS
     small = max(setup.data.median_size) < _SMALL_SIDE
     shipped = setup.config.tune.source == SHIPPED
-    if (setup.pretrained is not None and not shipped) or not few or small or (scores is not None and scores.top1 >= _GOOD):
+    if (
+        (setup.pretrained is not None and not shipped)
+        or not few
+        or small
+        or (scores is not None and scores.top1 >= _GOOD)
+    ):
         return
     from_cached: list[str] = []
     if not is_reachable():
@@ -84,9 +89,8 @@ def closing_advice(setup: Setup, folder: Path, scores: Scores) -> Iterator[str |
     """Yield the advice at the end of a run, given the validation scores of the saved weights."""
     yield from few_images(setup, scores)
     if imbalance_note(setup) is not None and scores.macro_f1 < scores.top1 - _F1_GAP:
-        verb = "train" if setup.config.tune.source in (None, SHIPPED) else "finetune"
         yield (
             f"macro F1 {scores.macro_f1:.2f} is far below top-1 {100 * scores.top1:.1f} %: small classes are "
             "recognised badly. Give them more weight, or use --balanced-sampling instead:"
         )
-        yield ["vitreous", verb, "--config", str(folder / "recipe.yaml"), "--class-weights", "effective"]
+        yield ["vitreous", setup.verb, "--config", str(folder / "recipe.yaml"), "--class-weights", "effective"]

@@ -60,8 +60,9 @@ class RunResult:
 
 def resume_command(setup: Setup, folder: Path) -> str:
     """Return the command that resumes a run, quoted for a shell."""
-    verb = "train" if setup.pretrained is None else "finetune"
-    return shlex.join(["vitreous", verb, "--config", str(folder / "recipe.yaml"), "--out", str(folder), "--resume"])
+    return shlex.join(
+        ["vitreous", setup.verb, "--config", str(folder / "recipe.yaml"), "--out", str(folder), "--resume"]
+    )
 
 
 def announce_result(

@@ -199,7 +199,7 @@ def _announce(setup: Setup, view: Display) -> None:
     view.line("model", describe_model(setup.config.model, setup.cost))
     if setup.config.tune.source == SHIPPED:
         few = pluralize(len(setup.data.splits["train"]), "training image")
-        view.line("start", f"the backbone in this package, better than random weights with {few}; other: --start none")
+        view.line("start", f"the backbone in this package, for {few}; random weights: --start none")
     if setup.pretrained is not None:
         view.line("from", setup.pretrained.describe(setup.config.model))
         if setup.pretrained.licence is not None:

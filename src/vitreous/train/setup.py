@@ -14,6 +14,7 @@ from PIL import Image
 
 from vitreous.accelerate.cost import Cost, cost
 from vitreous.accelerate.model import FastVisionTransformer, build
+from vitreous.checkpoint.shipped import SHIPPED
 from vitreous.data.batches.data_module import ImageDataModule
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import ImageData, Split, open_source
@@ -47,6 +48,11 @@ class Setup:
     device: torch.device
     precision: str  # `bf16` or `float32`
     pretrained: Pretrained | None = None  # what a fine-tuning starts from, without its tensors
+
+    @property
+    def verb(self) -> str:
+        """The verb of the command line that makes such a run: `train`, or with a model of one's own `finetune`."""
+        return "train" if self.config.tune.source in (None, SHIPPED) else "finetune"
 
 
 def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setup:

@@ -307,7 +307,7 @@ def make_parser(verb: VerbHelp) -> Parser:
     add(
         "--start",
         type=Literal["auto", "shipped", "none"] | None,
-        help="where few images of your own start: from the small backbone in the package, or from random weights (none)",
+        help="where few images start: from the small backbone in the package, or from random weights (none)",
     )
     add("--config", action="config", help="a YAML file of options, such as the recipe.yaml of a run")
     add_preview_options(parser)
