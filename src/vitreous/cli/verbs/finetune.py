@@ -122,6 +122,8 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], Mapping[s
         from vitreous.train.config import AUTO
 
         typed.setdefault("tune", {})["source"] = AUTO
+    if (mode := _mode(typed, stored)) is not None:
+        typed.setdefault("tune", {}).setdefault("mode", mode)
     name, config = _base_config(typed, stored, data)
     placeholder = dataclasses.replace(config, data=DataConfig(), model=_placeholder(config.model))
     _reject_parts_of_source(stored, placeholder.model)
@@ -135,12 +137,23 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], Mapping[s
     return dataclasses.replace(config, recipe=name), explicit, typed
 
 
+def _recipe_name(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
+    protocol = _PROTOCOLS.get(str(typed.get("protocol")))
+    return str(typed.get("recipe") or protocol or stored.get("recipe") or "finetune")
+
+
+def _mode(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> str | None:
+    """Return `auto` if no option says what to train, and the recipe is the one for any images."""
+    is_open = "mode" not in {**stored.get("tune", {}), **typed.get("tune", {})}
+    return "auto" if is_open and _recipe_name(typed, stored) == "finetune" else None
+
+
 def _base_config(typed: Mapping[str, Any], stored: Mapping[str, Any], data: str | None) -> tuple[str, RunConfig]:
     """Return the recipe's name and its configuration for the weights that are trained."""
     from vitreous.recipes.finetune import finetune
     from vitreous.train.config import TuneConfig
 
-    name = typed.get("recipe") or _PROTOCOLS.get(str(typed.get("protocol"))) or stored.get("recipe") or "finetune"
+    name = _recipe_name(typed, stored)
     mode = TuneConfig(**{"source": "", **stored.get("tune", {}), **typed.get("tune", {})}).mode
     config = finetune(mode) if name == "finetune" else recipe(name)
     if data is not None:
@@ -200,8 +213,9 @@ def _parser_with_defaults(words: Sequence[str]) -> tuple[Parser, str]:
     from_source = [
         name for name in values if name.startswith(("model.", "preprocess.")) and name not in _OWN_MODEL_FIELDS
     ]
+    values["tune.mode"] = _mode(typed, stored) or values["tune.mode"]
     parser.show_defaults({name: value for name, value in values.items() if name not in from_source})
-    mode = typed.get("tune", {}).get("mode", "full")
+    mode = typed.get("tune", {}).get("mode") or _mode(typed, stored) or "full"
     return parser, (
         f"Defaults in [brackets] are those of the recipe {name} with --tune {mode}; "
         "the structure of the model and its evaluation pipeline are those of the source."

@@ -131,13 +131,13 @@ class Extractor:
         progress(len(rows))
         order = np.random.default_rng(self.setup.config.seed).permutation(len(split)) if deadline else range(len(split))
         missing, computed = [int(position) for position in order if int(position) not in rows], 0
-        for positions, values in _in_shards(self._compute(split, missing, view, kinds, deadline)):
+        for positions, parts in _in_shards(self._compute(split, missing, view, kinds, deadline)):
             computed += len(positions)
             for n, position in enumerate(positions):
-                rows[position] = {kind: each[n] for kind, each in values.items()}
+                rows[position] = {kind: each[n] for kind, each in parts.items()}
             progress(len(rows))
             if split.digests:
-                cache.add([split.digests[position] for position in positions], values)
+                cache.add([split.digests[position] for position in positions], parts)
         if cache.problem is not None and computed:
             self._notify(cache.problem)
         return rows, computed
@@ -195,8 +195,8 @@ def _headless(model: FastVisionTransformer, with_tokens: bool) -> FastVisionTran
     """Return a copy without the last layer, or without everything behind the tokens."""
     config = replace(model.config, num_classes=0, class_token=model.config.has_class_token, dropout=0.0)
     if with_tokens:
-        norm = "tokens" if config.final_norm == "tokens" else "none"
-        config = replace(config, pool=_EveryToken(), head=LinearHead(), final_norm=norm)
+        config = replace(config, pool=_EveryToken(), head=LinearHead())
+        config = config if config.final_norm == "tokens" else replace(config, final_norm="none")
     copied = build(config)
     names = copied.state_dict().keys()
     copied.load_state_dict({name: value for name, value in model.state_dict().items() if name in names})

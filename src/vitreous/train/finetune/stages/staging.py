@@ -93,16 +93,19 @@ class Staging:
         """Return the outcome of a stage if it is done, or was skipped."""
         return next((each for each in self.outcomes if each.stage == stage), None)
 
-    def record(self, outcome: Outcome) -> None:
-        """Add and print an outcome, write its model if it is the best so far, and write the journal."""
-        self.outcomes.append(outcome)
-        self.view.line("stage", outcome.describe())
-        if outcome.skipped is None:
-            self.seconds[outcome.stage] = outcome.seconds
-            if self.best is outcome and outcome.candidate is not None:
-                selected = selected_weights(self.setup, outcome.candidate)
-                writer = RunWriter(variant(self.setup, outcome.candidate), self.run_dir.path)
-                writer.save_model(selected, choose_temperature(selected.logits, selected.labels), None)
+    def record(self, *outcomes: Outcome) -> None:
+        """Add and print outcomes, write the model if one is the best so far, and write the journal."""
+        before = self.best
+        for outcome in outcomes:
+            self.outcomes.append(outcome)
+            self.view.line("stage", outcome.describe())
+            if outcome.skipped is None:
+                self.seconds[outcome.stage] = outcome.seconds
+        best = self.best
+        if best is not before and best is not None and best.candidate is not None:
+            selected = selected_weights(self.setup, best.candidate)
+            writer = RunWriter(variant(self.setup, best.candidate), self.run_dir.path)
+            writer.save_model(selected, choose_temperature(selected.logits, selected.labels), None)
         self._write()
 
     @property

@@ -132,8 +132,7 @@ def _attentive(staging: Staging, heads: Heads, no_tokens: str | None, strength: 
         return Outcome("attentive", skipped=no_tokens)
     if heads.train.tokens is None or not bool(torch.isfinite(heads.train.tokens).all()):
         return Outcome("attentive", skipped="the tokens exceed the range of float16")
-    outcome = heads.attentive(strength, None if staging.left is None else began + max(0.0, staging.left))
-    return outcome
+    return heads.attentive(strength, None if staging.left is None else began + max(0.0, staging.left))
 
 
 def _train(staging: Staging) -> None:
@@ -173,8 +172,7 @@ def _train_mode(staging: Staging, mode: str, start: Outcome) -> None:
         second = Outcome(average, skipped=f"{mode} is no better than {start.stage}")
     else:
         second = average_with_start(staging, outcome, start.candidate, session)
-    staging.record(outcome)
-    staging.record(second)
+    staging.record(outcome, second)
 
 
 def _modes(staging: Staging, start: Candidate) -> tuple[list[str], dict[str, str]]:

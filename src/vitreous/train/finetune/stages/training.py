@@ -104,7 +104,7 @@ def _open(staging: Staging, mode: str, start: Candidate) -> Session:
     """Assemble the session of a stage, new or from its last checkpoint."""
     view, lock = staging.view, staging.run_dir.lock
     folder = _folder(staging.run_dir.path, mode)
-    setup, settings = variant(staging.setup, start, mode), {}
+    setup = variant(staging.setup, start, mode)
     state: RunState | None = None
     settings = identity(setup)
     if staging.run_dir.has_run and (found := load_newest(folder, lambda line: view.line("damaged", line))):
