@@ -28,7 +28,7 @@ from vitreous.errors import CheckpointError
 from vitreous.model.heads import LinearHead
 from vitreous.model.mlp import MlpConfig
 from vitreous.model.part import Shape
-from vitreous.model.pools import Pool
+from vitreous.model.pools import Mean
 from vitreous.train.finetune.stages.cache import FeatureCache
 from vitreous.train.finetune.stages.views import Views
 from vitreous.train.setup import Setup
@@ -56,8 +56,11 @@ class Features:
 
 
 @dataclass(frozen=True)
-class _EveryToken(Pool):
-    """No pooling: every token is a feature. Only engines see it, which then return tokens (B, T, D)."""
+class _EveryToken(Mean):
+    """No pooling: every token is a feature. Only engines see it, which then return tokens (B, T, D).
+
+    It is no kind that users choose, but a configuration accepts only those and their subclasses.
+    """
 
     kind: ClassVar[str] = "every-token"
 

@@ -8,6 +8,7 @@ Shapes: n images, F features, T tokens, D width, K classes.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from vitreous.evaluate.labelled import Labelled, labelled
 from vitreous.evaluate.logistic import STRENGTHS, LinearModel, fit_path, probe_linear
 from vitreous.evaluate.metrics import evaluate
 from vitreous.evaluate.probes import probe_knn
+from vitreous.machine.threads import one_thread, one_thread_with_blas
 from vitreous.train.callbacks import is_better
 from vitreous.train.finetune.stages.attentive import AttentiveProbe, attentive_config, fit_attentive, patch_means
 from vitreous.train.finetune.stages.features import Features
@@ -30,6 +32,8 @@ from vitreous.train.setup import Setup
 
 __all__ = ["Heads"]
 
+_SMALL = 2e8  # products of a pass over all features below which threads do not pay
+_SMALL_IMAGE = 4096  # channels of all tokens of an image, likewise
 _ABSENT = 20.0  # a class without training images has a bias so far below the lowest, instead of minus infinity
 
 
@@ -66,7 +70,8 @@ class Heads:
     def _linear(self, stage: str, features: Tensor, strengths: Sequence[float]) -> Outcome:
         started, classes, val = time.monotonic(), len(self.setup.data.classes), self._val()
         train = self._labelled(features, "train")
-        probe = probe_linear(train, {"val": val}, classes, strengths=strengths, on_val=True, device=self._device)
+        with self._threads(features.numel() * classes):
+            probe = probe_linear(train, {"val": val}, classes, strengths=strengths, on_val=True, device=self._device)
         weight, bias = _finite(probe.model)
         logits = torch.from_numpy(val.features) @ weight.T + bias
         tensors = {"head.weight": weight, "head.bias": bias}
@@ -81,26 +86,33 @@ class Heads:
         config, source, select = self.setup.config, self.setup.config.model, self._select
         probe = AttentiveProbe(source).to(self.setup.device)
         means = torch.cat(list(patch_means(probe, self.train.tokens)))
-        fitted = next(fit_path(self._labelled(means, "train"), source.num_classes, [strength], self._device))
+        with self._threads(means.numel() * source.num_classes):
+            path = fit_path(self._labelled(means, "train"), source.num_classes, [strength], self._device)
+            fitted = next(path)
         probe.initialise(*_finite(fitted), config.seed)
         labels = torch.from_numpy(self.val.labels)
 
         def better(logits: Tensor, other: Tensor | None) -> bool:
             return other is None or is_better(select, evaluate(logits, labels), evaluate(other, labels))
 
-        tensors, logits, epoch = fit_attentive(
-            probe,
-            self.train.tokens,
-            self.train.labels,
-            self.val.tokens,
-            seed=config.seed,
-            smoothing=config.label_smoothing,
-            better=better,
-            deadline=deadline,
-        )
+        with one_thread() if self.train.tokens[0].numel() < _SMALL_IMAGE else contextlib.nullcontext():
+            tensors, logits, epoch = fit_attentive(
+                probe,
+                self.train.tokens,
+                self.train.labels,
+                self.val.tokens,
+                seed=config.seed,
+                smoothing=config.label_smoothing,
+                better=better,
+                deadline=deadline,
+            )
         candidate = Candidate(attentive_config(source), tensors, logits, labels)
         detail = f"one query over {self.train.tokens.shape[1] - probe.skip} patches, epoch {epoch}"
         return Outcome.of("attentive", candidate, seconds=time.monotonic() - started, detail=detail)
+
+    def _threads(self, products: int) -> contextlib.AbstractContextManager[None]:
+        """Use one thread for many small products: threads that wait for each other are slower."""
+        return one_thread_with_blas() if products < _SMALL else contextlib.nullcontext()
 
     @property
     def _device(self) -> str:
