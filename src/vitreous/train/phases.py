@@ -23,6 +23,7 @@ from vitreous.runs.folder import (
 )
 from vitreous.train.advice import imbalance_note
 from vitreous.train.assembly import Session, rebuild
+from vitreous.train.config import AUTO
 from vitreous.train.console import Display
 from vitreous.train.optim import schedule
 from vitreous.train.out_of_memory import free_memory
@@ -97,6 +98,10 @@ def announce(setup: Setup, view: Display) -> None:
         view.line("from", setup.pretrained.describe(setup.config.model))
         if setup.pretrained.licence is not None:
             view.line("licence", describe_licence(setup.pretrained.licence))
+        if setup.config.tune.mode == AUTO:
+            stages = "heads on frozen features, then weights below them if time, memory and images allow"
+            view.line("tune", f"{AUTO}: {stages}")
+            return
         counts = [sum(p.numel() for p in setup.model.parameters() if p.requires_grad), setup.cost.parameters]
         trainable, total = (f"{count / 1e6:.3g} M" for count in counts)
         view.line("tune", f"{setup.config.tune.mode}: {trainable} trainable parameters, the model has {total}")

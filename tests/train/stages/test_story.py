@@ -104,7 +104,7 @@ def test_the_best_stage_is_the_result_and_every_stage_is_listed(digits, whole):
 
 def test_the_file_predicts_what_was_reported(digits, whole):
     result, _ = whole
-    model, info = load_model(result.model)
+    _, info = load_model(result.model)
     report = json.loads((result.folder / "report.json").read_text())
     assert info.temperature == report["calibration"]["temperature"]
     assert info.classes == ("7", "8", "9")

@@ -84,6 +84,7 @@ class Extractor:
         self._pooling = setup.model.to(setup.device).eval()
         self._choice = EngineChoice(self.model, setup.pipeline, 1.0, engine="auto", tell=notify)
         self._engine: Engine | None = None
+        self._opening = 0.0  # seconds in which the engine was chosen
         self._made_from = {"model": digest(self.model), "version": __version__, "data": _unhashed(setup)}
         self.images_per_second = 0.0  # of the last computation, decoding included; 0 if all was in the cache
 
@@ -110,12 +111,12 @@ class Extractor:
             progress: Called with the numbers of images done and in total.
             with_tokens: Whether tokens are wanted, if this extractor keeps them.
         """
-        started, n = time.monotonic(), len(split)
+        started, n, self._opening = time.monotonic(), len(split), 0.0
         kinds = ("pooled", "tokens") if self.with_tokens and with_tokens else ("pooled",)
         rows, computed = self._stored_and_new(split, view, kinds, deadline, lambda done: progress(done, n))
         kept, seconds = sorted(rows), time.monotonic() - started
         if computed:
-            self.images_per_second = computed / seconds
+            self.images_per_second = computed / max(seconds - self._opening, 1e-9)
         stacked = {kind: torch.stack([rows[index][kind] for index in kept]) for kind in kinds if kept}
         pooled = stacked.get("pooled", torch.empty(0, self.setup.config.model.features))
         return Features(pooled, stacked.get("tokens"), split.labels[kept], kept, computed, seconds)
@@ -151,7 +152,9 @@ class Extractor:
         """Yield positions and features batch by batch, decoding ahead in threads, until the deadline."""
         if not positions:
             return
+        started = time.monotonic()
         self._engine = self._choice.engine(len(positions), min(_BATCH, len(positions)))
+        self._opening = time.monotonic() - started
         decoded = map_ahead(lambda _, n: (n, self.views.pixels(split, n, view)), positions, ahead=2 * _BATCH)
         while chunk := list(itertools.islice(decoded, _BATCH)):
             yield [n for n, _ in chunk], self._run(np.stack([pixels for _, pixels in chunk]), kinds)

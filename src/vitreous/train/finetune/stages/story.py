@@ -17,9 +17,8 @@ from vitreous.errors import TrainingError
 from vitreous.machine.free_memory import memory_left
 from vitreous.machine.threads import torch_threads
 from vitreous.runs.folder import RunDir
-from vitreous.train.callbacks import is_better
 from vitreous.train.console import Display
-from vitreous.train.finetune.stages.decisions import Means, further_views, tokens_too_large, tuning_modes
+from vitreous.train.finetune.stages.decisions import LAST, Means, further_views, tokens_too_large, tuning_modes
 from vitreous.train.finetune.stages.ending import end_interrupted_stages, finish
 from vitreous.train.finetune.stages.features import Extractor, Features
 from vitreous.train.finetune.stages.heads import Heads
@@ -34,7 +33,8 @@ from vitreous.train.setup import Setup
 __all__ = ["run_stages"]
 
 _HEADS_SHARE = 0.1  # of the time left that is reserved for heads while features are computed
-_HEAD_STAGES = ("k-NN", "linear", "attentive")
+_VIEWS_SHARE = 0.2  # of the time left after which a further view is given up, if it is slower than expected
+_HEAD_STAGES, _TRAININGS = ("k-NN", "linear", "attentive"), (f"last-{LAST}", "lora", "full")
 _VALIDATION_OVER_STEP = 0.25  # time of an image in a validation over that in a step, before one is timed
 
 
@@ -94,8 +94,7 @@ def _features(staging: Staging, extractor: Extractor, name: str) -> Features:
         )
     how = "from the cache"
     if features.computed:
-        speed = features.computed / max(features.seconds, 1e-9)
-        how = f"by {extractor.engine}, {speed:,.0f} images/s, in {features.seconds:.1f} s"
+        how = f"by {extractor.engine}, {extractor.images_per_second:,.0f} images/s, in {features.seconds:.1f} s"
     short = f", all that the budget allows of {len(split):,}" if done < len(split) else ""
     staging.view.line("features", f"{name}: {pluralize(done, 'image')}{short}, {how}")
     return features
@@ -118,12 +117,19 @@ def _fit_more_views(staging: Staging, extractor: Extractor, heads: Heads, linear
     if reason is not None:
         staging.record(Outcome(stage, skipped=reason))
         return
-    views = [first]
+    views, left = [first.pooled], staging.left
+    deadline = time.monotonic() + _VIEWS_SHARE * left if left is not None else None
     for view in range(1, 1 + count):
         with staging.view.counting("views") as progress:
-            views.append(extractor.extract(split, view, None, progress, with_tokens=False))
-        _add_seconds(staging, "features", views[-1].seconds)
-    staging.record(heads.linear_on([each.pooled for each in views], strength))
+            features = extractor.extract(split, view, deadline, progress, with_tokens=False)
+        _add_seconds(staging, "features", features.seconds)
+        if len(features.labels) < len(split):
+            break
+        views.append(features.pooled)
+    if len(views) == 1:
+        staging.record(Outcome(stage, skipped="a further view took longer than the budget allows"))
+    else:
+        staging.record(heads.linear_on(views, strength))
 
 
 def _attentive(staging: Staging, heads: Heads, no_tokens: str | None, strength: float) -> Outcome:
@@ -137,6 +143,8 @@ def _attentive(staging: Staging, heads: Heads, no_tokens: str | None, strength: 
 
 def _train(staging: Staging) -> None:
     """Train weights below the head from the best head, in one mode after the other as long as that helps."""
+    if all(staging.done(mode) is not None for mode in _TRAININGS):
+        return
     heads = [outcome for outcome in staging.outcomes if not outcome.history]
     start = best_of(heads, staging.setup.config.select)
     assert start is not None
@@ -168,8 +176,6 @@ def _train_mode(staging: Staging, mode: str, start: Outcome) -> None:
     average = f"{mode}, averaged"
     if mode == "lora":
         second = Outcome(average, skipped="the average of adapters is not that of the weights")
-    elif not is_better("top1", outcome.candidate.scores, start.candidate.scores):
-        second = Outcome(average, skipped=f"{mode} is no better than {start.stage}")
     else:
         second = average_with_start(staging, outcome, start.candidate, session)
     staging.record(outcome, second)
@@ -206,7 +212,7 @@ def _modes(staging: Staging, start: Candidate) -> tuple[list[str], dict[str, str
     )
     modes, skipped = tuning_modes(means)
     if begun:  # its time was measured by another process
-        modes = [mode for mode in ("last-2", "lora", "full") if mode in begun or (left is None and mode in modes)]
+        modes = [mode for mode in _TRAININGS if mode in begun or (left is None and mode in modes)]
         skipped = {mode: reason for mode, reason in skipped.items() if mode not in modes}
     return modes, skipped
 

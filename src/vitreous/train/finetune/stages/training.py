@@ -121,6 +121,8 @@ def _open(staging: Staging, mode: str, start: Candidate) -> Session:
     with view.counting("decoding") as count:
         setup.data_module.progress = count
         setup.data_module.setup("fit")
+    if config.compile:
+        setup.model.compile()
     run_dir = RunDir(folder, lock, state is not None)
     session = Session(setup, run_dir, view, staging.signals, writer, Saver(folder, lock), clock, settings)
     session.later_validations = len(ALPHAS) if mode != "lora" else 0
