@@ -2,7 +2,7 @@
 
 It is the model's own pool `map`, over the patches alone, and a linear head. With one query, keys and values of all
 tokens need not be computed: softmax(q K^T) V = (softmax((q W_k) Z^T) Z) W_v, and the bias of the keys cancels. That
-takes 2 h / D of the products, and is the same function (tests/train/finetune/test_attentive.py).
+takes 2 h / D of the products, and is the same function (tests/train/stages/test_attentive.py).
 
 Shapes: B images, T tokens, P of them prefix, D width, h heads, d channels per head, K classes.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vitreous.data.sources.listing import pluralize
 from vitreous.errors import TrainingError
 from vitreous.evaluate.calibration import choose_temperature
 from vitreous.runs.folder import RunDir
@@ -54,6 +55,11 @@ def finish(staging: Staging) -> RunResult:
         training_summary=in_training or selected.scores.summary(),
         finetune=_section(staging, best),
     )
+    neighbours = staging.done("k-NN")
+    if neighbours is not None and (neighbours.correct or 0) > (best.correct or 0):
+        more = (neighbours.correct or 0) - (best.correct or 0)
+        why = "it needs the features of all training images, which no model file holds"
+        staging.view.line("note", f"k-NN is right on {pluralize(more, 'validation image')} more, but {why}")
     return announce_result(
         session, selected, selected.scores, tested, None, report=report, example=example, origin=best.stage
     )

@@ -189,11 +189,9 @@ def _modes(staging: Staging, start: Candidate) -> tuple[list[str], dict[str, str
     memory = torch.cuda.mem_get_info(setup.device)[0] if setup.device.type == "cuda" else memory_left()
     per_epoch = setup.data_module.steps_per_epoch
     epochs = setup.config.epochs if setup.config.steps is None else setup.config.steps / per_epoch
-    steps = dict.fromkeys(("full", "lora", "last-2"), 0.0)
-    candidates = ["full", *(["last-2"] if setup.config.model.depth > 2 else [])]
-    for mode in candidates:
-        steps[mode] = step_seconds(variant(setup, start, mode))
-    steps["lora"] = steps["full"]
+    last = f"last-{min(LAST, setup.config.model.depth)}"
+    steps = {mode: step_seconds(variant(setup, start, mode)) for mode in ("full", last)}
+    steps |= {"lora": steps["full"], f"last-{LAST}": steps[last]}
     batch = min(setup.config.batch_size, len(train))
     validation = _VALIDATION_OVER_STEP * steps["full"] * len(val) / batch
     left = staging.left
