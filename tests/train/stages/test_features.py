@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import time
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
@@ -19,6 +21,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
 from vitreous.predictor import load
 from vitreous.train.config import RunConfig, TuneConfig
+from vitreous.train.console import Display
 from vitreous.train.finetune.stages import cache as cache_module
 from vitreous.train.finetune.stages.cache import FeatureCache
 from vitreous.train.finetune.stages.features import Extractor
@@ -28,21 +31,12 @@ from vitreous.train.setup import prepare
 CONFIG = ViTConfig(image_size=16, patch_size=4, num_classes=4, width=16, depth=2, heads=2, mlp_dim=32)
 
 
-class Silent:
-    """Prints nothing."""
-
-    def counting(self, label):
-        from vitreous.train.console import Display
-
-        return Display().counting(label)
-
-    def line(self, label, text, **_):
-        pass
-
-
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        "vitreous.engines.choose.installed", lambda name: False
+    )  # converting pays off on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +62,7 @@ def source(request, tmp_path_factory):
 
 def setup_of(folder, source):
     config = RunConfig(data=DataConfig(source=str(folder)), tune=TuneConfig(str(source), "auto"), device="cpu")
-    return prepare(config, (), Silent())
+    return prepare(config, (), Display(Console(file=io.StringIO())))
 
 
 @pytest.mark.parametrize("with_tokens", [True, False])

@@ -115,7 +115,7 @@ def fit_attentive(
     *,
     seed: int,
     smoothing: float,
-    better: Callable[[Tensor, Tensor | None], bool],
+    better: Callable[[Tensor, Tensor], bool],
     deadline: float | None = None,
 ) -> tuple[dict[str, Tensor], Tensor, int]:
     """Train a probe with AdamW, and keep the epoch that is best on the validation split, the start included.
@@ -127,7 +127,7 @@ def fit_attentive(
         val_tokens: Of the validation images, (n, P + T, D).
         seed: Of the order of the images.
         smoothing: Label smoothing.
-        better: Whether validation logits (n, K) beat others, or None.
+        better: Whether validation logits (n, K) beat others.
         deadline: ``time.monotonic()`` after which no further epoch begins.
 
     Returns:

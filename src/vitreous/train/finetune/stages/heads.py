@@ -92,8 +92,8 @@ class Heads:
         probe.initialise(*_finite(fitted), config.seed)
         labels = torch.from_numpy(self.val.labels)
 
-        def better(logits: Tensor, other: Tensor | None) -> bool:
-            return other is None or is_better(select, evaluate(logits, labels), evaluate(other, labels))
+        def better(logits: Tensor, other: Tensor) -> bool:
+            return is_better(select, evaluate(logits, labels), evaluate(other, labels))
 
         with one_thread() if self.train.tokens[0].numel() < _SMALL_IMAGE else contextlib.nullcontext():
             tensors, logits, epoch = fit_attentive(
