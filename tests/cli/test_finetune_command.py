@@ -10,7 +10,9 @@ FAST = ["--device", "cpu", "--steps", 3, "--batch-size", 16, "--augment.flip", 0
 
 
 def test_a_fine_tuned_model_predicts_the_datas_classes(vitreous, model_file, digits, tmp_path):
-    done = vitreous("finetune", digits, "--from", model_file, "--out", "tuned", "--image-size", 20, *FAST)
+    done = vitreous(
+        "finetune", digits, "--from", model_file, "--out", "tuned", "--image-size", 20, "--tune", "full", *FAST
+    )
     assert done.returncode == 0, done.stderr
     assert (
         f"from      {model_file} (vitreous), 10 classes -> 10, 16 -> 20 px, positions 4x4 -> 5x5 as timm" in done.stdout
@@ -58,7 +60,7 @@ def test_show_batch_draws_a_batch(vitreous, model_file, digits, tmp_path):
         (
             ("photos", "--from", "x", "--tune", "last-0"),
             2,
-            "tune is 'last-0', it must be full, linear, lora, or last-K",
+            "tune is 'last-0', it must be auto, full, linear, lora, or last-K",
         ),
         (("photos", "--from", "x", "--protocol", "old"), 2, "one of modern, paper"),
         (("photos", "--from", "x", "--image-size", "0"), 2, "--image-size is '0'"),

@@ -154,7 +154,9 @@ def test_finetune_probes_by_the_same_protocol(vitreous, model_file, parity, tmp_
                 path.rename(parity / "test" / label / path.name)
     run = vitreous("probe", model_file, "parity", "--shots=none", "--json=p.json", "--device=cpu")
     assert run.returncode == 0, run.stderr
-    tuned = vitreous("finetune", "parity", "--from", model_file, "--steps=1", "--out=tuned", "--device=cpu")
+    tuned = vitreous(
+        "finetune", "parity", "--from", model_file, "--tune=full", "--steps=1", "--out=tuned", "--device=cpu"
+    )
     assert tuned.returncode == 0, tuned.stderr
     alone = json.loads((tmp_path / "p.json").read_text())["probes"]
     first = json.loads((tmp_path / "tuned/report.json").read_text())["finetune"]["probe"]

@@ -81,7 +81,7 @@ def _break_off(runs, run_config, steps, monkeypatch):
         raise runs.Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("vitreous.train.run._fit", end)
+        patched.setattr("vitreous.train.run.fit", end)
         with pytest.raises(runs.Killed):
             runs.train(run_config)
     assert not Path(run_config.out, "last.ckpt").exists()

@@ -79,6 +79,8 @@ def asked(digits, source, *words, out=None):
     """Resolve the command that fine-tunes on the digits 7 to 9."""
     common = ["--device", "cpu", "--precision", "float32", "--augment.flip", "0", "--batch-size", "16"]
     where = ["--out", str(out)] if out else []
+    if not {"--tune", "--protocol"} & set(words):
+        where += ["--tune", "full"]
     return configure([str(digits / "new"), "--from", str(source), *common, *where, *map(str, words)])[:2]
 
 
@@ -306,7 +308,7 @@ def test_better_than_the_probe_needs_no_reason(digits, source, finished):
         (("--image-size", 18), ConfigError, r"image size 18 is not a multiple of patch size 4"),
         (("--image-size", "big"), UsageError, r"--image-size is 'big'"),
         (("--tune", "last-4"), ConfigError, r"tune is last-4, but the model has 3 blocks"),
-        (("--tune", "half"), ConfigError, r"tune is 'half', it must be full, linear, lora, or last-K"),
+        (("--tune", "half"), ConfigError, r"tune is 'half', it must be auto, full, linear, lora, or last-K"),
         (("--from", "no-such-file.npz"), CheckpointError, r"no-such-file.npz"),
         (("--class-weights", "inverse", "--balanced-sampling"), ConfigError, "would correct for class imbalance twice"),
     ],

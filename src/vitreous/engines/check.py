@@ -94,8 +94,9 @@ def agreement(engine: Engine, images: Tensor, reference: tuple[Tensor, Tensor], 
 
     The normalised check images (B, C, H, W) are computed as one batch, and the first alone.
     """
-    logits, features = (torch.cat(parts) for parts in zip(engine(images), engine(images[:1]), strict=True))
-    expected_logits, expected_features = (torch.cat((each, each[:1])) for each in reference)
+    joined = (torch.cat(parts) for parts in zip(engine(images), engine(images[:1]), strict=True))
+    logits, features = (each.flatten(1) for each in joined)  # features may be tokens, (B, T, D)
+    expected_logits, expected_features = (torch.cat((each, each[:1])).flatten(1) for each in reference)
     if logits.shape != expected_logits.shape or features.shape != expected_features.shape:
         return Agreement(torch.inf, torch.inf, torch.inf)
     if logits.shape[1] > 1:

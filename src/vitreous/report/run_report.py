@@ -23,7 +23,10 @@ report.json (format_version 1; a number that is not finite is null)::
     worst_mistakes  up to 25 of {index, name, true, predicted, probability}, on val; name may be null
     finetune        null for a run from random weights; otherwise {source: {name, family, resampled, classes}, mode,
                     trained_parameters, probe, verdict: {worse, text, reasons}}. probe is the dictionary of
-                    :meth:`~vitreous.evaluate.probes.ProbeReport.to_dict`; probe and verdict are null with --no-probe
+                    :meth:`~vitreous.evaluate.probes.ProbeReport.to_dict`; probe and verdict are null with --no-probe.
+                    With mode `auto` both are null, and there are `chosen`, the stage whose model is saved, and
+                    `stages`, a list of {stage, top1, low, high, macro_f1, log_loss, seconds, detail, skipped, chosen}:
+                    the score on val with its 95 % interval, null if the stage was skipped, and then why
     versions        {package: version}
     pictures        names of the figures beside this file
 
@@ -166,6 +169,7 @@ def _page_input(
         temperature=temperature,
         scaled=cross_scaled(val.logits, val.labels) if temperature != 1 else None,
         notes=notes,
+        stages=(facts.finetune or {}).get("stages", ()),
     )
 
 

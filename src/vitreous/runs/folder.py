@@ -19,6 +19,7 @@ from vitreous.runs.lock import Lock, locked
 __all__ = [
     "LAST",
     "PREVIOUS",
+    "STAGES",
     "RunDir",
     "changed_settings",
     "choose_run_dir",
@@ -34,6 +35,9 @@ __all__ = [
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 """Names of the newest checkpoint of a run and of the one before it."""
+
+STAGES = "stages.ckpt"
+"""Name of the journal of a run in stages."""
 
 _CHECKPOINTS = LAST, PREVIOUS
 _SIGNS_OF_A_RUN = ("recipe.yaml", "metrics.csv", *_CHECKPOINTS, "model.safetensors", "report.json")

@@ -23,7 +23,7 @@ __all__ = ["FILES", "read_report", "refuse_outward_links", "remove_empty_dirs", 
 FILES = (
     *("recipe.yaml", "metrics.csv", "last.ckpt", "previous.ckpt", "model.safetensors", "report.json"),
     *("curves.png", "report.html", "example.png", "unreadable.txt"),
-    *("last-good.safetensors", "nonfinite.replay"),
+    *("last-good.safetensors", "nonfinite.replay", "stages.ckpt"),
 )
 """Names of all files that a run writes itself; its loggers write others."""
 

@@ -55,6 +55,7 @@ class Session:
     seconds: dict[str, float] = field(default_factory=dict)  # wall-clock time by phase
     probe: ProbeResult | None = None  # scores of the frozen features, in fine-tuning
     threads: int = field(default_factory=torch.get_num_threads)
+    later_validations: int = 0  # after training, besides those of any run, for which a budget reserves time
     extended: tuple[int, ...] = ()  # numbers of epochs at which the run had finished before it was given more
 
     module: VitModule = field(init=False)
@@ -165,7 +166,8 @@ def rebuild(session: Session, state: RunState | None) -> None:
         setup.data_module.set_accumulation(state.parts)
     session.module = make_module(setup, session.clock.progress)
     test_share = len(splits.get("test", ())) / len(splits["val"])
-    stop = StopWhenOver(session.clock, test_share, setup.precision, config.compile)
+    later = test_share + session.later_validations
+    stop = StopWhenOver(session.clock, later, setup.precision, config.compile)
     epochs: int | None = config.epochs if config.steps is None else -(-config.steps // per_epoch)
     planned = pluralize(config.steps, "step") if config.steps else pluralize(config.epochs, "epoch")
     if config.budget is not None:

@@ -20,9 +20,10 @@ __all__ = ["AUTO", "OptimConfig", "RunConfig", "TuneConfig", "parse_duration"]
 
 _LOGGERS = ("tensorboard", "wandb", "mlflow")
 AUTO = "auto"
-"""The source that stands for a choice among the pretrained models of :mod:`vitreous.checkpoint.pretrained`."""
+"""As `tune.source`, a choice among the pretrained models of :mod:`vitreous.checkpoint.pretrained`; as `tune.mode`,
+stages that are tried in turn."""
 
-_MODES = ("full", "linear", "lora")  # of fine-tuning, besides last-K
+_MODES = (AUTO, "full", "linear", "lora")  # of fine-tuning, besides last-K
 
 
 def parse_duration(text: str) -> float:
@@ -115,13 +116,16 @@ class TuneConfig:
             family; a short name of `vitreous models --pretrained`; or `auto`, which chooses one of these names for the
             machine and the images. The run keeps the model's architecture and evaluation pipeline, and replaces its
             head. None starts from random weights.
-        mode: What to train. `full`: all weights. `last-K`, such as `last-2`: the last K blocks, the final norm, the
-            pooling and the head. `linear`: only the head. `lora`: the head, and low-rank adapters on the weight
-            matrices of all blocks (arXiv 2106.09685; needs the extra `lora`). The adapters are merged into the matrices
-            when the model is saved.
+        mode: What to train. `auto`: heads on features of the frozen model first, then, if time, memory and the number
+            of images allow it, the last blocks, adapters or all weights from the best head; the best on the validation
+            split is saved (:mod:`vitreous.train.finetune.stages`). `full`: all weights. `last-K`, such as `last-2`: the
+            last K blocks, the final norm, the pooling and the head. `linear`: only the head. `lora`: the head, and
+            low-rank adapters on the weight matrices of all blocks (arXiv 2106.09685; needs the extra `lora`). The
+            adapters are merged into the matrices when the model is saved.
         lora_rank: Rank of the adapters.
         lora_alpha: Scale of the adapters: their output is multiplied by `lora_alpha / lora_rank`.
-        probe: Whether to score the frozen features before training, with k-nearest neighbours and a linear probe.
+        probe: Whether to score the frozen features before training, with k-nearest neighbours and a linear probe. With
+            mode `auto` they are stages of the run.
     """
 
     source: str | None = None
@@ -135,7 +139,9 @@ class TuneConfig:
         problems = []
         if self.mode not in _MODES and not re.fullmatch(r"last-[1-9]\d*", self.mode):
             hint = did_you_mean(self.mode, _MODES)
-            problems.append(f"tune is '{self.mode}', it must be full, linear, lora, or last-K such as last-2.{hint}")
+            problems.append(
+                f"tune is '{self.mode}', it must be auto, full, linear, lora, or last-K such as last-2.{hint}"
+            )
         problems += [
             f"{name} is {getattr(self, name)}, it must be at least 1"
             for name in ("lora_rank", "lora_alpha")

@@ -74,19 +74,22 @@ def announce_result(
     *,
     report: Mapping[str, Any],
     example: str,
+    origin: str | None = None,
 ) -> RunResult:
     """Print the scores, the files and the next command of a finished run.
 
     Scores of `selected` were computed in float32, `training_scores` of the same epoch during training. `report` is the
-    content of report.json, `example` the path of an image to predict.
+    content of report.json, `example` the path of an image to predict. `origin` is the stage of the weights, if there
+    were several.
     """
     setup, view, folder = session.setup, session.view, session.run_dir.path
     chosen = "last" if setup.config.select == "last" else "best"
     early = "; stopped early" if session.selection.stopped_early else ""
-    view.result(f"val  {_scores(selected.scores)} ({chosen}, epoch {selected.epoch}{early})")
+    origin = origin or f"{chosen}, epoch {selected.epoch}{early}"
+    view.result(f"val  {_scores(selected.scores)} ({origin})")
     if tested is not None:
         view.result(f"test {_scores(tested.scores)}")
-    if setup.precision != "float32":
+    if setup.precision != "float32" and training_scores is not selected.scores:
         view.result(
             f"     in float32; in {setup.precision}, while training: top-1 {100 * training_scores.top1:.1f} %, "
             f"macro F1 {training_scores.macro_f1:.2f}"

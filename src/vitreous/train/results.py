@@ -55,7 +55,7 @@ class SplitScores:
 class SelectedWeights(SplitScores):
     """Weights selected for saving, with their predictions for the validation split."""
 
-    epoch: int  # counted from 1
+    epoch: int  # counted from 1; 0 for a head that was fitted
     weights: dict[str, Tensor]  # state dict on the CPU
 
 
@@ -116,12 +116,12 @@ class RunWriter:
         *,
         history: Sequence[Mapping[str, Any]],
         seconds: Mapping[str, float],
-        training_scores: Scores,
+        training_summary: Mapping[str, float],
         finetune: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Write report.json, the page and the curves, and return the content of report.json.
 
-        Scores of `selected` were computed in float32, `training_scores` of the same epoch during training. `history`
+        Scores of `selected` were computed in float32, `training_summary` of the same epoch during training. `history`
         are the rows of metrics.csv, `finetune` is the section on fine-tuning.
         """
         setup, config = self.setup, self.setup.config
@@ -131,7 +131,7 @@ class RunWriter:
             device=str(setup.device),
             precision=setup.precision,
             epochs=len(history),
-            selected_epoch=selected.epoch,
+            selected_epoch=selected.epoch or None,
             parameters=setup.cost.parameters,
             flops=setup.cost.flops,
             data={
@@ -142,7 +142,7 @@ class RunWriter:
             },
             seconds=seconds,
             machine=describe_machine(setup.device),
-            selected_val=training_scores.summary(),
+            selected_val=training_summary,
             finetune=finetune,
             extended_from=self.extended,
         )
@@ -194,7 +194,7 @@ class RunWriter:
                 "held_out": setup.data.held_out,
             },
             "seed": config.seed,
-            "epoch": epoch,
+            "epoch": epoch or None,
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "machine": describe_machine(setup.device).to_dict(),
             "precision": setup.precision,

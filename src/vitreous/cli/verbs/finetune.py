@@ -54,8 +54,13 @@ _HELP = VerbHelp(
     "DATA [--from SOURCE] [options]",
     """\
 Fine-tune a trained model on labelled images. The model keeps its structure and its evaluation pipeline, and gets a \
-new head for the classes of the data, initialised to zero. Before training, k nearest neighbours and a linear probe \
-score the frozen features. After training, the command says whether fine-tuning improved on that, or what to change.
+new head for the classes of the data.
+
+Cheap methods come first: features of the frozen model are computed once and kept, and a linear head and an attentive \
+probe are fitted to them. If the time, the memory and the number of images allow it, the last blocks, adapters or all \
+weights are then trained from the best head, and averaged with their start. The best on the validation split is saved, \
+and the report lists every stage, or why it was skipped. With --tune, one method runs alone, from a head of zeros, and \
+the frozen features are scored before it.
 
 Without --from, a row of `vitreous models --pretrained` is chosen for this machine, the budget and the images, named \
 with its reason and licence, and downloaded once.
@@ -65,8 +70,8 @@ examples:
       the pretrained model that suits this machine and these images
   vitreous finetune flowers/ --from dinov2-s
       a model by its short name in `vitreous models --pretrained`
-  vitreous finetune flowers/ --from runs/photos-1
-      your own model, on other classes
+  vitreous finetune flowers/ --from runs/photos-1 --budget 5m
+      your own model, on other classes: the best that five minutes allow
   vitreous finetune flowers/ --from timm/vit_small_patch16_224.augreg_in21k --image-size 384
       a published model by its hub id, at a higher resolution: position embeddings are resampled
   vitreous finetune flowers/ --from B_16.npz --tune last-2
@@ -79,11 +84,12 @@ examples:
 common options:
   --from SOURCE               a model.safetensors, a run directory, a file, folder or hub id of any family, or a short
                               name of `vitreous models --pretrained`; without it, one of those is chosen
-  --tune PART                 full, last-K (such as last-2), linear (the head alone), or lora
+  --tune PART                 one method alone: full, last-K (such as last-2), linear (the head alone), or lora; by
+                              default auto, the stages
   --protocol NAME             modern (AdamW, layer-wise learning rates, drop path) or paper (SGD, no decay, dropout 0)
   --image-size N              resize images to 384, or 480x640, pixels
   --resample FAMILY           resample position embeddings as this family does (--model.position.resample)
-  --no-probe                  do not score the frozen features first
+  --no-probe                  do not score the frozen features first: train all weights, or those of --tune, at once
   --epochs N   --steps N   --budget 25m   how long to train
   --data-dir FOLDER           folder of the known datasets (--data.dir)
   --exclude FILE              skip the images listed, one per line (--data.exclude)
@@ -122,6 +128,8 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], Mapping[s
         from vitreous.train.config import AUTO
 
         typed.setdefault("tune", {})["source"] = AUTO
+    if (mode := _mode(typed, stored)) is not None:
+        typed.setdefault("tune", {}).setdefault("mode", mode)
     name, config = _base_config(typed, stored, data)
     placeholder = dataclasses.replace(config, data=DataConfig(), model=_placeholder(config.model))
     _reject_parts_of_source(stored, placeholder.model)
@@ -135,12 +143,27 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], Mapping[s
     return dataclasses.replace(config, recipe=name), explicit, typed
 
 
+def _recipe_name(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> str:
+    protocol = _PROTOCOLS.get(str(typed.get("protocol")))
+    return str(typed.get("recipe") or protocol or stored.get("recipe") or "finetune")
+
+
+def _mode(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> str | None:
+    """Return `auto` if no option says what to train, and the recipe is the one for any images.
+
+    Without the probe, no head is wanted before the training.
+    """
+    tune = {**stored.get("tune", {}), **typed.get("tune", {})}
+    is_open = "mode" not in tune and tune.get("probe", True)
+    return "auto" if is_open and _recipe_name(typed, stored) == "finetune" else None
+
+
 def _base_config(typed: Mapping[str, Any], stored: Mapping[str, Any], data: str | None) -> tuple[str, RunConfig]:
     """Return the recipe's name and its configuration for the weights that are trained."""
     from vitreous.recipes.finetune import finetune
     from vitreous.train.config import TuneConfig
 
-    name = typed.get("recipe") or _PROTOCOLS.get(str(typed.get("protocol"))) or stored.get("recipe") or "finetune"
+    name = _recipe_name(typed, stored)
     mode = TuneConfig(**{"source": "", **stored.get("tune", {}), **typed.get("tune", {})}).mode
     config = finetune(mode) if name == "finetune" else recipe(name)
     if data is not None:
@@ -200,8 +223,9 @@ def _parser_with_defaults(words: Sequence[str]) -> tuple[Parser, str]:
     from_source = [
         name for name in values if name.startswith(("model.", "preprocess.")) and name not in _OWN_MODEL_FIELDS
     ]
+    values["tune.mode"] = _mode(typed, stored) or values["tune.mode"]
     parser.show_defaults({name: value for name, value in values.items() if name not in from_source})
-    mode = typed.get("tune", {}).get("mode", "full")
+    mode = typed.get("tune", {}).get("mode") or _mode(typed, stored) or "full"
     return parser, (
         f"Defaults in [brackets] are those of the recipe {name} with --tune {mode}; "
         "the structure of the model and its evaluation pipeline are those of the source."

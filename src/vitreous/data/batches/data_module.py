@@ -5,6 +5,7 @@ The order of batches is in sampler.py, their content in dataset.py, their augmen
 
 from __future__ import annotations
 
+import copy
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -131,6 +132,13 @@ class ImageDataModule(LightningDataModule):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration over the training loader; a Trainer does this itself."""
         self.train_sampler.set_epoch(epoch)
+
+    def restarted(self) -> ImageDataModule:
+        """Return a module for another training on the same images, which shares those that are decoded."""
+        other, train = copy.copy(self), self.data.splits["train"]
+        balance = train.labels if self.train_sampler.balance is not None else None
+        other.train_sampler = TrainSampler(len(train), self.batch_size, self.accumulate, self.seed, balance)
+        return other
 
     def set_accumulation(self, accumulate: int) -> None:
         """Set the number of batches per optimiser step from the next iteration on; steps and order do not change."""

@@ -40,6 +40,7 @@ class Split:
     names: tuple[str, ...]  # of each image: its path relative to the data folder, or `train/17`
     paths: list[Path] | None = None  # None for pixels in memory
     arrays: npt.NDArray[np.uint8] | None = None  # pixels (n, H, W, C); None for files
+    digests: tuple[str, ...] = ()  # content hash of each image; of its name and length for trusted files
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -316,6 +317,7 @@ def _by_split(
                 tuple(names[n] for n in members),
                 paths=None if paths is None else [paths[n] for n in members],
                 arrays=None if arrays is None else arrays[members],
+                digests=tuple(digests[n] for n in members),
             )
     return splits, order.hexdigest()
 

@@ -18,6 +18,7 @@ from vitreous.report.evaluation.matrix import LARGEST, matrix_figure
 from vitreous.report.evaluation.results import EvaluationResult
 from vitreous.report.evaluation.robustness_section import robustness_section
 from vitreous.report.evaluation.sheets import PAIR_IMAGES, image_sheets, mapped, plain_sheet, shown
+from vitreous.report.evaluation.stages_section import stages_section
 from vitreous.report.evaluation.tables import (
     SCORE_TITLES,
     class_table,
@@ -72,6 +73,8 @@ def _content(result: EvaluationResult, thumbs: Thumbnails) -> Iterator[str]:
 
 def _sections(result: EvaluationResult) -> Iterator[Section]:
     yield "scores", "Scores", _scores
+    if result.given.stages:
+        yield "stages", "Stages", stages_section
     if result.comparison is not None:
         yield "comparison", "Comparison", _comparison
     yield "classes", "Classes", _classes

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -86,6 +87,7 @@ class EvaluationInput:
         columns: Further facts of each image, by which scores are sliced: name -> N values.
         other: Name and logits / temperature (N, K) of a second model on the same images and classes.
         robustness: Errors on changed images.
+        stages: Rows of `finetune.stages` of report.json, if the model is the best of several stages.
         held_out: Name, logits (M, K) before temperature, and labels (M,) of images on which the temperature was not
             fitted, if it was fitted on the others.
         notes: Remarks for the reader.
@@ -103,6 +105,7 @@ class EvaluationInput:
     columns: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
     other: tuple[str, Tensor] | None = None
     robustness: RobustnessResult | None = None
+    stages: Sequence[Mapping[str, Any]] = ()
     held_out: tuple[str, Tensor, Tensor] | None = None
     notes: Sequence[str] = ()
 

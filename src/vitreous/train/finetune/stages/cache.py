@@ -1,0 +1,147 @@
+"""Features of images on disk, found by the content of the image: what was computed once is never computed again.
+
+The features of one model, pipeline and view are a folder of shards in the user's cache folder. A shard is a number of
+images: a list of their content hashes, and one file for each kind of features. The list is written last, so that a
+shard without one does not exist. Every file has a checksum, and damaged ones count as missing. Only folders that no
+other user can write to are read. Together all folders have at most `MOST_BYTES`; the least recently used are removed
+first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.engines.cache import cache_folder
+from vitreous.engines.private import check_private, make_private_folder
+from vitreous.errors import CheckpointError, OutputError
+from vitreous.runs.state_file import read_state, write_state
+
+__all__ = ["FOLDER", "MOST_BYTES", "FeatureCache"]
+
+FOLDER = "feature-cache"
+MOST_BYTES = 4 << 30
+"""Most bytes of all features in the cache folder."""
+
+_OTHERS_WRITE = 0o002  # the parent folder may be group-writable, as a umask of 002 makes it
+_ABANDONED = 24 * 3600  # seconds after which files without a list are those of a process that died
+_LIST, _VALUES = ".images", ".values"
+
+
+@dataclass(frozen=True)
+class _Shard:
+    path: Path  # of its files, without their endings
+    rows: dict[str, int]  # of each image, by its content hash
+
+
+class FeatureCache:
+    """The stored features of one model, pipeline and view; `made_from` is what they depend on besides the images.
+
+    A folder that cannot be used leaves the cache empty, and `problem` says why.
+    """
+
+    def __init__(self, made_from: Mapping[str, Any]) -> None:
+        self.problem: str | None = None
+        text = json.dumps(made_from, sort_keys=True)
+        self._shards: list[_Shard] = []
+        try:
+            root = cache_folder().with_name(FOLDER)
+            root.parent.parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(root.parent, _OTHERS_WRITE)
+            make_private_folder(root)
+            self._folder = root / hashlib.sha256(text.encode()).hexdigest()[:32]
+            make_private_folder(self._folder)
+            os.utime(self._folder)  # marks it as used now
+            self._shards = list(_read_lists(self._folder))
+        except OSError as error:
+            self._give_up(error.strerror or str(error))
+
+    def find(self, digests: Sequence[str], kind: str) -> Iterator[tuple[list[int], Tensor]]:
+        """Yield positions in `digests` and their features, shard by shard; images without features are left out."""
+        missing = {digest: n for n, digest in enumerate(digests)}
+        for shard in self._shards:
+            shared = missing.keys() & shard.rows.keys()
+            if not shared:
+                continue
+            values = _read_values(shard, kind)
+            if values is None:
+                continue
+            positions = sorted(missing.pop(digest) for digest in shared)
+            yield positions, values[[shard.rows[digests[n]] for n in positions]]
+
+    def add(self, digests: Sequence[str], features: Mapping[str, Tensor]) -> None:
+        """Store features (n, ...) of images, by kind; all or nothing."""
+        if self.problem is not None:
+            return
+        path = self._folder / secrets.token_hex(8)
+        try:
+            make_private_folder(self._folder)  # another process may have removed it
+            self._make_room(sum(each.nbytes for each in features.values()))
+            for kind, values in features.items():
+                write_state(path.with_suffix(f".{kind}{_VALUES}"), {"values": values.contiguous()})
+            write_state(path.with_suffix(_LIST), {"images": list(digests)})
+        except (OSError, OutputError) as error:
+            for file in self._folder.glob(f"{path.name}.*"):
+                file.unlink(missing_ok=True)
+            self._give_up(str(error))
+
+    def _give_up(self, reason: str) -> None:
+        self.problem = f"features are not kept for a second run: {reason}"
+
+    def _make_room(self, size: int) -> None:
+        """Remove the least recently used folders, and files of processes that died."""
+        folders = []
+        for folder in self._folder.parent.iterdir():
+            with contextlib.suppress(OSError):  # another process is removing it
+                files = [(file, file.lstat()) for file in folder.iterdir()]
+                for file, status in files:
+                    if time.time() - status.st_mtime > _ABANDONED and not _is_listed(file):
+                        file.unlink()
+                used = sum(status.st_size for _, status in files)
+                folders.append((folder == self._folder, folder.lstat().st_mtime, used, folder))
+        total = size + sum(used for _, _, used, _ in folders)
+        for is_own, _, used, folder in sorted(folders):
+            if total <= MOST_BYTES:
+                return
+            if is_own:
+                raise OSError(f"they would take more than {MOST_BYTES >> 30} GiB")
+            shutil.rmtree(folder, ignore_errors=True)
+            total -= used
+
+
+def _is_listed(file: Path) -> bool:
+    return (file.parent / file.name.split(".")[0]).with_suffix(_LIST).exists()
+
+
+def _read_lists(folder: Path) -> Iterator[_Shard]:
+    for file in sorted(folder.glob(f"*{_LIST}")):
+        with contextlib.suppress(CheckpointError, OSError):
+            check_private(folder)
+            images = _field(read_state(file), "images")
+            if isinstance(images, list) and all(isinstance(each, str) for each in images):
+                yield _Shard(file.with_suffix(""), {digest: row for row, digest in enumerate(images)})
+
+
+def _read_values(shard: _Shard, kind: str) -> Tensor | None:
+    """Return the features of a shard; None if they are missing or damaged."""
+    with contextlib.suppress(CheckpointError, OSError):
+        values = _field(read_state(shard.path.with_suffix(f".{kind}{_VALUES}")), "values")
+        if isinstance(values, Tensor) and len(values) == len(shard.rows) and bool(torch.isfinite(values).all()):
+            return values
+    return None
+
+
+def _field(content: Any, name: str) -> Any:
+    return content.get(name) if isinstance(content, dict) else None

@@ -1,0 +1,135 @@
+"""What a run in stages can afford: pure functions of sizes and measured times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vitreous.model.config import ViTConfig
+from vitreous.train.console import duration
+
+__all__ = ["LAST", "Means", "further_views", "tokens_too_large", "tuning_modes"]
+
+LAST = 2
+"""Blocks that the mode `last-K` trains."""
+
+_MOST_TOKENS = 1 << 30  # bytes of all tokens of a run, in float16
+_TOKEN_SHARE = 1 / 6  # of the free memory that they may take; they are copied once
+_MOST_VIEWS = 3  # besides the first
+_VIEW_SHARE = 0.1  # of the time left that further views may take
+_FEWEST_EPOCHS = 3  # fewer do not make up for the noise of the first steps from a head that fits
+_FEWEST_IMAGES, _FEWEST_PER_CLASS = 60, 5  # below, validation cannot tell what helps, and frozen features win
+_UNASKED = 3600.0  # seconds that a training may take if nobody gave a budget
+_LOADING = 1.15  # time of a step with its images over that of the model alone
+_BYTES = 16  # per parameter: weights, gradients and two moments in float32
+_USABLE = 0.7  # of the free memory, for these
+
+
+def tokens_too_large(config: ViTConfig, images: int, memory: int | None) -> str | None:
+    """Return why the tokens of so many images cannot be kept; None if they can."""
+    height, width = config.grid
+    size = 2 * images * (config.prefix_tokens + height * width) * config.width
+    limit = _MOST_TOKENS if memory is None else min(_MOST_TOKENS, int(_TOKEN_SHARE * memory))
+    if size <= limit:
+        return None
+    return f"the tokens of {images:,} images take {size / 2**30:.2g} GiB, the limit is {limit / 2**30:.2g} GiB"
+
+
+def further_views(view_seconds: float, left: float | None, fits_head: float) -> int:
+    """Return how many views besides the first are worth their time.
+
+    Args:
+        view_seconds: Time of a view of all training images.
+        left: Seconds left of the budget; None without one.
+        fits_head: Seconds that a linear head on one view took; the one on all views takes about that per view.
+    """
+    if left is None:
+        return 1
+    return max(0, min(_MOST_VIEWS, int(_VIEW_SHARE * left / max(view_seconds + fits_head, 1e-3))))
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a decision about training depends on.
+
+    Args:
+        images: Training images.
+        classes: Classes among them.
+        depth: Blocks of the model.
+        parameters: Of the model.
+        step_seconds: Time of a step of the model alone, by mode.
+        steps_per_epoch: Steps of an epoch.
+        validation_seconds: Time of a validation.
+        epochs: Epochs of a training without a budget.
+        left: Seconds left for training; None without a budget.
+        memory: Free memory in bytes; None if it is not known.
+        has_lora: Whether adapters can be trained here.
+    """
+
+    images: int
+    classes: int
+    depth: int
+    parameters: int
+    step_seconds: Mapping[str, float]
+    steps_per_epoch: int
+    validation_seconds: float
+    epochs: float
+    left: float | None
+    memory: int | None
+    has_lora: bool
+
+    def epoch_seconds(self, mode: str) -> float:
+        """Estimate the time of an epoch with its validation."""
+        return _LOADING * self.steps_per_epoch * self.step_seconds[mode] + self.validation_seconds
+
+    @property
+    def fits_whole(self) -> bool:
+        """Whether gradients and moments of all weights fit into memory."""
+        return self.memory is None or _BYTES * self.parameters <= _USABLE * self.memory
+
+
+def tuning_modes(means: Means) -> tuple[list[str], dict[str, str]]:
+    """Return the modes of training below the head to try, the cheaper first, and why others are skipped.
+
+    With a budget it is one mode, the one that changes most among those with time for a few epochs. Without one, each
+    mode in turn, as long as it helps.
+    """
+    last, whole, other = f"last-{LAST}", "full", "lora"
+    skipped: dict[str, str] = {}
+    if means.images < max(_FEWEST_IMAGES, _FEWEST_PER_CLASS * means.classes):
+        too_few = (
+            f"{means.images:,} training images of {means.classes:,} classes: it takes {_FEWEST_PER_CLASS} a class, and "
+            f"{_FEWEST_IMAGES} in all, to improve on frozen features"
+        )
+        return [], dict.fromkeys((last, other, whole), too_few)
+    if means.fits_whole:
+        skipped[other] = "all weights fit into memory, so adapters save nothing"
+    else:
+        skipped[whole] = f"{means.parameters / 1e6:.3g} M weights with gradients and moments do not fit into memory"
+        whole, other = other, whole
+        if not means.has_lora:
+            skipped["lora"] = "it needs peft: pip install 'vitreous[lora]'"
+    if means.depth <= LAST:
+        skipped[last] = f"the model has {means.depth} blocks: full trains them all"
+    modes = [mode for mode in (last, whole) if mode not in skipped]
+    for mode in list(modes):
+        if (reason := _too_slow(means, mode)) is not None:
+            skipped[mode] = reason
+            modes.remove(mode)
+    if means.left is not None and len(modes) > 1:
+        skipped[modes[0]] = f"the budget has time for {modes[-1]}, which trains more"
+        modes = modes[-1:]
+    return modes, skipped
+
+
+def _too_slow(means: Means, mode: str) -> str | None:
+    seconds = means.epoch_seconds(mode)
+    if means.left is None:
+        if means.epochs * seconds <= _UNASKED:
+            return None
+        asked = f"{means.epochs:.3g} epochs would take about {duration(means.epochs * seconds)}"
+        return f"{asked}, more than {duration(_UNASKED)}: give a --budget, or --tune {mode}"
+    if _FEWEST_EPOCHS * seconds <= means.left:
+        return None
+    needed, left = _FEWEST_EPOCHS * seconds, max(0.0, means.left)
+    return f"{_FEWEST_EPOCHS} epochs would take about {needed:,.1f} s, and {left:,.1f} s of the budget are left"

@@ -1,0 +1,105 @@
+"""How a run in stages ends: the best model is tested once, saved and reported; after a signal, the best so far."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitreous.data.sources.listing import pluralize
+from vitreous.errors import TrainingError
+from vitreous.evaluate.calibration import choose_temperature
+from vitreous.runs.folder import RunDir
+from vitreous.train.assembly import Session, rebuild
+from vitreous.train.console import Display
+from vitreous.train.finetune.stages.outcome import Outcome
+from vitreous.train.finetune.stages.staging import Staging, selected_weights, variant
+from vitreous.train.finish import RunResult, announce_result, resume_command
+from vitreous.train.phases import test_once
+from vitreous.train.progress import Steps
+from vitreous.train.results import RunWriter
+from vitreous.train.resume.saving import Saver
+from vitreous.train.resume.signals import Stopped
+from vitreous.train.resume.state import identity
+from vitreous.train.setup import Setup
+
+__all__ = ["end_interrupted_stages", "finish"]
+
+
+def finish(staging: Staging) -> RunResult:
+    """Test the best model, and write the model file and the report."""
+    best = staging.best
+    if best is None or best.candidate is None:
+        raise TrainingError("no stage found a model: give it a larger --budget")
+    run_dir, setup = staging.run_dir, variant(staging.setup, best.candidate)
+    selected = selected_weights(staging.setup, best.candidate)
+    temperature = choose_temperature(selected.logits, selected.labels)
+    writer = RunWriter(setup, run_dir.path, (), staging.map_seconds)
+    saver = Saver(run_dir.path, run_dir.lock)
+    session = Session(setup, run_dir, staging.view, staging.signals, writer, saver, Steps(1), identity(setup))
+    rebuild(session, None)
+    session.seconds, session.metrics.history = staging.seconds, [dict(row) for row in best.history]
+    session.module.eval_model.load_state_dict(selected.weights)
+    run_dir.lock.record(phase="testing")
+    tested = test_once(session)
+
+    run_dir.lock.record(phase="writing the report")
+    writer.save_model(selected, temperature, tested)
+    example = writer.example_image()
+    training = next((row for row in best.history if row["epoch"] == best.candidate.epoch), {})
+    in_training = {name.removeprefix("val_"): value for name, value in training.items() if name.startswith("val_")}
+    report = writer.write_report(
+        selected,
+        temperature,
+        tested,
+        history=best.history,
+        seconds=staging.seconds,
+        training_summary=in_training or selected.scores.summary(),
+        finetune=_section(staging, best),
+    )
+    neighbours = staging.done("k-NN")
+    if neighbours is not None and (neighbours.correct or 0) > (best.correct or 0):
+        more = (neighbours.correct or 0) - (best.correct or 0)
+        why = "it needs the features of all training images, which no model file holds"
+        staging.view.line("note", f"k-NN is right on {pluralize(more, 'validation image')} more, but {why}")
+    return announce_result(
+        session, selected, selected.scores, tested, None, report=report, example=example, origin=best.stage
+    )
+
+
+def _section(staging: Staging, best: Outcome) -> dict[str, Any]:
+    """Return the section of report.json on fine-tuning."""
+    pretrained = staging.setup.pretrained
+    trained = best.candidate.tensors if best.candidate is not None else {}
+    return {
+        "source": pretrained.to_dict() if pretrained is not None else None,
+        "mode": staging.setup.config.tune.mode,
+        "trained_parameters": sum(tensor.numel() for tensor in trained.values()),
+        "probe": None,
+        "verdict": None,
+        "chosen": best.stage,
+        "stages": [outcome.to_dict(best.stage) for outcome in staging.outcomes],
+    }
+
+
+def end_interrupted_stages(
+    staging: Staging | None, run_dir: RunDir, setup: Setup, view: Display, stopped: Stopped
+) -> RunResult:
+    """End a run after a signal: print what is saved, and how to resume; at a second Ctrl-C re-raise."""
+    best = staging.best if staging is not None else None
+    folder = run_dir.path
+    model = folder / "model.safetensors"
+    if best is None or best.candidate is None:
+        view.result(f"{stopped} before the first head; features computed so far are kept")
+    else:
+        score = f"val top-1 {100 * best.candidate.scores.top1:.1f} %"
+        view.result(f"{stopped}: the best model so far ({best.stage}, {score}, or a better epoch since) is in {model}")
+    view.line("continue", resume_command(setup, folder), whole=True)
+    if stopped.at_once:
+        raise stopped
+    return RunResult(
+        folder=folder,
+        model=model,
+        epochs=len(best.history) if best else 0,
+        seconds=staging.seconds if staging is not None else {},
+        val=best.candidate.scores if best and best.candidate else None,
+        exit_code=stopped.exit_code,
+    )

@@ -1,0 +1,215 @@
+"""Features of all images of a split by the fastest engine, in several views, from the cache where it has them.
+
+Shapes: n images, F features that the head reads, P prefix tokens, N patches, D width, T = P + N tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from vitreous import __version__
+from vitreous.accelerate.model import FastVisionTransformer, build
+from vitreous.data.batches.read_ahead import map_ahead
+from vitreous.data.sources.known import KNOWN
+from vitreous.data.sources.opening import Split
+from vitreous.engines.base import Engine
+from vitreous.engines.cache import digest
+from vitreous.engines.choose import EngineChoice
+from vitreous.errors import CheckpointError
+from vitreous.model.heads import LinearHead
+from vitreous.model.mlp import MlpConfig
+from vitreous.model.part import Shape
+from vitreous.model.pools import Mean
+from vitreous.train.finetune.stages.cache import FeatureCache
+from vitreous.train.finetune.stages.views import Views
+from vitreous.train.setup import Setup
+
+__all__ = ["Extractor", "Features"]
+
+_BATCH = 32  # images of a forward pass, as in `vitreous embed`
+_SHARD, _SHARD_SECONDS = 2048, 15.0  # images, and time, after which features are stored
+
+Progress = Callable[[int, int], None]
+Batch = tuple[list[int], dict[str, Tensor]]
+"""Positions of images, and their features by kind."""
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Features of a view of a split: of all its images, or of those that the time allowed."""
+
+    pooled: Tensor  # (n, F) float32, what the head reads
+    tokens: Tensor | None  # (n, T, D) float16, all tokens after the final norm; None if they were not wanted
+    labels: npt.NDArray[np.int64]  # (n,)
+    positions: list[int]  # of the images in the split
+    computed: int  # forward passes of this process; the others were in the cache
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _EveryToken(Mean):
+    """No pooling: every token is a feature. Only engines see it, which then return tokens (B, T, D).
+
+    It is no kind that users choose, but a configuration accepts only those and their subclasses.
+    """
+
+    kind: ClassVar[str] = "every-token"
+
+    def build(self, shape: Shape, mlp: MlpConfig) -> nn.Module:
+        return nn.Identity()
+
+
+class Extractor:
+    """Computes features of a run's images with the engine that `vitreous embed` would choose.
+
+    Args:
+        setup: The run; its model is moved to the device.
+        with_tokens: Whether tokens are kept too.
+        notify: Called with a line when an engine is converted or rejected, or the cache cannot be used.
+    """
+
+    def __init__(self, setup: Setup, with_tokens: bool, notify: Callable[[str], None]) -> None:
+        self.setup, self.with_tokens, self._notify = setup, with_tokens, notify
+        self.views = Views(setup.pipeline, setup.config.augment, setup.config.seed)
+        self.model = _headless(setup.model, with_tokens).to(setup.device).eval()
+        self._pooling = setup.model.to(setup.device).eval()
+        self._choice = EngineChoice(self.model, setup.pipeline, 1.0, engine="auto", tell=notify)
+        self._engine: Engine | None = None
+        self._opening = 0.0  # seconds in which the engine was chosen
+        self._made_from = {"model": digest(self.model), "version": __version__, "data": _unhashed(setup)}
+        self.images_per_second = 0.0  # of the last computation, decoding included; 0 if all was in the cache
+
+    @property
+    def engine(self) -> str:
+        """The engine that computed, with its precision."""
+        return f"{self._engine.name}, {self._engine.precision}" if self._engine else "the cache"
+
+    def extract(
+        self,
+        split: Split,
+        view: int = 0,
+        deadline: float | None = None,
+        progress: Progress = lambda done, total: None,
+        *,
+        with_tokens: bool = True,
+    ) -> Features:
+        """Compute the features of a split.
+
+        Args:
+            split: The images.
+            view: The view of :class:`Views`.
+            deadline: ``time.monotonic()`` after which further images are left out; they come in random order then.
+            progress: Called with the numbers of images done and in total.
+            with_tokens: Whether tokens are wanted, if this extractor keeps them.
+        """
+        started, n, self._opening = time.monotonic(), len(split), 0.0
+        kinds = ("pooled", "tokens") if self.with_tokens and with_tokens else ("pooled",)
+        rows, computed = self._stored_and_new(split, view, kinds, deadline, lambda done: progress(done, n))
+        kept, seconds = sorted(rows), time.monotonic() - started
+        if computed:
+            self.images_per_second = computed / max(seconds - self._opening, 1e-9)
+        stacked = {kind: torch.stack([rows[index][kind] for index in kept]) for kind in kinds if kept}
+        pooled = stacked.get("pooled", torch.empty(0, self.setup.config.model.features))
+        return Features(pooled, stacked.get("tokens"), split.labels[kept], kept, computed, seconds)
+
+    def _stored_and_new(
+        self, split: Split, view: int, kinds: Sequence[str], deadline: float | None, progress: Callable[[int], None]
+    ) -> tuple[dict[int, dict[str, Tensor]], int]:
+        """Return the features of images by position, and how many were computed."""
+        cache = FeatureCache({**self._made_from, **self.views.to_dict(view), "kinds": list(kinds)})
+        found: dict[int, dict[str, Tensor]] = {}
+        for kind in kinds if split.digests else ():
+            for positions, values in cache.find(split.digests, kind):
+                for position, value in zip(positions, values, strict=True):
+                    found.setdefault(position, {})[kind] = value
+        rows = {position: each for position, each in found.items() if len(each) == len(kinds)}
+        progress(len(rows))
+        order = np.random.default_rng(self.setup.config.seed).permutation(len(split)) if deadline else range(len(split))
+        missing, computed = [int(position) for position in order if int(position) not in rows], 0
+        for positions, parts in _in_shards(self._compute(split, missing, view, kinds, deadline)):
+            computed += len(positions)
+            for n, position in enumerate(positions):
+                rows[position] = {kind: each[n] for kind, each in parts.items()}
+            progress(len(rows))
+            if split.digests:
+                cache.add([split.digests[position] for position in positions], parts)
+        if cache.problem is not None and computed:
+            self._notify(cache.problem)
+        return rows, computed
+
+    def _compute(
+        self, split: Split, positions: Sequence[int], view: int, kinds: Sequence[str], deadline: float | None
+    ) -> Iterator[Batch]:
+        """Yield positions and features batch by batch, decoding ahead in threads, until the deadline."""
+        if not positions:
+            return
+        started = time.monotonic()
+        self._engine = self._choice.engine(len(positions), min(_BATCH, len(positions)))
+        self._opening = time.monotonic() - started
+        decoded = map_ahead(lambda _, n: (n, self.views.pixels(split, n, view)), positions, ahead=2 * _BATCH)
+        while chunk := list(itertools.islice(decoded, _BATCH)):
+            yield [n for n, _ in chunk], self._run(np.stack([pixels for _, pixels in chunk]), kinds)
+            if deadline is not None and time.monotonic() >= deadline:
+                decoded.close()  # type: ignore[attr-defined]  # a generator, whose threads end with it
+                return
+
+    @torch.inference_mode()
+    def _run(self, pixels: npt.NDArray[np.uint8], kinds: Sequence[str]) -> dict[str, Tensor]:
+        """Return the features of pixels (B, H, W, C) by kind, on the CPU."""
+        assert self._engine is not None
+        batch = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().to(self.setup.device)
+        values = self._engine(self.setup.pipeline.normalise(batch))[1]  # (B, F), or (B, T, D)
+        found = {"pooled": values}
+        if self.with_tokens:
+            model = self._pooling
+            pooled = model.pre_logits(model.fc_norm(model.pool(values.to(self.setup.device))))
+            found = {"pooled": pooled, "tokens": values.clamp(-65504, 65504).half()}
+        found = {kind: found[kind].cpu() for kind in kinds}
+        if not bool(torch.isfinite(found["pooled"]).all()):
+            raise CheckpointError("the features of the model are not finite: its weights are damaged")
+        return found
+
+
+def _in_shards(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Join batches until they are worth a file."""
+    positions: list[int] = []
+    parts: list[dict[str, Tensor]] = []
+    started = time.monotonic()
+
+    def joined() -> Batch:
+        return positions, {kind: torch.cat([part[kind] for part in parts]) for kind in parts[0]}
+
+    for numbers, values in batches:
+        positions, parts = [*positions, *numbers], [*parts, values]
+        if len(positions) >= _SHARD or time.monotonic() - started > _SHARD_SECONDS:
+            yield joined()
+            positions, parts, started = [], [], time.monotonic()
+    if positions:
+        yield joined()
+
+
+def _headless(model: FastVisionTransformer, with_tokens: bool) -> FastVisionTransformer:
+    """Return a copy without the last layer, or without everything behind the tokens."""
+    config = replace(model.config, num_classes=0, class_token=model.config.has_class_token, dropout=0.0)
+    if with_tokens:
+        config = replace(config, pool=_EveryToken(), head=LinearHead())
+        config = config if config.final_norm == "tokens" else replace(config, final_norm="none")
+    copied = build(config)
+    names = copied.state_dict().keys()
+    copied.load_state_dict({name: value for name, value in model.state_dict().items() if name in names})
+    return copied
+
+
+def _unhashed(setup: Setup) -> str:
+    """Return the name of a known data set, whose files stand for their content by name and length; else nothing."""
+    source = setup.config.data.source
+    return source if source in KNOWN else ""

@@ -1,0 +1,138 @@
+"""Heads fitted to cached features: k nearest neighbours as a reference, a linear head, and an attentive probe.
+
+The neighbours vote with the features of all training images, which a Vision Transformer has no place for. Their score
+says what the features hold; the linear head, which has a place, is what may become the result.
+
+Shapes: n images, F features, T tokens, D width, K classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vitreous.errors import DataError
+from vitreous.evaluate.labelled import Labelled, labelled
+from vitreous.evaluate.logistic import STRENGTHS, LinearModel, fit_path, probe_linear
+from vitreous.evaluate.metrics import evaluate
+from vitreous.evaluate.probes import probe_knn
+from vitreous.machine.threads import one_thread, one_thread_with_blas
+from vitreous.train.callbacks import is_better
+from vitreous.train.finetune.stages.attentive import AttentiveProbe, attentive_config, fit_attentive, patch_means
+from vitreous.train.finetune.stages.features import Features
+from vitreous.train.finetune.stages.outcome import Candidate, Outcome
+from vitreous.train.setup import Setup
+
+__all__ = ["Heads"]
+
+_SMALL = 2e8  # products of a pass over all features below which threads do not pay
+_SMALL_IMAGE = 4096  # channels of all tokens of an image, likewise
+_ABSENT = 20.0  # a class without training images has a bias so far below the lowest, instead of minus infinity
+
+
+@dataclass(eq=False)
+class Heads:
+    """The features that heads are fitted to, and the run that they are for."""
+
+    setup: Setup
+    train: Features
+    val: Features
+
+    def neighbours(self) -> Outcome:
+        """Score k nearest neighbours; the result is a reference, not a model."""
+        started = time.monotonic()
+        train, val = self._labelled(self.train.pooled, "train"), self._val()
+        classes, device = len(self.setup.data.classes), self._device
+        scores = probe_knn(train, {"val": val}, classes, device=device)
+        best = max(scores, key=lambda score: score.accuracy["val"])
+        correct = round(best.accuracy["val"] * len(val.labels))
+        detail = f"k {best.k}, a reference: neighbours are not a model"
+        return Outcome("k-NN", time.monotonic() - started, detail, correct, len(val.labels))
+
+    def linear(self) -> Outcome:
+        """Fit a linear head, with a sweep over C."""
+        if len(np.unique(self.train.labels)) < 2:
+            raise DataError("a linear head needs training images of at least two classes: give a larger --budget")
+        return self._linear("linear", self.train.pooled, STRENGTHS)
+
+    def linear_on(self, views: Sequence[Tensor], strength: float) -> Outcome:
+        """Fit a linear head to all views (n, F) of the training images, with values of C near one of a single view."""
+        # C weighs the sum of the losses against the weights: with k times the images it is k times as strong.
+        return self._linear(f"linear, {len(views)} views", torch.cat(list(views)), (strength / len(views), strength))
+
+    def _linear(self, stage: str, features: Tensor, strengths: Sequence[float]) -> Outcome:
+        started, classes, val = time.monotonic(), len(self.setup.data.classes), self._val()
+        train = self._labelled(features, "train")
+        with self._threads(features.numel() * classes):
+            probe = probe_linear(train, {"val": val}, classes, strengths=strengths, on_val=True, device=self._device)
+        weight, bias = _finite(probe.model)
+        logits = torch.from_numpy(val.features) @ weight.T + bias
+        tensors = {"head.weight": weight, "head.bias": bias}
+        candidate = Candidate(self.setup.config.model, tensors, logits, torch.from_numpy(val.labels))
+        return Outcome.of(stage, candidate, seconds=time.monotonic() - started, detail=f"C {probe.strength:g}")
+
+    def attentive(self, strength: float, deadline: float | None = None) -> Outcome:
+        """Train an attentive probe, from a linear head with this C on the mean of the patches, until a deadline."""
+        started = time.monotonic()
+        assert self.train.tokens is not None
+        assert self.val.tokens is not None
+        config, source, select = self.setup.config, self.setup.config.model, self._select
+        probe = AttentiveProbe(source).to(self.setup.device)
+        means = torch.cat(list(patch_means(probe, self.train.tokens)))
+        with self._threads(means.numel() * source.num_classes):
+            path = fit_path(self._labelled(means, "train"), source.num_classes, [strength], self._device)
+            fitted = next(path)
+        probe.initialise(*_finite(fitted), config.seed)
+        labels = torch.from_numpy(self.val.labels)
+
+        def better(logits: Tensor, other: Tensor) -> bool:
+            return is_better(select, evaluate(logits, labels), evaluate(other, labels))
+
+        with one_thread() if self.train.tokens[0].numel() < _SMALL_IMAGE else contextlib.nullcontext():
+            tensors, logits, epoch = fit_attentive(
+                probe,
+                self.train.tokens,
+                self.train.labels,
+                self.val.tokens,
+                seed=config.seed,
+                smoothing=config.label_smoothing,
+                better=better,
+                deadline=deadline,
+            )
+        candidate = Candidate(attentive_config(source), tensors, logits, labels)
+        detail = f"one query over {self.train.tokens.shape[1] - probe.skip} patches, epoch {epoch}"
+        return Outcome.of("attentive", candidate, seconds=time.monotonic() - started, detail=detail)
+
+    def _threads(self, products: int) -> contextlib.AbstractContextManager[None]:
+        """Use one thread for many small products: threads that wait for each other are slower."""
+        return one_thread_with_blas() if products < _SMALL else contextlib.nullcontext()
+
+    @property
+    def _device(self) -> str:
+        return "cuda" if self.setup.device.type == "cuda" else "cpu"
+
+    @property
+    def _select(self) -> str:
+        return "top1" if self.setup.config.select == "last" else self.setup.config.select
+
+    def _labelled(self, features: Tensor, name: str) -> Labelled:
+        """Return features of the training images, in one view or several after one another, with their classes."""
+        return labelled(features.numpy(), np.tile(self.train.labels, len(features) // len(self.train.labels)), name)
+
+    def _val(self) -> Labelled:
+        return labelled(self.val.pooled.numpy(), self.val.labels, "val")
+
+
+def _finite(model: LinearModel) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of a linear classifier, with a low bias for classes that it has never seen."""
+    bias: npt.NDArray[np.float64] = model.bias.copy()
+    seen = np.isfinite(bias)
+    bias[~seen] = bias[seen].min() - _ABSENT
+    return torch.from_numpy(model.weight).float(), torch.from_numpy(bias).float()

@@ -1,0 +1,85 @@
+"""What a stage of fine-tuning leaves: a score, and a model or the reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from vitreous.evaluate.intervals import wilson
+from vitreous.evaluate.metrics import Scores, evaluate
+from vitreous.model.config import ViTConfig
+from vitreous.train.callbacks import is_better
+
+__all__ = ["Candidate", "Outcome", "best_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A model that a stage found. Tensors that it does not name are those of the source."""
+
+    config: ViTConfig
+    tensors: dict[str, Tensor]  # by their names in the state dict, on the CPU
+    logits: Tensor  # (n, K) of the validation split, float32
+    labels: Tensor  # (n,)
+    epoch: int = 0  # of a training, counted from 1; 0 for a head that was fitted
+    scores: Scores = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scores", evaluate(self.logits, self.labels))
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """One stage, as the report lists it."""
+
+    stage: str
+    seconds: float = 0.0
+    detail: str = ""  # what was chosen, such as a regularisation
+    correct: int | None = None  # images of the validation split; None if the stage was skipped
+    images: int = 0  # of the validation split
+    candidate: Candidate | None = None  # None for a reference, and for a stage that was skipped
+    skipped: str | None = None  # why
+    history: Sequence[Mapping[str, float]] = ()  # rows of metrics.csv
+
+    @classmethod
+    def of(cls, stage: str, candidate: Candidate, **facts: Any) -> Outcome:
+        """Return the outcome of a stage that found a model."""
+        correct = round(candidate.scores.top1 * candidate.scores.n)
+        return cls(stage, correct=correct, images=candidate.scores.n, candidate=candidate, **facts)
+
+    def to_dict(self, chosen: str | None) -> dict[str, Any]:
+        """Return the row of report.json; `chosen` is the stage whose model is the result."""
+        row: dict[str, Any] = {"stage": self.stage, "seconds": self.seconds, "detail": self.detail}
+        interval = wilson(self.correct, self.images) if self.correct is not None else None
+        row |= {"top1": None, "low": None, "high": None}
+        if interval is not None:
+            row |= {"top1": interval.value, "low": interval.low, "high": interval.high}
+        scores = self.candidate.scores if self.candidate is not None else None
+        row |= {name: getattr(scores, name) if scores else None for name in ("macro_f1", "log_loss")}
+        return row | {"skipped": self.skipped, "chosen": self.stage == chosen}
+
+    def describe(self) -> str:
+        """Describe the outcome in one line."""
+        if self.skipped is not None:
+            return f"{self.stage}: skipped, {self.skipped}"
+        row = self.to_dict(None)
+        text = f"{self.stage}: val top-1 {100 * row['top1']:.1f} % ({100 * row['low']:.1f} to {100 * row['high']:.1f})"
+        return f"{text}{f', {self.detail}' if self.detail else ''}, in {self.seconds:.1f} s"
+
+
+def best_of(outcomes: Sequence[Outcome], select: str) -> Outcome | None:
+    """Return the stage with the best model by a metric of `RunConfig.select`, the first among equals.
+
+    For `last`, which chooses among epochs, stages are compared by top-1.
+    """
+    best: Outcome | None = None
+    for outcome in outcomes:
+        if outcome.candidate is None:
+            continue
+        metric = "top1" if select == "last" else select
+        if best is None or best.candidate is None or is_better(metric, outcome.candidate.scores, best.candidate.scores):
+            best = outcome
+    return best

@@ -1,0 +1,219 @@
+"""The course of a run in stages: features, heads, training from the best head, averages, and the best is the result.
+
+Stages that are done are in the journal, and a resumed run goes on with the next. Everything is chosen on the validation
+split; the test split is scored once, at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from importlib.util import find_spec
+
+import torch
+
+from vitreous.data.sources.listing import pluralize
+from vitreous.errors import TrainingError
+from vitreous.machine.free_memory import memory_left
+from vitreous.machine.threads import torch_threads
+from vitreous.runs.folder import RunDir
+from vitreous.train.console import Display
+from vitreous.train.finetune.stages.decisions import LAST, Means, further_views, tokens_too_large, tuning_modes
+from vitreous.train.finetune.stages.ending import end_interrupted_stages, finish
+from vitreous.train.finetune.stages.features import Extractor, Features
+from vitreous.train.finetune.stages.heads import Heads
+from vitreous.train.finetune.stages.outcome import Candidate, Outcome, best_of
+from vitreous.train.finetune.stages.staging import Staging, variant
+from vitreous.train.finetune.stages.training import average_with_start, step_seconds, train_stage
+from vitreous.train.finish import RunResult
+from vitreous.train.phases import announce, open_run_dir
+from vitreous.train.resume.signals import Signals, Stopped
+from vitreous.train.setup import Setup
+
+__all__ = ["run_stages"]
+
+_HEADS_SHARE = 0.1  # of the time left that is reserved for heads while features are computed
+_VIEWS_SHARE = 0.2  # of the time left after which a further view is given up, if it is slower than expected
+_HEAD_STAGES, _TRAININGS = ("k-NN", "linear", "attentive"), (f"last-{LAST}", "lora", "full")
+_VALIDATION_OVER_STEP = 0.25  # time of an image in a validation over that in a step, before one is timed
+
+
+def run_stages(
+    setup: Setup, run_dir: RunDir, view: Display, signals: Signals, *, started: float, exit_seconds: float
+) -> RunResult:
+    """Run all stages in order. Arguments as `vitreous.train.run` has them."""
+    staging = None
+    with contextlib.ExitStack() as stack:
+        try:
+            _, threads = open_run_dir(setup, run_dir, view, without="goes on with the stages that are not done")
+            stack.enter_context(torch_threads(threads))
+            announce(setup, view)
+            staging = Staging.open(setup, run_dir, view, signals, started=started, exit_seconds=exit_seconds)
+            if any(staging.done(stage) is None for stage in _HEAD_STAGES):
+                _fit_heads(staging)
+            _train(staging)
+            return finish(staging)
+        except Stopped as stopped:
+            return end_interrupted_stages(staging, run_dir, setup, view, stopped)
+
+
+def _fit_heads(staging: Staging) -> None:
+    """Compute features, and fit the heads that are not done yet."""
+    setup, view = staging.setup, staging.view
+    staging.run_dir.lock.record(phase="computing features")
+    splits = setup.data.splits
+    no_tokens = tokens_too_large(setup.config.model, len(splits["train"]) + len(splits["val"]), memory_left())
+    extractor = Extractor(setup, no_tokens is None, lambda line: view.line("engine", line))
+    val = _features(staging, extractor, "val")
+    train = _features(staging, extractor, "train")
+    heads = Heads(setup, train, val)
+    staging.run_dir.lock.record(phase="fitting heads")
+    if staging.done("k-NN") is None:
+        staging.record(heads.neighbours())
+    linear = staging.done("linear")
+    if linear is None:
+        staging.record(linear := heads.linear())
+    strength = float(linear.detail.removeprefix("C "))
+    _fit_more_views(staging, extractor, heads, linear, strength)
+    if staging.done("attentive") is None:
+        staging.record(_attentive(staging, heads, no_tokens, strength))
+
+
+def _features(staging: Staging, extractor: Extractor, name: str) -> Features:
+    """Compute the first view of a split and print how fast; with a budget, of as many training images as fit."""
+    split, left, began = staging.setup.data.splits[name], staging.left, time.monotonic()
+    deadline = began + (1 - _HEADS_SHARE) * left if left is not None else None
+    with staging.view.counting(f"{name} features"[:9]) as count:
+        features = extractor.extract(split, 0, deadline, count)
+    _add_seconds(staging, "features", features.seconds)
+    done = len(features.labels)
+    if (name == "val" and done < len(split)) or not done:
+        raise TrainingError(
+            f"the budget of {staging.budget:.0f} s is used up after the features of {done:,} of {len(split):,} {name} "
+            "images, which are kept for a second run. Give a larger --budget"
+        )
+    how = "from the cache"
+    if features.computed:
+        how = f"by {extractor.engine}, {extractor.images_per_second:,.0f} images/s, in {features.seconds:.1f} s"
+    short = f", all that the budget allows of {len(split):,}" if done < len(split) else ""
+    staging.view.line("features", f"{name}: {pluralize(done, 'image')}{short}, {how}")
+    return features
+
+
+def _fit_more_views(staging: Staging, extractor: Extractor, heads: Heads, linear: Outcome, strength: float) -> None:
+    """Fit a linear head to further views of the training images, where there are any and the time allows it."""
+    split, first = staging.setup.data.splits["train"], heads.train
+    if any(outcome.stage.endswith(" views") for outcome in staging.outcomes):
+        return
+    stage, reason = "linear, more views", None
+    if not extractor.views.vary:
+        reason = "the augmentation neither crops nor flips, so all views are the same"
+    elif len(first.labels) < len(split):
+        reason = "the budget has no time for a first view of all images"
+    seconds = len(split) / extractor.images_per_second if extractor.images_per_second else 0.0
+    count = further_views(seconds, staging.left, linear.seconds) if reason is None else 0
+    if reason is None and count == 0:
+        reason = f"a view takes about {seconds:.1f} s, and {max(0.0, staging.left or 0.0):.1f} s of the budget are left"
+    if reason is not None:
+        staging.record(Outcome(stage, skipped=reason))
+        return
+    views, left = [first.pooled], staging.left
+    deadline = time.monotonic() + _VIEWS_SHARE * left if left is not None else None
+    for view in range(1, 1 + count):
+        with staging.view.counting("views") as progress:
+            features = extractor.extract(split, view, deadline, progress, with_tokens=False)
+        _add_seconds(staging, "features", features.seconds)
+        if len(features.labels) < len(split):
+            break
+        views.append(features.pooled)
+    if len(views) == 1:
+        staging.record(Outcome(stage, skipped="a further view took longer than the budget allows"))
+    else:
+        staging.record(heads.linear_on(views, strength))
+
+
+def _attentive(staging: Staging, heads: Heads, no_tokens: str | None, strength: float) -> Outcome:
+    began = time.monotonic()
+    if no_tokens is not None:
+        return Outcome("attentive", skipped=no_tokens)
+    if heads.train.tokens is None or not bool(torch.isfinite(heads.train.tokens).all()):
+        return Outcome("attentive", skipped="the tokens exceed the range of float16")
+    return heads.attentive(strength, None if staging.left is None else began + max(0.0, staging.left))
+
+
+def _train(staging: Staging) -> None:
+    """Train weights below the head from the best head, in one mode after the other as long as that helps."""
+    if all(staging.done(mode) is not None for mode in _TRAININGS):
+        return
+    heads = [outcome for outcome in staging.outcomes if not outcome.history]
+    start = best_of(heads, staging.setup.config.select)
+    assert start is not None
+    assert start.candidate is not None
+    modes, skipped = _modes(staging, start.candidate)
+    helped: str | None = None
+    for mode in modes:
+        if helped is not None:
+            skipped[mode] = helped
+            continue
+        done, before = staging.done(mode), staging.best
+        if done is None:
+            staging.run_dir.lock.record(phase=f"training {mode}")
+            _train_mode(staging, mode, start)
+        if staging.best is before:
+            helped = f"{mode} did not improve on {before.stage}" if before else None
+    for stage, reason in skipped.items():
+        if staging.done(stage) is None:
+            staging.record(Outcome(stage, skipped=reason))
+
+
+def _train_mode(staging: Staging, mode: str, start: Outcome) -> None:
+    assert start.candidate is not None
+    staging.view.line("stage", f"{mode}: trains from {start.stage}")
+    outcome, session = train_stage(staging, mode, start.candidate)
+    if session is None or outcome.candidate is None:
+        staging.record(outcome)
+        return
+    average = f"{mode}, averaged"
+    if mode == "lora":
+        second = Outcome(average, skipped="the average of adapters is not that of the weights")
+    else:
+        second = average_with_start(staging, outcome, start.candidate, session)
+    staging.record(outcome, second)
+
+
+def _modes(staging: Staging, start: Candidate) -> tuple[list[str], dict[str, str]]:
+    """Decide on the modes to train in; a run that is resumed keeps to those that it began."""
+    setup = staging.setup
+    begun = [path.name for path in (staging.run_dir.path / "stages").glob("*") if staging.run_dir.has_run]
+    train, val = setup.data.splits["train"], setup.data.splits["val"]
+    memory = torch.cuda.mem_get_info(setup.device)[0] if setup.device.type == "cuda" else memory_left()
+    per_epoch = setup.data_module.steps_per_epoch
+    epochs = setup.config.epochs if setup.config.steps is None else setup.config.steps / per_epoch
+    last = f"last-{min(LAST, setup.config.model.depth)}"
+    steps = {mode: step_seconds(variant(setup, start, mode)) for mode in ("full", last)}
+    steps |= {"lora": steps["full"], f"last-{LAST}": steps[last]}
+    batch = min(setup.config.batch_size, len(train))
+    validation = _VALIDATION_OVER_STEP * steps["full"] * len(val) / batch
+    left = staging.left
+    means = Means(
+        images=len(train),
+        classes=len(setup.data.classes),
+        depth=setup.config.model.depth,
+        parameters=setup.cost.parameters,
+        step_seconds=steps,
+        steps_per_epoch=per_epoch,
+        validation_seconds=validation,
+        epochs=epochs,
+        left=None if left is None else left - 4 * validation,
+        memory=memory,
+        has_lora=find_spec("peft") is not None,
+    )
+    modes, skipped = tuning_modes(means)
+    if begun:  # its time was measured by another process
+        modes = [mode for mode in _TRAININGS if mode in begun or (left is None and mode in modes)]
+        skipped = {mode: reason for mode, reason in skipped.items() if mode not in modes}
+    return modes, skipped
+
+
+def _add_seconds(staging: Staging, phase: str, seconds: float) -> None:
+    staging.seconds[phase] = staging.seconds.get(phase, 0.0) + seconds

@@ -1,0 +1,181 @@
+"""The phases of a run, which run.py calls in order: open the directory, train, select the weights, test them once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from vitreous.checkpoint.licence import describe_licence
+from vitreous.checkpoint.shipped import SHIPPED
+from vitreous.data.sources.listing import exclusion_line, pluralize
+from vitreous.errors import TrainingError
+from vitreous.evaluate.metrics import Scores, evaluate
+from vitreous.files.text import printable
+from vitreous.machine.threads import choose_threads
+from vitreous.runs.folder import (
+    RunDir,
+    recorded_threads,
+    refuse_more_epochs,
+    rename_report,
+    write_recipe,
+    write_text,
+)
+from vitreous.train.advice import imbalance_note
+from vitreous.train.assembly import Session, rebuild
+from vitreous.train.config import AUTO
+from vitreous.train.console import Display
+from vitreous.train.optim import schedule
+from vitreous.train.out_of_memory import free_memory
+from vitreous.train.progress import Budget
+from vitreous.train.recipe_file import recipe_text
+from vitreous.train.results import SelectedWeights, SplitScores
+from vitreous.train.resume.failures import after_failure
+from vitreous.train.resume.non_finite import NonFiniteStepError
+from vitreous.train.resume.saving import load_newest
+from vitreous.train.resume.state import RunState, check_identity, identity, with_more_epochs
+from vitreous.train.setup import Setup, describe_model, one_thread_if_tiny
+
+__all__ = ["announce", "check_budget", "fit", "open_run_dir", "score", "select_weights", "test_once"]
+
+
+def open_run_dir(
+    setup: Setup, run_dir: RunDir, view: Display, without: str = "has no checkpoint yet: starts from the beginning"
+) -> tuple[RunState | None, int]:
+    """Load the checkpoint to resume from, write recipe.yaml, and print what was found.
+
+    `without` is what a run does that is resumed without a checkpoint.
+    Return the state to resume from, or None in a new run, and the number of CPU threads.
+    """
+    data, folder = setup.data, run_dir.path
+    recipe, settings = recipe_text(setup.config), identity(setup)
+    found = load_newest(folder, lambda line: view.line("damaged", line)) if run_dir.has_run else None
+    state, is_longer, old_threads = None, False, recorded_threads(folder) if run_dir.has_run else None
+    if found is not None:
+        path, saved = found
+        state = with_more_epochs(saved, settings)
+        check_identity(state.identity, settings, f"'{path}'")
+        old_threads, is_longer = state.threads, state is not saved
+    elif run_dir.has_run:
+        refuse_more_epochs(folder, recipe)
+    threads, threads_note = choose_threads(old_threads, setup.device)
+    if state is not None and is_longer:
+        # This comes first, because a directory with the new recipe and the old report would look finished.
+        rename_report(folder, len(state.history))
+    write_recipe(folder, recipe, threads, state.extended if state is not None else ())
+    view.data(data.name, data.counts())
+    if data.unreadable:
+        lines = (f"{exclusion_line(str(path))}: {printable(reason)}\n" for path, reason in data.unreadable)
+        write_text(listed := folder / "unreadable.txt", "".join(lines))
+        view.unreadable(data.unreadable, listed)
+    if run_dir.lock.previous_holder:
+        view.line("note", f"{folder} was held by {run_dir.lock.previous_holder}, which is gone")
+    if found is not None:
+        view.line("resume", f"{path}: continues from {saved.where}{threads_note}")
+    elif run_dir.has_run:
+        view.line("resume", f"{folder} {without}{threads_note}")
+    if state is not None and is_longer:
+        config, done = setup.config, len(state.history)
+        old_rate, new_rate = (config.optim.lr * schedule(config.optim, share) for share in (1.0, done / config.epochs))
+        view.line(
+            "longer",
+            f"from {done} to {config.epochs} epochs: the learning rate, which had come down to {old_rate:.2g}, "
+            f"continues from {new_rate:.2g}, so the result is not that of a run of {config.epochs} epochs from the "
+            "start",
+        )
+    return state, threads
+
+
+def announce(setup: Setup, view: Display) -> None:
+    """Print how the data was split, the model, and what a fine-tuning starts from and trains."""
+    for note in setup.data.notes:
+        label, _, text = note.rpartition("split: ")
+        view.line("split" if not label and text != note else "note", text)
+    if (imbalance := imbalance_note(setup)) is not None:
+        view.line("classes", imbalance)
+    view.line("model", describe_model(setup.config.model, setup.cost))
+    if setup.config.tune.source == SHIPPED:
+        few = pluralize(len(setup.data.splits["train"]), "training image")
+        view.line("start", f"the backbone in this package, for {few}; random weights: --start none")
+    if setup.pretrained is not None:
+        view.line("from", setup.pretrained.describe(setup.config.model))
+        if setup.pretrained.licence is not None:
+            view.line("licence", describe_licence(setup.pretrained.licence))
+        if setup.config.tune.mode == AUTO:
+            stages = "heads on frozen features, then weights below them if time, memory and images allow"
+            view.line("tune", f"{AUTO}: {stages}")
+            return
+        counts = [sum(p.numel() for p in setup.model.parameters() if p.requires_grad), setup.cost.parameters]
+        trainable, total = (f"{count / 1e6:.3g} M" for count in counts)
+        view.line("tune", f"{setup.config.tune.mode}: {trainable} trainable parameters, the model has {total}")
+
+
+def check_budget(clock: Budget) -> None:
+    """Raise an error if no time is left to train, because the model would learn nothing."""
+    if clock.over(0):
+        used = time.monotonic() - clock.started
+        raise TrainingError(
+            f"the budget of {clock.seconds:.0f} s is used up before the first step: {used:.0f} s went into start-up, "
+            f"reading and probing, and {clock.reserve:.0f} s are reserved for the report. Give a larger --budget"
+        )
+
+
+def fit(session: Session) -> None:
+    """Train until the clock, early stopping or a signal ends training.
+
+    If memory runs out, training continues with more and smaller micro-batches.
+    """
+    while not session.trained:
+        smaller = None
+        session.fit_started = time.monotonic()
+        try:
+            with session.signals.deferred(), one_thread_if_tiny(session.setup):
+                session.trainer.fit(session.module, datamodule=session.setup.data_module)
+            session.trained = True
+        except NonFiniteStepError as error:
+            raise session.writer.save_non_finite(error) from error
+        except Exception as error:
+            smaller = after_failure(session, error)
+        finally:
+            session.view.stop_bar()
+            session.seconds["train"], session.fit_started = session.training_seconds(), 0.0
+        if smaller is not None:  # not in `except`, where the traceback would keep the step's tensors alive
+            free_memory()
+            rebuild(session, smaller)
+            free_memory()
+
+
+def select_weights(session: Session) -> tuple[SelectedWeights, Scores]:
+    """Load the weights of the best epoch, and score them in float32, the precision in which they are saved.
+
+    Return the weights with these scores, and the scores that they had during training.
+    """
+    selected = session.selection.best
+    if selected is None:
+        raise TrainingError("training ended before the first validation: give it more epochs or a larger --budget")
+    session.module.eval_model.load_state_dict(selected.weights)
+    training_scores = selected.scores
+    if session.setup.precision != "float32":  # validating in float32 in every epoch would take 6 % of a run
+        exact = score(session, session.setup.data_module.val_dataloader())
+        selected = replace(selected, scores=exact.scores, logits=exact.logits, labels=exact.labels)
+        session.selection.best = selected
+    return selected, training_scores
+
+
+def score(session: Session, loader: Iterable[Any]) -> SplitScores:
+    """Score the weights for evaluation of a session on a split, in float32."""
+    module = session.module
+    session.trainer.test(module, dataloaders=loader, verbose=False)
+    return SplitScores(evaluate(module.logits, module.labels), module.logits, module.labels)
+
+
+def test_once(session: Session) -> SplitScores | None:
+    """Score the selected weights on the test split if there is one. No choice depends on the result."""
+    if "test" not in session.setup.data.splits:
+        return None
+    test_started = time.monotonic()
+    with one_thread_if_tiny(session.setup):
+        tested = score(session, session.setup.data_module.test_dataloader())
+    session.seconds["test"] = time.monotonic() - test_started
+    return tested

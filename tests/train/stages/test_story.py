@@ -1,0 +1,236 @@
+"""Runs in stages: the best stage is saved and reported, everything resumes, and a second run has its features."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from safetensors.torch import load_file
+from sklearn.datasets import load_digits
+
+from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
+from vitreous.cli.verbs.finetune import configure
+from vitreous.data.config import PreprocessConfig
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.model.config import ViTConfig
+from vitreous.model.vit import VisionTransformer
+from vitreous.predictor import load
+from vitreous.runs.state_file import read_state
+from vitreous.train.console import Display
+from vitreous.train.finetune.stages import staging, story, training
+from vitreous.train.finetune.stages.heads import Heads
+from vitreous.train.resume.saving import Checkpoint
+from vitreous.train.resume.signals import Stopped
+from vitreous.train.run import run
+from vitreous.train.setup import prepare
+
+SOURCE = ViTConfig(image_size=16, patch_size=4, in_channels=1, num_classes=7, width=16, depth=3, heads=2, mlp_dim=32)
+
+
+class KilledError(BaseException):
+    """The process was killed."""
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """Sixty PNG files of each of three digits, and a source model with random weights."""
+    root, data = tmp_path_factory.mktemp("digits"), load_digits()
+    for digit in (7, 8, 9):
+        folder = root / "images" / str(digit)
+        folder.mkdir(parents=True)
+        for n in np.flatnonzero(data.target == digit)[:60]:
+            Image.fromarray((data.images[n] * 255 / 16).astype(np.uint8)).save(folder / f"{n}.png")
+    torch.manual_seed(0)
+    pipeline = EvalPipeline((16, 16), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
+    save_model(root / "source.safetensors", VisionTransformer(SOURCE), ModelInfo(tuple("abcdefg"), pipeline))
+    return root
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr("vitreous.engines.choose.installed", lambda name: False)  # a busy machine would convert
+        yield
+
+
+def start(digits, out, *words, resume=False):
+    common = ["--device=cpu", "--precision=float32", "--augment.flip=0", "--batch-size=16", "--epochs=2"]
+    source = ["--from", str(digits / "source.safetensors"), "--optim.lr=3e-3"]
+    config, given, _ = configure([str(digits / "images"), *source, *common, f"--out={out}", *words])
+    text = io.StringIO()
+    result = run(config, explicit=given, view=Display(Console(file=text, soft_wrap=True, width=250)), resume=resume)
+    return result, text.getvalue()
+
+
+@pytest.fixture(scope="module")
+def whole(digits, one_cache, tmp_path_factory):
+    """A run that nothing disturbed."""
+    return start(digits, tmp_path_factory.mktemp("runs") / "whole")
+
+
+def stages_of(result):
+    return {row["stage"]: row for row in json.loads((result.folder / "report.json").read_text())["finetune"]["stages"]}
+
+
+def test_the_best_stage_is_the_result_and_every_stage_is_listed(digits, whole):
+    result, text = whole
+    report = json.loads((result.folder / "report.json").read_text())
+    rows = stages_of(result)
+    assert list(rows)[:4] == ["k-NN", "linear", "linear, 2 views", "attentive"]
+    assert {"last-2", "lora", "full"} <= set(rows)
+    models = {name: row for name, row in rows.items() if row["macro_f1"] is not None}
+    assert set(models) >= {"linear", "attentive", "last-2"}
+    best = max(models.values(), key=lambda row: (row["top1"], -row["log_loss"]))
+    assert report["finetune"]["chosen"] == best["stage"]
+    assert [row["stage"] for row in rows.values() if row["chosen"]] == [best["stage"]]
+    assert report["scores"]["val"]["top1"] == best["top1"] == result.val.top1
+    for name, row in rows.items():
+        assert (row["skipped"] is None) == (row["top1"] is not None), name
+        assert f"stage     {name}: " in text
+        if row["skipped"] is None:
+            assert row["low"] < row["top1"] < row["high"] or row["top1"] in (0, 1)
+            assert row["seconds"] > 0
+    page = (result.folder / "report.html").read_text()
+    assert ">Stages</h2>" in page
+    assert f"{best['stage']} (saved)" in page
+    assert "neighbours are not a model" in rows["k-NN"]["detail"]
+
+
+def test_the_file_predicts_what_was_reported(digits, whole):
+    result, _ = whole
+    _, info = load_model(result.model)
+    report = json.loads((result.folder / "report.json").read_text())
+    assert info.temperature == report["calibration"]["temperature"]
+    assert info.classes == ("7", "8", "9")
+    setup = prepared(digits)
+    val = setup.data.splits["val"]
+    classifier = load(result.model, device="cpu")
+    predicted = np.concatenate([classifier.logits(val.image(n))[None] for n in range(len(val))]).argmax(1)
+    assert (predicted == val.labels).mean() == pytest.approx(report["scores"]["val"]["top1"])
+
+
+def prepared(digits, *words):
+    config, given, _ = configure(
+        [str(digits / "images"), "--from", str(digits / "source.safetensors"), "--device=cpu", *words]
+    )
+    return prepare(config, given, Display(Console(file=io.StringIO())))
+
+
+def test_every_model_in_the_journal_gives_the_logits_that_it_was_scored_by(digits, whole):
+    stored = read_state(whole[0].folder / "stages.ckpt")["outcomes"]
+    setup, checked = prepared(digits, "--precision=float32"), []
+    images = torch.stack([setup.pipeline(setup.data.splits["val"].image(n)) for n in range(36)])
+    for each in map(staging._restored, stored):
+        if each.candidate is not None:
+            model = staging.variant(setup, each.candidate).model.eval()
+            with torch.no_grad():
+                torch.testing.assert_close(model(images), each.candidate.logits, rtol=1e-3, atol=1e-3)
+            checked.append(each.stage)
+    assert checked[:3] == ["linear", "linear, 2 views", "attentive"]
+
+
+def test_a_second_run_reads_its_features(digits, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr("vitreous.train.finetune.stages.features.Extractor._run", lambda *_: pytest.fail("computed"))
+    monkeypatch.setattr(story, "_train", lambda this: None)
+    result, text = start(digits, tmp_path / "again")
+    assert text.count("from the cache") == 2
+    rows = stages_of(result)
+    assert rows["linear"]["top1"] == stages_of(whole[0])["linear"]["top1"]
+    _, info = load_model(result.model)
+    assert info.scores["val"]["top1"] == max(rows[name]["top1"] for name in rows if rows[name]["macro_f1"])
+
+
+@pytest.mark.parametrize("where", ["attentive", "training", "reporting"])
+def test_a_killed_run_goes_on_and_ends_as_one_that_was_not(digits, whole, tmp_path, monkeypatch, where):
+    def end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == 12:  # in the second epoch
+            self.save(wait=True)
+            raise KilledError
+
+    def killed(*_, **__):
+        raise KilledError
+
+    with monkeypatch.context() as patched:
+        if where == "training":
+            patched.setattr(Checkpoint, "on_train_batch_end", end)
+        else:
+            patched.setattr(*{"attentive": (Heads, "attentive", killed), "reporting": (story, "finish", killed)}[where])
+        with pytest.raises(KilledError):
+            start(digits, tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr(Heads, "linear", lambda self: pytest.fail("fitted twice"))
+        resumed, text = start(digits, tmp_path / "run", resume=True)
+    assert "stages.ckpt: done are k-NN, linear" in text
+    assert ("last.ckpt: continues from epoch 2, step 3" in text) == (where == "training")
+    first, second = (load_file(result.model) for result in (whole[0], resumed))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    scores = [[(n, r["top1"], r["skipped"]) for n, r in stages_of(result).items()] for result in (whole[0], resumed)]
+    assert scores[0] == scores[1]
+
+
+def test_a_signal_leaves_the_best_model_so_far(digits, tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise Stopped(signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Heads, "attentive", stop)
+        result, text = start(digits, tmp_path / "run")
+    assert result.exit_code == 143
+    assert "terminated: the best model so far (linear" in text
+    assert "--resume" in text
+    _, info = load_model(result.model)
+    assert info.scores["val"]["top1"] == result.val.top1
+    assert not (tmp_path / "run" / "report.json").exists()
+
+
+def test_a_training_that_diverges_leaves_the_heads(digits, tmp_path, monkeypatch):
+    def diverge(session):
+        from vitreous.errors import NonFiniteError
+
+        raise NonFiniteError("the loss is NaN at step 3")
+
+    monkeypatch.setattr(training, "fit", diverge)
+    result, _ = start(digits, tmp_path / "run")
+    rows = stages_of(result)
+    assert rows["last-2"]["skipped"] == "its training failed: the loss is NaN at step 3"
+    assert json.loads((result.folder / "report.json").read_text())["finetune"]["chosen"] in rows
+
+
+def test_averages_are_on_the_line_between_start_and_end():
+    before, after = {"a": torch.zeros(3), "n": torch.tensor(1)}, {"a": torch.full((3,), 4.0), "n": torch.tensor(7)}
+    found = training._mean(before, after, 0.25)
+    assert found["a"].tolist() == [1.0, 1.0, 1.0]
+    assert found["n"] == 7
+    assert all(0 < alpha < 1 for alpha in training.ALPHAS)
+
+
+def test_a_link_in_the_place_of_the_stages_is_refused(digits, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run" / "stages").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Exception, match="is a link or a file where a run keeps its stages"):
+        training._folder(tmp_path / "run", "full")
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    [
+        ((), "auto"),
+        (("--tune", "full"), "full"),
+        (("--tune", "auto", "--protocol", "paper"), "auto"),
+        (("--protocol", "paper"), "full"),
+        (("--recipe", "folder"), "full"),
+        (("--no-probe",), "full"),
+    ],
+)
+def test_stages_are_the_default_of_the_recipe_for_any_images(words, mode):
+    assert configure(["photos", "--from", "x", *words])[0].tune.mode == mode
