@@ -24,6 +24,10 @@ report.json (format_version 1; a number that is not finite is null)::
     finetune        null for a run from random weights; otherwise {source: {name, family, resampled, classes}, mode,
                     trained_parameters, probe, verdict: {worse, text, reasons}}. probe is the dictionary of
                     :meth:`~vitreous.evaluate.probes.ProbeReport.to_dict`; probe and verdict are null with --no-probe
+    distil          null for a run without a teacher; otherwise {teacher: {name, family, digest, classes, image_size,
+                    parameters}, targets, views}, with temperature and weight for logits, features and feature_weight
+                    for features; teacher has a licence if its origin states one; views is the number of views per image
+                    that the teacher computed once, null if it computed in every step
     versions        {package: version}
     pictures        names of the figures beside this file
 
@@ -96,6 +100,7 @@ class RunFacts:
     machine: Machine | None = None  # the hardware; None describes this machine
     selected_val: Mapping[str, float] | None = None  # validation scores of the selected epoch, in `precision`
     finetune: Mapping[str, Any] | None = None  # `finetune` of report.json, as plain JSON values
+    distil: Mapping[str, Any] | None = None  # `distil` of report.json, as plain JSON values
     extended_from: Sequence[int] = ()  # numbers of epochs after which the run was finished earlier and then extended
 
 
@@ -198,6 +203,7 @@ def _described(facts: RunFacts) -> dict[str, Any]:
         "training": training | {"validated_in": facts.precision, "selected_val": facts.selected_val},
         "machine": machine.to_dict(),
         "finetune": facts.finetune,
+        "distil": facts.distil,
     }
 
 

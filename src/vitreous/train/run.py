@@ -8,12 +8,13 @@ resumed run continues training where it stopped; whatever comes after training r
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitreous.checkpoint.licence import describe_licence
 from vitreous.data.sources.listing import exclusion_line, pluralize
@@ -53,6 +54,9 @@ from vitreous.train.resume.signals import Signals, Stopped
 from vitreous.train.resume.state import RunState, check_identity, identity, with_more_epochs
 from vitreous.train.setup import Setup, describe_model, one_thread_if_tiny, prepare
 from vitreous.train.trainer import silence_lightning
+
+if TYPE_CHECKING:  # runs without a teacher do not import it
+    from vitreous.train.distil.distiller import Distiller
 
 __all__ = ["RunResult", "run", "show_batch"]
 
@@ -117,6 +121,7 @@ def _run_phases(
             _announce(setup, view)
             session = assemble(setup, run_dir, view, signals, state, started=started, exit_seconds=exit_seconds)
             _probe(session)
+            _ask_teacher(session, state)
             if state is None and isinstance(session.clock, Budget):
                 _check_budget(session.clock)
 
@@ -203,6 +208,14 @@ def _announce(setup: Setup, view: Display) -> None:
         counts = [sum(p.numel() for p in setup.model.parameters() if p.requires_grad), setup.cost.parameters]
         trainable, total = (f"{count / 1e6:.3g} M" for count in counts)
         view.line("tune", f"{setup.config.tune.mode}: {trainable} trainable parameters, the model has {total}")
+    if setup.distiller is not None:
+        _announce_teacher(setup.distiller, view)
+
+
+def _announce_teacher(distiller: Distiller, view: Display) -> None:
+    view.line("teacher", f"{distiller.teacher.describe()}: {distiller.describe()}")
+    if distiller.teacher.licence is not None:
+        view.line("licence", f"of the teacher: {describe_licence(distiller.teacher.licence)}")
 
 
 def _probe(session: Session) -> None:
@@ -217,13 +230,31 @@ def _probe(session: Session) -> None:
     session.view.line("probe", session.probe.describe())
 
 
+def _ask_teacher(session: Session, state: RunState | None) -> None:
+    """If a teacher's views are known, have it answer for all of them now; a resumed run finds the answers stored."""
+    distiller, view = session.setup.distiller, session.view
+    if distiller is None or distiller.in_loop or session.trained:
+        return
+    from vitreous.train.distil.phase import answer_once, check_answers
+
+    session.run_dir.lock.record(phase="asking the teacher")
+    started, clock = time.monotonic(), session.clock
+    left = clock.seconds_left(0, 0.0) if isinstance(clock, Budget) else math.inf
+    with view.counting("teacher") as count:
+        source = answer_once(session.setup, distiller, lambda line: view.line("note", line), count, left)
+    check_answers(distiller, state.distil if state is not None else None)
+    seconds = time.monotonic() - started
+    session.seconds.setdefault("teacher", seconds)
+    view.line("teacher", f"answers to {pluralize(distiller.views.count, 'view')} per image {source}, in {seconds:.0f} s")
+
+
 def _check_budget(clock: Budget) -> None:
     """Raise an error if no time is left to train, because the model would learn nothing."""
     if clock.over(0):
         used = time.monotonic() - clock.started
         raise TrainingError(
             f"the budget of {clock.seconds:.0f} s is used up before the first step: {used:.0f} s went into start-up, "
-            f"reading and probing, and {clock.reserve:.0f} s are reserved for the report. Give a larger --budget"
+            f"reading, probing and the teacher, and {clock.reserve:.0f} s are reserved for the report. Give a larger --budget"
         )
 
 

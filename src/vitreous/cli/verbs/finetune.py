@@ -34,6 +34,7 @@ __all__ = ["configure", "run"]
 _SHORT = {
     "--from": "--tune.source",
     "--tune": "--tune.mode",
+    "--teacher": "--distil.teacher",
     "--no-probe": "--tune.probe=false",
     "--no_probe": "--tune.probe=false",
     "--resample": "--model.position.resample",
@@ -83,6 +84,7 @@ common options:
   --protocol NAME             modern (AdamW, layer-wise learning rates, drop path) or paper (SGD, no decay, dropout 0)
   --image-size N              resize images to 384, or 480x640, pixels
   --resample FAMILY           resample position embeddings as this family does (--model.position.resample)
+  --teacher MODEL             learn from a larger trained model too (--distil.teacher)
   --no-probe                  do not score the frozen features first
   --epochs N   --steps N   --budget 25m   how long to train
   --data-dir FOLDER           folder of the known datasets (--data.dir)

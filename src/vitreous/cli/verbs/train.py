@@ -51,6 +51,7 @@ _SHORT = {
     "--strict": "--data.strict",
     "--exclude": "--data.exclude",
     "--model": "--size",
+    "--teacher": "--distil.teacher",
 }
 _FROM_DATA = ("model.num_classes", "model.in_channels")
 _NO_DATA = "DATA is missing: `vitreous train digits` to try, or `vitreous train FOLDER` for your images"
@@ -84,6 +85,7 @@ common options:
   --epochs N   --budget 25m   how long to train
   --model NAME                model size (`vitreous models` lists them)
   --recipe NAME               recipe; by default the one named like the dataset, else folder
+  --teacher MODEL             learn from a larger trained model too (--distil.teacher)
   --data-dir FOLDER           folder of the known datasets, for reading and downloading (--data.dir)
   --strict                    stop if a file cannot be read (--data.strict)
   --exclude FILE              skip the images listed, as by `vitreous audit --write-exclude` (--data.exclude)
@@ -144,6 +146,7 @@ def run_training(argv: Sequence[str], configure: Configure) -> int:
             lambda: (word.partition("=")[2] for word in split_config_files(argv, {})[0]),
             data_files(config.data.source, config.data.dir, config.data.exclude),
             model_files(config.tune.source),
+            model_files(config.distil.teacher),
         ),
     )
     files.claim("--show-batch", batch_image)
