@@ -233,7 +233,7 @@ def _probe(session: Session) -> None:
 def _ask_teacher(session: Session, state: RunState | None) -> None:
     """If a teacher's views are known, have it answer for all of them now; a resumed run finds the answers stored."""
     distiller, view = session.setup.distiller, session.view
-    if distiller is None or distiller.in_loop or session.trained:
+    if distiller is None or distiller.views is None or session.trained:
         return
     from vitreous.train.distil.phase import answer_once, check_answers
 
@@ -243,9 +243,9 @@ def _ask_teacher(session: Session, state: RunState | None) -> None:
     with view.counting("teacher") as count:
         source = answer_once(session.setup, distiller, lambda line: view.line("note", line), count, left)
     check_answers(distiller, state.distil if state is not None else None)
-    seconds = time.monotonic() - started
+    seconds, views = time.monotonic() - started, pluralize(distiller.views.count, "view")
     session.seconds.setdefault("teacher", seconds)
-    view.line("teacher", f"answers to {pluralize(distiller.views.count, 'view')} per image {source}, in {seconds:.0f} s")
+    view.line("teacher", f"answers to {views} per image {source}, in {seconds:.0f} s")
 
 
 def _check_budget(clock: Budget) -> None:
@@ -254,7 +254,7 @@ def _check_budget(clock: Budget) -> None:
         used = time.monotonic() - clock.started
         raise TrainingError(
             f"the budget of {clock.seconds:.0f} s is used up before the first step: {used:.0f} s went into start-up, "
-            f"reading, probing and the teacher, and {clock.reserve:.0f} s are reserved for the report. Give a larger --budget"
+            f"reading, probing and a teacher, {clock.reserve:.0f} s are reserved for the report. Give a larger --budget"
         )
 
 

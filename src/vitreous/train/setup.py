@@ -161,7 +161,7 @@ def one_thread_if_tiny(setup: Setup) -> Iterator[None]:
 
     Threads that synchronise after every small operation gain little, and lose much if another program uses a core.
     """
-    per_image = setup.cost.flops
+    per_image: float = setup.cost.flops
     if setup.distiller is not None and setup.distiller.in_loop:
         per_image += setup.distiller.teacher.flops
     tiny = setup.device.type == "cpu" and per_image * setup.config.batch_size < _TINY_STEP

@@ -101,6 +101,7 @@ def _table(plan: Plan) -> Table:
         ("time per epoch", f"{_format_time(plan.epoch_seconds)} including validation"),
         ("epochs", f"{plan.epochs:.3g}" if plan.epochs < 1000 else f"{plan.epochs:,.0f}"),
         ("total time", f"about {duration(plan.total_seconds)}, {startup}"),
+        *([("  teacher", f"{_format_time(plan.teacher_seconds)} of it, once")] if plan.teacher_seconds else []),
         ("operations", f"{format_count(plan.total_flops)}FLOPs"),
         ("largest batch", _describe_largest_batch(plan)),
     ]

@@ -1,7 +1,7 @@
 """`vitreous train`: train a classifier on labelled images.
 
-The configuration imports torch, which takes seconds. So it is imported where it is used, after the checks that do not
-need it; the same holds for :mod:`vitreous.cli.verbs.plan` and :mod:`vitreous.cli.verbs.finetune`.
+The configuration imports torch, which takes seconds. So it is imported where it is used, after the checks that need
+none. The same holds for the verbs `plan` and `finetune`.
 """
 
 from __future__ import annotations
@@ -145,8 +145,7 @@ def run_training(argv: Sequence[str], configure: Configure) -> int:
         inputs=(
             lambda: (word.partition("=")[2] for word in split_config_files(argv, {})[0]),
             data_files(config.data.source, config.data.dir, config.data.exclude),
-            model_files(config.tune.source),
-            model_files(config.distil.teacher),
+            *map(model_files, (config.tune.source, config.distil.teacher)),
         ),
     )
     files.claim("--show-batch", batch_image)

@@ -1,8 +1,8 @@
 """Augmentation and normalisation of a training batch, on the device that holds it.
 
 This file draws the random numbers, on the CPU and as a function of (seed, epoch, step), or of (seed, view, image) where
-every image has a fixed set of views; geometry.py, color.py, policies.py and mixing.py apply them. Order: crop and flip, policy (all uint8), colour jitter, normalisation, erasing,
-mixup or CutMix, resizing to smaller images (all float32).
+every image has a fixed set of views; geometry.py, color.py, policies.py and mixing.py apply them. Order: crop and flip,
+policy (all uint8), colour jitter, normalisation, erasing, mixup or CutMix, resizing to smaller images (all float32).
 
 Shapes: B images, C channels, H x W pixels, K classes.
 """
@@ -53,6 +53,7 @@ class BatchAugment:
         num_classes: int,
         seed: int,
         label_smoothing: float = 0.0,
+        *,
         views: int | None = None,
     ) -> None:
         if config.pad_crop >= min(pipeline.size):
@@ -101,7 +102,7 @@ class BatchAugment:
         # Some steps move pixels by matrix products, which autocast would round to the 8 bits of bfloat16.
         with torch.autocast(images.device.type, enabled=False):
             is_strong = progress < 1 - self.config.off_last or self.config.off_last == 0
-            draw = self._draws(epoch, step, offset, len(images), images.device, index)
+            draw = self._draws((epoch, step, offset), images, index)
             images = self._crop_and_flip(images, boxes, draw)  # (B, C, H, W)
             if is_strong:
                 images = self._apply_policy(images, draw)
@@ -122,13 +123,13 @@ class BatchAugment:
         """Return which images of a training batch :meth:`augment_batch` flips, bool (B,)."""
         images = batch["images"]
         place = batch["epoch"], batch["step"], batch.get("offset", 0)
-        return self._mirrored(self._draws(*place, len(images), images.device, batch.get("index")))
+        return self._mirrored(self._draws(place, images, batch.get("index")))
 
-    def _draws(
-        self, epoch: int, step: int, offset: int, count: int, device: torch.device, index: Tensor | None
-    ) -> _Draws:
+    def _draws(self, place: tuple[int, int, int], images: Tensor, index: Tensor | None) -> _Draws:
+        """Return the random numbers of a batch at its place in the run: epoch, step and offset."""
+        (epoch, step, offset), device = place, images.device
         if self.views is None:
-            return _Draws((self.seed, epoch, step), offset, count, device)
+            return _Draws((self.seed, epoch, step), offset, len(images), device)
         if index is None:
             raise ConfigError("images with fixed views are known by their index: pass that of the batch")
         return _ViewDraws((self.seed, epoch % self.views), index, device)

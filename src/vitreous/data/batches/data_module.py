@@ -78,7 +78,7 @@ class ImageDataModule(LightningDataModule):
         self.data, self.pipeline, self.augment = data, pipeline, augment or AugmentConfig()
         self.batch_size, self.accumulate, self.seed = batch_size, accumulate, seed
         self.progress, self.ready = progress, ready
-        self.batch_augment = BatchAugment(self.augment, pipeline, len(data.classes), seed, label_smoothing, views)
+        self.batch_augment = BatchAugment(self.augment, pipeline, len(data.classes), seed, label_smoothing, views=views)
         train = data.splits["train"]
         self.train_sampler = TrainSampler(len(train), batch_size, accumulate, seed, train.labels if balanced else None)
         is_cut = self.augment.resized_crop < 1

@@ -25,7 +25,7 @@ from vitreous.engines.private import check_private, make_private_folder
 from vitreous.errors import CheckpointError, OutputError
 from vitreous.runs.state_file import read_state, write_state
 
-__all__ = ["FOLDER", "Answers", "AnswerStore", "gather"]
+__all__ = ["FOLDER", "AnswerStore", "Answers", "gather"]
 
 FOLDER = "teacher-cache"
 _MOST_BYTES = 8 << 30  # of all files together; the least recently used are removed first
@@ -41,25 +41,29 @@ class Answers:
 
     def at(self, *index: Tensor | slice) -> Answers:
         """Return the answers at an index into the leading dimensions."""
-        return Answers(*(None if each is None else each[index] for each in (self.logits, self.features)))
+        return Answers(*(None if each is None else each[index] for each in _values(self)))
 
     def to(self, device: torch.device) -> Answers:
         """Return the answers on a device."""
-        return Answers(*(None if each is None else each.to(device) for each in (self.logits, self.features)))
+        return Answers(*(None if each is None else each.to(device) for each in _values(self)))
 
     def digest(self) -> str:
         """Return the SHA-256 of all values."""
         sha = hashlib.sha256()
-        for each in (self.logits, self.features):
+        for each in _values(self):
             if each is not None:
-                sha.update(memoryview(each.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+                sha.update(each.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return sha.hexdigest()
 
 
 def gather(parts: list[Answers], join: Callable[[list[Tensor]], Tensor] = torch.cat) -> Answers:
     """Join the answers to several batches, or of several views."""
-    columns = ([each.logits for each in parts], [each.features for each in parts])
-    return Answers(*(join([t for t in column if t is not None]) if column[0] is not None else None for column in columns))
+    logits, features = ([t for t in column if t is not None] for column in zip(*map(_values, parts), strict=True))
+    return Answers(join(logits) if logits else None, join(features) if features else None)
+
+
+def _values(answers: Answers) -> tuple[Tensor | None, Tensor | None]:
+    return answers.logits, answers.features
 
 
 class AnswerStore:

@@ -51,6 +51,7 @@ class Distiller(nn.Module):
         self.grid = self._grid_of(augment.pipeline.size)
         self.projection = self._build_projection(config)
         self.answers: Answers | None = None  # to all views of all images, (n, V, ...)
+        self.digest: str | None = None  # of these answers
         self.views = self._choose_views(config, len(data.splits["train"]))
         self._compute: Compute | None = None
 
@@ -143,7 +144,7 @@ class Distiller(nn.Module):
         return size[0] // self.patch_size[0], size[1] // self.patch_size[1]
 
     def _build_projection(self, config: RunConfig) -> nn.Module:
-        """Return the layer from the model's features to the teacher's: drawn by the seed, or nothing if widths agree."""
+        """Return the layer from the model's features to the teacher's: drawn by the seed, none if widths agree."""
         if not self.options.uses_features:
             return nn.Identity()
         own = config.model.width if self._kind == "patches" else config.model.features
@@ -193,7 +194,7 @@ class Distiller(nn.Module):
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs: the projection, and the digest of answers that were computed once."""
         weights = {name: value.detach().to("cpu", copy=True) for name, value in self.projection.state_dict().items()}
-        return {"projection": weights, "answers": self.answers.digest() if self.answers is not None else None}
+        return {"projection": weights, "answers": self.digest}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the projection of :meth:`state`."""

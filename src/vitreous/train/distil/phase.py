@@ -58,16 +58,17 @@ def answer_once(
                 parts.append(distiller.stored(distiller.ask(images, compute, distiller.grid)))
                 done += len(images)
                 checked(done)
-            found[view] = gather(parts)
-            store.save(view, found[view])
-    distiller.answers = gather(found, lambda column: torch.stack(column, 1)).to(setup.device)
+            found[view] = answers = gather(parts)
+            store.save(view, answers)
+    answers = gather([each for each in found if each is not None], lambda column: torch.stack(column, 1))
+    distiller.answers, distiller.digest = answers.to(setup.device), answers.digest()
     return text
 
 
 def check_answers(distiller: Distiller, stored: dict[str, Any] | None) -> None:
     """Raise an error unless a resumed run has the answers that it began with."""
     was = (stored or {}).get("answers")
-    if was is not None and distiller.answers is not None and distiller.answers.digest() != was:
+    if was is not None and distiller.digest != was:
         raise CheckpointError(
             "the teacher's answers were computed again, and differ from those that the run began with: it cannot "
             "continue to the same bits. Use another --out"
@@ -98,9 +99,7 @@ def rehearse(setup: Setup, distiller: Distiller) -> float:
     return sum(times) / max(count, 1) * total * views.count
 
 
-def _fastest(
-    setup: Setup, distiller: Distiller, images: int, notify: Callable[[str], None]
-) -> tuple[Compute, str]:
+def _fastest(setup: Setup, distiller: Distiller, images: int, notify: Callable[[str], None]) -> tuple[Compute, str]:
     """Return the fastest engine for the teacher, and its name; patches are computed by torch, as engines lack them."""
     teacher = distiller.teacher
     if distiller.options.uses_features and distiller.options.features == "patches":

@@ -22,6 +22,7 @@ from vitreous.checkpoint.opening import OpenOptions, open_with_details
 from vitreous.checkpoint.pretrained import find_row
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.engines.cache import digest
+from vitreous.engines.names import Precision
 from vitreous.engines.torch_engine import TorchEngine
 from vitreous.errors import ConfigError
 from vitreous.machine.device import computes_bf16
@@ -85,7 +86,7 @@ class Teacher:
 
     def in_loop(self, device: torch.device, kind: str) -> Compute:
         """Return what computes in every step: torch, in bf16 where the device computes that in hardware."""
-        precision = "bf16" if computes_bf16(device) else "float32"
+        precision: Precision = "bf16" if computes_bf16(device) else "float32"
         model = self.model.to(device)
         return TorchEngine(model, precision, PatchOutputs) if kind == "patches" else TorchEngine(model, precision)
 
