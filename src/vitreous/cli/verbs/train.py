@@ -1,7 +1,6 @@
 """`vitreous train`: train a classifier on labelled images.
 
-The configuration imports torch, which takes seconds. So it is imported where it is used, after the checks that need
-none. The same holds for the verbs `plan` and `finetune`.
+The configuration imports torch, which takes seconds. So it, here and in `plan` and `finetune`, is imported late.
 """
 
 from __future__ import annotations
@@ -115,8 +114,7 @@ def refuse_missing_data(argv: Sequence[str]) -> None:
     """Report missing DATA before the slow imports, where the first argument is not an option.
 
     Raises:
-        UsageError: If there are no arguments.
-        VitreousError: If the first argument is not an existing path or a known dataset.
+        VitreousError: If there are no arguments, or the first is not an existing path or a known dataset.
     """
     if not argv:
         raise UsageError(_NO_DATA)
