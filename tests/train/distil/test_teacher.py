@@ -21,7 +21,7 @@ from vitreous.data.rng import image_uniforms
 from vitreous.data.sources.opening import open_source
 from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig
-from vitreous.model.pools import AveragePool
+from vitreous.model.pools import Mean
 from vitreous.recipes import recipe
 from vitreous.train.config import RunConfig, TuneConfig
 from vitreous.train.distil.config import DistilConfig
@@ -164,7 +164,7 @@ def test_no_projection_where_widths_agree_and_none_for_logits(digits):
 
 
 def test_a_teacher_of_other_classes_teaches_features(digits):
-    other = teacher_of(("cat", "dog"), pool=AveragePool())
+    other = teacher_of(("cat", "dog"), pool=Mean())
     distiller = distiller_of(digits, other, targets="features")
     images = torch.randn(2, 1, 8, 8)
     loss_of = distiller.loss_of(model := build(STUDENT), images, torch.ones(2, 10) / 10, {}, None)
