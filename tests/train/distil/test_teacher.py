@@ -185,16 +185,20 @@ def test_views_of_an_image_do_not_depend_on_when_it_is_shown():
         return dict(zip(order, augment.augment_batch(batch)[0], strict=True))
 
     first, again, other = show([0, 1, 2, 3], 0, 0), show([3, 5, 0], 4, 9), show([0, 3], 1, 0)
-    assert torch.equal(first[0], again[0]) and torch.equal(first[3], again[3])
-    assert not torch.equal(first[0], other[0]) and not torch.equal(first[3], other[3])
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[3], again[3])
+    assert not torch.equal(first[0], other[0])
+    assert not torch.equal(first[3], other[3])
 
 
 def test_numbers_of_images_are_uniform_and_independent():
     index = np.arange(20_000)
     rows = [image_uniforms(seed, view, index, stream="flip", columns=2) for seed, view in ((0, 0), (0, 1), (1, 0))]
     table = np.concatenate(rows, 1)
-    assert table.min() >= 0 and table.max() < 1
-    assert np.abs(table.mean(0) - 0.5).max() < 0.01 and np.abs(table.var(0) - 1 / 12).max() < 0.003
+    assert table.min() >= 0
+    assert table.max() < 1
+    assert np.abs(table.mean(0) - 0.5).max() < 0.01
+    assert np.abs(table.var(0) - 1 / 12).max() < 0.003
     assert np.abs(np.corrcoef(table.T) - np.eye(6)).max() < 0.03
     assert np.abs(np.corrcoef(table[:-1, 0], table[1:, 0])[0, 1]) < 0.03
     some = image_uniforms(0, 1, index[[5, 0]], stream="flip", columns=2)
