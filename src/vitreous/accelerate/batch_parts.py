@@ -22,8 +22,9 @@ from torch.nn import functional as F
 
 from vitreous.accelerate.model import FastBlock, FastVisionTransformer
 from vitreous.model.config import pair
+from vitreous.model.vit import Output
 
-__all__ = ["add_gradients", "map_parts", "num_parts"]
+__all__ = ["Forward", "PartLoss", "add_gradients", "map_parts", "num_parts"]
 
 _MIN_PATCHES = 2_000  # of a part in training: each thread also reads all weights and writes gradients for all of them
 _MIN_PATCHES_IN_EVALUATION = 1_500
@@ -31,6 +32,12 @@ _MIN_IMAGES = 8  # of a part: with few images, one more makes a part much longer
 _MAX_THREADS = 4  # more were not measured, and each needs memory for its gradients
 
 _Result = TypeVar("_Result")
+
+Forward = Callable[[Output], Tensor]
+"""Computes one of the model's outputs, for a batch or for a part of it."""
+
+PartLoss = Callable[[Forward, slice], Tensor]
+"""The mean loss of a part of a batch, given its forward pass and its place in the batch."""
 
 
 def num_parts(model: nn.Module, images: Tensor) -> int:
@@ -69,8 +76,10 @@ def add_gradients(
     *,
     weight: Tensor | None = None,
     scale: float = 1.0,
+    loss_of: PartLoss | None = None,
+    extra: Sequence[nn.Parameter] = (),
 ) -> Tensor:
-    """Add the gradient of a batch's mean cross entropy to the model's, part by part; autocast as around the call.
+    """Add the gradient of a batch's mean loss to the model's, part by part; autocast as around the call.
 
     Args:
         model: For which :func:`num_parts` gives ``parts``.
@@ -79,21 +88,26 @@ def add_gradients(
         parts: At least 2, a thread for each.
         weight: Of each class, (K,), as torch's ``cross_entropy`` takes it.
         scale: Factor of the gradient.
+        loss_of: The loss of a part; None is the cross entropy with the targets.
+        extra: Parameters of the loss itself, which get their gradients too.
 
     Returns:
         The mean loss, without a gradient.
     """
     x, grid = model.patch_embed(images)  # (B, N, D)
     inner = [p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("patch_embed.")]
+    inner += extra
+    loss_of = loss_of or (lambda forward, at: F.cross_entropy(forward("logits").float(), targets[at], weight=weight))
     drawn = [block.draw(x) for block in cast("Iterable[FastBlock]", model.blocks)]  # 2 B 1 1 each, or None
     autocast = _autocast_of_caller()
 
     def of_part(begin: int, end: int) -> tuple[Tensor, Tensor | None, Sequence[Tensor | None]]:
         patches = x[begin:end].detach().requires_grad_(x.requires_grad)
         branch_factors = [None if factors is None else factors[:, begin:end] for factors in drawn]
+
+        forward = partial(model.from_patches, patches, grid, branch_factors=branch_factors)
         with autocast():
-            logits = model.from_patches(patches, grid, branch_factors=branch_factors)
-        loss = F.cross_entropy(logits.float(), targets[begin:end], weight=weight) * ((end - begin) / len(x))
+            loss = loss_of(forward, slice(begin, end)) * ((end - begin) / len(x))
         if not patches.requires_grad:
             return loss.detach(), None, torch.autograd.grad(loss * scale, inner, allow_unused=True)
         of_patches, *of_inner = torch.autograd.grad(loss * scale, [patches, *inner], allow_unused=True)

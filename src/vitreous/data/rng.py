@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["generator", "model_seed", "uniforms"]
+__all__ = ["generator", "image_uniforms", "model_seed", "uniforms"]
 
 
 def generator(seed: int, *coordinates: int, stream: str) -> np.random.Generator:
@@ -34,6 +34,22 @@ def uniforms(
     """
     rows = generator(seed, epoch, step, stream=stream).random((offset + count, columns), dtype=np.float32)
     return rows[offset:]
+
+
+def image_uniforms(
+    seed: int, view: int, index: npt.NDArray[np.int64], *, stream: str, columns: int
+) -> npt.NDArray[np.float32]:
+    """Return uniform numbers in [0, 1) of shape (B, columns) that depend on each image, not on when it is shown.
+
+    The numbers are those of SplitMix64 (Steele et al. 2014) at the position of the image, ``index`` (B,) in its split.
+    """
+    key = np.random.SeedSequence([seed % 2**64, zlib.crc32(stream.encode()), view]).generate_state(1, np.uint64)[0]
+    at = index.astype(np.uint64)[:, None] * np.uint64(columns) + np.arange(1, columns + 1, dtype=np.uint64)
+    bits = key + at * np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    bits ^= bits >> np.uint64(31)
+    return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def model_seed(seed: int, batch: Mapping[str, Any]) -> int:

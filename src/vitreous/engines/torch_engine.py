@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,15 +22,18 @@ __all__ = ["TorchEngine", "no_tf32"]
 class TorchEngine:
     """The model itself in float32; in bf16 a copy of it, which is faster than autocast (docs/benchmarks.md).
 
-    On a CPU, large batches are split between the threads (:mod:`vitreous.accelerate.batch_parts`).
+    On a CPU, large batches are split between the threads (:mod:`vitreous.accelerate.batch_parts`). ``outputs`` makes
+    the module that computes; another one than :class:`Outputs` returns other features.
     """
 
     name = "torch"
 
-    def __init__(self, model: VisionTransformer, precision: Precision) -> None:
+    def __init__(
+        self, model: VisionTransformer, precision: Precision, outputs: Callable[[VisionTransformer], Any] = Outputs
+    ) -> None:
         self.precision = precision
         self._dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        self._outputs = Outputs(model if precision == "float32" else copy.deepcopy(model).to(self._dtype)).eval()
+        self._outputs = outputs(model if precision == "float32" else copy.deepcopy(model).to(self._dtype)).eval()
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,10 @@ report.json (format_version 1; a number that is not finite is null)::
                     With mode `auto` both are null, and there are `chosen`, the stage whose model is saved, and
                     `stages`, a list of {stage, top1, low, high, macro_f1, log_loss, seconds, detail, skipped, chosen}:
                     the score on val with its 95 % interval, null if the stage was skipped, and then why
+    distil          null for a run without a teacher; otherwise {teacher: {name, family, digest, classes, image_size,
+                    parameters}, targets, views}, with temperature and weight for logits, features and feature_weight
+                    for features; teacher has a licence if its origin states one; views is the number of views per image
+                    that the teacher computed once, null if it computed in every step
     versions        {package: version}
     pictures        names of the figures beside this file
 
@@ -99,6 +103,7 @@ class RunFacts:
     machine: Machine | None = None  # the hardware; None describes this machine
     selected_val: Mapping[str, float] | None = None  # validation scores of the selected epoch, in `precision`
     finetune: Mapping[str, Any] | None = None  # `finetune` of report.json, as plain JSON values
+    distil: Mapping[str, Any] | None = None  # `distil` of report.json, as plain JSON values
     extended_from: Sequence[int] = ()  # numbers of epochs after which the run was finished earlier and then extended
 
 
@@ -202,6 +207,7 @@ def _described(facts: RunFacts) -> dict[str, Any]:
         "training": training | {"validated_in": facts.precision, "selected_val": facts.selected_val},
         "machine": machine.to_dict(),
         "finetune": facts.finetune,
+        "distil": facts.distil,
     }
 
 

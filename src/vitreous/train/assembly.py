@@ -97,6 +97,7 @@ class Session:
             clock=self.clock.state(),
             seconds={**self.seconds, "train": self.training_seconds()},
             probed=self.probe.to_dict() if self.probe is not None else None,
+            distil=module.distiller.state() if module.distiller is not None else None,
             threads=self.threads,
             extended=list(self.extended),
         )
@@ -155,6 +156,7 @@ def make_module(setup: Setup, progress: Callable[[int], float]) -> VitModule:
         class_weights=class_weights(data.splits["train"].labels, len(data.classes), config.class_weights),
         patches_last=config.patches_last,
         progress=progress,
+        distiller=setup.distiller,
     )
 
 

@@ -15,6 +15,7 @@ from vitreous.choices import unknown_choices
 from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
 from vitreous.errors import ConfigError, did_you_mean
 from vitreous.model.config import ViTConfig, pair
+from vitreous.train.distil.config import DistilConfig
 
 __all__ = ["AUTO", "OptimConfig", "RunConfig", "TuneConfig", "parse_duration"]
 
@@ -175,6 +176,7 @@ class RunConfig:
         augment: Augmentation of the training batches.
         optim: Optimiser and schedule.
         tune: The weights that the run starts from, and which of them it trains.
+        distil: A teacher, a larger trained model that the run learns from.
         batch_size: Images per optimiser step.
         accumulate: Number of micro-batches per optimiser step. More of them save memory; the update stays the same.
         epochs: Passes over the training images. Ignored if `steps` or `budget` is set.
@@ -213,6 +215,7 @@ class RunConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     tune: TuneConfig = field(default_factory=TuneConfig)
+    distil: DistilConfig = field(default_factory=DistilConfig)
     batch_size: int = 128
     accumulate: int = 1
     epochs: int = 40
@@ -252,6 +255,7 @@ class RunConfig:
         if self.ema is not None and not 0 < self.ema < 1:
             problems.append(f"ema is {self.ema}, it must be between 0 and 1, or null to disable it")
         problems += _small_first_problems(self)
+        problems += self.distil.conflicts(self.augment, self.model.patch_dropout, self.tune.mode)
         if self.balanced_sampling and self.class_weights != "none":
             problems.append(
                 f"balanced_sampling and class_weights {self.class_weights} would correct for class imbalance twice: "

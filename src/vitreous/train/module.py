@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import lightning
 import torch
@@ -31,6 +32,9 @@ from vitreous.train.config import OptimConfig
 from vitreous.train.finetune.trainable import freeze_modules
 from vitreous.train.optim import build_optimizer, schedule, set_learning_rate
 from vitreous.train.resume.non_finite import FiniteWatch, Step
+
+if TYPE_CHECKING:  # runs without a teacher do not import it
+    from vitreous.train.distil.distiller import Distiller
 
 __all__ = ["VitModule"]
 
@@ -61,6 +65,7 @@ class VitModule(lightning.LightningModule):
         patches_last: Fraction of the run, at its end, that uses all patches of a model with patch dropout.
         progress: Maps the index of a step to the fraction of the run done before it, in [0, 1]; None derives it from
             the Trainer's number of steps.
+        distiller: The teacher's part in the loss; None trains on the targets alone.
     """
 
     def __init__(
@@ -75,11 +80,13 @@ class VitModule(lightning.LightningModule):
         class_weights: Tensor | None = None,
         patches_last: float = 0.0,
         progress: Callable[[int], float] | None = None,
+        distiller: Distiller | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.model = model
         self.average = copy.deepcopy(model).requires_grad_(False).eval() if ema is not None else None
+        self.distiller = distiller
         self.optim = optim
         self.augment = augment
         self.pipeline = pipeline
@@ -123,7 +130,7 @@ class VitModule(lightning.LightningModule):
 
     def configure_optimizers(self) -> Optimizer:
         """Build the optimiser. :meth:`training_step` sets its learning rate from the schedule."""
-        return build_optimizer(self.model, self.optim)
+        return build_optimizer(self.model, self.optim, self.distiller)
 
     def on_train_start(self) -> None:
         """Start to watch for non-finite values. Lightning has moved the weights to their device by now."""
@@ -156,7 +163,7 @@ class VitModule(lightning.LightningModule):
             self.model.patch_dropout = 0.0  # type: ignore[assignment]  # a plain attribute, not a tensor
         images, targets = self.augment.augment_batch(batch, progress)  # (B, C, H, W) and (B, K)
         torch.manual_seed(model_seed(self.augment.seed, batch))  # makes dropout a function of seed, epoch and step
-        loss = self._backward(images, targets)
+        loss = self._backward(images, targets) if self.distiller is None else self._distil(images, targets, batch)
         self._loss_sum = self._loss_sum + loss * len(images)
         self.images_seen += len(images)
         self._micro_batches.append((batch, loss))
@@ -189,9 +196,23 @@ class VitModule(lightning.LightningModule):
         self.manual_backward(loss / self.accumulate)
         return loss.detach()
 
+    def _distil(self, images: Tensor, targets: Tensor, batch: dict[str, Any]) -> Tensor:
+        """Do as :meth:`_backward`, with the teacher's part in the loss."""
+        distiller = cast("Distiller", self.distiller)
+        loss_of = distiller.loss_of(self.model, images, targets, batch, self.class_weights)
+        count = num_parts(self.model, images)
+        if count > 1:
+            model, scale = cast(FastVisionTransformer, self.model), 1 / self.accumulate
+            extra = tuple(distiller.parameters())
+            return add_gradients(model, images, targets, count, scale=scale, loss_of=loss_of, extra=extra)
+        loss = loss_of(partial(self.model, images), slice(None))
+        self.manual_backward(loss / self.accumulate)
+        return loss.detach()
+
     def _clip_gradients(self) -> Tensor:
         """Clip the gradients if the configuration asks for it, and return their norm before clipping."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        trained = (self.model,) if self.distiller is None else (self.model, self.distiller)
+        parameters = [p for module in trained for p in module.parameters() if p.grad is not None]
         if self.optim.clip is None:
             return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         return torch.nn.utils.clip_grad_norm_(parameters, self.optim.clip)

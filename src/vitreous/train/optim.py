@@ -215,13 +215,15 @@ class MuonWithAdamW(Optimizer):
         self._share_state()
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
-    """Build the optimiser.
+def build_optimizer(model: nn.Module, config: OptimConfig, extra: nn.Module | None = None) -> Optimizer:
+    """Build the optimiser of a model and, at the peak rate, of an extra module that is trained with it.
 
     Each group has its peak learning rate under `initial_lr`, where :func:`set_learning_rate` reads it. Weight decay is
     decoupled in `adamw` and `muon`; `adam` and `sgd` add it to the gradient, as torch's classes do.
     """
     groups = parameter_groups(model, config.weight_decay, config.layer_decay)
+    if extra is not None:
+        groups += parameter_groups(extra, config.weight_decay)
     optimizer: Optimizer
     if config.name == "muon":
         matrices, rest = _split_matrices(groups, config.muon_stem)

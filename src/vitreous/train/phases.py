@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitreous.checkpoint.licence import describe_licence
 from vitreous.checkpoint.shipped import SHIPPED
@@ -37,7 +38,10 @@ from vitreous.train.resume.saving import load_newest
 from vitreous.train.resume.state import RunState, check_identity, identity, with_more_epochs
 from vitreous.train.setup import Setup, describe_model, one_thread_if_tiny
 
-__all__ = ["announce", "check_budget", "fit", "open_run_dir", "score", "select_weights", "test_once"]
+if TYPE_CHECKING:  # runs without a teacher do not import it
+    from vitreous.train.distil.distiller import Distiller
+
+__all__ = ["announce", "ask_teacher", "check_budget", "fit", "open_run_dir", "score", "select_weights", "test_once"]
 
 
 def open_run_dir(
@@ -109,6 +113,32 @@ def announce(setup: Setup, view: Display) -> None:
         counts = [sum(p.numel() for p in setup.model.parameters() if p.requires_grad), setup.cost.parameters]
         trainable, total = (f"{count / 1e6:.3g} M" for count in counts)
         view.line("tune", f"{setup.config.tune.mode}: {trainable} trainable parameters, the model has {total}")
+    if setup.distiller is not None:
+        _announce_teacher(setup.distiller, view)
+
+
+def _announce_teacher(distiller: Distiller, view: Display) -> None:
+    view.line("teacher", f"{distiller.teacher.describe()}: {distiller.describe()}")
+    if distiller.teacher.licence is not None:
+        view.line("licence", f"of the teacher: {describe_licence(distiller.teacher.licence)}")
+
+
+def ask_teacher(session: Session, state: RunState | None) -> None:
+    """If a teacher's views are known, have it answer for all of them now; a resumed run finds the answers stored."""
+    distiller, view = session.setup.distiller, session.view
+    if distiller is None or distiller.views is None or session.trained:
+        return
+    from vitreous.train.distil.phase import answer_once, check_answers
+
+    session.run_dir.lock.record(phase="asking the teacher")
+    started, clock = time.monotonic(), session.clock
+    left = clock.seconds_left(0, 0.0) if isinstance(clock, Budget) else math.inf
+    with view.counting("teacher") as count:
+        source = answer_once(session.setup, distiller, lambda line: view.line("note", line), count, left)
+    check_answers(distiller, state.distil if state is not None else None)
+    seconds, views = time.monotonic() - started, pluralize(distiller.views.count, "view")
+    session.seconds.setdefault("teacher", seconds)
+    view.line("teacher", f"answers to {views} per image {source}, in {seconds:.0f} s")
 
 
 def check_budget(clock: Budget) -> None:
@@ -117,7 +147,7 @@ def check_budget(clock: Budget) -> None:
         used = time.monotonic() - clock.started
         raise TrainingError(
             f"the budget of {clock.seconds:.0f} s is used up before the first step: {used:.0f} s went into start-up, "
-            f"reading and probing, and {clock.reserve:.0f} s are reserved for the report. Give a larger --budget"
+            f"reading, probing and a teacher, {clock.reserve:.0f} s are reserved for the report. Give a larger --budget"
         )
 
 

@@ -21,8 +21,9 @@ def recipe_text(config: RunConfig) -> str:
     if not re.fullmatch(r"[\w-]+", source):  # such a word is the name of a known dataset
         source = _absolute(source)
     start = config.tune.source and _absolute(config.tune.source)
+    teacher = config.distil.teacher and _absolute(config.distil.teacher)
     data, tune = replace(config.data, source=source), replace(config.tune, source=start)
-    config = replace(config, out=None, data=data, tune=tune)
+    config = replace(config, out=None, data=data, tune=tune, distil=replace(config.distil, teacher=teacher))
     return "\n".join(_lines(config)) + "\n"
 
 

@@ -144,6 +144,7 @@ class RunWriter:
             machine=describe_machine(setup.device),
             selected_val=training_summary,
             finetune=finetune,
+            distil=setup.distiller.to_dict() if setup.distiller is not None else None,
             extended_from=self.extended,
         )
         self._model.load_state_dict(selected.weights)
@@ -203,6 +204,8 @@ class RunWriter:
         }
         if setup.pretrained is not None:
             provenance["finetuned_from"] = setup.pretrained.to_dict()
+        if setup.distiller is not None:
+            provenance["distilled_from"] = setup.distiller.teacher.to_dict()
         if self.extended:
             provenance["extended_from"] = list(self.extended)
         self._model.load_state_dict(weights)

@@ -31,7 +31,7 @@ from vitreous.train.config import AUTO, RunConfig
 from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import compare_with_probe, finetune_report, probe_first
 from vitreous.train.finish import RunResult, announce_finished, announce_result, end_interrupted
-from vitreous.train.phases import announce, check_budget, fit, open_run_dir, select_weights, test_once
+from vitreous.train.phases import announce, ask_teacher, check_budget, fit, open_run_dir, select_weights, test_once
 from vitreous.train.progress import Budget
 from vitreous.train.recipe_file import recipe_text
 from vitreous.train.resume.signals import Signals, Stopped
@@ -110,6 +110,7 @@ def _run_phases(
             stack.enter_context(torch_threads(threads))
             announce(setup, view)
             session = assemble(setup, run_dir, view, signals, state, started=started, exit_seconds=exit_seconds)
+            ask_teacher(session, state)
             _probe(session)
             if state is None and isinstance(session.clock, Budget):
                 check_budget(session.clock)

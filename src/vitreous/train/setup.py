@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
@@ -29,6 +30,9 @@ from vitreous.train.finetune.initialisation import Pretrained, open_pretrained
 from vitreous.train.finetune.starting_point import choose_start, expand_short_name
 from vitreous.train.finetune.trainable import choose_trained
 
+if TYPE_CHECKING:  # runs without a teacher do not import it
+    from vitreous.train.distil.distiller import Distiller
+
 __all__ = ["Setup", "describe_hardware", "describe_model", "fit_to_data", "one_thread_if_tiny", "prepare"]
 
 _MEASURED = 500  # training images from which mean and std are computed
@@ -48,6 +52,7 @@ class Setup:
     device: torch.device
     precision: str  # `bf16` or `float32`
     pretrained: Pretrained | None = None  # what a fine-tuning starts from, without its tensors
+    distiller: Distiller | None = None  # what the run learns from a teacher
 
     @property
     def verb(self) -> str:
@@ -70,6 +75,11 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
         with one_thread():  # like the model below: it may resample position embeddings
             config, pretrained = open_pretrained(config, explicit)
         explicit = {*explicit, "in_channels"}
+    if config.distil.teacher is not None:
+        from vitreous.train.distil.teacher import open_teacher
+
+        teacher = open_teacher(config.distil)
+        config = replace(config, distil=replace(config.distil, teacher=teacher.name))
     data = data or _open_data(config, view)
     config = fit_to_data(config, data, explicit)
     pipeline = EvalPipeline(pair(config.model.image_size), config.model.in_channels, config.preprocess)
@@ -86,7 +96,13 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
         memory_gb=config.data.memory_gb,
         label_smoothing=config.label_smoothing,
         balanced=config.balanced_sampling,
+        views=config.distil.views if config.distil.teacher is not None else None,
     )
+    distiller = None
+    if config.distil.teacher is not None:
+        from vitreous.train.distil.distiller import Distiller
+
+        distiller = Distiller(teacher, config, data, loading.batch_augment)
     torch.manual_seed(config.seed)
     with one_thread():  # the initial weights do not depend on the number of threads
         model = build(config.model)
@@ -94,7 +110,8 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
             pretrained.load_into(model)
             pretrained = replace(pretrained, state={})
         model = choose_trained(model, config.tune)
-    return Setup(config, data, pipeline, loading, model, cost(config.model), device, precision, pretrained)
+    size = cost(config.model)
+    return Setup(config, data, pipeline, loading, model, size, device, precision, pretrained, distiller)
 
 
 def _open_data(config: RunConfig, view: Display) -> ImageData:
@@ -150,6 +167,9 @@ def one_thread_if_tiny(setup: Setup) -> Iterator[None]:
 
     Threads that synchronise after every small operation gain little, and lose much if another program uses a core.
     """
-    tiny = setup.device.type == "cpu" and setup.cost.flops * setup.config.batch_size < _TINY_STEP
+    per_image: float = setup.cost.flops
+    if setup.distiller is not None and setup.distiller.in_loop:
+        per_image += setup.distiller.teacher.flops
+    tiny = setup.device.type == "cpu" and per_image * setup.config.batch_size < _TINY_STEP
     with one_thread() if tiny else contextlib.nullcontext():
         yield

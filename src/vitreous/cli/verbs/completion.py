@@ -22,7 +22,10 @@ __all__ = ["run"]
 
 _SHELLS = ("bash", "zsh", "fish")
 _FILE_PLACEHOLDERS = ("FILE", "FILE.png", "DIR", "FOLDER", "MODEL", "IMAGES", "DATA", "SRC", "DST", "[FILE.png]")
-_FILE_OPTIONS = ("--out", "--data.dir", "--data-dir", "--data.exclude", "--exclude", "--from", "--tune.source")
+_FILE_OPTIONS = (
+    *("--out", "--data.dir", "--data-dir", "--data.exclude", "--exclude", "--from", "--tune.source"),
+    *("--teacher", "--distil.teacher"),
+)
 _TRAINING_VERBS = ("train", "plan", "finetune")
 
 

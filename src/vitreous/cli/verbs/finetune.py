@@ -34,6 +34,7 @@ __all__ = ["configure", "run"]
 _SHORT = {
     "--from": "--tune.source",
     "--tune": "--tune.mode",
+    "--teacher": "--distil.teacher",
     "--no-probe": "--tune.probe=false",
     "--no_probe": "--tune.probe=false",
     "--resample": "--model.position.resample",
@@ -90,6 +91,7 @@ common options:
   --image-size N              resize images to 384, or 480x640, pixels
   --resample FAMILY           resample position embeddings as this family does (--model.position.resample)
   --no-probe                  do not score the frozen features first: train all weights, or those of --tune, at once
+  --teacher MODEL             learn from a larger trained model too (--distil.teacher)
   --epochs N   --steps N   --budget 25m   how long to train
   --data-dir FOLDER           folder of the known datasets (--data.dir)
   --exclude FILE              skip the images listed, one per line (--data.exclude)

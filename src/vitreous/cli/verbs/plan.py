@@ -61,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
     if typed.get("show_batch") or typed.get("print_config"):
         raise UsageError("--show-batch and --print-config train nothing, so there is nothing to plan: remove them")
     source_files = data_files(config.data.source, config.data.dir, config.data.exclude)
-    files = make_outputs(typed, inputs=(source_files, model_files(config.tune.source)))
+    files = make_outputs(typed, inputs=(source_files, *map(model_files, (config.tune.source, config.distil.teacher))))
     files.claim("--json", typed.get("json"))
     from vitreous.train.planning.plan import plan
 
@@ -101,6 +101,7 @@ def _table(plan: Plan) -> Table:
         ("time per epoch", f"{_format_time(plan.epoch_seconds)} including validation"),
         ("epochs", f"{plan.epochs:.3g}" if plan.epochs < 1000 else f"{plan.epochs:,.0f}"),
         ("total time", f"about {duration(plan.total_seconds)}, {startup}"),
+        *([("  teacher", f"{_format_time(plan.teacher_seconds)} of it, once")] if plan.teacher_seconds else []),
         ("operations", f"{format_count(plan.total_flops)}FLOPs"),
         ("largest batch", _describe_largest_batch(plan)),
     ]

@@ -1,7 +1,6 @@
 """`vitreous train`: train a classifier on labelled images.
 
-The configuration imports torch, which takes seconds. So it is imported where it is used, after the checks that do not
-need it; the same holds for :mod:`vitreous.cli.verbs.plan` and :mod:`vitreous.cli.verbs.finetune`.
+The configuration imports torch, which takes seconds. So it, here and in `plan` and `finetune`, is imported late.
 """
 
 from __future__ import annotations
@@ -52,6 +51,7 @@ _SHORT = {
     "--strict": "--data.strict",
     "--exclude": "--data.exclude",
     "--model": "--size",
+    "--teacher": "--distil.teacher",
 }
 _FROM_DATA = ("model.num_classes", "model.in_channels")
 _NO_DATA = "DATA is missing: `vitreous train digits` to try, or `vitreous train FOLDER` for your images"
@@ -87,6 +87,7 @@ common options:
   --start none                train from random weights; few images of your own otherwise start from a small backbone
                               that is part of the package and saw ImageNet's images (research use)
   --recipe NAME               recipe; by default the one named like the dataset, else start or folder
+  --teacher MODEL             learn from a larger trained model too (--distil.teacher)
   --data-dir FOLDER           folder of the known datasets, for reading and downloading (--data.dir)
   --strict                    stop if a file cannot be read (--data.strict)
   --exclude FILE              skip the images listed, as by `vitreous audit --write-exclude` (--data.exclude)
@@ -116,8 +117,7 @@ def refuse_missing_data(argv: Sequence[str]) -> None:
     """Report missing DATA before the slow imports, where the first argument is not an option.
 
     Raises:
-        UsageError: If there are no arguments.
-        VitreousError: If the first argument is not an existing path or a known dataset.
+        VitreousError: If there are no arguments, or the first is not an existing path or a known dataset.
     """
     if not argv:
         raise UsageError(_NO_DATA)
@@ -146,7 +146,7 @@ def run_training(argv: Sequence[str], configure: Configure) -> int:
         inputs=(
             lambda: (word.partition("=")[2] for word in split_config_files(argv, {})[0]),
             data_files(config.data.source, config.data.dir, config.data.exclude),
-            model_files(config.tune.source),
+            *map(model_files, (config.tune.source, config.distil.teacher)),
         ),
     )
     files.claim("--show-batch", batch_image)

@@ -1,8 +1,8 @@
 """Augmentation and normalisation of a training batch, on the device that holds it.
 
-This file draws the random numbers, on the CPU and as a function of (seed, epoch, step); geometry.py, color.py,
-policies.py and mixing.py apply them. Order: crop and flip, policy (all uint8), colour jitter, normalisation, erasing,
-mixup or CutMix, resizing to smaller images (all float32).
+This file draws the random numbers, on the CPU and as a function of (seed, epoch, step), or of (seed, view, image) where
+every image has a fixed set of views; geometry.py, color.py, policies.py and mixing.py apply them. Order: crop and flip,
+policy (all uint8), colour jitter, normalisation, erasing, mixup or CutMix, resizing to smaller images (all float32).
 
 Shapes: B images, C channels, H x W pixels, K classes.
 """
@@ -25,7 +25,7 @@ from vitreous.data.augment.policies import Policy, to_device
 from vitreous.data.augment.resized_crop import resized_crop
 from vitreous.data.config import AugmentConfig
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.data.rng import generator, uniforms
+from vitreous.data.rng import generator, image_uniforms, uniforms
 from vitreous.errors import ConfigError
 
 __all__ = ["BatchAugment"]
@@ -42,10 +42,19 @@ class BatchAugment:
         num_classes: K.
         seed: Seed of all random numbers.
         label_smoothing: Fraction of each target that is spread over all classes, in [0, 1).
+        views: Number of views per image. Epoch e then shows view e modulo this number of every image, the same each
+            time but for mixing and what depends on progress. None draws new random numbers in each step.
     """
 
     def __init__(
-        self, config: AugmentConfig, pipeline: EvalPipeline, num_classes: int, seed: int, label_smoothing: float = 0.0
+        self,
+        config: AugmentConfig,
+        pipeline: EvalPipeline,
+        num_classes: int,
+        seed: int,
+        label_smoothing: float = 0.0,
+        *,
+        views: int | None = None,
     ) -> None:
         if config.pad_crop >= min(pipeline.size):
             side = min(pipeline.size)
@@ -53,7 +62,7 @@ class BatchAugment:
         if config.policy_magnitude > 10:
             raise ConfigError(f"policy_magnitude is {config.policy_magnitude:g}, it must be in [0, 10]")
         self.config, self.pipeline = config, pipeline
-        self.num_classes, self.seed, self.label_smoothing = num_classes, seed, label_smoothing
+        self.num_classes, self.seed, self.label_smoothing, self.views = num_classes, seed, label_smoothing, views
         self.policy: Policy | None = pkgutil.resolve_name(POLICIES[config.policy]) if config.policy != "none" else None
 
     @torch.no_grad()
@@ -67,6 +76,7 @@ class BatchAugment:
         progress: float = 0.0,
         offset: int = 0,
         boxes: Tensor | None = None,
+        index: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Augment one batch, or one part of an accumulated step.
 
@@ -79,6 +89,7 @@ class BatchAugment:
             offset: Position of the first image within its step.
             boxes: float32 (B, 4) top, left, height, width of the random resized crops that are still to be cut, as
                 fractions of height and width.
+            index: int64 (B,), position of each image in its split; read if images have fixed views.
 
         Returns:
             Normalised images float32 (B, C, H, W), smaller as long as `small_first` applies, and targets float32
@@ -91,7 +102,7 @@ class BatchAugment:
         # Some steps move pixels by matrix products, which autocast would round to the 8 bits of bfloat16.
         with torch.autocast(images.device.type, enabled=False):
             is_strong = progress < 1 - self.config.off_last or self.config.off_last == 0
-            draw = _Draws((self.seed, epoch, step), offset, len(images), images.device)
+            draw = self._draws((epoch, step, offset), images, index)
             images = self._crop_and_flip(images, boxes, draw)  # (B, C, H, W)
             if is_strong:
                 images = self._apply_policy(images, draw)
@@ -105,12 +116,30 @@ class BatchAugment:
 
     def augment_batch(self, batch: Mapping[str, Any], progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Augment a training batch in the form that the loader yields (:mod:`vitreous.data.batches.dataset`)."""
-        keys = {key: batch[key] for key in ("epoch", "step", "offset", "boxes") if key in batch}
+        keys = {key: batch[key] for key in ("epoch", "step", "offset", "boxes", "index") if key in batch}
         return self(batch["images"], batch["labels"], progress=progress, **keys)
+
+    def mirrored(self, batch: Mapping[str, Any]) -> Tensor:
+        """Return which images of a training batch :meth:`augment_batch` flips, bool (B,)."""
+        images = batch["images"]
+        place = batch["epoch"], batch["step"], batch.get("offset", 0)
+        return self._mirrored(self._draws(place, images, batch.get("index")))
+
+    def _draws(self, place: tuple[int, int, int], images: Tensor, index: Tensor | None) -> _Draws:
+        """Return the random numbers of a batch at its place in the run: epoch, step and offset."""
+        (epoch, step, offset), device = place, images.device
+        if self.views is None:
+            return _Draws((self.seed, epoch, step), offset, len(images), device)
+        if index is None:
+            raise ConfigError("images with fixed views are known by their index: pass that of the batch")
+        return _ViewDraws((self.seed, epoch % self.views), index, device)
+
+    def _mirrored(self, draw: _Draws) -> Tensor:
+        return draw.move(draw.per_image("flip", 1)[:, 0] < self.config.flip)
 
     def _crop_and_flip(self, images: Tensor, boxes: Tensor | None, draw: _Draws) -> Tensor:
         config = self.config
-        mirrored = draw.move(draw.per_image("flip", 1)[:, 0] < config.flip)  # B
+        mirrored = self._mirrored(draw)  # B
         if boxes is not None and config.pad_crop == 0:
             return resized_crop(images, boxes, self.pipeline.size, mirrored)
         if boxes is not None:
@@ -174,12 +203,13 @@ class BatchAugment:
 class _Draws:
     """The random numbers of one batch. Each use has its own named stream."""
 
-    def __init__(self, position: tuple[int, int, int], offset: int, count: int, device: torch.device) -> None:
+    def __init__(self, position: tuple[int, ...], offset: int, count: int, device: torch.device) -> None:
         self._position = position  # seed, epoch, step
         self._offset, self._count, self._device = offset, count, device
 
     def per_image(self, stream: str, columns: int) -> Floats:
-        return uniforms(*self._position, stream=stream, columns=columns, count=self._count, offset=self._offset)
+        seed, epoch, step = self._position
+        return uniforms(seed, epoch, step, stream=stream, columns=columns, count=self._count, offset=self._offset)
 
     def per_step(self, stream: str) -> np.random.Generator:
         """Return a generator for what all images of a step share."""
@@ -187,3 +217,15 @@ class _Draws:
 
     def move(self, array: np.ndarray[Any, Any]) -> Tensor:
         return to_device(array, self._device)
+
+
+class _ViewDraws(_Draws):
+    """The random numbers of one view of each image; the position is seed and view."""
+
+    def __init__(self, position: tuple[int, int], index: Tensor, device: torch.device) -> None:
+        super().__init__(position, 0, len(index), device)
+        self._index = index.cpu().numpy()
+
+    def per_image(self, stream: str, columns: int) -> Floats:
+        seed, view = self._position
+        return image_uniforms(seed, view, self._index, stream=stream, columns=columns)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vitreous.data.config import AugmentConfig
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.data.rng import uniforms
+from vitreous.data.rng import image_uniforms, uniforms
 
 __all__ = [
     "CROP_COLUMNS",
@@ -44,17 +44,19 @@ Span = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """The random resized crop of a run; its boxes are a function of (seed, epoch, step).
+    """The random resized crop of a run; its boxes are a function of (seed, epoch, step), or of (seed, view, image).
 
     Args:
         pipeline: Provides the size h x w and the channels of the model's input.
         config: The smallest area and the aspect ratios of the boxes.
         seed: Seed of the boxes.
+        views: Number of views per image, as in :class:`~vitreous.data.augment.pipeline.BatchAugment`.
     """
 
     pipeline: EvalPipeline
     config: AugmentConfig
     seed: int
+    views: int | None = None
 
     @property
     def storage(self) -> EvalPipeline:
@@ -67,9 +69,11 @@ class RandomResizedCrop:
         """Side in pixels of an image whose smallest square box has the resolution of the model's input."""
         return math.ceil(max(self.pipeline.size) / math.sqrt(self.config.resized_crop))
 
-    def draw(self, epoch: int, step: int, offset: int, count: int) -> Floats:
-        """Draw the random numbers (B, CROP_COLUMNS) of B = ``count`` images of a step, from its image ``offset`` on."""
-        return uniforms(self.seed, epoch, step, stream="crop", columns=CROP_COLUMNS, count=count, offset=offset)
+    def draw(self, epoch: int, step: int, offset: int, index: npt.NDArray[np.int64]) -> Floats:
+        """Draw the random numbers (B, CROP_COLUMNS) of the images ``index`` (B,) of a step, from its ``offset`` on."""
+        if self.views is not None:
+            return image_uniforms(self.seed, epoch % self.views, index, stream="crop", columns=CROP_COLUMNS)
+        return uniforms(self.seed, epoch, step, stream="crop", columns=CROP_COLUMNS, count=len(index), offset=offset)
 
     def boxes(self, draws: Floats, aspect: Floats) -> Floats:
         """Return the boxes (B, 4) for the numbers of :meth:`draw` and the aspect ratios (B,) of the original images."""

@@ -51,6 +51,8 @@ class ImageDataModule(LightningDataModule):
         memory_gb: GiB that all decoded splits together may use in memory.
         label_smoothing: Label smoothing of the training targets, with `ready`.
         balanced: Show all classes equally often in training (:func:`vitreous.data.batches.sampler.balanced_order`).
+        views: Number of fixed views that each training image has, as in
+            :class:`~vitreous.data.augment.pipeline.BatchAugment`; None draws new ones in each epoch.
         ready: Yield (images float32, targets float32 (B, K)) for training and (images float32, labels) for evaluation,
             instead of the dicts described in :mod:`vitreous.data.batches.dataset`.
         progress: Called with (done, total) while a split is decoded.
@@ -69,6 +71,7 @@ class ImageDataModule(LightningDataModule):
         memory_gb: float = 2.0,
         label_smoothing: float = 0.0,
         balanced: bool = False,
+        views: int | None = None,
         ready: bool = False,
         progress: Progress | None = None,
     ) -> None:
@@ -76,10 +79,11 @@ class ImageDataModule(LightningDataModule):
         self.data, self.pipeline, self.augment = data, pipeline, augment or AugmentConfig()
         self.batch_size, self.accumulate, self.seed = batch_size, accumulate, seed
         self.progress, self.ready = progress, ready
-        self.batch_augment = BatchAugment(self.augment, pipeline, len(data.classes), seed, label_smoothing)
+        self.batch_augment = BatchAugment(self.augment, pipeline, len(data.classes), seed, label_smoothing, views=views)
         train = data.splits["train"]
         self.train_sampler = TrainSampler(len(train), batch_size, accumulate, seed, train.labels if balanced else None)
-        self._crop = RandomResizedCrop(pipeline, self.augment, seed) if self.augment.resized_crop < 1 else None
+        is_cut = self.augment.resized_crop < 1
+        self._crop = RandomResizedCrop(pipeline, self.augment, seed, views) if is_cut else None
         self.in_memory = self.decoded_bytes <= memory_gb * 2**30
         self.workers = min(cores(), 16) if workers is None else workers
         self._datasets: dict[str, MemoryDataset | StreamedDataset] = {}
@@ -109,6 +113,10 @@ class ImageDataModule(LightningDataModule):
             split = self.data.splits[name]
             return self._ordered_loader(name, StreamedDataset(split, self.pipeline), self.workers if split.paths else 0)
         return self._ordered_loader(name, self._dataset(name), self._loader_workers)
+
+    def view_dataloader(self, view: int) -> BatchLoader:
+        """Return the training images in order, as :meth:`train_dataloader` yields them in the epoch ``view``."""
+        return self._ordered_loader("train", self._dataset("train"), self._loader_workers, view)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Augment or normalise on the device, with `ready`; called by Lightning."""
@@ -158,8 +166,10 @@ class ImageDataModule(LightningDataModule):
     def _crop_of(self, name: str) -> RandomResizedCrop | None:
         return self._crop if name == "train" else None
 
-    def _ordered_loader(self, name: str, dataset: MemoryDataset | StreamedDataset, workers: int) -> BatchLoader:
-        sampler = OrderedSampler(len(self.data.splits[name]), max(1, self.batch_size // self.accumulate))
+    def _ordered_loader(
+        self, name: str, dataset: MemoryDataset | StreamedDataset, workers: int, epoch: int = 0
+    ) -> BatchLoader:
+        sampler = OrderedSampler(len(self.data.splits[name]), max(1, self.batch_size // self.accumulate), epoch)
         return BatchLoader(dataset, sampler, workers)
 
     @property

@@ -68,7 +68,7 @@ class MemoryDataset(Dataset[Batch | VitreousError]):
         images = self.pixels.index_select(0, torch.from_numpy(plan.indices)).permute(0, 3, 1, 2)  # (B, C, H, W)
         if self.crop is None:
             return _batch(plan, images.contiguous(), self.labels)
-        draws = self.crop.draw(plan.epoch, plan.step, plan.offset, len(plan.indices))
+        draws = self.crop.draw(*plan)
         boxes = self.crop.boxes(draws, self.aspect[plan.indices])
         return _batch(plan, images, self.labels) | {"boxes": torch.from_numpy(boxes)}
 
@@ -124,7 +124,7 @@ class StreamedDataset(Dataset[Batch | VitreousError]):
 
     def _crops(self, plan: BatchPlan, crop: RandomResizedCrop) -> Iterator[npt.NDArray[np.uint8]]:
         """Yield a random crop of each image, uint8 (H, W, C)."""
-        draws, min_side = crop.draw(plan.epoch, plan.step, plan.offset, len(plan.indices)), crop.min_side
+        draws, min_side = crop.draw(*plan), crop.min_side
         for first in range(0, len(plan.indices), _GROUP):
             group = slice(first, first + _GROUP)
             decoded = [self.split.reduced_image(index, min_side) for index in plan.indices[group].tolist()]

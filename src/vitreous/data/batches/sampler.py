@@ -124,15 +124,18 @@ def balanced_order(labels: npt.NDArray[np.int64], seed: int, epoch: int) -> npt.
 
 
 class OrderedSampler(Sampler[BatchPlan]):
-    """Yield all images in order, for evaluation; the last batch may be smaller."""
+    """Yield all images in order, for evaluation; the last batch may be smaller.
 
-    def __init__(self, num_images: int, batch_size: int) -> None:
-        self.num_images, self.batch_size = num_images, batch_size
+    ``epoch`` is that of the plans; where images have fixed views, it selects one of them.
+    """
+
+    def __init__(self, num_images: int, batch_size: int, epoch: int = 0) -> None:
+        self.num_images, self.batch_size, self.epoch = num_images, batch_size, epoch
 
     def __iter__(self) -> Iterator[BatchPlan]:
         for step in range(len(self)):
             first = step * self.batch_size
-            yield BatchPlan(0, step, 0, np.arange(first, min(first + self.batch_size, self.num_images)))
+            yield BatchPlan(self.epoch, step, 0, np.arange(first, min(first + self.batch_size, self.num_images)))
 
     def __len__(self) -> int:
         return (self.num_images + self.batch_size - 1) // self.batch_size

@@ -66,7 +66,8 @@ class Plan:
     step_spread: tuple[float, float]  # first and third quartile of that time
     steps_timed: int
     epoch_seconds: float  # one epoch with its validation
-    start_seconds: float  # from the start of the command to the first step
+    start_seconds: float  # from the start of the command to the first step, without the teacher's answers
+    teacher_seconds: float  # for answers that a teacher computes once, before the first step
     epochs: float  # by the configuration or the budget
     total_seconds: float  # of the whole command; the budget if there is one
     total_flops: float  # of all steps and validations, 2 per multiply-add
@@ -91,12 +92,23 @@ def plan(config: RunConfig, *, explicit: Collection[str] = (), started: float | 
         with lock_run_dir(Path(folder), recipe_text(setup.config), resume=False) as run_dir:
             session = assemble(setup, run_dir, silent, Signals(), None, started=started, exit_seconds=0.0)
             start_seconds = time.monotonic() - started
+            teacher_seconds = _rehearse_teacher(setup)
             with one_thread_if_tiny(setup):
-                return _measure(session, meter, budget, start_seconds)
+                return _measure(session, meter, budget, (start_seconds, teacher_seconds))
 
 
-def _measure(session: Session, meter: MemoryMeter, budget: float | None, start_seconds: float) -> Plan:
-    setup, loading = session.setup, session.setup.data_module
+def _rehearse_teacher(setup: Setup) -> float:
+    """Estimate the seconds of a teacher that answers once; its answers in the trial steps are zeros."""
+    if setup.distiller is None or setup.distiller.in_loop:
+        return 0.0
+    from vitreous.train.distil.phase import rehearse
+
+    return rehearse(setup, setup.distiller)
+
+
+def _measure(session: Session, meter: MemoryMeter, budget: float | None, before: tuple[float, float]) -> Plan:
+    """Measure a run; `before` are the seconds of start-up and of a teacher's answers."""
+    setup, loading, starting = session.setup, session.setup.data_module, sum(before)
     trials = Trials(session, meter)
     micro_batch = trials.choose_micro_batch()
     timed = trials.time_phases()
@@ -116,8 +128,8 @@ def _measure(session: Session, meter: MemoryMeter, budget: float | None, start_s
     ending = reporting + scoring_seconds(validation, test_share, setup.precision)
     epochs = config.epochs if config.steps is None else config.steps / per_epoch
     if budget is not None:
-        epochs = max(0.0, (budget - start_seconds - ending) / epoch_seconds)
-    total = budget if budget is not None else start_seconds + epochs * epoch_seconds + ending
+        epochs = max(0.0, (budget - starting - ending) / epoch_seconds)
+    total = budget if budget is not None else starting + epochs * epoch_seconds + ending
     images = epochs * per_epoch * min(config.batch_size, len(setup.data.splits["train"]))
     validated = epochs * len(setup.data.splits["val"])
     return Plan(
@@ -133,10 +145,13 @@ def _measure(session: Session, meter: MemoryMeter, budget: float | None, start_s
         step_spread=(lower, upper),
         steps_timed=sum(map(len, timed)),
         epoch_seconds=epoch_seconds,
-        start_seconds=start_seconds,
+        start_seconds=before[0],
+        teacher_seconds=before[1],
         epochs=epochs,
         total_seconds=total,
-        total_flops=images * _weighted_mean(weights, _step_flops(setup)) + validated * setup.cost.flops,
+        total_flops=images * _weighted_mean(weights, _step_flops(setup))
+        + validated * setup.cost.flops
+        + _teacher_flops(setup, images),
         largest_batch=largest,
         checked=checked,
         advice=tuple(_advice(setup)),
@@ -187,6 +202,15 @@ def _step_flops(setup: Setup) -> list[float]:
         model.train(training)
         model.zero_grad(set_to_none=True)
     return counts
+
+
+def _teacher_flops(setup: Setup, images: float) -> float:
+    """Return the operations of a teacher in a run that trains on so many images."""
+    distiller = setup.distiller
+    if distiller is None:
+        return 0.0
+    seen = images if distiller.views is None else distiller.views.count * len(setup.data.splits["train"])
+    return seen * distiller.teacher.flops
 
 
 def _count_flops(setup: Setup, progress: float) -> float:

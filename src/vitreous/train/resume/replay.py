@@ -70,6 +70,7 @@ def write_replay(path: Path, setup: Setup, error: NonFiniteStepError) -> None:
             "precision": setup.precision,
             "progress": error.progress,
             "behind": error.behind,
+            "teacher": config.distil.teacher,
             "weights": error.weights,
             "batches": error.batches,
         },
@@ -91,6 +92,8 @@ def replay(path: Path) -> Finding:
                 f"the weights are from {stored['behind']} updates before the step: on a GPU the run checks several "
                 "steps at once, and later updates have overwritten the step's own weights"
             )
+        if teacher := stored.get("teacher"):
+            notes.append(f"the step is repeated without the teacher '{teacher}', on the labels alone")
         found = _repeat(*_restore(stored), stored)
         if found is None and stored["precision"] != "float32":
             found = _repeat(*_restore(stored), stored, torch.bfloat16)

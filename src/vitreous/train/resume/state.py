@@ -64,6 +64,7 @@ class RunState:
     clock: dict[str, float]  # the time used so far, in a run with a budget
     seconds: dict[str, float]  # wall-clock time by phase
     probed: dict[str, Any] | None  # the linear probe of the frozen features, if fine-tuning began with one
+    distil: dict[str, Any] | None  # the projection of a distillation, and the digest of the teacher's answers
     threads: int  # number of CPU threads, on which the rounding of sums depends
     extended: list[int]  # numbers of epochs after which the run had finished before it was extended
 
@@ -75,6 +76,8 @@ class RunState:
     def from_dict(cls, content: Any) -> RunState:
         """Build a state from the content of a file. Files may be untrusted, so values that no run writes are errors."""
         names = {field.name for field in fields(cls)}
+        if isinstance(content, dict) and "distil" not in content:  # written before runs could have a teacher
+            content = {**content, "distil": None}
         if not isinstance(content, dict) or content.keys() != names:
             wrong = sorted(names.symmetric_difference(content if isinstance(content, dict) else ()))
             raise CheckpointError(f"it is from another version of vitreous (fields that differ: {', '.join(wrong)})")
@@ -139,6 +142,7 @@ def identity(setup: Setup) -> dict[str, str]:
         "order": setup.data.order,
         "device": setup.device.type,
         "precision": setup.precision,
+        **({} if setup.distiller is None else {"teacher": setup.distiller.teacher.digest}),
     }
 
 
@@ -148,6 +152,8 @@ def check_identity(stored: Mapping[str, str], current: Mapping[str, str], source
     for name in ("device", "precision"):
         if stored.get(name) != current[name]:
             wrong.append(f"{name} was {stored.get(name, 'not recorded')}, now {current[name]}")
+    if stored.get("teacher") != current.get("teacher"):
+        wrong.append("the teacher's weights have changed")
     if stored.get("fingerprint") != current["fingerprint"]:
         wrong.append("the images or their labels have changed")
     elif stored.get("order") != current["order"]:  # states of earlier versions lack the order
@@ -265,6 +271,8 @@ def restore_module(module: VitModule, state: RunState) -> None:
     module.model.load_state_dict(state.model)
     if module.average is not None and state.average is not None:
         module.average.load_state_dict(state.average)
+    if module.distiller is not None and state.distil is not None:
+        module.distiller.restore(state.distil)
     if state.step:
         module.continue_epoch(state.step, state.loss_sum, state.images_seen)
 

@@ -24,7 +24,7 @@ from vitreous.train.callbacks import is_better
 from vitreous.train.finetune.stages.outcome import Candidate, Outcome
 from vitreous.train.finetune.stages.staging import Staging, variant, whole_state
 from vitreous.train.finetune.trainable import freeze_modules, merge_adapters
-from vitreous.train.phases import fit, score, select_weights
+from vitreous.train.phases import ask_teacher, fit, score, select_weights
 from vitreous.train.progress import Budget, Clock, Steps
 from vitreous.train.results import RunWriter, SelectedWeights
 from vitreous.train.resume.saving import Saver, load_newest
@@ -112,6 +112,8 @@ def _open(staging: Staging, mode: str, start: Candidate) -> Session:
         check_identity(state.identity, settings, f"'{path}'")
         check_position(state, setup)
         view.line("resume", f"{path}: continues from {state.where}")
+    if setup.distiller is not None:
+        setup.distiller.restart(setup.config)
     config, best = setup.config, staging.best
     writer = _Guarded(setup, staging.run_dir.path, best.candidate if best and best.candidate else start, config.select)
     clock: Clock = Steps(config.steps or config.epochs * setup.data_module.steps_per_epoch)
@@ -131,6 +133,7 @@ def _open(staging: Staging, mode: str, start: Candidate) -> Session:
         with report_mismatch():
             clock.restore(state.clock)
         session.saver.saved = state.where
+    ask_teacher(session, state)
     return session
 
 
