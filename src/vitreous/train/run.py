@@ -110,8 +110,8 @@ def _run_phases(
             stack.enter_context(torch_threads(threads))
             announce(setup, view)
             session = assemble(setup, run_dir, view, signals, state, started=started, exit_seconds=exit_seconds)
-            ask_teacher(session, state)
             _probe(session)
+            ask_teacher(session, state)
             if state is None and isinstance(session.clock, Budget):
                 check_budget(session.clock)
 
