@@ -20,9 +20,9 @@ from vitreous.train.config import OptimConfig, RunConfig, TuneConfig
 
 
 def start() -> RunConfig:
-    """The augmentation of `folder`, and a rate that falls from layer to layer.
+    """Heads on frozen features first, then all weights from the best head with the augmentation of `folder`.
 
-    The frozen features are not scored first: that would take a tenth of a short run.
+    What no stage improves on is the result (:mod:`vitreous.train.finetune.stages`).
     """
     model = backbone().model.with_options(
         {"image_size": 96, "block": BlockConfig(drop_path=0.1), "head": LinearHead(zero=True)}
@@ -32,7 +32,7 @@ def start() -> RunConfig:
         model=model,
         augment=AugmentConfig(flip=0.5, resized_crop=0.25, color_jitter=0.3, cutmix=1.0, mix_chance=0.5, off_last=0.1),
         optim=OptimConfig(name="muon", lr=1e-3, muon_lr=0.01, muon_stem=True, layer_decay=0.8),
-        tune=TuneConfig(source="shipped", probe=False),
+        tune=TuneConfig(source="shipped", mode="auto"),
         batch_size=64,
         epochs=30,
         label_smoothing=0.1,
