@@ -34,9 +34,7 @@ CONFIG = ViTConfig(image_size=16, patch_size=4, num_classes=4, width=16, depth=2
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(
-        "vitreous.engines.choose.installed", lambda name: False
-    )  # converting pays off on a busy machine
+    monkeypatch.setattr("vitreous.engines.choose.installed", lambda name: False)  # a busy machine would convert
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +75,9 @@ def test_features_are_those_of_embed_and_a_second_run_computes_none(folder, sour
     if with_tokens:
         assert first.tokens.shape == (len(split), setup.config.model.prefix_tokens + 16, 16)
         assert first.tokens.dtype == torch.float16
+        exact = Extractor(setup, True, print).extract(split, tokens="exact").tokens
+        assert exact.dtype == torch.float32
+        assert torch.equal(exact.half(), first.tokens)
     extractor = Extractor(setup, with_tokens, print)
     again = extractor.extract(split)
     assert (again.computed, extractor.engine) == (0, "the cache")

@@ -124,7 +124,7 @@ def fit_attentive(
         probe: Initialised, on its device.
         tokens: Of the training images, (n, P + T, D) float16 on the CPU.
         labels: Classes of the images, (n,).
-        val_tokens: Of the validation images, (n, P + T, D).
+        val_tokens: Of the validation images, (n, P + T, D), in float32 to be scored as the model will be.
         seed: Of the order of the images.
         smoothing: Label smoothing.
         better: Whether validation logits (n, K) beat others.

@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ __all__ = ["Extractor", "Features"]
 _BATCH = 32  # images of a forward pass, as in `vitreous embed`
 _SHARD, _SHARD_SECONDS = 2048, 15.0  # images, and time, after which features are stored
 
+Kept = Literal["half", "exact", "none"]
 Progress = Callable[[int, int], None]
 Batch = tuple[list[int], dict[str, Tensor]]
 """Positions of images, and their features by kind."""
@@ -48,7 +49,7 @@ class Features:
     """Features of a view of a split: of all its images, or of those that the time allowed."""
 
     pooled: Tensor  # (n, F) float32, what the head reads
-    tokens: Tensor | None  # (n, T, D) float16, all tokens after the final norm; None if they were not wanted
+    tokens: Tensor | None  # (n, T, D), all tokens after the final norm, float16 or float32; None if not wanted
     labels: npt.NDArray[np.int64]  # (n,)
     positions: list[int]  # of the images in the split
     computed: int  # forward passes of this process; the others were in the cache
@@ -100,7 +101,7 @@ class Extractor:
         deadline: float | None = None,
         progress: Progress = lambda done, total: None,
         *,
-        with_tokens: bool = True,
+        tokens: Kept = "half",
     ) -> Features:
         """Compute the features of a split.
 
@@ -109,17 +110,18 @@ class Extractor:
             view: The view of :class:`Views`.
             deadline: ``time.monotonic()`` after which further images are left out; they come in random order then.
             progress: Called with the numbers of images done and in total.
-            with_tokens: Whether tokens are wanted, if this extractor keeps them.
+            tokens: The tokens to keep, if this extractor keeps any: `half` in float16, to fit a head to them, `exact`
+                in float32, to score it as the model that it becomes, or `none`.
         """
         started, n, self._opening = time.monotonic(), len(split), 0.0
-        kinds = ("pooled", "tokens") if self.with_tokens and with_tokens else ("pooled",)
+        kinds = ("pooled", tokens) if self.with_tokens and tokens != "none" else ("pooled",)
         rows, computed = self._stored_and_new(split, view, kinds, deadline, lambda done: progress(done, n))
         kept, seconds = sorted(rows), time.monotonic() - started
         if computed:
             self.images_per_second = computed / max(seconds - self._opening, 1e-9)
         stacked = {kind: torch.stack([rows[index][kind] for index in kept]) for kind in kinds if kept}
         pooled = stacked.get("pooled", torch.empty(0, self.setup.config.model.features))
-        return Features(pooled, stacked.get("tokens"), split.labels[kept], kept, computed, seconds)
+        return Features(pooled, stacked.get(tokens), split.labels[kept], kept, computed, seconds)
 
     def _stored_and_new(
         self, split: Split, view: int, kinds: Sequence[str], deadline: float | None, progress: Callable[[int], None]
@@ -172,8 +174,8 @@ class Extractor:
         if self.with_tokens:
             model = self._pooling
             pooled = model.pre_logits(model.fc_norm(model.pool(values.to(self.setup.device))))
-            found = {"pooled": pooled, "tokens": values.clamp(-65504, 65504).half()}
-        found = {kind: found[kind].cpu() for kind in kinds}
+            found = {"pooled": pooled, "half": values.half(), "exact": values}
+        found = {kind: found[kind].cpu().clone() for kind in kinds}
         if not bool(torch.isfinite(found["pooled"]).all()):
             raise CheckpointError("the features of the model are not finite: its weights are damaged")
         return found

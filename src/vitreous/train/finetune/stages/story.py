@@ -62,7 +62,7 @@ def _fit_heads(staging: Staging) -> None:
     setup, view = staging.setup, staging.view
     staging.run_dir.lock.record(phase="computing features")
     splits = setup.data.splits
-    no_tokens = tokens_too_large(setup.config.model, len(splits["train"]) + len(splits["val"]), memory_left())
+    no_tokens = tokens_too_large(setup.config.model, len(splits["train"]) + 2 * len(splits["val"]), memory_left())
     extractor = Extractor(setup, no_tokens is None, lambda line: view.line("engine", line))
     val = _features(staging, extractor, "val")
     train = _features(staging, extractor, "train")
@@ -84,7 +84,7 @@ def _features(staging: Staging, extractor: Extractor, name: str) -> Features:
     split, left, began = staging.setup.data.splits[name], staging.left, time.monotonic()
     deadline = began + (1 - _HEADS_SHARE) * left if left is not None else None
     with staging.view.counting(f"{name} features"[:9]) as count:
-        features = extractor.extract(split, 0, deadline, count)
+        features = extractor.extract(split, 0, deadline, count, tokens="exact" if name == "val" else "half")
     _add_seconds(staging, "features", features.seconds)
     done = len(features.labels)
     if (name == "val" and done < len(split)) or not done:
@@ -121,7 +121,7 @@ def _fit_more_views(staging: Staging, extractor: Extractor, heads: Heads, linear
     deadline = time.monotonic() + _VIEWS_SHARE * left if left is not None else None
     for view in range(1, 1 + count):
         with staging.view.counting("views") as progress:
-            features = extractor.extract(split, view, deadline, progress, with_tokens=False)
+            features = extractor.extract(split, view, deadline, progress, tokens="none")
         _add_seconds(staging, "features", features.seconds)
         if len(features.labels) < len(split):
             break
