@@ -2,10 +2,10 @@
 
     python benchmarks/accuracy/distil.py --data-dir ~/data --work runs/distil
 
-For each seed: trains an S-size teacher for --teacher-budget, distils it for --student-budget into the 128-wide model
-of the recipe cifar10-cpu, and trains the same model by the recipe alone for the sum of both budgets. A further plain
-run of --student-budget says what the teacher is worth to those who have one already. Prints a Markdown table of top-1
-on the test images, and writes every number to --json. Finished runs in --work are read, not repeated.
+For each seed: trains an S-size teacher for --teacher-budget, distils it for --student-budget into the 128-wide model of
+the recipe cifar10-cpu, and trains the same model by the recipe alone for the sum of both budgets. Another plain run, of
+--student-budget, says what the teacher is worth to those who have one. Prints a Markdown table of top-1 on the
+test images, and writes every number to --json. Finished runs in --work are read, not repeated.
 """
 
 from __future__ import annotations

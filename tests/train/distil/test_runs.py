@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 
+from vitreous.accelerate.cost import cost
 from vitreous.accelerate.model import build
 from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
 from vitreous.cli.main import main
@@ -158,11 +159,14 @@ def test_another_teacher_at_the_same_path_is_refused_on_resume(runs, tmp_path, t
 
 
 def test_a_plan_counts_the_teacher(runs, tmp_path, teacher, monkeypatch):
-    monkeypatch.setattr("vitreous.train.planning.trials._SECONDS", 0.1)
+    for name, value in (("_SECONDS", 0.1), ("_MIN_STEPS", 2), ("_MAX_STEPS", 2), ("_LARGER_SIZES", 0)):
+        monkeypatch.setattr(f"vitreous.train.planning.trials.{name}", value)
+    monkeypatch.setattr("vitreous.train.planning.plan.report_seconds", lambda *given: 1.0)
     once = plan(asked(runs, tmp_path, teacher))
-    alone = dataclasses.replace(asked(runs, tmp_path, teacher), distil=DistilConfig())
+    flops = cost(load_model(teacher)[0].config).flops
     assert once.teacher_seconds > 0
-    assert once.total_flops > plan(alone).total_flops
+    assert once.total_flops > 1284 * flops
+    assert once.total_seconds > once.start_seconds + once.teacher_seconds
     assert not (tmp_path / "cache" / "vitreous" / FOLDER).exists()
 
 

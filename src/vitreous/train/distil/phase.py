@@ -40,7 +40,7 @@ def answer_once(
     missing = [view for view, answers in enumerate(found) if answers is None]
     text = "from the cache"
     if missing:
-        compute, text = _fastest(setup, distiller, total * len(missing), notify)
+        compute, text = _fastest(setup, distiller, total * len(missing))
         started = time.monotonic()
 
         def checked(done: int) -> None:
@@ -79,7 +79,7 @@ def rehearse(setup: Setup, distiller: Distiller) -> float:
     """Estimate the seconds that :func:`answer_once` takes, and give the distiller answers of zeros for trial steps."""
     views, total = distiller.views, len(setup.data.splits["train"])
     assert views is not None
-    compute, _ = _fastest(setup, distiller, total * views.count, lambda line: None)
+    compute, _ = _fastest(setup, distiller, total * views.count)
     times, count = [], 0
     for batch, images in enumerate(views.images(setup.data_module, 0, setup.device)):
         started = time.monotonic()
@@ -99,14 +99,14 @@ def rehearse(setup: Setup, distiller: Distiller) -> float:
     return sum(times) / max(count, 1) * total * views.count
 
 
-def _fastest(setup: Setup, distiller: Distiller, images: int, notify: Callable[[str], None]) -> tuple[Compute, str]:
+def _fastest(setup: Setup, distiller: Distiller, images: int) -> tuple[Compute, str]:
     """Return the fastest engine for the teacher, and its name; patches are computed by torch, as engines lack them."""
     teacher = distiller.teacher
     if distiller.options.uses_features and distiller.options.features == "patches":
         compute: Any = teacher.in_loop(setup.device, "patches")
     else:
         model = teacher.model.to(setup.device)
-        choice = EngineChoice(model, teacher.pipeline, 1.0, precision="auto", tell=notify)
+        choice = EngineChoice(model, teacher.pipeline, 1.0, precision="auto")
         compute = choice.engine(images, setup.config.batch_size)
     return compute, f"with {compute.name} in {compute.precision}"
 
