@@ -54,7 +54,18 @@ from vitreous.train.resume.state import RunState, check_identity, identity, with
 from vitreous.train.setup import Setup, describe_model, one_thread_if_tiny, prepare
 from vitreous.train.trainer import silence_lightning
 
-__all__ = ["RunResult", "run", "show_batch"]
+__all__ = [
+    "RunResult",
+    "announce",
+    "check_budget",
+    "open_run_dir",
+    "probe",
+    "run",
+    "select_weights",
+    "show_batch",
+    "test_once",
+    "write_results",
+]
 
 Write = Callable[[Path], AbstractContextManager[Path]]
 _EXIT_OVER_IMPORT = 0.35  # on exit, unloading the libraries takes this share of the time it took to import them
@@ -91,6 +102,11 @@ def run(
             "a choice among pretrained models may differ from that of the run to resume: name it with --from, or give "
             "--config RUN/recipe.yaml --out RUN --resume, which has the model that the run chose"
         )
+    if config.devices * config.nodes > 1:
+        raise UsageError(
+            f"devices {config.devices} on nodes {config.nodes} are {config.devices * config.nodes} processes, which "
+            "only the command starts: use `vitreous train` or `vitreous finetune`, or one device"
+        )
     with silence_lightning():
         setup = prepare(config, explicit, view)
         recipe = recipe_text(setup.config)
@@ -112,40 +128,51 @@ def _run_phases(
     session = None
     with contextlib.ExitStack() as stack:
         try:
-            state, threads = _open_run_dir(setup, run_dir, view)
+            state, threads = open_run_dir(setup, run_dir, view)
             stack.enter_context(torch_threads(threads))
-            _announce(setup, view)
+            announce(setup, view)
             session = assemble(setup, run_dir, view, signals, state, started=started, exit_seconds=exit_seconds)
-            _probe(session)
+            probe(session)
             if state is None and isinstance(session.clock, Budget):
-                _check_budget(session.clock)
+                check_budget(session.clock)
 
             _fit(session)
             run_dir.lock.record(phase="selecting")
-            selected, training_scores = _select_weights(session)
+            selected, training_scores = select_weights(session)
             temperature = choose_temperature(selected.logits, selected.labels)
             run_dir.lock.record(phase="testing")
-            tested = _test_once(session)
-
-            run_dir.lock.record(phase="writing the report")
-            session.writer.save_model(selected, temperature, tested)
-            verdict = compare_with_probe(setup, session.probe, selected, session.metrics.history)
-            example = session.writer.example_image()
-            report = session.writer.write_report(  # last, because a run directory with a report is finished
-                selected,
-                temperature,
-                tested,
-                history=session.metrics.history,
-                seconds=session.seconds,
-                training_scores=training_scores,
-                finetune=finetune_report(setup, session.probe, verdict),
-            )
-            return announce_result(session, selected, training_scores, tested, verdict, report=report, example=example)
+            tested = test_once(session)
+            return write_results(session, selected, temperature, tested, training_scores)
         except Stopped as stopped:
             return end_interrupted(setup, run_dir, view, session, stopped)
 
 
-def _open_run_dir(setup: Setup, run_dir: RunDir, view: Display) -> tuple[RunState | None, int]:
+def write_results(
+    session: Session,
+    selected: SelectedWeights,
+    temperature: float,
+    tested: SplitScores | None,
+    training_scores: Scores,
+) -> RunResult:
+    """Write the model and the report, and print the result. Scores as in :func:`announce_result`."""
+    setup = session.setup
+    session.run_dir.lock.record(phase="writing the report")
+    session.writer.save_model(selected, temperature, tested)
+    verdict = compare_with_probe(setup, session.probe, selected, session.metrics.history)
+    example = session.writer.example_image()
+    report = session.writer.write_report(  # last, because a run directory with a report is finished
+        selected,
+        temperature,
+        tested,
+        history=session.metrics.history,
+        seconds=session.seconds,
+        training_scores=training_scores,
+        finetune=finetune_report(setup, session.probe, verdict),
+    )
+    return announce_result(session, selected, training_scores, tested, verdict, report=report, example=example)
+
+
+def open_run_dir(setup: Setup, run_dir: RunDir, view: Display) -> tuple[RunState | None, int]:
     """Load the checkpoint to resume from, write recipe.yaml, and print what was found.
 
     Return the state to resume from, or None in a new run, and the number of CPU threads.
@@ -189,7 +216,8 @@ def _open_run_dir(setup: Setup, run_dir: RunDir, view: Display) -> tuple[RunStat
     return state, threads
 
 
-def _announce(setup: Setup, view: Display) -> None:
+def announce(setup: Setup, view: Display) -> None:
+    """Print what the run will train, and on what."""
     for note in setup.data.notes:
         label, _, text = note.rpartition("split: ")
         view.line("split" if not label and text != note else "note", text)
@@ -205,7 +233,7 @@ def _announce(setup: Setup, view: Display) -> None:
         view.line("tune", f"{setup.config.tune.mode}: {trainable} trainable parameters, the model has {total}")
 
 
-def _probe(session: Session) -> None:
+def probe(session: Session) -> None:
     """In fine-tuning, score the frozen features before training. A resumed run already has the scores."""
     setup = session.setup
     if setup.pretrained is None or not setup.config.tune.probe or session.trained:
@@ -217,7 +245,7 @@ def _probe(session: Session) -> None:
     session.view.line("probe", session.probe.describe())
 
 
-def _check_budget(clock: Budget) -> None:
+def check_budget(clock: Budget) -> None:
     """Raise an error if no time is left to train, because the model would learn nothing."""
     if clock.over(0):
         used = time.monotonic() - clock.started
@@ -252,7 +280,7 @@ def _fit(session: Session) -> None:
             free_memory()
 
 
-def _select_weights(session: Session) -> tuple[SelectedWeights, Scores]:
+def select_weights(session: Session) -> tuple[SelectedWeights, Scores]:
     """Load the weights of the best epoch, and score them in float32, the precision in which they are saved.
 
     Return the weights with these scores, and the scores that they had during training.
@@ -275,7 +303,7 @@ def _score(session: Session, loader: Iterable[Any]) -> SplitScores:
     return SplitScores(evaluate(module.logits, module.labels), module.logits, module.labels)
 
 
-def _test_once(session: Session) -> SplitScores | None:
+def test_once(session: Session) -> SplitScores | None:
     """Score the selected weights on the test split if there is one. No choice depends on the result."""
     if "test" not in session.setup.data.splits:
         return None

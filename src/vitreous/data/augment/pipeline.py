@@ -10,7 +10,7 @@ Shapes: B images, C channels, H x W pixels, K classes.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -67,6 +67,7 @@ class BatchAugment:
         progress: float = 0.0,
         offset: int = 0,
         boxes: Tensor | None = None,
+        positions: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Augment one batch, or one part of an accumulated step.
 
@@ -79,6 +80,7 @@ class BatchAugment:
             offset: Position of the first image within its step.
             boxes: float32 (B, 4) top, left, height, width of the random resized crops that are still to be cut, as
                 fractions of height and width.
+            positions: Positions of the images within their step, where they do not follow `offset` in order.
 
         Returns:
             Normalised images float32 (B, C, H, W), smaller as long as `small_first` applies, and targets float32
@@ -91,7 +93,7 @@ class BatchAugment:
         # Some steps move pixels by matrix products, which autocast would round to the 8 bits of bfloat16.
         with torch.autocast(images.device.type, enabled=False):
             is_strong = progress < 1 - self.config.off_last or self.config.off_last == 0
-            draw = _Draws((self.seed, epoch, step), offset, len(images), images.device)
+            draw = _Draws((self.seed, epoch, step), positions or offset, len(images), images.device)
             images = self._crop_and_flip(images, boxes, draw)  # (B, C, H, W)
             if is_strong:
                 images = self._apply_policy(images, draw)
@@ -105,7 +107,7 @@ class BatchAugment:
 
     def augment_batch(self, batch: Mapping[str, Any], progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Augment a training batch in the form that the loader yields (:mod:`vitreous.data.batches.dataset`)."""
-        keys = {key: batch[key] for key in ("epoch", "step", "offset", "boxes") if key in batch}
+        keys = {key: batch[key] for key in ("epoch", "step", "offset", "boxes", "positions") if key in batch}
         return self(batch["images"], batch["labels"], progress=progress, **keys)
 
     def _crop_and_flip(self, images: Tensor, boxes: Tensor | None, draw: _Draws) -> Tensor:
@@ -174,12 +176,18 @@ class BatchAugment:
 class _Draws:
     """The random numbers of one batch. Each use has its own named stream."""
 
-    def __init__(self, position: tuple[int, int, int], offset: int, count: int, device: torch.device) -> None:
+    def __init__(
+        self, position: tuple[int, int, int], images: int | Sequence[int], count: int, device: torch.device
+    ) -> None:
         self._position = position  # seed, epoch, step
-        self._offset, self._count, self._device = offset, count, device
+        self._images = images  # within the step: the first of consecutive ones, or all
+        self._count, self._device = count, device
 
     def per_image(self, stream: str, columns: int) -> Floats:
-        return uniforms(*self._position, stream=stream, columns=columns, count=self._count, offset=self._offset)
+        if isinstance(self._images, int):
+            return uniforms(*self._position, stream=stream, columns=columns, count=self._count, offset=self._images)
+        rows = uniforms(*self._position, stream=stream, columns=columns, count=max(self._images) + 1)
+        return rows[list(self._images)]
 
     def per_step(self, stream: str) -> np.random.Generator:
         """Return a generator for what all images of a step share."""
