@@ -25,6 +25,7 @@ from vitreous.recipes import RECIPES, recipe, recipe_for
 
 if TYPE_CHECKING:
     from vitreous.train.config import RunConfig
+    from vitreous.train.scale.place import Place
 
 __all__ = [
     "Configure",
@@ -106,7 +107,7 @@ def run(argv: Sequence[str]) -> int:
     if topic is not None:
         return print_help(topic, _HELP, lambda: parser_with_defaults(_HELP, words))
     refuse_missing_data(argv)
-    return run_training(argv, configure)
+    return run_training("train", argv, configure)
 
 
 def refuse_missing_data(argv: Sequence[str]) -> None:
@@ -124,10 +125,11 @@ def refuse_missing_data(argv: Sequence[str]) -> None:
         find_source(argv[0])
 
 
-def run_training(argv: Sequence[str], configure: Configure) -> int:
+def run_training(verb: str, argv: Sequence[str], configure: Configure) -> int:
     """Train, draw a batch, or print the configuration.
 
     Args:
+        verb: The verb.
         argv: The arguments after the verb.
         configure: Resolves them, as :func:`configure` does.
     """
@@ -162,6 +164,11 @@ def run_training(argv: Sequence[str], configure: Configure) -> int:
 
         show_batch(config, Path(batch_image), explicit=explicit, write=files.atomic_write)
         return 0
+    if config.devices * config.nodes > 1 or "LOCAL_RANK" in os.environ:
+        from vitreous.train.scale.place import find_place, is_rank
+
+        if config.devices * config.nodes > 1 or is_rank():
+            return _run_in_processes([verb, *argv], config, explicit, find_place(config.devices, config.nodes))
     from rich.console import Console
 
     from vitreous.train.console import Display
@@ -172,6 +179,18 @@ def run_training(argv: Sequence[str], configure: Configure) -> int:
     result = train(config, explicit=explicit, started=process_start(), view=view, resume="--resume" in flags)
     if document:
         write_document(files, document, result.to_dict())
+    return result.exit_code
+
+
+def _run_in_processes(words: Sequence[str], config: RunConfig, explicit: Collection[str], place: Place) -> int:
+    """Start the processes of this machine, or do the part of one of them."""
+    if place.local_rank is None:
+        from vitreous.train.scale.launch import launch
+
+        return launch(words, place)
+    from vitreous.train.scale.run import run_rank
+
+    result = run_rank(config, place, explicit=explicit, started=process_start(), resume="--resume" in words)
     return result.exit_code
 
 

@@ -60,7 +60,6 @@ class TrainSampler(Sampler[BatchPlan]):
         accumulate: Batches per optimiser step; the order does not depend on it.
         seed: Seed of the order.
         balance: Class of each image, (num_images,), to show all classes equally often; None: each image once per epoch.
-        share: The part of each batch that this process gets; None: all of it.
     """
 
     def __init__(
@@ -70,11 +69,11 @@ class TrainSampler(Sampler[BatchPlan]):
         accumulate: int = 1,
         seed: int = 0,
         balance: npt.NDArray[np.int64] | None = None,
-        share: Share | None = None,
     ) -> None:
         self.num_images, self.batch_size = num_images, min(batch_size, num_images)
         self.accumulate = min(accumulate, self.batch_size)
-        self.seed, self.balance, self.share = seed, balance, share
+        self.seed, self.balance = seed, balance
+        self.share: Share | None = None  # the part of each batch that this process gets; None is all of it
         self.epoch = self.start = 0
 
     def __iter__(self) -> Iterator[BatchPlan]:
@@ -166,4 +165,5 @@ class OrderedSampler(Sampler[BatchPlan]):
             yield BatchPlan(0, step, 0, np.arange(first, min(first + self.batch_size, self.num_images)))
 
     def __len__(self) -> int:
-        return -(-self.num_images // (self.batch_size * self.share.world))
+        per_turn = self.batch_size * self.share.world
+        return (self.num_images + per_turn - 1) // per_turn
