@@ -14,7 +14,6 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -48,7 +47,7 @@ from vitreous.train.run import (
 from vitreous.train.scale.callbacks import NoLock, SharedSignals, make_kit
 from vitreous.train.scale.heartbeat import FOLDER
 from vitreous.train.scale.place import Place
-from vitreous.train.scale.team import LostPeerError, Team, is_lost_connection
+from vitreous.train.scale.team import Team, is_lost_connection
 from vitreous.train.scale.watch import Watch
 from vitreous.train.setup import Setup, one_thread_if_tiny, prepare
 from vitreous.train.trainer import silence_lightning
@@ -80,15 +79,13 @@ def run_rank(
             setup = _prepare(config, device, explicit, team, view)
             stack.enter_context(signals.handled())
             opened = team.lead(lambda: _open(setup, view, resume, stack))
-            finished = team.from_leader(isinstance(opened, RunResult))
-            if finished:
+            if team.from_leader(isinstance(opened, RunResult)):
                 return opened if isinstance(opened, RunResult) else team.leave(0)
-            run_dir, state, threads = team.from_leader(
-                None if opened is None else (replace(opened[0], lock=None), *opened[1:])  # type: ignore
-            )
-            run_dir = opened[0] if opened is not None else replace(run_dir, lock=NoLock())
+            run_dir, state, threads = _shared(opened, team)
             stack.enter_context(torch_threads(threads))
-            return _run_phases(setup, run_dir, view, signals, state, team, started=started, exit_seconds=exit_seconds)
+            return _run_phases(
+                setup, run_dir, view, signals, state, team=team, started=started, exit_seconds=exit_seconds
+            )
     except Stopped as stopped:
         if not team.leads:
             team.leave(stopped.exit_code)
@@ -142,6 +139,17 @@ def _prepare(config: RunConfig, device: torch.device, explicit: Collection[str],
     return replace(setup, device=device)
 
 
+def _shared(
+    opened: tuple[RunDir, RunState | None, int] | RunResult | None, team: Team
+) -> tuple[RunDir, RunState | None, int]:
+    """Give all processes what the first one has opened; only that one keeps the lock."""
+    own = opened if isinstance(opened, tuple) else None
+    facts = team.from_leader(None if own is None else (own[0].path, own[0].has_run, *own[1:]))
+    assert facts is not None  # the first process has opened it
+    path, has_run, state, threads = facts
+    return own or (RunDir(path, NoLock(), has_run), state, threads)
+
+
 def _open(
     setup: Setup, view: Display, resume: bool, stack: contextlib.ExitStack
 ) -> tuple[RunDir, RunState | None, int] | RunResult:
@@ -164,8 +172,8 @@ def _run_phases(
     view: Display,
     signals: SharedSignals,
     state: RunState | None,
-    team: Team,
     *,
+    team: Team,
     started: float,
     exit_seconds: float,
 ) -> RunResult:

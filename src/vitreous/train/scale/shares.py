@@ -39,7 +39,7 @@ class SharedVitModule(VitModule):
         """Let DistributedDataParallel add gradients instead of averaging them."""
         super().on_train_start()
         # A function without annotations, because torch takes those of a postponed evaluation for wrong ones.
-        cast(Any, self.trainer.model).register_comm_hook(self.team, lambda team, bucket: _add_of_all(team, bucket))
+        cast(Any, self.trainer.model).register_comm_hook(self.team, lambda team, bucket: _add_of_all(team, bucket))  # noqa: PLW0108
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor | None:
         """Run this process's share of a micro-batch, and return the loss of all of it."""
@@ -141,9 +141,9 @@ class WholeDraws(TorchDispatchMode):
         if func.overloadpacket is aten.rand:
             return func(whole, *args[1:], **kwargs).index_select(dim, self.rows)
         if func.overloadpacket is aten.bernoulli_:
-            drawn = func(args[0].new_empty(whole), *args[1:], **kwargs)
+            drawn = func(_laid_out(args[0], whole), *args[1:], **kwargs)
             return args[0].copy_(drawn.index_select(dim, self.rows))
-        scaled, mask = func(args[0].new_ones(whole), *args[1:], **kwargs)
+        scaled, mask = func(_laid_out(args[0], whole).fill_(1), *args[1:], **kwargs)
         return args[0] * scaled.index_select(dim, self.rows), mask.index_select(dim, self.rows)
 
     def _images(self, shape: tuple[int, ...]) -> int | None:
@@ -151,6 +151,13 @@ class WholeDraws(TorchDispatchMode):
         if len(shape) == 4 and shape[0] == 2 and shape[1:] == (len(self.rows), 1, 1):
             return 1
         return 0 if len(shape) > 1 and shape[0] == len(self.rows) else None
+
+
+def _laid_out(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return an empty tensor with the order of dimensions in memory of another: numbers are drawn in that order."""
+    order = sorted(range(like.ndim), key=lambda dim: (like.stride(dim), like.shape[dim]), reverse=True)
+    inverse = [order.index(dim) for dim in range(like.ndim)]
+    return like.new_empty([shape[dim] for dim in order]).permute(inverse)
 
 
 class _Total(torch.autograd.Function):

@@ -84,6 +84,11 @@ def judge(seen: dict[int, Seen], now: float) -> Verdict | None:
     if silent := [rank for rank, each in present.items() if now - each.beat_at > _SILENT]:
         longest = max(now - present[rank].beat_at for rank in silent)
         return Verdict(silent, f"{_names(present, silent)} is stuck: no sign of life for {longest:.0f} s", stuck=True)
+    return _judge_waiting(present, now)
+
+
+def _judge_waiting(present: dict[int, Seen], now: float) -> Verdict | None:
+    """Decide whether some processes have waited for too long for the others, all of which run."""
     waiting = {rank for rank, each in present.items() if each.facts.get("is_waiting") or each.facts.get("lost")}
     others = [rank for rank in present if rank not in waiting]
     if not waiting or any(present[rank].facts.get("work") for rank in others):
