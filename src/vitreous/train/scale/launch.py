@@ -15,12 +15,24 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 
-from vitreous.train.scale.place import Place
+from vitreous.train.scale.place import Place, find_place, is_rank
 
-__all__ = ["exit_code", "launch", "rank_environment"]
+__all__ = ["exit_code", "launch", "launch_or_join", "rank_environment"]
 
 _POLL = 0.05  # seconds
 _GRACE = 75.0  # seconds that the others have to notice that a process is gone, and to end the run in good order
+
+
+def launch_or_join(words: Sequence[str], devices: int, nodes: int) -> tuple[int | None, Place | None]:
+    """Start the processes of this machine, unless this is one of them, and wait for the end of the run.
+
+    Returns:
+        The exit code if this has happened; the place of this process if it is one of several.
+    """
+    if devices * nodes == 1 and not is_rank():
+        return None, None
+    place = find_place(devices, nodes)
+    return (launch(words, place), None) if place.local_rank is None else (None, place)
 
 
 def launch(words: Sequence[str], place: Place) -> int:

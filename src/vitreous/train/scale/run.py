@@ -56,11 +56,11 @@ __all__ = ["run_rank"]
 
 
 def run_rank(
-    config: RunConfig,
     place: Place,
+    config: RunConfig,
     *,
     explicit: Collection[str] = (),
-    started: float,
+    started: float | None = None,
     view: Display | None = None,
     resume: bool = False,
 ) -> RunResult:
@@ -69,6 +69,7 @@ def run_rank(
     Raises:
         SystemExit: In all processes but the first, at the end.
     """
+    started = time.monotonic() if started is None else started
     exit_seconds = 0.35 * (time.monotonic() - started)
     device = _device_of(config, place)
     team = Team(place, device.type == "cuda")
