@@ -55,9 +55,7 @@ def test_an_evaluation_hands_out_whole_batches_once(world: int) -> None:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_augmentation_is_that_of_the_whole_batch(world: int) -> None:
-    config = AugmentConfig(
-        mixup=0.3, cutmix=1.0, flip=0.5, pad_crop=2, erasing=0.5, color_jitter=0.2, policy="randaugment"
-    )
+    config = AugmentConfig(mixup=0.3, cutmix=1.0, flip=0.5, pad_crop=2, erasing=0.5, color_jitter=0.2, policy="rand")
     pipeline = EvalPipeline((16, 16), 3, PreprocessConfig(mean=(0.4,) * 3, std=(0.2,) * 3))
     augment = BatchAugment(config, pipeline, 10, seed=3)
     generator = torch.Generator().manual_seed(0)

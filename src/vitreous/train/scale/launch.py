@@ -20,6 +20,7 @@ from vitreous.train.scale.place import Place, find_place, is_rank
 __all__ = ["exit_code", "launch", "launch_or_join", "rank_environment"]
 
 _POLL = 0.05  # seconds
+_GOOD_ORDER = (None, 0, 130, 143)  # exit codes after which the first process may still have much to write
 _GRACE = 75.0  # seconds that the others have to notice that a process is gone, and to end the run in good order
 
 
@@ -84,7 +85,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """Wait for all processes; after a failure only for so long that the others notice it."""
     deadline = float("inf")
     while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        if deadline == float("inf") and any(process.poll() not in (None, 0) for process in processes):
+        if deadline == float("inf") and any(process.poll() not in _GOOD_ORDER for process in processes):
             deadline = time.monotonic() + _GRACE
         time.sleep(_POLL)
 

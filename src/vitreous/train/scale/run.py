@@ -79,7 +79,7 @@ def run_rank(
         with silence_lightning(), contextlib.ExitStack() as stack:
             setup = _prepare(config, device, explicit, team, view)
             stack.enter_context(signals.handled())
-            opened = team.lead(lambda: _open(setup, view, resume, stack))
+            opened = team.lead(lambda: _open(setup, view, place, resume, stack))
             if team.from_leader(isinstance(opened, RunResult)):
                 return opened if isinstance(opened, RunResult) else team.leave(0)
             run_dir, state, threads = _shared(opened, team)
@@ -152,7 +152,7 @@ def _shared(
 
 
 def _open(
-    setup: Setup, view: Display, resume: bool, stack: contextlib.ExitStack
+    setup: Setup, view: Display, place: Place, resume: bool, stack: contextlib.ExitStack
 ) -> tuple[RunDir, RunState | None, int] | RunResult:
     """Open and lock the run directory, as the first process does."""
     recipe = recipe_text(setup.config)
@@ -164,6 +164,8 @@ def _open(
     state, threads = open_run_dir(setup, run_dir, view)
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
     announce(setup, view)
+    machines = f" on {place.nodes} machines" if place.nodes > 1 else ""
+    view.line("devices", f"{place.world} processes{machines}, each with a share of every batch")
     return run_dir, state, threads
 
 
@@ -212,13 +214,15 @@ def _run_phases(
                 raise
         if not team.leads:
             team.leave(0)
-        shutil.rmtree(run_dir.path / FOLDER, ignore_errors=True)
-        return write_results(session, selected, temperature, tested, training_scores)
+        result = write_results(session, selected, temperature, tested, training_scores)
+        shutil.rmtree(run_dir.path / FOLDER, ignore_errors=True)  # the others have left it by now
+        return result
     except Stopped as stopped:
         if not team.leads:
             team.leave(stopped.exit_code)
+        result = end_interrupted(setup, run_dir, view, session, stopped)
         shutil.rmtree(run_dir.path / FOLDER, ignore_errors=True)
-        return end_interrupted(setup, run_dir, view, session, stopped)
+        return result
 
 
 def _probe(session: Session, team: Team) -> None:
