@@ -38,10 +38,12 @@ IMAGES, BATCH = 1284, 64
 def run(out: Path, world: int, workers: int, kill_after: float | None) -> bool:
     """Start or resume; return whether the run ended before the kill."""
 
+    stamp = time.time_ns()
+
     def before(rank: int) -> None:
         os.dup2(os.open(out.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
         os.dup2(1, 2)
-        step, told = VitModule.training_step, out.with_suffix(f".{time.time_ns()}-{rank}").open("a")
+        step, told = VitModule.training_step, out.with_suffix(f".{stamp}-{rank}").open("a")
 
         def record(self: Any, batch: dict[str, Any], index: int) -> Any:
             skipped = self._skip_batch
@@ -75,7 +77,7 @@ def images_are_complete(records: list[Path]) -> bool:
     """Return whether the last execution of each step, in all processes, shows each image of an epoch at most once."""
     steps: dict[tuple[int, int], dict[tuple[int, str], list[int]]] = {}
     for path in records:
-        start_of = path.suffix.split("-")[0][:13]  # processes of one start
+        start_of = path.suffix.split("-")[0]  # processes of one start
         for line in path.read_text().splitlines():
             _, epoch, step, offset, indices = json.loads(line)
             steps.setdefault((epoch, step), {}).setdefault((offset, start_of), []).extend(indices)

@@ -100,7 +100,7 @@ def test_a_killed_process_ends_the_run_and_one_resumes_it(alone: Path, tmp_path:
     assert others == ""
     assert errors.count("\n") == 1
     assert f"process 2 (pid {three[2].pid} on " in errors
-    assert "was killed or has crashed. The state of epoch" in errors
+    assert "was killed or has crashed. A checkpoint of " in errors
     assert "--resume" in errors
     state = read_state(tmp_path / "run" / "last.ckpt")
     assert state["epoch"] >= 1

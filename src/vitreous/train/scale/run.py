@@ -287,5 +287,5 @@ def _rescue(session: Session | None, setup: Setup, run_dir: RunDir) -> str:
     run_dir.lock.release()
     if saved is None and not Path(run_dir.path, LAST).exists():
         return "There is no checkpoint yet: run the same command again"
-    what = f"The state of {saved} is saved" if saved else "The last checkpoint stays"
+    what = f"A checkpoint of {saved} is saved" if saved else "The last checkpoint stays"
     return f"{what}; continue with: {resume_command(setup, run_dir.path)}"
