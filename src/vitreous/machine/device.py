@@ -56,15 +56,23 @@ def describe_machine(device: torch.device | None = None) -> Machine:
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """Return the device of a run: `cpu`, `cuda`, `mps`, or with `auto` the first available of CUDA, MPS and CPU."""
+    """Return the device of a run: `cpu`, `cuda`, `cuda:1`, `mps`, or with `auto` the first of CUDA, MPS and CPU."""
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         return torch.device(next(kind for kind, is_available in available.items() if is_available))
-    if name not in available:
+    kind, _, number = name.partition(":")
+    if kind == "cuda" and number.isdecimal() and available["cuda"]:
+        if int(number) >= (count := torch.cuda.device_count()):
+            raise ConfigError(
+                f"device {name} is not available: PyTorch finds {count} CUDA GPUs, cuda:0 to cuda:{count - 1}. Use one "
+                "of them"
+            )
+        return torch.device(name)
+    if name not in available and not (kind == "cuda" and number.isdecimal()):
         raise ConfigError(f"device '{name}' is unknown: use auto, cpu, cuda or mps")
-    if not available[name]:
+    if not available[kind]:
         reason = "it needs an Apple GPU and macOS"
-        if name == "cuda":
+        if kind == "cuda":
             without = f"PyTorch {torch.__version__} is built without CUDA"
             reason = "PyTorch finds no CUDA GPU with a working driver" if torch.version.cuda else without
         raise ConfigError(f"device {name} is not available: {reason}. Use device auto or cpu")

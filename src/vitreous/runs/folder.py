@@ -48,7 +48,7 @@ _LARGEST_RECIPE = 1 << 20  # bytes
 # written, and what follows the run. The device and precision that `auto` resolved to are compared elsewhere.
 _MAY_CHANGE = (
     *("data.source", "data.dir", "data.workers", "data.strict", "device", "precision", "loggers", "out"),
-    *("compile", "checkpoint_every", "checkpoint_epochs"),
+    *("compile", "checkpoint_every", "checkpoint_epochs", "devices", "nodes", "strategy"),
 )
 
 

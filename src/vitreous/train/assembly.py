@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import lightning
 import torch
@@ -36,7 +37,19 @@ from vitreous.train.resume.state import (
 from vitreous.train.setup import Setup, describe_hardware
 from vitreous.train.trainer import build_trainer, make_loggers
 
-__all__ = ["Session", "assemble", "make_module", "rebuild"]
+__all__ = ["Kit", "Session", "assemble", "make_module", "rebuild"]
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What a run in one process is assembled from; one of several processes has subclasses (scale/)."""
+
+    module: Callable[..., VitModule] = VitModule
+    metrics: Callable[..., MetricsLog] = MetricsLog
+    checkpoint: Callable[..., Checkpoint] = Checkpoint
+    writer: Callable[..., RunWriter] = RunWriter
+    share_clock: Callable[[Clock], Clock] = lambda clock: clock
+    strategy: Mapping[str, Any] | None = None  # arguments of the Trainer
 
 
 @dataclass
@@ -57,6 +70,7 @@ class Session:
     threads: int = field(default_factory=torch.get_num_threads)
     later_validations: int = 0  # after training, besides those of any run, for which a budget reserves time
     extended: tuple[int, ...] = ()  # numbers of epochs at which the run had finished before it was given more
+    kit: Kit = field(default_factory=Kit)
 
     module: VitModule = field(init=False)
     metrics: MetricsLog = field(init=False)
@@ -112,12 +126,13 @@ def assemble(
     *,
     started: float,
     exit_seconds: float,
+    kit: Kit | None = None,
 ) -> Session:
     """Decode the images if they fit into memory, and build the module, callbacks and Trainer of a run.
 
     A budget counts from `started`, ``time.monotonic()`` at the start of the command, and reserves `exit_seconds`.
     """
-    config = setup.config
+    config, kit = setup.config, kit or Kit()
     if state is not None:
         check_position(state, setup)
     clock: Clock = Steps(config.steps or config.epochs * setup.data_module.steps_per_epoch)
@@ -126,15 +141,15 @@ def assemble(
         budget = parse_duration(config.budget)
         map_seconds = class_map_seconds(setup, budget)
         reporting = report_seconds(setup.data.splits["val"], len(setup.data.classes)) + map_seconds
-        clock = Budget(started, budget, exit_seconds + reporting)
+        clock = kit.share_clock(Budget(started, budget, exit_seconds + reporting))
     with view.counting("decoding") as count:
         setup.data_module.progress = count
         setup.data_module.setup("fit")
     if config.compile:
         setup.model.compile()
     saver, extended = Saver(run_dir.path, run_dir.lock), tuple(state.extended) if state is not None else ()
-    writer = RunWriter(setup, run_dir.path, extended, map_seconds)
-    session = Session(setup, run_dir, view, signals, writer, saver, clock, identity(setup), extended=extended)
+    writer = kit.writer(setup, run_dir.path, extended, map_seconds)
+    session = Session(setup, run_dir, view, signals, writer, saver, clock, identity(setup), extended=extended, kit=kit)
     rebuild(session, state)
     if state is not None:
         with report_mismatch():
@@ -143,10 +158,12 @@ def assemble(
     return session
 
 
-def make_module(setup: Setup, progress: Callable[[int], float]) -> VitModule:
+def make_module(
+    setup: Setup, progress: Callable[[int], float], build_module: Callable[..., VitModule] = VitModule
+) -> VitModule:
     """Build the Lightning module; `progress` maps the index of a step to the fraction of the run done before it."""
     config, data = setup.config, setup.data
-    return VitModule(
+    return build_module(
         setup.model,
         config.optim,
         setup.data_module.batch_augment,
@@ -166,7 +183,7 @@ def rebuild(session: Session, state: RunState | None) -> None:
     config, splits, per_epoch = setup.config, setup.data.splits, setup.data_module.steps_per_epoch
     if state is not None and state.parts != setup.data_module.train_sampler.accumulate:
         setup.data_module.set_accumulation(state.parts)
-    session.module = make_module(setup, session.clock.progress)
+    session.module = make_module(setup, session.clock.progress, session.kit.module)
     test_share = len(splits.get("test", ())) / len(splits["val"])
     later = test_share + session.later_validations
     stop = StopWhenOver(session.clock, later, setup.precision, config.compile)
@@ -178,9 +195,9 @@ def rebuild(session: Session, state: RunState | None) -> None:
     def announce(speed: float, seconds: float) -> None:
         view.machine(describe_hardware(setup.device, setup.precision), speed, planned, seconds)
 
-    session.metrics = MetricsLog(folder, view, session.clock, epochs, announce, precision=setup.precision)
+    session.metrics = session.kit.metrics(folder, view, session.clock, epochs, announce, precision=setup.precision)
     session.selection = WeightSelection(config.select, config.patience, session.writer.save_best)
-    session.checkpoint = Checkpoint(
+    session.checkpoint = session.kit.checkpoint(
         session.saver,
         session.capture,
         state,
@@ -191,7 +208,9 @@ def rebuild(session: Session, state: RunState | None) -> None:
     )
     callbacks = (stop, session.metrics, session.selection, session.checkpoint)
     loggers = make_loggers(config.loggers, folder)
-    session.trainer = build_trainer(folder, setup.device, setup.precision, callbacks, loggers)
+    session.trainer = build_trainer(
+        folder, setup.device, setup.precision, callbacks, loggers, strategy=session.kit.strategy
+    )
     if state is not None:
         with report_mismatch():
             _restore(session, state)

@@ -24,6 +24,7 @@ AUTO = "auto"
 """As `tune.source`, a choice among the pretrained models of :mod:`vitreous.checkpoint.pretrained`; as `tune.mode`,
 stages that are tried in turn."""
 
+_COUNTS = ("batch_size", "accumulate", "epochs", "steps", "patience", "checkpoint_epochs", "devices", "nodes")
 _MODES = (AUTO, "full", "linear", "lora")  # of fine-tuning, besides last-K
 
 
@@ -197,7 +198,12 @@ class RunConfig:
         select: Validation metric that selects the epoch whose weights are saved: `top1`, `macro_f1` or `log_loss`.
             `last` saves the weights of the last epoch.
         precision: `bf16`, `float32`, or `auto`, which is bf16 on hardware that supports it and float32 elsewhere.
-        device: `auto`, `cpu`, `cuda` or `mps`.
+        device: `auto`, `cpu`, `cuda`, a GPU such as `cuda:1`, or `mps`.
+        devices: Number of processes on each machine: one for each GPU or, on CPUs, for a share of the cores.
+            `batch_size` stays the number of images per optimiser step, of all processes together.
+        nodes: Number of machines that run the same command (docs/scale.md).
+        strategy: How several processes train one model. `ddp`: each holds all weights and gets a share of each batch
+            (torch's DistributedDataParallel). `auto` is ddp.
         compile: Whether to compile the model with torch.compile.
         loggers: Loggers in addition to metrics.csv, which is always written: any of `tensorboard`, `wandb` and
             `mlflow`, separated by commas.
@@ -229,7 +235,10 @@ class RunConfig:
     patience: int | None = None
     select: Literal["top1", "macro_f1", "log_loss", "last"] = "top1"
     precision: Literal["auto", "bf16", "float32"] = "auto"
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device: str = "auto"
+    devices: int = 1
+    nodes: int = 1
+    strategy: Literal["auto", "ddp"] = "auto"
     compile: bool = False
     loggers: tuple[str, ...] = ()
     seed: int = 0
@@ -243,7 +252,7 @@ class RunConfig:
         problems = list(unknown_choices(self))
         problems += [
             f"{name} is {getattr(self, name)}, it must be at least 1"
-            for name in ("batch_size", "accumulate", "epochs", "steps", "patience", "checkpoint_epochs")
+            for name in _COUNTS
             if getattr(self, name) is not None and getattr(self, name) < 1
         ]
         if self.accumulate > 0 and self.batch_size % self.accumulate:
@@ -256,6 +265,7 @@ class RunConfig:
             problems.append(f"ema is {self.ema}, it must be between 0 and 1, or null to disable it")
         problems += _small_first_problems(self)
         problems += self.distil.conflicts(self.augment, self.model.patch_dropout, self.tune.mode)
+        problems += _device_problems(self)
         if self.balanced_sampling and self.class_weights != "none":
             problems.append(
                 f"balanced_sampling and class_weights {self.class_weights} would correct for class imbalance twice: "
@@ -295,6 +305,17 @@ class RunConfig:
         if self.model.patch_dropout:
             edges.add(1 - self.patches_last)
         return tuple(itertools.pairwise(sorted(edges)))
+
+
+def _device_problems(config: RunConfig) -> Iterator[str]:
+    """Yield a sentence if the device is unknown, or cannot be that of several processes."""
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,4})?", config.device, re.ASCII):
+        hint = did_you_mean(config.device, ("auto", "cpu", "cuda", "mps"))
+        yield f"device is '{config.device}', it must be auto, cpu, cuda, cuda:N or mps" + (f".{hint}" if hint else "")
+    elif config.devices * config.nodes > 1 and (":" in config.device or config.device == "mps"):
+        which = "one GPU" if ":" in config.device else "the one GPU of a Mac"
+        several = f"devices {config.devices}" if config.devices > 1 else f"nodes {config.nodes}"
+        yield f"device {config.device} is {which}, but {several} need more: use device auto, cuda or cpu"
 
 
 def _duration_problems(name: str, text: str | None) -> Iterator[str]:

@@ -163,9 +163,13 @@ class VitModule(lightning.LightningModule):
             self.model.patch_dropout = 0.0  # type: ignore[assignment]  # a plain attribute, not a tensor
         images, targets = self.augment.augment_batch(batch, progress)  # (B, C, H, W) and (B, K)
         torch.manual_seed(model_seed(self.augment.seed, batch))  # makes dropout a function of seed, epoch and step
-        loss = self._backward(images, targets) if self.distiller is None else self._distil(images, targets, batch)
-        self._loss_sum = self._loss_sum + loss * len(images)
-        self.images_seen += len(images)
+        count = batch.get("whole", len(images))  # one of several processes has a share of the images
+        if self.distiller is None:
+            loss = self._backward(images, targets, count)
+        else:
+            loss = self._distil(images, targets, batch)
+        self._loss_sum = self._loss_sum + loss * count
+        self.images_seen += count
         self._micro_batches.append((batch, loss))
         if (batch_idx + 1) % self.accumulate:
             return loss  # more micro-batches of this step follow
@@ -187,11 +191,12 @@ class VitModule(lightning.LightningModule):
         self._sums_after_step, self.is_consistent = (self._loss_sum, self.images_seen), True
         return loss
 
-    def _backward(self, images: Tensor, targets: Tensor) -> Tensor:
-        count = num_parts(self.model, images)
-        if count > 1:
+    def _backward(self, images: Tensor, targets: Tensor, count: int) -> Tensor:
+        """Add the gradients of a micro-batch of `count` images, and return its mean loss."""
+        parts = num_parts(self.model, images)
+        if parts > 1:
             model, scale = cast(FastVisionTransformer, self.model), 1 / self.accumulate
-            return add_gradients(model, images, targets, count, weight=self.class_weights, scale=scale)
+            return add_gradients(model, images, targets, parts, weight=self.class_weights, scale=scale)
         loss = F.cross_entropy(self.model(images).float(), targets, weight=self.class_weights)
         self.manual_backward(loss / self.accumulate)
         return loss.detach()
@@ -273,11 +278,15 @@ class VitModule(lightning.LightningModule):
         self._evaluated_batches.append((logits.float().cpu(), batch["labels"].cpu()))
 
     def _compute_scores(self) -> dict[str, float]:
-        logits, labels = zip(*self._evaluated_batches, strict=True)
+        self.logits, self.labels = self._collect_logits()  # (N, K) and (N,)
         self._evaluated_batches.clear()
-        self.logits, self.labels = torch.cat(logits), torch.cat(labels)  # (N, K) and (N,)
         self.scores = evaluate(self.logits, self.labels)
         return self.scores.summary()
+
+    def _collect_logits(self) -> tuple[Tensor, Tensor]:
+        """Return the logits (N, K) and labels (N,) of the whole split, in its order."""
+        logits, labels = zip(*self._evaluated_batches, strict=True)
+        return torch.cat(logits), torch.cat(labels)
 
     # The methods below serve checkpoints (resume/).
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from vitreous.data.sources.listing import pluralize
 from vitreous.errors import UsageError
 from vitreous.evaluate.calibration import choose_temperature
+from vitreous.evaluate.metrics import Scores
 from vitreous.files.writing import atomic_write
 from vitreous.machine.threads import torch_threads
 from vitreous.runs.folder import (
@@ -34,11 +35,23 @@ from vitreous.train.finish import RunResult, announce_finished, announce_result,
 from vitreous.train.phases import announce, ask_teacher, check_budget, fit, open_run_dir, select_weights, test_once
 from vitreous.train.progress import Budget
 from vitreous.train.recipe_file import recipe_text
+from vitreous.train.results import SelectedWeights, SplitScores
 from vitreous.train.resume.signals import Signals, Stopped
 from vitreous.train.setup import Setup, prepare
 from vitreous.train.trainer import silence_lightning
 
-__all__ = ["RunResult", "run", "show_batch"]
+__all__ = [
+    "RunResult",
+    "announce",
+    "check_budget",
+    "open_run_dir",
+    "probe",
+    "run",
+    "select_weights",
+    "show_batch",
+    "test_once",
+    "write_results",
+]
 
 Write = Callable[[Path], AbstractContextManager[Path]]
 _EXIT_OVER_IMPORT = 0.35  # on exit, unloading the libraries takes this share of the time it took to import them
@@ -75,6 +88,11 @@ def run(
             "a choice among pretrained models may differ from that of the run to resume: name it with --from, or give "
             "--config RUN/recipe.yaml --out RUN --resume, which has the model that the run chose"
         )
+    if config.devices * config.nodes > 1:
+        raise UsageError(
+            f"devices {config.devices} on nodes {config.nodes} are {config.devices * config.nodes} processes, which "
+            "only the command starts: use `vitreous train` or `vitreous finetune`, or one device"
+        )
     with silence_lightning():
         setup = prepare(config, explicit, view)
         recipe = recipe_text(setup.config)
@@ -110,7 +128,7 @@ def _run_phases(
             stack.enter_context(torch_threads(threads))
             announce(setup, view)
             session = assemble(setup, run_dir, view, signals, state, started=started, exit_seconds=exit_seconds)
-            _probe(session)
+            probe(session)
             ask_teacher(session, state)
             if state is None and isinstance(session.clock, Budget):
                 check_budget(session.clock)
@@ -121,26 +139,37 @@ def _run_phases(
             temperature = choose_temperature(selected.logits, selected.labels)
             run_dir.lock.record(phase="testing")
             tested = test_once(session)
-
-            run_dir.lock.record(phase="writing the report")
-            session.writer.save_model(selected, temperature, tested)
-            verdict = compare_with_probe(setup, session.probe, selected, session.metrics.history)
-            example = session.writer.example_image()
-            report = session.writer.write_report(  # last, because a run directory with a report is finished
-                selected,
-                temperature,
-                tested,
-                history=session.metrics.history,
-                seconds=session.seconds,
-                training_summary=training_scores.summary(),
-                finetune=finetune_report(setup, session.probe, verdict),
-            )
-            return announce_result(session, selected, training_scores, tested, verdict, report=report, example=example)
+            return write_results(session, selected, temperature, tested, training_scores)
         except Stopped as stopped:
             return end_interrupted(setup, run_dir, view, session, stopped)
 
 
-def _probe(session: Session) -> None:
+def write_results(
+    session: Session,
+    selected: SelectedWeights,
+    temperature: float,
+    tested: SplitScores | None,
+    training_scores: Scores,
+) -> RunResult:
+    """Write the model and the report, and print the result. Scores as in :func:`announce_result`."""
+    setup = session.setup
+    session.run_dir.lock.record(phase="writing the report")
+    session.writer.save_model(selected, temperature, tested)
+    verdict = compare_with_probe(setup, session.probe, selected, session.metrics.history)
+    example = session.writer.example_image()
+    report = session.writer.write_report(  # last, because a run directory with a report is finished
+        selected,
+        temperature,
+        tested,
+        history=session.metrics.history,
+        seconds=session.seconds,
+        training_summary=training_scores.summary(),
+        finetune=finetune_report(setup, session.probe, verdict),
+    )
+    return announce_result(session, selected, training_scores, tested, verdict, report=report, example=example)
+
+
+def probe(session: Session) -> None:
     """In fine-tuning, score the frozen features before training. A resumed run already has the scores."""
     setup = session.setup
     if setup.pretrained is None or not setup.config.tune.probe or session.trained:

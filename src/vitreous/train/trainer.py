@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,21 +23,31 @@ __all__ = ["build_trainer", "make_loggers", "silence_lightning"]
 
 
 def build_trainer(
-    folder: Path, device: torch.device, precision: str, callbacks: Sequence[Callback], loggers: list[Logger]
+    folder: Path,
+    device: torch.device,
+    precision: str,
+    callbacks: Sequence[Callback],
+    loggers: list[Logger],
+    *,
+    strategy: Mapping[str, Any] | None = None,
 ) -> lightning.Trainer:
-    """Build a Trainer for one device that runs until a callback stops it and prints nothing.
+    """Build a Trainer that runs until a callback stops it and prints nothing.
 
-    With precision `bf16` the weights stay float32 (autocast). Callbacks are called in the given order.
+    With precision `bf16` the weights stay float32 (autocast). Callbacks are called in the given order. `strategy` are
+    the Trainer's arguments for several processes; without them it uses one device.
     """
+    one_device = {
+        "devices": 1 if device.index is None else [device.index],
+        "plugins": [LightningEnvironment()],  # that of Slurm would requeue the job from Lightning's checkpoints
+    }
     return lightning.Trainer(
+        **(strategy or one_device),
         accelerator={"cuda": "gpu"}.get(device.type, device.type),
-        devices=1,
         precision="bf16-mixed" if precision == "bf16" else "32-true",
         max_epochs=-1,
         callbacks=list(callbacks),
         logger=loggers or False,
         default_root_dir=folder,
-        plugins=[LightningEnvironment()],  # that of Slurm would requeue the job from Lightning's checkpoints
         num_sanity_val_steps=0,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -105,7 +105,7 @@ def run(argv: Sequence[str]) -> int:
     topic, words = split_help(argv)
     if topic is not None:
         return print_help(topic, _HELP, lambda: _parser_with_defaults(words))
-    return run_training(argv, configure)
+    return run_training("finetune", argv, configure)
 
 
 def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], Mapping[str, Any]]:

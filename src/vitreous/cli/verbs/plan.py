@@ -16,10 +16,10 @@ from vitreous.cli.verbs.train import (
     RECIPE_LIST,
     make_parser,
     parser_with_defaults,
-    process_start,
     refuse_missing_data,
     resolve,
 )
+from vitreous.cli.work.training import process_start
 from vitreous.data.sources.listing import pluralize
 from vitreous.errors import UsageError
 

@@ -6,9 +6,7 @@ The configuration imports torch, which takes seconds. So it, here and in `plan` 
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +18,7 @@ from vitreous.cli.options.model_parts import add_model_options, name_kinds
 from vitreous.cli.options.outputs import add_json_options, data_files, make_outputs, model_files, write_document
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.options.start import START, starts_from_shipped
+from vitreous.cli.work.training import train
 from vitreous.errors import UsageError, VitreousError
 from vitreous.recipes import RECIPES, recipe, recipe_for
 
@@ -37,14 +36,12 @@ __all__ = [
     "overlay",
     "parse",
     "parser_with_defaults",
-    "process_start",
     "refuse_missing_data",
     "resolve",
     "run",
     "run_training",
 ]
 
-_IMPORTED = time.monotonic()
 _SHORT = {
     "--data-dir": "--data.dir",
     "--data_dir": "--data.dir",
@@ -76,6 +73,8 @@ examples:
       a known dataset, downloaded if it is missing, and a limit on the wall-clock time of the whole command
   vitreous train photos/ --model S/16 --model.image_size 224 --optim.lr 5e-4
       another model size and other settings: every option listed by --help all
+  vitreous train photos/ --devices 4
+      four GPUs, or on a CPU four processes: the same run, faster; several machines are in docs/scale.md
   vitreous train photos/ --show-batch
       draw an augmented batch to batch.png and exit
   vitreous train --config runs/photos-1/recipe.yaml --seed 1
@@ -110,7 +109,7 @@ def run(argv: Sequence[str]) -> int:
     if topic is not None:
         return print_help(topic, _HELP, lambda: parser_with_defaults(_HELP, words))
     refuse_missing_data(argv)
-    return run_training(argv, configure)
+    return run_training("train", argv, configure)
 
 
 def refuse_missing_data(argv: Sequence[str]) -> None:
@@ -127,10 +126,11 @@ def refuse_missing_data(argv: Sequence[str]) -> None:
         find_source(argv[0])
 
 
-def run_training(argv: Sequence[str], configure: Configure) -> int:
+def run_training(verb: str, argv: Sequence[str], configure: Configure) -> int:
     """Train, draw a batch, or print the configuration.
 
     Args:
+        verb: The verb.
         argv: The arguments after the verb.
         configure: Resolves them, as :func:`configure` does.
     """
@@ -165,14 +165,9 @@ def run_training(argv: Sequence[str], configure: Configure) -> int:
 
         show_batch(config, Path(batch_image), explicit=explicit, write=files.atomic_write)
         return 0
-    from rich.console import Console
-
-    from vitreous.train.console import Display
-    from vitreous.train.run import run as train
-
-    # With the JSON document on stdout, nothing else may go there.
-    view = Display(Console(stderr=True, soft_wrap=True)) if document == "-" else None
-    result = train(config, explicit=explicit, started=process_start(), view=view, resume="--resume" in flags)
+    result = train([verb, *argv], config, explicit, to_stderr=document == "-", resume="--resume" in flags)
+    if isinstance(result, int):
+        return result
     if document:
         write_document(files, document, result.to_dict())
     return result.exit_code
@@ -348,14 +343,3 @@ def overlay(config: RunConfig, fields: Mapping[str, Any]) -> RunConfig:
             else:
                 changes[field.name] = dataclasses.replace(old, **new) if isinstance(new, dict) else new
     return dataclasses.replace(config, **changes)
-
-
-def process_start() -> float:
-    """Return when this process started, in the seconds of time.monotonic(); a budget is counted from there."""
-    try:
-        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])  # field 22: start after boot, in clock ticks
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-        return min(_IMPORTED, time.monotonic() - age)
-    except (OSError, AttributeError, ValueError, IndexError):  # not Linux
-        return _IMPORTED

@@ -10,7 +10,7 @@ Shapes: B images, C channels, H x W pixels, K classes.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -77,6 +77,7 @@ class BatchAugment:
         offset: int = 0,
         boxes: Tensor | None = None,
         index: Tensor | None = None,
+        positions: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Augment one batch, or one part of an accumulated step.
 
@@ -90,6 +91,7 @@ class BatchAugment:
             boxes: float32 (B, 4) top, left, height, width of the random resized crops that are still to be cut, as
                 fractions of height and width.
             index: int64 (B,), position of each image in its split; read if images have fixed views.
+            positions: Positions of the images within their step, where they do not follow `offset` in order.
 
         Returns:
             Normalised images float32 (B, C, H, W), smaller as long as `small_first` applies, and targets float32
@@ -102,7 +104,7 @@ class BatchAugment:
         # Some steps move pixels by matrix products, which autocast would round to the 8 bits of bfloat16.
         with torch.autocast(images.device.type, enabled=False):
             is_strong = progress < 1 - self.config.off_last or self.config.off_last == 0
-            draw = self._draws((epoch, step, offset), images, index)
+            draw = self._draws((epoch, step, positions or offset), images, index)
             images = self._crop_and_flip(images, boxes, draw)  # (B, C, H, W)
             if is_strong:
                 images = self._apply_policy(images, draw)
@@ -116,20 +118,21 @@ class BatchAugment:
 
     def augment_batch(self, batch: Mapping[str, Any], progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Augment a training batch in the form that the loader yields (:mod:`vitreous.data.batches.dataset`)."""
-        keys = {key: batch[key] for key in ("epoch", "step", "offset", "boxes", "index") if key in batch}
-        return self(batch["images"], batch["labels"], progress=progress, **keys)
+        keys = ("epoch", "step", "offset", "boxes", "index", "positions")
+        given = {key: batch[key] for key in keys if key in batch}
+        return self(batch["images"], batch["labels"], progress=progress, **given)
 
     def mirrored(self, batch: Mapping[str, Any]) -> Tensor:
         """Return which images of a training batch :meth:`augment_batch` flips, bool (B,)."""
         images = batch["images"]
-        place = batch["epoch"], batch["step"], batch.get("offset", 0)
+        place = batch["epoch"], batch["step"], batch.get("positions", batch.get("offset", 0))
         return self._mirrored(self._draws(place, images, batch.get("index")))
 
-    def _draws(self, place: tuple[int, int, int], images: Tensor, index: Tensor | None) -> _Draws:
-        """Return the random numbers of a batch at its place in the run: epoch, step and offset."""
-        (epoch, step, offset), device = place, images.device
+    def _draws(self, place: tuple[int, int, int | Sequence[int]], images: Tensor, index: Tensor | None) -> _Draws:
+        """Return the random numbers of a batch at its place in the run: epoch, step, and offset or positions."""
+        (epoch, step, within), device = place, images.device
         if self.views is None:
-            return _Draws((self.seed, epoch, step), offset, len(images), device)
+            return _Draws((self.seed, epoch, step), within, len(images), device)
         if index is None:
             raise ConfigError("images with fixed views are known by their index: pass that of the batch")
         return _ViewDraws((self.seed, epoch % self.views), index, device)
@@ -203,13 +206,19 @@ class BatchAugment:
 class _Draws:
     """The random numbers of one batch. Each use has its own named stream."""
 
-    def __init__(self, position: tuple[int, ...], offset: int, count: int, device: torch.device) -> None:
+    def __init__(
+        self, position: tuple[int, ...], images: int | Sequence[int], count: int, device: torch.device
+    ) -> None:
         self._position = position  # seed, epoch, step
-        self._offset, self._count, self._device = offset, count, device
+        self._images = images  # within the step: the first of consecutive ones, or all
+        self._count, self._device = count, device
 
     def per_image(self, stream: str, columns: int) -> Floats:
         seed, epoch, step = self._position
-        return uniforms(seed, epoch, step, stream=stream, columns=columns, count=self._count, offset=self._offset)
+        draw = partial(uniforms, seed, epoch, step, stream=stream, columns=columns)
+        if isinstance(self._images, int):
+            return draw(count=self._count, offset=self._images)
+        return draw(count=max(self._images) + 1)[list(self._images)]
 
     def per_step(self, stream: str) -> np.random.Generator:
         """Return a generator for what all images of a step share."""

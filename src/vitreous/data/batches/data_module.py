@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.augment.resized_crop import RandomResizedCrop
 from vitreous.data.batches.dataset import Batch, MemoryDataset, StreamedDataset, cores, decoded_bytes
-from vitreous.data.batches.sampler import OrderedSampler, TrainSampler
+from vitreous.data.batches.sampler import OrderedSampler, Share, TrainSampler
 from vitreous.data.config import AugmentConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import ImageData
@@ -87,6 +87,7 @@ class ImageDataModule(LightningDataModule):
         self.in_memory = self.decoded_bytes <= memory_gb * 2**30
         self.workers = min(cores(), 16) if workers is None else workers
         self._datasets: dict[str, MemoryDataset | StreamedDataset] = {}
+        self._share: Share | None = None
 
     def setup(self, stage: str | None = None) -> None:
         """Decode the splits that a stage needs, once, if they are held in memory."""
@@ -101,22 +102,23 @@ class ImageDataModule(LightningDataModule):
 
     def val_dataloader(self) -> BatchLoader:
         """Return the validation batches, in order."""
-        return self._ordered_loader("val", self._dataset("val"), self._loader_workers)
+        return self._ordered_loader("val", self._dataset("val"), self._loader_workers, self._share)
 
     def test_dataloader(self) -> BatchLoader:
         """Return the test batches, in order."""
-        return self._ordered_loader("test", self._dataset("test"), self._loader_workers)
+        return self._ordered_loader("test", self._dataset("test"), self._loader_workers, self._share)
 
     def feature_dataloader(self, name: str) -> BatchLoader:
         """Return all images of any split, in order and not augmented, for feature extraction."""
         if self._crop_of(name) is not None:  # memory holds images that are still to be cropped
             split = self.data.splits[name]
-            return self._ordered_loader(name, StreamedDataset(split, self.pipeline), self.workers if split.paths else 0)
-        return self._ordered_loader(name, self._dataset(name), self._loader_workers)
+            streamed = StreamedDataset(split, self.pipeline)
+            return self._ordered_loader(name, streamed, self.workers if split.paths else 0, None)
+        return self._ordered_loader(name, self._dataset(name), self._loader_workers, None)
 
     def view_dataloader(self, view: int) -> BatchLoader:
         """Return the training images in order, as :meth:`train_dataloader` yields them in the epoch ``view``."""
-        return self._ordered_loader("train", self._dataset("train"), self._loader_workers, view)
+        return self._ordered_loader("train", self._dataset("train"), self._loader_workers, epoch=view)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Augment or normalise on the device, with `ready`; called by Lightning."""
@@ -152,6 +154,10 @@ class ImageDataModule(LightningDataModule):
         """Set the number of batches per optimiser step from the next iteration on; steps and order do not change."""
         self.accumulate = self.train_sampler.accumulate = accumulate
 
+    def set_share(self, share: Share) -> None:
+        """Let this process load its share of each batch only; others load the rest."""
+        self._share = self.train_sampler.share = share
+
     def _dataset(self, name: str) -> MemoryDataset | StreamedDataset:
         if name not in self.data.splits:
             raise DataError(f"{self.data.name} has no '{name}' split, it has {', '.join(self.data.splits)}")
@@ -167,9 +173,15 @@ class ImageDataModule(LightningDataModule):
         return self._crop if name == "train" else None
 
     def _ordered_loader(
-        self, name: str, dataset: MemoryDataset | StreamedDataset, workers: int, epoch: int = 0
+        self,
+        name: str,
+        dataset: MemoryDataset | StreamedDataset,
+        workers: int,
+        share: Share | None = None,
+        epoch: int = 0,
     ) -> BatchLoader:
-        sampler = OrderedSampler(len(self.data.splits[name]), max(1, self.batch_size // self.accumulate), epoch)
+        batch_size = max(1, self.batch_size // self.accumulate)
+        sampler = OrderedSampler(len(self.data.splits[name]), batch_size, share, epoch)
         return BatchLoader(dataset, sampler, workers)
 
     @property

@@ -2,7 +2,8 @@
 
 A batch is a dict with ``images`` uint8 (B, C, H, W), ``labels`` and ``index`` int64 (B,), and ``epoch``, ``step`` and
 ``offset`` int. A batch from memory that is still to be cropped also has ``boxes`` float32 (B, 4), and larger images:
-the device of the model cuts them faster than the loader.
+the device of the model cuts them faster than the loader. Where several processes share a training batch, it also has
+``positions``, a list of the positions of its images in the step, and ``whole``, the number of images in all processes.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class MemoryDataset(Dataset[Batch | VitreousError]):
         images = self.pixels.index_select(0, torch.from_numpy(plan.indices)).permute(0, 3, 1, 2)  # (B, C, H, W)
         if self.crop is None:
             return _batch(plan, images.contiguous(), self.labels)
-        draws = self.crop.draw(*plan)
+        draws = _draw(self.crop, plan)
         boxes = self.crop.boxes(draws, self.aspect[plan.indices])
         return _batch(plan, images, self.labels) | {"boxes": torch.from_numpy(boxes)}
 
@@ -119,12 +120,14 @@ class StreamedDataset(Dataset[Batch | VitreousError]):
                 images = list(self._crops(plan, self.crop))
         except VitreousError as error:
             return error
-        pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()  # (B, C, H, W)
+        # A process may have no images in the last batches of an evaluation.
+        stacked = np.stack(images) if images else np.empty((0, *self.pipeline.size, self.pipeline.channels), np.uint8)
+        pixels = torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous()  # (B, C, H, W)
         return _batch(plan, pixels, self.split.labels)
 
     def _crops(self, plan: BatchPlan, crop: RandomResizedCrop) -> Iterator[npt.NDArray[np.uint8]]:
         """Yield a random crop of each image, uint8 (H, W, C)."""
-        draws, min_side = crop.draw(*plan), crop.min_side
+        draws, min_side = _draw(crop, plan), crop.min_side
         for first in range(0, len(plan.indices), _GROUP):
             group = slice(first, first + _GROUP)
             decoded = [self.split.reduced_image(index, min_side) for index in plan.indices[group].tolist()]
@@ -133,7 +136,15 @@ class StreamedDataset(Dataset[Batch | VitreousError]):
                 yield crop.cut(image, box)
 
 
+def _draw(crop: RandomResizedCrop, plan: BatchPlan) -> npt.NDArray[np.float32]:
+    """Draw the random numbers of the crops of a batch, (B, CROP_COLUMNS)."""
+    if plan.positions is None:
+        return crop.draw(plan.epoch, plan.step, plan.offset, plan.indices)
+    return crop.draw(plan.epoch, plan.step, 0, np.arange(plan.positions.max() + 1))[plan.positions]
+
+
 def _batch(plan: BatchPlan, images: Tensor, labels: npt.NDArray[np.int64]) -> Batch:
+    share = {} if plan.positions is None else {"positions": plan.positions.tolist(), "whole": plan.whole}
     return {
         "images": images,
         "labels": torch.from_numpy(np.array(labels[plan.indices], dtype=np.int64)),
@@ -141,6 +152,7 @@ def _batch(plan: BatchPlan, images: Tensor, labels: npt.NDArray[np.int64]) -> Ba
         "epoch": plan.epoch,
         "step": plan.step,
         "offset": plan.offset,
+        **share,
     }
 
 

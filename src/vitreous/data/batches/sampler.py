@@ -1,7 +1,8 @@
 """Samplers: which images form which batch, and in which order, as a function of (seed, epoch).
 
 A sampler yields the plan of a whole batch, so the number of workers cannot change the order. With gradient
-accumulation, several batches form one optimiser step.
+accumulation, several batches form one optimiser step. If several processes train one model, each gets a :class:`Share`
+of every batch, and the shares add up to the batch that a single process would have.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.utils.data import Sampler
 from vitreous.data.rng import generator
 from vitreous.errors import CheckpointError
 
-__all__ = ["BatchPlan", "OrderedSampler", "TrainSampler", "balanced_order"]
+__all__ = ["BatchPlan", "OrderedSampler", "Share", "TrainSampler", "balanced_order"]
 
 
 class BatchPlan(NamedTuple):
@@ -26,6 +27,25 @@ class BatchPlan(NamedTuple):
     step: int  # optimiser step within the epoch
     offset: int  # of the first image within the step; above 0 only with gradient accumulation
     indices: npt.NDArray[np.int64]  # (B,) positions in the split
+    positions: npt.NDArray[np.int64] | None = None  # (B,) positions in the step, where a process has a share of a batch
+    whole: int | None = None  # number of images of the batch in all processes, where a process has a share of it
+
+
+class Share(NamedTuple):
+    """Which part of every batch a process gets: that of process `rank` out of `world`."""
+
+    rank: int
+    world: int
+
+    def of_batch(self, count: int) -> npt.NDArray[np.int64]:
+        """Return this process's positions in a training batch of `count` images.
+
+        Images (0, 1), (2, 3), ... stay together, because :func:`vitreous.data.augment.mixing.partners` mixes them. The
+        last of an odd number is mixed with the first, so the first process gets it.
+        """
+        pairs = count // 2
+        own = np.arange(2 * (pairs * self.rank // self.world), 2 * (pairs * (self.rank + 1) // self.world))
+        return np.append(own, count - 1) if count % 2 and self.rank == 0 else own
 
 
 class TrainSampler(Sampler[BatchPlan]):
@@ -53,6 +73,7 @@ class TrainSampler(Sampler[BatchPlan]):
         self.num_images, self.batch_size = num_images, min(batch_size, num_images)
         self.accumulate = min(accumulate, self.batch_size)
         self.seed, self.balance = seed, balance
+        self.share: Share | None = None  # the part of each batch that this process gets; None is all of it
         self.epoch = self.start = 0
 
     def __iter__(self) -> Iterator[BatchPlan]:
@@ -67,7 +88,11 @@ class TrainSampler(Sampler[BatchPlan]):
             in_step = order[step * self.batch_size : (step + 1) * self.batch_size]
             first = self.batch_size * micro_batch // self.accumulate
             end = self.batch_size * (micro_batch + 1) // self.accumulate
-            yield BatchPlan(epoch, step, first, in_step[first:end])
+            if self.share is None:
+                yield BatchPlan(epoch, step, first, in_step[first:end])
+            else:
+                positions = first + self.share.of_batch(end - first)
+                yield BatchPlan(epoch, step, first, in_step[positions], positions, end - first)
 
     @property
     def steps(self) -> int:
@@ -126,16 +151,22 @@ def balanced_order(labels: npt.NDArray[np.int64], seed: int, epoch: int) -> npt.
 class OrderedSampler(Sampler[BatchPlan]):
     """Yield all images in order, for evaluation; the last batch may be smaller.
 
-    ``epoch`` is that of the plans; where images have fixed views, it selects one of them.
+    Of several processes each gets whole batches in turn, the same that one process would compute. All get the same
+    number, so the last ones may be empty. ``epoch`` is that of the plans; where images have fixed views, it selects one
+    of them.
     """
 
-    def __init__(self, num_images: int, batch_size: int, epoch: int = 0) -> None:
+    def __init__(self, num_images: int, batch_size: int, share: Share | None = None, epoch: int = 0) -> None:
         self.num_images, self.batch_size, self.epoch = num_images, batch_size, epoch
+        self.share = share or Share(0, 1)
 
     def __iter__(self) -> Iterator[BatchPlan]:
-        for step in range(len(self)):
-            first = step * self.batch_size
-            yield BatchPlan(self.epoch, step, 0, np.arange(first, min(first + self.batch_size, self.num_images)))
+        for turn in range(len(self)):
+            step = turn * self.share.world + self.share.rank
+            first = min(step * self.batch_size, self.num_images)
+            indices = np.arange(first, min(first + self.batch_size, self.num_images))
+            yield BatchPlan(self.epoch, step, 0, indices)
 
     def __len__(self) -> int:
-        return (self.num_images + self.batch_size - 1) // self.batch_size
+        per_turn = self.batch_size * self.share.world
+        return (self.num_images + per_turn - 1) // per_turn

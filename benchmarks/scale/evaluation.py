@@ -1,0 +1,92 @@
+"""Compare the confusion matrix of every dataset size from 1 to 4 batches + 1 in 1 to 4 processes with that of one.
+
+    python benchmarks/scale/evaluation.py --batch 7
+
+The images and the model's weights are random; the loop is Lightning's, as at the end of `vitreous train`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import lightning
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/
+
+from scale.ranks import fork, wait
+from vitreous.accelerate.model import build
+from vitreous.data.augment.pipeline import BatchAugment
+from vitreous.data.batches.data_module import BatchLoader
+from vitreous.data.batches.dataset import MemoryDataset
+from vitreous.data.batches.sampler import OrderedSampler, Share
+from vitreous.data.config import AugmentConfig, PreprocessConfig
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.data.sources.opening import Split
+from vitreous.model.config import ViTConfig
+from vitreous.train.config import OptimConfig
+from vitreous.train.module import VitModule
+from vitreous.train.scale.callbacks import make_kit
+from vitreous.train.scale.place import find_place
+from vitreous.train.scale.team import Team
+from vitreous.train.trainer import build_trainer, silence_lightning
+
+CLASSES = 4
+MODEL = ViTConfig(
+    image_size=8, patch_size=4, in_channels=1, num_classes=CLASSES, width=16, depth=1, heads=2, mlp_dim=32
+)
+
+
+def matrices(folder: Path, batch: int, world: int) -> int:
+    """Evaluate every size in this process and its peers; the first one saves the confusion matrices."""
+    torch.manual_seed(0)
+    model = build(MODEL)
+    torch.nn.init.normal_(model.head.weight)
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (4 * batch + 1, 8, 8, 1), dtype=np.uint8)
+    labels = rng.integers(0, CLASSES, 4 * batch + 1)
+    pipeline = EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.5,), std=(0.25,)))
+    arguments = model, OptimConfig(), BatchAugment(AugmentConfig(), pipeline, CLASSES, 0), pipeline
+    team, device = (Team(find_place(1, 1), False) if world > 1 else None), torch.device("cpu")
+    kit = make_kit(team, device) if team is not None else None
+    module = kit.module(*arguments) if kit is not None else VitModule(*arguments)
+    found = []
+    with silence_lightning():
+        trainer = build_trainer(folder, device, "float32", (), [], strategy=kit.strategy if kit is not None else None)
+        for size in range(1, 4 * batch + 2):
+            share = Share(team.rank, team.world) if team is not None else None
+            split = Split(labels=labels[:size], arrays=images[:size])
+            loader = BatchLoader(MemoryDataset(split, pipeline), OrderedSampler(size, batch, share), 0)
+            trainer.test(module, dataloaders=loader, verbose=False)
+            pairs = module.labels * CLASSES + module.logits.argmax(1)
+            assert len(pairs) == size
+            found.append(torch.bincount(pairs, minlength=CLASSES**2))
+    if team is None or team.leads:
+        torch.save(torch.stack(found), folder / f"{world}.pt")
+    return 0
+
+
+def main() -> None:
+    """Compare all sizes and numbers of processes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=7)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for world in range(1, 5):
+            codes = wait(fork(lambda world=world: matrices(folder, asked.batch, world), world))
+            if any(codes):
+                raise SystemExit(f"{world} processes ended with {codes}")
+        one = torch.load(folder / "1.pt")
+        for world in range(2, 5):
+            same = (torch.load(folder / f"{world}.pt") == one).all(1)
+            print(f"{world} processes: {int(same.sum())} of {len(same)} sizes have the matrix of one process")
+
+
+if __name__ == "__main__":
+    lightning.seed_everything(0, verbose=False)
+    main()

@@ -1,0 +1,63 @@
+"""One training for the verbs train and finetune: in this process, or in several (docs/scale.md)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vitreous.train.config import RunConfig
+    from vitreous.train.finish import RunResult
+
+__all__ = ["process_start", "train"]
+
+_IMPORTED = time.monotonic()
+
+
+def train(
+    words: Sequence[str], config: RunConfig, explicit: Collection[str], *, to_stderr: bool, resume: bool
+) -> RunResult | int:
+    """Train, and print the lines of the run to stdout or stderr.
+
+    Args:
+        words: Verb and arguments of this command, which other processes of the run repeat.
+        config: What they mean.
+        explicit: As for :func:`vitreous.train.run.run`.
+        to_stderr: Whether a JSON document goes to stdout.
+        resume: As for :func:`vitreous.train.run.run`.
+
+    Returns:
+        The result, or the exit code if all of it happens in other processes.
+    """
+    place = None
+    if config.devices * config.nodes > 1 or "LOCAL_RANK" in os.environ:
+        from vitreous.train.scale.launch import launch_or_join
+
+        code, place = launch_or_join(words, config.devices, config.nodes)
+        if code is not None:
+            return code
+    from rich.console import Console
+
+    from vitreous.train.console import Display
+    from vitreous.train.run import run
+
+    if place is not None:
+        from vitreous.train.scale.run import run_rank
+
+        run = partial(run_rank, place)
+    view = Display(Console(stderr=True, soft_wrap=True)) if to_stderr else None
+    return run(config, explicit=explicit, started=process_start(), view=view, resume=resume)
+
+
+def process_start() -> float:
+    """Return when this process started, in the seconds of time.monotonic(); a budget is counted from there."""
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])  # field 22: start after boot, in clock ticks
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return min(_IMPORTED, time.monotonic() - age)
+    except (OSError, AttributeError, ValueError, IndexError):  # not Linux
+        return _IMPORTED
