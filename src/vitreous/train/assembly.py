@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import lightning
 import torch
 
 from vitreous.data.sources.listing import pluralize
+from vitreous.evaluate.metrics import evaluate
 from vitreous.runs.folder import RunDir
 from vitreous.train.callbacks import MetricsLog, StopWhenOver, WeightSelection
 from vitreous.train.class_maps import class_map_seconds
@@ -36,7 +38,19 @@ from vitreous.train.resume.state import (
 from vitreous.train.setup import Setup, describe_hardware
 from vitreous.train.trainer import build_trainer, make_loggers
 
-__all__ = ["Session", "assemble", "make_module", "rebuild"]
+__all__ = ["CLASSIFICATION", "Session", "Task", "assemble", "make_module", "rebuild"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What differs between kinds of training when a run is assembled."""
+
+    make_module: Callable[[Setup, Callable[[int], float]], VitModule]  # arguments as :func:`make_module`
+    make_writer: Callable[[Setup, Path, tuple[int, ...], float], RunWriter]  # arguments of RunWriter
+    score_columns: Callable[[Setup], Collection[str]]  # of metrics.csv
+    ending: Callable[[Setup, float], tuple[float, float]]
+    """Estimates the seconds of the class maps and of the whole report, given the budget."""
+    tests: bool = True  # whether the saved weights are evaluated after training
 
 
 @dataclass
@@ -47,6 +61,7 @@ class Session:
     run_dir: RunDir
     view: Display
     signals: Signals
+    task: Task
     writer: RunWriter
     saver: Saver
     clock: Clock
@@ -110,20 +125,21 @@ def assemble(
     *,
     started: float,
     exit_seconds: float,
+    task: Task | None = None,
 ) -> Session:
     """Decode the images if they fit into memory, and build the module, callbacks and Trainer of a run.
 
-    A budget counts from `started`, ``time.monotonic()`` at the start of the command, and reserves `exit_seconds`.
+    A budget counts from `started`, ``time.monotonic()`` at the start of the command, and reserves `exit_seconds`. The
+    task is :data:`CLASSIFICATION` by default.
     """
-    config = setup.config
+    config, task = setup.config, task or CLASSIFICATION
     if state is not None:
-        check_position(state, setup)
+        check_position(state, setup, task.score_columns(setup))
     clock: Clock = Steps(config.steps or config.epochs * setup.data_module.steps_per_epoch)
     map_seconds = math.inf
     if config.budget is not None:
         budget = parse_duration(config.budget)
-        map_seconds = class_map_seconds(setup, budget)
-        reporting = report_seconds(setup.data.splits["val"], len(setup.data.classes)) + map_seconds
+        map_seconds, reporting = task.ending(setup, budget)
         clock = Budget(started, budget, exit_seconds + reporting)
     with view.counting("decoding") as count:
         setup.data_module.progress = count
@@ -131,8 +147,8 @@ def assemble(
     if config.compile:
         setup.model.compile()
     saver, extended = Saver(run_dir.path, run_dir.lock), tuple(state.extended) if state is not None else ()
-    writer = RunWriter(setup, run_dir.path, extended, map_seconds)
-    session = Session(setup, run_dir, view, signals, writer, saver, clock, identity(setup), extended=extended)
+    writer = task.make_writer(setup, run_dir.path, extended, map_seconds)
+    session = Session(setup, run_dir, view, signals, task, writer, saver, clock, identity(setup), extended=extended)
     rebuild(session, state)
     if state is not None:
         with report_mismatch():
@@ -157,15 +173,29 @@ def make_module(setup: Setup, progress: Callable[[int], float]) -> VitModule:
     )
 
 
+def _classification_ending(setup: Setup, budget: float) -> tuple[float, float]:
+    map_seconds = class_map_seconds(setup, budget)
+    return map_seconds, report_seconds(setup.data.splits["val"], len(setup.data.classes)) + map_seconds
+
+
+def _classification_columns(setup: Setup) -> Collection[str]:
+    scores = evaluate(torch.zeros(1, len(setup.data.classes)), torch.zeros(1, dtype=torch.int64)).summary()
+    return {f"val_{name}" for name in scores}
+
+
+CLASSIFICATION = Task(make_module, RunWriter, _classification_columns, _classification_ending)
+"""Training a classifier on labels."""
+
+
 def rebuild(session: Session, state: RunState | None) -> None:
     """Replace the module, callbacks and Trainer of a session by new ones, restored from a state if one is given."""
     setup, folder, view = session.setup, session.run_dir.path, session.view
     config, splits, per_epoch = setup.config, setup.data.splits, setup.data_module.steps_per_epoch
     if state is not None and state.parts != setup.data_module.train_sampler.accumulate:
         setup.data_module.set_accumulation(state.parts)
-    session.module = make_module(setup, session.clock.progress)
-    test_share = len(splits.get("test", ())) / len(splits["val"])
-    stop = StopWhenOver(session.clock, test_share, setup.precision, config.compile)
+    session.module = session.task.make_module(setup, session.clock.progress)
+    test_share = len(splits.get("test", ())) / len(splits["val"]) if session.task.tests else 0.0
+    stop = StopWhenOver(session.clock, test_share, setup.precision if session.task.tests else "float32", config.compile)
     epochs: int | None = config.epochs if config.steps is None else -(-config.steps // per_epoch)
     planned = pluralize(config.steps, "step") if config.steps else pluralize(config.epochs, "epoch")
     if config.budget is not None:

@@ -264,6 +264,11 @@ class RunConfig:
         if problems:
             raise ConfigError("; ".join(problems))
 
+    @property
+    def verb(self) -> str:
+        """The verb of the command that runs this configuration."""
+        return "train" if self.tune.source is None else "finetune"
+
     def to_dict(self) -> dict[str, Any]:
         """Return all settings as plain values."""
         return asdict(self) | {"model": self.model.to_dict()}

@@ -113,6 +113,11 @@ class VitModule(lightning.LightningModule):
         return float(self._loss_sum) / self.images_seen if self.images_seen else float("nan")
 
     @property
+    def score_columns(self) -> dict[str, float]:
+        """The scores of the last validation pass by their names in metrics.csv."""
+        return {f"val_{name}": value for name, value in (self.scores.summary() if self.scores else {}).items()}
+
+    @property
     def learning_rate(self) -> float:
         """Learning rate of the last update. With muon, this is the rate of the AdamW part."""
         return float(cast(Any, self.optimizers()).optimizer.param_groups[-1]["lr"])
@@ -154,11 +159,9 @@ class VitModule(lightning.LightningModule):
             self._buffers_before = {name: buffers[name].clone() for name in self._buffer_names}
         if progress >= 1 - self.patches_last:
             self.model.patch_dropout = 0.0  # type: ignore[assignment]  # a plain attribute, not a tensor
-        images, targets = self.augment.augment_batch(batch, progress)  # (B, C, H, W) and (B, K)
-        torch.manual_seed(model_seed(self.augment.seed, batch))  # makes dropout a function of seed, epoch and step
-        loss = self._backward(images, targets)
-        self._loss_sum = self._loss_sum + loss * len(images)
-        self.images_seen += len(images)
+        loss = self.compute_gradients(batch, progress)
+        self._loss_sum = self._loss_sum + loss * len(batch["images"])
+        self.images_seen += len(batch["images"])
         self._micro_batches.append((batch, loss))
         if (batch_idx + 1) % self.accumulate:
             return loss  # more micro-batches of this step follow
@@ -173,6 +176,7 @@ class VitModule(lightning.LightningModule):
         self.is_consistent = False
         optimizer.step()
         optimizer.zero_grad()
+        self.after_update(progress)
         if self.average is not None and self.ema is not None:
             self._update_average(self.average, min(self.ema, (1 + step) / (10 + step)))
         self._buffers_before = {}
@@ -180,7 +184,10 @@ class VitModule(lightning.LightningModule):
         self._sums_after_step, self.is_consistent = (self._loss_sum, self.images_seen), True
         return loss
 
-    def _backward(self, images: Tensor, targets: Tensor) -> Tensor:
+    def compute_gradients(self, batch: dict[str, Any], progress: float) -> Tensor:
+        """Add the gradients of a micro-batch to those of its step, and return its mean loss, detached."""
+        images, targets = self.augment.augment_batch(batch, progress)  # (B, C, H, W) and (B, K)
+        torch.manual_seed(model_seed(self.augment.seed, batch))  # makes dropout a function of seed, epoch and step
         count = num_parts(self.model, images)
         if count > 1:
             model, scale = cast(FastVisionTransformer, self.model), 1 / self.accumulate
@@ -188,6 +195,9 @@ class VitModule(lightning.LightningModule):
         loss = F.cross_entropy(self.model(images).float(), targets, weight=self.class_weights)
         self.manual_backward(loss / self.accumulate)
         return loss.detach()
+
+    def after_update(self, progress: float) -> None:
+        """Do what follows an update of the weights: nothing in classification."""
 
     def _clip_gradients(self) -> Tensor:
         """Clip the gradients if the configuration asks for it, and return their norm before clipping."""

@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from vitreous.runs.folder import (
 )
 from vitreous.runs.folder_content import remove_empty_dirs
 from vitreous.train.advice import imbalance_note
-from vitreous.train.assembly import Session, assemble, rebuild
+from vitreous.train.assembly import CLASSIFICATION, Session, Task, assemble, rebuild
 from vitreous.train.config import AUTO, RunConfig
 from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import compare_with_probe, finetune_report, probe_first
@@ -54,10 +54,19 @@ from vitreous.train.resume.state import RunState, check_identity, identity, with
 from vitreous.train.setup import Setup, describe_model, one_thread_if_tiny, prepare
 from vitreous.train.trainer import silence_lightning
 
-__all__ = ["RunResult", "run", "show_batch"]
+__all__ = ["Course", "RunResult", "run", "show_batch"]
 
 Write = Callable[[Path], AbstractContextManager[Path]]
 _EXIT_OVER_IMPORT = 0.35  # on exit, unloading the libraries takes this share of the time it took to import them
+
+
+@dataclass(frozen=True)
+class Course:
+    """What differs between the courses of classification and of other training."""
+
+    prepare: Callable[[RunConfig, Collection[str], Display], Setup]
+    task: Task
+    finish: Callable[[Session], RunResult]  # called after training
 
 
 def run(
@@ -67,6 +76,7 @@ def run(
     started: float | None = None,
     view: Display | None = None,
     resume: bool = False,
+    course: Course | None = None,
 ) -> RunResult:
     """Train a classifier on labelled images, and write a model file and a report.
 
@@ -79,20 +89,21 @@ def run(
         view: Prints the lines of the run. None prints to stdout.
         resume: Whether to resume an earlier run with the same settings: the one in `config.out`, or else the newest of
             runs/NAME-1, -2 and so on. If there is none, a new run starts. A finished run is left as it is.
+        course: Another kind of training, as in :mod:`vitreous.train.pretrain.run`.
 
     Raises:
         KeyboardInterrupt: If Ctrl-C is pressed twice.
     """
     started = time.monotonic() if started is None else started
     exit_seconds = _EXIT_OVER_IMPORT * (time.monotonic() - started)
-    view = view or Display()
+    view, course = view or Display(), course or Course(prepare, CLASSIFICATION, _finish)
     if resume and config.tune.source == AUTO:
         raise UsageError(
             "a choice among pretrained models may differ from that of the run to resume: name it with --from, or give "
             "--config RUN/recipe.yaml --out RUN --resume, which has the model that the run chose"
         )
     with silence_lightning():
-        setup = prepare(config, explicit, view)
+        setup = course.prepare(config, explicit, view)
         recipe = recipe_text(setup.config)
         folder, created = choose_run_dir(config.out, setup.data.name, recipe, resume)
         with remove_empty_dirs(created):
@@ -100,13 +111,21 @@ def run(
                 return announce_finished(folder, view)
             try:
                 with lock_run_dir(folder, recipe, resume) as run_dir, Signals().handled() as signals:
-                    return _run_phases(setup, run_dir, view, signals, started=started, exit_seconds=exit_seconds)
+                    times = {"started": started, "exit_seconds": exit_seconds}
+                    return _run_phases(setup, run_dir, view, signals, course, **times)
             except Stopped as stopped:
                 raise KeyboardInterrupt from stopped
 
 
 def _run_phases(
-    setup: Setup, run_dir: RunDir, view: Display, signals: Signals, *, started: float, exit_seconds: float
+    setup: Setup,
+    run_dir: RunDir,
+    view: Display,
+    signals: Signals,
+    course: Course,
+    *,
+    started: float,
+    exit_seconds: float,
 ) -> RunResult:
     """Run all phases in order. After a signal, save the best weights so far."""
     session = None
@@ -115,34 +134,41 @@ def _run_phases(
             state, threads = _open_run_dir(setup, run_dir, view)
             stack.enter_context(torch_threads(threads))
             _announce(setup, view)
-            session = assemble(setup, run_dir, view, signals, state, started=started, exit_seconds=exit_seconds)
+            times = {"started": started, "exit_seconds": exit_seconds}
+            session = assemble(setup, run_dir, view, signals, state, **times, task=course.task)
             _probe(session)
             if state is None and isinstance(session.clock, Budget):
                 _check_budget(session.clock)
 
             _fit(session)
-            run_dir.lock.record(phase="selecting")
-            selected, training_scores = _select_weights(session)
-            temperature = choose_temperature(selected.logits, selected.labels)
-            run_dir.lock.record(phase="testing")
-            tested = _test_once(session)
-
-            run_dir.lock.record(phase="writing the report")
-            session.writer.save_model(selected, temperature, tested)
-            verdict = compare_with_probe(setup, session.probe, selected, session.metrics.history)
-            example = session.writer.example_image()
-            report = session.writer.write_report(  # last, because a run directory with a report is finished
-                selected,
-                temperature,
-                tested,
-                history=session.metrics.history,
-                seconds=session.seconds,
-                training_scores=training_scores,
-                finetune=finetune_report(setup, session.probe, verdict),
-            )
-            return announce_result(session, selected, training_scores, tested, verdict, report=report, example=example)
+            return course.finish(session)
         except Stopped as stopped:
             return end_interrupted(setup, run_dir, view, session, stopped)
+
+
+def _finish(session: Session) -> RunResult:
+    """Select weights, calibrate, test once, save and report."""
+    setup, run_dir = session.setup, session.run_dir
+    run_dir.lock.record(phase="selecting")
+    selected, training_scores = _select_weights(session)
+    temperature = choose_temperature(selected.logits, selected.labels)
+    run_dir.lock.record(phase="testing")
+    tested = _test_once(session)
+
+    run_dir.lock.record(phase="writing the report")
+    session.writer.save_model(selected, temperature, tested)
+    verdict = compare_with_probe(setup, session.probe, selected, session.metrics.history)
+    example = session.writer.example_image()
+    report = session.writer.write_report(  # last, because a run directory with a report is finished
+        selected,
+        temperature,
+        tested,
+        history=session.metrics.history,
+        seconds=session.seconds,
+        training_scores=training_scores,
+        finetune=finetune_report(setup, session.probe, verdict),
+    )
+    return announce_result(session, selected, training_scores, tested, verdict, report=report, example=example)
 
 
 def _open_run_dir(setup: Setup, run_dir: RunDir, view: Display) -> tuple[RunState | None, int]:

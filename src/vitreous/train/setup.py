@@ -28,7 +28,16 @@ from vitreous.train.finetune.initialisation import Pretrained, open_pretrained
 from vitreous.train.finetune.starting_point import choose_start, expand_short_name
 from vitreous.train.finetune.trainable import choose_trained
 
-__all__ = ["Setup", "describe_hardware", "describe_model", "fit_to_data", "one_thread_if_tiny", "prepare"]
+__all__ = [
+    "Setup",
+    "describe_hardware",
+    "describe_model",
+    "fit_to_data",
+    "make_loading",
+    "one_thread_if_tiny",
+    "open_data",
+    "prepare",
+]
 
 _MEASURED = 500  # training images from which mean and std are computed
 _TINY_STEP = 1e9  # FLOPs of the forward pass of a batch
@@ -57,15 +66,36 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
         keep_freed_memory()  # before the first thread starts
     pretrained, data = None, None
     if config.tune.source == AUTO:
-        data = _open_data(config, view)
+        data = open_data(config, view)
         config, explicit = choose_start(config, explicit, data, device, precision=precision, view=view)
     if config.tune.source is not None:  # before the data, which may take minutes to read: a wrong name fails at once
         config, explicit = expand_short_name(config, explicit)
         with one_thread():  # like the model below: it may resample position embeddings
             config, pretrained = open_pretrained(config, explicit)
         explicit = {*explicit, "in_channels"}
-    data = data or _open_data(config, view)
+    data = data or open_data(config, view)
     config = fit_to_data(config, data, explicit)
+    pipeline, loading = make_loading(config, data)
+    torch.manual_seed(config.seed)
+    with one_thread():  # the initial weights do not depend on the number of threads
+        model = build(config.model)
+        if pretrained is not None:
+            pretrained.load_into(model)
+            pretrained = replace(pretrained, state={})
+        model = choose_trained(model, config.tune)
+    return Setup(config, data, pipeline, loading, model, cost(config.model), device, precision, pretrained)
+
+
+def open_data(config: RunConfig, view: Display, *, needs_labels: bool = True) -> ImageData:
+    """Open the data of a run, and show the progress of reading it."""
+    with view.counting("reading") as count:
+        return open_source(config.data, progress=count, needs_labels=needs_labels)
+
+
+def make_loading(
+    config: RunConfig, data: ImageData, *, crop_on_device: bool = False
+) -> tuple[EvalPipeline, ImageDataModule]:
+    """Return the evaluation pipeline, with mean and std, and the loaders. Arguments as ImageDataModule."""
     pipeline = EvalPipeline(pair(config.model.image_size), config.model.in_channels, config.preprocess)
     if not pipeline.has_statistics:
         pipeline = pipeline.with_measured_statistics(_sample(data.splits["train"]))
@@ -80,20 +110,9 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
         memory_gb=config.data.memory_gb,
         label_smoothing=config.label_smoothing,
         balanced=config.balanced_sampling,
+        crop_on_device=crop_on_device,
     )
-    torch.manual_seed(config.seed)
-    with one_thread():  # the initial weights do not depend on the number of threads
-        model = build(config.model)
-        if pretrained is not None:
-            pretrained.load_into(model)
-            pretrained = replace(pretrained, state={})
-        model = choose_trained(model, config.tune)
-    return Setup(config, data, pipeline, loading, model, cost(config.model), device, precision, pretrained)
-
-
-def _open_data(config: RunConfig, view: Display) -> ImageData:
-    with view.counting("reading") as count:
-        return open_source(config.data, progress=count)
+    return pipeline, loading
 
 
 def fit_to_data(config: RunConfig, data: ImageData, explicit: Collection[str] = ()) -> RunConfig:

@@ -25,6 +25,7 @@ from vitreous.recipes import RECIPES, recipe, recipe_for
 
 if TYPE_CHECKING:
     from vitreous.train.config import RunConfig
+    from vitreous.train.finish import RunResult
 
 __all__ = [
     "Configure",
@@ -39,6 +40,7 @@ __all__ = [
     "parser_with_defaults",
     "process_start",
     "refuse_missing_data",
+    "resize",
     "resolve",
     "run",
     "run_training",
@@ -165,8 +167,12 @@ def run_training(argv: Sequence[str], configure: Configure) -> int:
     from rich.console import Console
 
     from vitreous.train.console import Display
-    from vitreous.train.run import run as train
 
+    train: Callable[..., RunResult]
+    if config.verb == "pretrain":
+        from vitreous.train.pretrain.run import pretrain as train
+    else:
+        from vitreous.train.run import run as train
     # With the JSON document on stdout, nothing else may go there.
     view = Display(Console(stderr=True, soft_wrap=True)) if document == "-" else None
     result = train(config, explicit=explicit, started=process_start(), view=view, resume="--resume" in flags)
@@ -234,7 +240,7 @@ def _source_and_recipe(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> t
 def _base_config(name: str, typed: Mapping[str, Any], stored: Mapping[str, Any]) -> RunConfig:
     """Return what applies before the single options typed: a recipe, the --config files, and the size of --model."""
     config = overlay(recipe(name), stored)
-    return _resize(config, typed["size"], typed.get("model", {})) if typed.get("size") else config
+    return resize(config, typed["size"], typed.get("model", {})) if typed.get("size") else config
 
 
 def parser_with_defaults(verb: VerbHelp, words: Sequence[str]) -> tuple[Parser, str]:
@@ -314,7 +320,7 @@ def add_preview_options(parser: Parser) -> None:
     add_json_options(parser)
 
 
-def _resize(config: RunConfig, name: str, typed: Mapping[str, Any]) -> RunConfig:
+def resize(config: RunConfig, name: str, typed: Mapping[str, Any]) -> RunConfig:
     """Replace the model's size by a named one; a name without a patch size keeps the patch size of the recipe."""
     from vitreous.model.sizes import config_of
 

@@ -50,6 +50,7 @@ class ImageDataModule(LightningDataModule):
         memory_gb: GiB that all decoded splits together may use in memory.
         label_smoothing: Label smoothing of the training targets, with `ready`.
         balanced: Show all classes equally often in training (:func:`vitreous.data.batches.sampler.balanced_order`).
+        crop_on_device: Leave random resized crops to the device, which may cut several from each image.
         ready: Yield (images float32, targets float32 (B, K)) for training and (images float32, labels) for evaluation,
             instead of the dicts described in :mod:`vitreous.data.batches.dataset`.
         progress: Called with (done, total) while a split is decoded.
@@ -68,6 +69,7 @@ class ImageDataModule(LightningDataModule):
         memory_gb: float = 2.0,
         label_smoothing: float = 0.0,
         balanced: bool = False,
+        crop_on_device: bool = False,
         ready: bool = False,
         progress: Progress | None = None,
     ) -> None:
@@ -78,7 +80,8 @@ class ImageDataModule(LightningDataModule):
         self.batch_augment = BatchAugment(self.augment, pipeline, len(data.classes), seed, label_smoothing)
         train = data.splits["train"]
         self.train_sampler = TrainSampler(len(train), batch_size, accumulate, seed, train.labels if balanced else None)
-        self._crop = RandomResizedCrop(pipeline, self.augment, seed) if self.augment.resized_crop < 1 else None
+        crop = RandomResizedCrop(pipeline, self.augment, seed, crop_on_device)
+        self._crop = crop if self.augment.resized_crop < 1 else None
         self.in_memory = self.decoded_bytes <= memory_gb * 2**30
         self.workers = min(cores(), 16) if workers is None else workers
         self._datasets: dict[str, MemoryDataset | StreamedDataset] = {}

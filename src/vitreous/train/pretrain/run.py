@@ -1,0 +1,93 @@
+"""The course of a pretraining run: prepare, announce, fit, save the backbone, measure it, report.
+
+The phases up to the end of training, and resuming, are those of :mod:`vitreous.train.run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, cast
+
+from vitreous.train.assembly import Session, Task
+from vitreous.train.console import Display
+from vitreous.train.finish import RunResult
+from vitreous.train.pretrain.base import Objective
+from vitreous.train.pretrain.config import PretrainConfig
+from vitreous.train.pretrain.module import PretrainModule
+from vitreous.train.pretrain.monitor import CollapseWatch, FeatureMonitor
+from vitreous.train.pretrain.setup import prepare
+from vitreous.train.pretrain.writing import PretrainWriter
+from vitreous.train.run import Course, run
+from vitreous.train.setup import Setup
+
+__all__ = ["pretrain"]
+
+_ENDING = 8.0  # seconds that the figures and the exit of the program take on a slow machine
+
+
+def pretrain(
+    config: PretrainConfig,
+    *,
+    explicit: Collection[str] = (),
+    started: float | None = None,
+    view: Display | None = None,
+    resume: bool = False,
+) -> RunResult:
+    """Pretrain a backbone on images without labels, and write a model file without a head, and a report.
+
+    Arguments and errors are those of :func:`vitreous.train.run.run`.
+
+    Raises:
+        CollapseError: If training has collapsed.
+        DataError: If the images give the objective nothing to learn.
+    """
+    course = Course(prepare, _TASK, _finish)
+    return run(config, explicit=explicit, started=started, view=view, resume=resume, course=course)
+
+
+def _make_module(setup: Setup, progress: Callable[[int], float]) -> PretrainModule:
+    config, objective = cast(PretrainConfig, setup.config), cast(Objective, setup.model)
+    return PretrainModule(
+        objective,
+        config.optim,
+        setup.data_module.batch_augment,
+        setup.pipeline,
+        monitor=_monitor(setup),
+        watch=CollapseWatch(objective, config.method) if config.monitor.stop else None,
+        probe_every=config.monitor.every,
+        accumulate=setup.data_module.train_sampler.accumulate,
+        progress=progress,
+    )
+
+
+def _monitor(setup: Setup) -> FeatureMonitor:
+    config = cast(PretrainConfig, setup.config)
+    return FeatureMonitor(setup.data, setup.pipeline, config.monitor.images, config.seed)
+
+
+def _score_columns(setup: Setup) -> Collection[str]:
+    parts = cast(Any, setup.model).part_names
+    return ["val_loss", *(f"val_{name}" for name in parts), *_monitor(setup).columns]
+
+
+def _finish(session: Session) -> RunResult:
+    """Save the last weights, measure their features, and write the report."""
+    view, run_dir = session.view, session.run_dir
+    writer, module = cast(PretrainWriter, session.writer), cast(PretrainModule, session.module)
+    run_dir.lock.record(phase="writing the report")
+    writer.save_backbone(module, epochs=len(session.metrics.history))
+    measures = writer.measure(module)
+    writer.write_pretraining(module, measures, history=session.metrics.history, seconds=session.seconds)
+    view.result(f"features of the saved weights: {writer.describe(measures)}")
+    view.files(run_dir.path)
+    view.next(writer.next_command())
+    return RunResult(
+        folder=run_dir.path,
+        model=run_dir.path / "model.safetensors",
+        epochs=len(session.metrics.history),
+        seconds=session.seconds,
+        selected_epoch=len(session.metrics.history),
+    )
+
+
+_TASK = Task(_make_module, PretrainWriter, _score_columns, lambda setup, budget: (0.0, _ENDING), tests=False)
