@@ -25,7 +25,6 @@ from vitreous.recipes import RECIPES, recipe, recipe_for
 
 if TYPE_CHECKING:
     from vitreous.train.config import RunConfig
-    from vitreous.train.finish import RunResult
 
 __all__ = [
     "Configure",
@@ -166,13 +165,9 @@ def run_training(argv: Sequence[str], configure: Configure) -> int:
         return 0
     from rich.console import Console
 
+    from vitreous.cli.work.training import train
     from vitreous.train.console import Display
 
-    train: Callable[..., RunResult]
-    if config.verb == "pretrain":
-        from vitreous.train.pretrain.run import pretrain as train
-    else:
-        from vitreous.train.run import run as train
     # With the JSON document on stdout, nothing else may go there.
     view = Display(Console(stderr=True, soft_wrap=True)) if document == "-" else None
     result = train(config, explicit=explicit, started=process_start(), view=view, resume="--resume" in flags)

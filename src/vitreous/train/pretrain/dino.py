@@ -27,6 +27,7 @@ from vitreous.train.pretrain.views import MultiView, ViewsConfig
 __all__ = ["Dino", "DinoConfig", "DinoHead", "dino_loss"]
 
 _LEAST_INFORMATION = 0.05  # of the outputs on the image, as a fraction of what the batch could have
+_FEW_OUTPUTS = 0.25  # entropy of the mean output, as the same fraction; healthy runs have 0.8 and more
 
 
 @dataclass(frozen=True)
@@ -123,12 +124,13 @@ class Dino(MultiView):
         mean = embeddings.mean(0)
         of_mean = float(torch.special.entr(mean).sum())
         information = of_mean - float(torch.special.entr(embeddings).sum(1).mean())
-        if information >= _LEAST_INFORMATION * math.log(min(embeddings.shape)):
+        most = math.log(min(embeddings.shape))
+        if information >= _LEAST_INFORMATION * most and of_mean >= _FEW_OUTPUTS * most:
             return None
-        kind = "uniform over the outputs" if of_mean > 0.5 * math.log(len(mean)) else "on few outputs"
+        kind = "on few outputs" if of_mean < 0.5 * most else "uniform over the outputs"
         return (
-            f"complete collapse: the teacher's output is the same for all images, {kind}, and has {information:.2g} "
-            "nats of information on the image"
+            f"complete collapse: the teacher's output is nearly the same for all images, {kind}, and has "
+            f"{information:.2g} nats of information on the image"
         )
 
 
