@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 
 import pytest
 import torch
 from PIL import Image
 
 from vitreous.checkpoint.model_file import load_model
-from vitreous.errors import DataError
+from vitreous.cli.verbs.pretrain import configure
+from vitreous.errors import DataError, NonFiniteError
 from vitreous.model.config import ViTConfig
 from vitreous.model.pools import Mean
 from vitreous.recipes.pretraining import PRETRAINING, pretraining_recipe
 from vitreous.runs.state_file import read_state
+from vitreous.train.config import OptimConfig
 from vitreous.train.pretrain.dino import DinoConfig
 from vitreous.train.pretrain.mae import MaeConfig
 from vitreous.train.pretrain.monitor import CollapseError
 from vitreous.train.pretrain.run import pretrain
 from vitreous.train.pretrain.views import ViewsConfig
+from vitreous.train.resume.replay import replay
 from vitreous.train.resume.saving import Checkpoint
 
 TINY = ViTConfig(
@@ -103,3 +107,20 @@ def test_a_flat_folder_needs_no_labels_and_constant_images_are_refused(tmp_path,
     assert "val_knn" not in (tmp_path / "run/metrics.csv").read_text()
     assert vitreous("embed", "run", "mixed", "--out=features.npz").returncode == 0
     assert "no effect" in vitreous("pretrain", "mixed", "--mpp.masked=0.5").stderr
+
+
+def test_a_step_that_is_not_finite_can_be_replayed(tmp_path):
+    huge = OptimConfig(lr=1e30, clip=None, warmup=0.0, schedule="constant")
+    with pytest.raises(NonFiniteError, match=r"nonfinite\.replay"):
+        pretrain(config("mae", tmp_path / "run", optim=huge))
+    found = replay(tmp_path / "run/nonfinite.replay")
+    assert found.module is not None
+    assert found.module.startswith(("backbone.", "decoder.")), found
+
+
+@pytest.mark.parametrize("method", PRETRAINING)
+def test_recipes_are_what_their_command_resolves_to(method):
+    own = pretraining_recipe(method)
+    words = importlib.import_module(f"vitreous.recipes.pretraining.{method}").__doc__.split("pretrain ")[1].split()
+    assert configure(words[:3])[0] == own
+    assert own.verb == "pretrain"

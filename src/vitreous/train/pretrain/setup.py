@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, cast
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from vitreous.accelerate.cost import cost
-from vitreous.accelerate.model import FastVisionTransformer, build
+from vitreous.accelerate.model import build
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import ImageData
 from vitreous.errors import DataError
@@ -22,12 +21,12 @@ from vitreous.train.config import RunConfig
 from vitreous.train.console import Display
 from vitreous.train.finetune.initialisation import open_pretrained
 from vitreous.train.finetune.starting_point import expand_short_name
-from vitreous.train.pretrain import METHODS
 from vitreous.train.pretrain.base import Objective
+from vitreous.train.pretrain.building import build_objective
 from vitreous.train.pretrain.config import PretrainConfig
 from vitreous.train.setup import Setup, fit_to_data, make_loading, open_data
 
-__all__ = ["build_objective", "describe_targets", "prepare"]
+__all__ = ["describe_targets", "prepare"]
 
 _SAMPLED = 256  # images whose targets are looked at
 _LEAST_ENTROPY = 0.05  # nats: targets of less are constant but for a few images
@@ -64,13 +63,6 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
     data.notes.append(describe_targets(objective, data, pipeline))
     size = cost(config.model)
     return Setup(config, data, pipeline, loading, cast(Any, objective), size, device, precision, pretrained)
-
-
-def build_objective(config: PretrainConfig, backbone: FastVisionTransformer, pipeline: EvalPipeline) -> Objective:
-    """Build the objective of the configured method around a backbone."""
-    kind = pkgutil.resolve_name(METHODS[config.method])
-    views = (config.views,) if config.compares_views else ()
-    return cast(Objective, kind(backbone, pipeline, getattr(config, config.method), *views))
 
 
 def describe_targets(objective: Objective, data: ImageData, pipeline: EvalPipeline) -> str:
