@@ -11,6 +11,7 @@ from PIL import Image
 
 from vitreous.checkpoint.model_file import load_model
 from vitreous.cli.verbs.pretrain import configure
+from vitreous.data.config import DataConfig
 from vitreous.errors import DataError, NonFiniteError
 from vitreous.model.config import ViTConfig
 from vitreous.model.pools import Mean
@@ -30,8 +31,8 @@ TINY = ViTConfig(
 )
 
 
-def config(method, out, source="digits", **options):
-    own = pretraining_recipe(method, source)
+def config(method, out, **options):
+    own = pretraining_recipe(method, "digits")
     small = {
         "mae": MaeConfig(decoder_width=8, decoder_depth=1, decoder_heads=2, mask=0.5),
         "dino": DinoConfig(outputs=64, hidden=32, bottleneck=16),
@@ -100,7 +101,7 @@ def test_a_flat_folder_needs_no_labels_and_constant_images_are_refused(tmp_path,
         Image.fromarray(pixels.numpy()).save(tmp_path / "mixed" / f"{n}.png")
     for method in PRETRAINING:
         with pytest.raises(DataError, match="the targets are constant"):
-            pretrain(config(method, tmp_path / "never", str(tmp_path / "grey")))
+            pretrain(config(method, tmp_path / "never", data=DataConfig(source=str(tmp_path / "grey"))))
     options = ["--steps=2", "--model.image_size=8", "--model.patch_size=4", "--model.width=16", "--model.heads=2"]
     done = vitreous("pretrain", "mixed", *options, "--data.val_fraction=0.3", "--mae.mask=0.5", "--out=run")
     assert done.returncode == 0, done.stderr

@@ -163,14 +163,10 @@ def run_training(argv: Sequence[str], configure: Configure) -> int:
 
         show_batch(config, Path(batch_image), explicit=explicit, write=files.atomic_write)
         return 0
-    from rich.console import Console
-
     from vitreous.cli.work.training import train
-    from vitreous.train.console import Display
 
-    # With the JSON document on stdout, nothing else may go there.
-    view = Display(Console(stderr=True, soft_wrap=True)) if document == "-" else None
-    result = train(config, explicit=explicit, started=process_start(), view=view, resume="--resume" in flags)
+    options = {"explicit": explicit, "started": process_start(), "resume": "--resume" in flags}
+    result = train(config, on_stderr=document == "-", **options)
     if document:
         write_document(files, document, result.to_dict())
     return result.exit_code
