@@ -32,6 +32,7 @@ from vitreous.train.config import OptimConfig
 from vitreous.train.module import VitModule
 from vitreous.train.scale.callbacks import make_kit
 from vitreous.train.scale.place import find_place
+from vitreous.train.scale.shares import SharedVitModule
 from vitreous.train.scale.team import Team
 from vitreous.train.trainer import build_trainer, silence_lightning
 
@@ -53,7 +54,7 @@ def matrices(folder: Path, batch: int, world: int) -> int:
     arguments = model, OptimConfig(), BatchAugment(AugmentConfig(), pipeline, CLASSES, 0), pipeline
     team, device = (Team(find_place(1, 1), False) if world > 1 else None), torch.device("cpu")
     kit = make_kit(team, device) if team is not None else None
-    module = kit.module(*arguments) if kit is not None else VitModule(*arguments)
+    module = SharedVitModule(team, *arguments) if team is not None else VitModule(*arguments)
     found = []
     with silence_lightning():
         trainer = build_trainer(folder, device, "float32", (), [], strategy=kit.strategy if kit is not None else None)

@@ -50,7 +50,7 @@ def complete(scripts, tmp_path):
 
 def test_every_verb_is_offered(complete):
     assert set(VERBS) <= complete("")
-    assert complete("pr") == {"predict", "probe"}
+    assert complete("pr") == {"predict", "pretrain", "probe"}
 
 
 @pytest.mark.parametrize(

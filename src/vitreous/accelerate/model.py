@@ -152,6 +152,16 @@ class FastVisionTransformer(VisionTransformer):
         features = cast(Tensor, self.pre_logits(self.fc_norm(self.pool(z))))
         return features if output == "features" else cast(Tensor, self.head(features))
 
+    def encode_visible(self, x_p: Tensor, grid: tuple[int, int], kept: Tensor) -> Tensor:
+        """Return all tokens after the final norm, (B, P + n, D), computed from some of the patches alone.
+
+        Args:
+            x_p: Projected patches from ``patch_embed``, (B, N, D).
+            grid: The grid (h, w) from ``patch_embed``.
+            kept: Raster indices of the patches to keep, (B, n).
+        """
+        return self._encode(x_p, grid, None, None, {}, kept=kept)
+
     def _encode(
         self,
         x_p: Tensor,
@@ -159,9 +169,11 @@ class FastVisionTransformer(VisionTransformer):
         queries: int | None,
         branch_factors: Sequence[Tensor | None] | None,
         record: Mapping[int, Record],
+        *,
+        kept: Tensor | None = None,
     ) -> Tensor:
         """Return the tokens after the encoder, or only the first ``queries`` of them."""
-        z, kept = self._embed(x_p, grid)
+        z, kept = self._embed(x_p, grid, kept)
         if self.merging and not self.training:
             if record:
                 raise ConfigError(
@@ -184,10 +196,10 @@ class FastVisionTransformer(VisionTransformer):
                 z = block(z, seen, record.get(index), first, factors)
         return cast(Tensor, self.norm(z))
 
-    def _embed(self, x_p: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
+    def _embed(self, x_p: Tensor, grid: tuple[int, int], kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the tokens of equation 1, (B, P + n, D), and the raster indices of the kept patches, (B, n).
 
-        The indices are None unless patch dropout is active.
+        If they are not given, patch dropout draws them where it is active; otherwise they are None.
         """
         # The residual stream normally has the dtype of the weights. Under autocast on a CPU it has that of the matrix
         # products, because converting to float32 and back would take as long as a product itself.
@@ -195,9 +207,9 @@ class FastVisionTransformer(VisionTransformer):
         P, positions = self.config.prefix_tokens, self._embedding(grid)
         if positions is not None:
             x_p = x_p + positions[:, P:].to(dtype)
-        kept = None
-        if self.training and self.patch_dropout > 0:
+        if kept is None and self.training and self.patch_dropout > 0:
             kept = self.draw_kept_patches(x_p)
+        if kept is not None:
             x_p = x_p.gather(1, kept[..., None].expand(-1, -1, x_p.shape[-1]))
         z = x_p.to(dtype)
         if P:

@@ -26,7 +26,7 @@ from vitreous.files.text import printable
 __all__ = ["HELP", "VERBS", "main"]
 
 _NAMES = (
-    *("train", "plan", "finetune", "replay", "audit", "evaluate", "calibrate"),
+    *("train", "plan", "finetune", "pretrain", "replay", "audit", "evaluate", "calibrate"),
     *("predict", "serve", "watch", "inspect", "embed", "probe", "export", "convert", "models", "doctor", "completion"),
 )
 VERBS = {verb: f"vitreous.cli.verbs.{verb}" for verb in _NAMES}
@@ -42,6 +42,7 @@ Make a model
   train       train a classifier on a folder of images or a known dataset
   plan        estimate the memory, time and largest batch of a training run
   finetune    train a classifier from a trained model: few images, new classes
+  pretrain    train a backbone on images without labels
   replay      repeat a step whose loss was not finite, to find the module that caused it
 
 Check the data

@@ -14,7 +14,7 @@ from vitreous.data.sources.listing import pluralize
 from vitreous.report.fonts import FontSet
 from vitreous.report.style import DARK, LIGHT, to_png
 
-__all__ = ["draw_curves"]
+__all__ = ["draw_curves", "points"]
 
 _PERCENT = FuncFormatter(lambda share, _: f"{round(100 * share, 2):g} %")
 _LEARNING_RATE = FuncFormatter(lambda rate, _: f"{rate:.4g}".replace("e-0", "e-"))  # in full: no exponent elsewhere
@@ -71,27 +71,27 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _points(history: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+def points(history: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
     """Return (epoch, value) of every row that has both."""
     pairs = ((_number(row.get("epoch")), _number(row.get(key))) for row in history)
     return [(epoch, value) for epoch, value in pairs if epoch is not None and value is not None]
 
 
 def _line(axes: Axes, history: Sequence[Mapping[str, Any]], key: str, label: str, **style: Any) -> None:
-    if points := _points(history, key):
-        marker = "o" if len(points) <= 25 else None
-        axes.plot(*zip(*points, strict=True), label=label, marker=marker, markersize=4, **style)
+    if found := points(history, key):
+        marker = "o" if len(found) <= 25 else None
+        axes.plot(*zip(*found, strict=True), label=label, marker=marker, markersize=4, **style)
 
 
 def _curves_title(
     history: Sequence[Mapping[str, Any]], selected_epoch: int | None, saved: Mapping[str, float] | None, precision: str
 ) -> str:
-    title = f"{pluralize(int(max((e for e, _ in _points(history, 'epoch')), default=0)), 'epoch')} of training"
+    title = f"{pluralize(int(max((e for e, _ in points(history, 'epoch')), default=0)), 'epoch')} of training"
     if selected_epoch is None:
         return title
     title += f"; saved: epoch {selected_epoch}"
     top1, macro_f1 = (
-        dict(_points(history, f"val_{key}")).get(selected_epoch) if saved is None else saved[key]
+        dict(points(history, f"val_{key}")).get(selected_epoch) if saved is None else saved[key]
         for key in ("top1", "macro_f1")
     )
     if top1 is not None and macro_f1 is not None:

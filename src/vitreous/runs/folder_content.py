@@ -23,6 +23,10 @@ __all__ = ["FILES", "read_report", "refuse_outward_links", "remove_empty_dirs", 
 FILES = (
     *("recipe.yaml", "metrics.csv", "last.ckpt", "previous.ckpt", "model.safetensors", "report.json"),
     *("curves.png", "report.html", "example.png", "unreadable.txt"),
+    *(
+        f"{name}.png"
+        for name in ("curves-dark", "reconstructions", "reconstructions-dark", "neighbours", "neighbours-dark")
+    ),
     *("last-good.safetensors", "nonfinite.replay", "stages.ckpt"),
 )
 """Names of all files that a run writes itself; its loggers write others."""

@@ -93,4 +93,4 @@ def closing_advice(setup: Setup, folder: Path, scores: Scores) -> Iterator[str |
             f"macro F1 {scores.macro_f1:.2f} is far below top-1 {100 * scores.top1:.1f} %: small classes are "
             "recognised badly. Give them more weight, or use --balanced-sampling instead:"
         )
-        yield ["vitreous", setup.verb, "--config", str(folder / "recipe.yaml"), "--class-weights", "effective"]
+        yield ["vitreous", setup.config.verb, "--config", str(folder / "recipe.yaml"), "--class-weights", "effective"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import lightning
 import torch
 
 from vitreous.data.sources.listing import pluralize
+from vitreous.evaluate.metrics import evaluate
 from vitreous.runs.folder import RunDir
 from vitreous.train.callbacks import MetricsLog, StopWhenOver, WeightSelection
 from vitreous.train.class_maps import class_map_seconds
@@ -40,15 +41,54 @@ from vitreous.train.trainer import build_trainer, make_loggers
 __all__ = ["Kit", "Session", "assemble", "make_module", "rebuild"]
 
 
+def make_module(
+    setup: Setup, progress: Callable[[int], float], build_module: Callable[..., VitModule] = VitModule
+) -> VitModule:
+    """Build the Lightning module; `progress` maps the index of a step to the fraction of the run done before it."""
+    config, data = setup.config, setup.data
+    return build_module(
+        setup.model,
+        config.optim,
+        setup.data_module.batch_augment,
+        setup.pipeline,
+        accumulate=setup.data_module.train_sampler.accumulate,
+        ema=config.ema,
+        class_weights=class_weights(data.splits["train"].labels, len(data.classes), config.class_weights),
+        patches_last=config.patches_last,
+        progress=progress,
+        distiller=setup.distiller,
+    )
+
+
+def _score_columns(setup: Setup) -> Collection[str]:
+    """Return the names of the scores of a validation in metrics.csv."""
+    scores = evaluate(torch.zeros(1, len(setup.data.classes)), torch.zeros(1, dtype=torch.int64)).summary()
+    return {f"val_{name}" for name in scores}
+
+
+def _ending(setup: Setup, budget: float) -> tuple[float, float]:
+    """Estimate the seconds of the class maps and of the whole report, given the budget."""
+    map_seconds = class_map_seconds(setup, budget)
+    return map_seconds, report_seconds(setup.data.splits["val"], len(setup.data.classes)) + map_seconds
+
+
+def _own_clock(clock: Clock) -> Clock:
+    """Return the clock itself: one process has no other to follow."""
+    return clock
+
+
 @dataclass(frozen=True)
 class Kit:
-    """What a run in one process is assembled from; one of several processes has subclasses (scale/)."""
+    """What a run is assembled from: by default a classifier, in one process. pretrain/ and scale/ have other kits."""
 
-    module: Callable[..., VitModule] = VitModule
+    module: Callable[[Setup, Callable[[int], float]], VitModule] = make_module
     metrics: Callable[..., MetricsLog] = MetricsLog
     checkpoint: Callable[..., Checkpoint] = Checkpoint
     writer: Callable[..., RunWriter] = RunWriter
-    share_clock: Callable[[Clock], Clock] = lambda clock: clock
+    score_columns: Callable[[Setup], Collection[str]] = _score_columns
+    ending: Callable[[Setup, float], tuple[float, float]] = _ending
+    scores_weights: bool = True  # whether the saved weights are scored after training
+    share_clock: Callable[[Clock], Clock] = _own_clock
     strategy: Mapping[str, Any] | None = None  # arguments of the Trainer
 
 
@@ -134,13 +174,12 @@ def assemble(
     """
     config, kit = setup.config, kit or Kit()
     if state is not None:
-        check_position(state, setup)
+        check_position(state, setup, kit.score_columns(setup))
     clock: Clock = Steps(config.steps or config.epochs * setup.data_module.steps_per_epoch)
     map_seconds = math.inf
     if config.budget is not None:
         budget = parse_duration(config.budget)
-        map_seconds = class_map_seconds(setup, budget)
-        reporting = report_seconds(setup.data.splits["val"], len(setup.data.classes)) + map_seconds
+        map_seconds, reporting = kit.ending(setup, budget)
         clock = kit.share_clock(Budget(started, budget, exit_seconds + reporting))
     with view.counting("decoding") as count:
         setup.data_module.progress = count
@@ -158,35 +197,17 @@ def assemble(
     return session
 
 
-def make_module(
-    setup: Setup, progress: Callable[[int], float], build_module: Callable[..., VitModule] = VitModule
-) -> VitModule:
-    """Build the Lightning module; `progress` maps the index of a step to the fraction of the run done before it."""
-    config, data = setup.config, setup.data
-    return build_module(
-        setup.model,
-        config.optim,
-        setup.data_module.batch_augment,
-        setup.pipeline,
-        accumulate=setup.data_module.train_sampler.accumulate,
-        ema=config.ema,
-        class_weights=class_weights(data.splits["train"].labels, len(data.classes), config.class_weights),
-        patches_last=config.patches_last,
-        progress=progress,
-        distiller=setup.distiller,
-    )
-
-
 def rebuild(session: Session, state: RunState | None) -> None:
     """Replace the module, callbacks and Trainer of a session by new ones, restored from a state if one is given."""
     setup, folder, view = session.setup, session.run_dir.path, session.view
     config, splits, per_epoch = setup.config, setup.data.splits, setup.data_module.steps_per_epoch
     if state is not None and state.parts != setup.data_module.train_sampler.accumulate:
         setup.data_module.set_accumulation(state.parts)
-    session.module = make_module(setup, session.clock.progress, session.kit.module)
-    test_share = len(splits.get("test", ())) / len(splits["val"])
+    session.module = session.kit.module(setup, session.clock.progress)
+    scores = session.kit.scores_weights
+    test_share = len(splits.get("test", ())) / len(splits["val"]) if scores else 0.0
     later = test_share + session.later_validations
-    stop = StopWhenOver(session.clock, later, setup.precision, config.compile)
+    stop = StopWhenOver(session.clock, later, setup.precision if scores else "float32", config.compile)
     epochs: int | None = config.epochs if config.steps is None else -(-config.steps // per_epoch)
     planned = pluralize(config.steps, "step") if config.steps else pluralize(config.epochs, "epoch")
     if config.budget is not None:

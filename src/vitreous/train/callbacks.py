@@ -200,7 +200,7 @@ class MetricsLog(Callback):
             "step": trainer.global_step,
             "lr": module.learning_rate,
             "train_loss": module.train_loss,
-            **{f"val_{name}": value for name, value in (module.scores.summary() if module.scores else {}).items()},
+            **module.score_columns,
             "images_per_second": speed,
             "seconds": time.monotonic() - self._epoch_started,
         }

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from vitreous.checkpoint.shipped import SHIPPED
 from vitreous.choices import unknown_choices
 from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
 from vitreous.errors import ConfigError, did_you_mean
@@ -283,6 +284,11 @@ class RunConfig:
             problems += _duration_problems(name, getattr(self, name))
         if problems:
             raise ConfigError("; ".join(problems))
+
+    @property
+    def verb(self) -> str:
+        """The verb of the command that runs this configuration: `train`, or with a model of one's own `finetune`."""
+        return "train" if self.tune.source in (None, SHIPPED) else "finetune"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all settings as plain values."""

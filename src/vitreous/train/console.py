@@ -26,6 +26,7 @@ _NAMED_CLASSES = 8
 _REFRESH = 0.2  # seconds between two updates of the live line
 _MIN_WRAP = 20  # columns; narrower text is not wrapped
 _BAR_WIDTH = 10  # columns of the bar in the live line
+_PROBES = {"val_knn": "k-NN", "val_linear": "linear"}
 
 
 def duration(seconds: float) -> str:
@@ -117,7 +118,7 @@ class Display:
         if "val_top1" in row:
             self._score = row["val_top1"], row["val_macro_f1"]
         prefix = f"epoch {epoch}  "
-        losses = [(0, f"loss {row['train_loss']:.3f}"), *self._scores(0)]
+        losses = [(0, f"loss {row['train_loss']:.3f}"), *self._scores(0), *_feature_parts(row)]
         parts = [*losses, (4, f"{row['images_per_second']:,.0f} img/s"), (3, f"{duration(left)} left")]
         self.line(prefix, _fit_parts(parts, self.console.width - len(prefix) if self.console.is_terminal else None))
 
@@ -140,7 +141,14 @@ class Display:
 
     def files(self, folder: Path) -> None:
         """Print the run directory and the files in it."""
-        order = ["model.safetensors", "report.html", "report.json", "curves.png"]
+        order = [
+            "model.safetensors",
+            "report.html",
+            "report.json",
+            "curves.png",
+            "reconstructions.png",
+            "neighbours.png",
+        ]
         found = [name for name in [*order, "metrics.csv", "recipe.yaml"] if (folder / name).exists()]
         self.line(f"{folder}/  ", "  ".join(found))
 
@@ -155,6 +163,17 @@ class Display:
                 self.line("advice", part)
             else:
                 self.line("", shell_line(part), whole=True)
+
+
+def _feature_parts(row: Mapping[str, float]) -> list[tuple[int, str]]:
+    """Return the terms and the measures of a pretraining epoch as parts of its line."""
+    scores = [(name, f"{label} {100 * row[name]:.1f} %") for name, label in _PROBES.items() if name in row]
+    others = [name for name in row if name.startswith("val_") and name not in (*_PROBES, "val_loss")]
+    if "effective_rank" not in row:
+        return []
+    terms = [(2, f"{name.removeprefix('val_').replace('_', ' ')} {row[name]:.3g}") for name in others]
+    rank = [(1, f"rank {row['effective_rank']:.1f}")]
+    return [(1, f"val {row['val_loss']:.3f}"), *terms, *((0, text) for _, text in scores), *rank]
 
 
 def _fit_parts(parts: Sequence[tuple[int, str]], width: int | None) -> str:

@@ -61,7 +61,7 @@ class RunResult:
 def resume_command(setup: Setup, folder: Path) -> str:
     """Return the command that resumes a run, quoted for a shell."""
     return shlex.join(
-        ["vitreous", setup.verb, "--config", str(folder / "recipe.yaml"), "--out", str(folder), "--resume"]
+        ["vitreous", setup.config.verb, "--config", str(folder / "recipe.yaml"), "--out", str(folder), "--resume"]
     )
 
 
@@ -176,7 +176,7 @@ def _save_interrupted(
             kept = f"the best weights so far (epoch {best.epoch}, {_scores(best.scores)}, in {setup.precision})"
         view.result(f"{stopped}: {kept} are in {model}, the checkpoint to resume from is {folder / LAST}")
         view.files(folder)
-        view.next(["vitreous", "predict", str(model), session.writer.example_image()])
+        view.next(session.writer.next_command())
     view.line("continue", resume_command(setup, folder), whole=True)
     return RunResult(
         folder=folder,

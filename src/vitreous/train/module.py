@@ -120,6 +120,11 @@ class VitModule(lightning.LightningModule):
         return float(self._loss_sum) / self.images_seen if self.images_seen else float("nan")
 
     @property
+    def score_columns(self) -> dict[str, float]:
+        """The scores of the last validation pass by their names in metrics.csv."""
+        return {f"val_{name}": value for name, value in (self.scores.summary() if self.scores else {}).items()}
+
+    @property
     def learning_rate(self) -> float:
         """Learning rate of the last update. With muon, this is the rate of the AdamW part."""
         return float(cast(Any, self.optimizers()).optimizer.param_groups[-1]["lr"])
@@ -161,13 +166,8 @@ class VitModule(lightning.LightningModule):
             self._buffers_before = {name: buffers[name].clone() for name in self._buffer_names}
         if progress >= 1 - self.patches_last:
             self.model.patch_dropout = 0.0  # type: ignore[assignment]  # a plain attribute, not a tensor
-        images, targets = self.augment.augment_batch(batch, progress)  # (B, C, H, W) and (B, K)
-        torch.manual_seed(model_seed(self.augment.seed, batch))  # makes dropout a function of seed, epoch and step
-        count = batch.get("whole", len(images))  # one of several processes has a share of the images
-        if self.distiller is None:
-            loss = self._backward(images, targets, count)
-        else:
-            loss = self._distil(images, targets, batch)
+        loss = self.compute_gradients(batch, progress)
+        count = batch.get("whole", len(batch["images"]))  # one of several processes has a share of the images
         self._loss_sum = self._loss_sum + loss * count
         self.images_seen += count
         self._micro_batches.append((batch, loss))
@@ -184,12 +184,21 @@ class VitModule(lightning.LightningModule):
         self.is_consistent = False
         optimizer.step()
         optimizer.zero_grad()
+        self.after_update(progress)
         if self.average is not None and self.ema is not None:
             self._update_average(self.average, min(self.ema, (1 + step) / (10 + step)))
         self._buffers_before = {}
         self.steps_made += 1
         self._sums_after_step, self.is_consistent = (self._loss_sum, self.images_seen), True
         return loss
+
+    def compute_gradients(self, batch: dict[str, Any], progress: float) -> Tensor:
+        """Add the gradients of a micro-batch to those of its step, and return its mean loss, detached."""
+        images, targets = self.augment.augment_batch(batch, progress)  # (B, C, H, W) and (B, K)
+        torch.manual_seed(model_seed(self.augment.seed, batch))  # makes dropout a function of seed, epoch and step
+        if self.distiller is not None:
+            return self._distil(self.distiller, images, targets, batch)
+        return self._backward(images, targets, batch.get("whole", len(images)))
 
     def _backward(self, images: Tensor, targets: Tensor, count: int) -> Tensor:
         """Add the gradients of a micro-batch of `count` images, and return its mean loss."""
@@ -201,9 +210,8 @@ class VitModule(lightning.LightningModule):
         self.manual_backward(loss / self.accumulate)
         return loss.detach()
 
-    def _distil(self, images: Tensor, targets: Tensor, batch: dict[str, Any]) -> Tensor:
+    def _distil(self, distiller: Distiller, images: Tensor, targets: Tensor, batch: dict[str, Any]) -> Tensor:
         """Do as :meth:`_backward`, with the teacher's part in the loss."""
-        distiller = cast("Distiller", self.distiller)
         loss_of = distiller.loss_of(self.model, images, targets, batch, self.class_weights)
         count = num_parts(self.model, images)
         if count > 1:
@@ -213,6 +221,9 @@ class VitModule(lightning.LightningModule):
         loss = loss_of(partial(self.model, images), slice(None))
         self.manual_backward(loss / self.accumulate)
         return loss.detach()
+
+    def after_update(self, progress: float) -> None:
+        """Do what follows an update of the weights: nothing in classification."""
 
     def _clip_gradients(self) -> Tensor:
         """Clip the gradients if the configuration asks for it, and return their norm before clipping."""

@@ -24,6 +24,7 @@ from vitreous.evaluate.calibration import choose_temperature
 from vitreous.evaluate.metrics import Scores
 from vitreous.files.writing import atomic_write
 from vitreous.machine.device import describe_machine, versions
+from vitreous.model.vit import VisionTransformer
 from vitreous.report.evaluation.results import EvaluationInput, measure
 from vitreous.report.figures import draw_curves
 from vitreous.report.run_report import Predictions, RunFacts, write_report
@@ -163,6 +164,10 @@ class RunWriter:
                 temperature=temperature,
             )
 
+    def next_command(self) -> list[str]:
+        """Return the command that uses the saved model, in words."""
+        return ["vitreous", "predict", str(self.folder / "model.safetensors"), self.example_image()]
+
     def example_image(self) -> str:
         """Return the path of a validation image to predict; write it first if the data set has no image files."""
         split = self.setup.data.splits["val"]
@@ -173,6 +178,11 @@ class RunWriter:
         with atomic_write(path, follow=False) as temporary:
             split.image(0).save(temporary, format="PNG")
         return str(path)
+
+    def exported(self, weights: Mapping[str, Tensor]) -> VisionTransformer:
+        """Return the model with these weights as it is saved."""
+        self._model.load_state_dict(weights)
+        return merge_adapters(self._model)
 
     def _save(
         self,
@@ -208,9 +218,10 @@ class RunWriter:
             provenance["distilled_from"] = setup.distiller.teacher.to_dict()
         if self.extended:
             provenance["extended_from"] = list(self.extended)
-        self._model.load_state_dict(weights)
-        info = ModelInfo(setup.data.classes, setup.pipeline, temperature, provenance, scores)
-        save_model(self.folder / name, merge_adapters(self._model), info, follow=False)
+        model = self.exported(weights)
+        classes = setup.data.classes if model.config.num_classes else ()
+        info = ModelInfo(classes, setup.pipeline, temperature, provenance, scores)
+        save_model(self.folder / name, model, info, follow=False)
         return self.folder / name
 
 

@@ -1,9 +1,9 @@
 """The course of a run: resolve data and model, announce, fit, select weights, calibrate, test once, save, report.
 
 :func:`run` finds the run directory. :func:`_run_phases` is the outline; the phases are in phases.py. Fine-tuning in
-stages has an outline of its own, in finetune/stages/story.py. Other fine-tuning also scores the frozen features before
-training, and compares the result with these scores. A resumed run continues training where it stopped; whatever comes
-after training runs again, with the same results.
+stages has an outline of its own, in finetune/stages/story.py, and so has pretraining, in pretrain/run.py. Other
+fine-tuning also scores the frozen features before training, and compares the result with these scores. A resumed
+run continues training where it stopped; whatever comes after training runs again, with the same results.
 """
 
 from __future__ import annotations
@@ -40,18 +40,13 @@ from vitreous.train.resume.signals import Signals, Stopped
 from vitreous.train.setup import Setup, prepare
 from vitreous.train.trainer import silence_lightning
 
-__all__ = [
-    "RunResult",
-    "announce",
-    "check_budget",
-    "open_run_dir",
-    "probe",
-    "run",
-    "select_weights",
-    "show_batch",
-    "test_once",
-    "write_results",
-]
+__all__ = ["Phases", "Prepare", "RunResult", "probe", "run", "show_batch", "write_results"]
+
+Prepare = Callable[[RunConfig, Collection[str], Display], Setup]
+"""Opens the data and the model of a run, as :func:`vitreous.train.setup.prepare`."""
+
+Phases = Callable[..., RunResult]
+"""Runs all phases of a run whose directory is locked; arguments as those of :func:`_run_phases`."""
 
 Write = Callable[[Path], AbstractContextManager[Path]]
 _EXIT_OVER_IMPORT = 0.35  # on exit, unloading the libraries takes this share of the time it took to import them
@@ -64,6 +59,8 @@ def run(
     started: float | None = None,
     view: Display | None = None,
     resume: bool = False,
+    prepare: Prepare = prepare,
+    phases: Phases | None = None,
 ) -> RunResult:
     """Train a classifier on labelled images, and write a model file and a report.
 
@@ -76,6 +73,8 @@ def run(
         view: Prints the lines of the run. None prints to stdout.
         resume: Whether to resume an earlier run with the same settings: the one in `config.out`, or else the newest of
             runs/NAME-1, -2 and so on. If there is none, a new run starts. A finished run is left as it is.
+        prepare: Opens the data and the model; pretraining has its own (:mod:`vitreous.train.pretrain.run`).
+        phases: Runs the phases, in place of those that the configuration asks for.
 
     Raises:
         KeyboardInterrupt: If Ctrl-C is pressed twice.
@@ -102,13 +101,13 @@ def run(
                 return announce_finished(folder, view)
             try:
                 with lock_run_dir(folder, recipe, resume) as run_dir, Signals().handled() as signals:
-                    phases = _phases(setup.config)
-                    return phases(setup, run_dir, view, signals, started=started, exit_seconds=exit_seconds)
+                    run_phases = phases or _phases(setup.config)
+                    return run_phases(setup, run_dir, view, signals, started=started, exit_seconds=exit_seconds)
             except Stopped as stopped:
                 raise KeyboardInterrupt from stopped
 
 
-def _phases(config: RunConfig) -> Callable[..., RunResult]:
+def _phases(config: RunConfig) -> Phases:
     """Return what runs the phases of a run: in stages if the mode of fine-tuning is left open."""
     if config.tune.mode != AUTO:
         return _run_phases

@@ -15,7 +15,6 @@ from PIL import Image
 
 from vitreous.accelerate.cost import Cost, cost
 from vitreous.accelerate.model import FastVisionTransformer, build
-from vitreous.checkpoint.shipped import SHIPPED
 from vitreous.data.batches.data_module import ImageDataModule
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import ImageData, Split, open_source
@@ -33,7 +32,16 @@ from vitreous.train.finetune.trainable import choose_trained
 if TYPE_CHECKING:  # runs without a teacher do not import it
     from vitreous.train.distil.distiller import Distiller
 
-__all__ = ["Setup", "describe_hardware", "describe_model", "fit_to_data", "one_thread_if_tiny", "prepare"]
+__all__ = [
+    "Setup",
+    "describe_hardware",
+    "describe_model",
+    "fit_to_data",
+    "make_loading",
+    "one_thread_if_tiny",
+    "open_data",
+    "prepare",
+]
 
 _MEASURED = 500  # training images from which mean and std are computed
 _TINY_STEP = 1e9  # FLOPs of the forward pass of a batch
@@ -54,11 +62,6 @@ class Setup:
     pretrained: Pretrained | None = None  # what a fine-tuning starts from, without its tensors
     distiller: Distiller | None = None  # what the run learns from a teacher
 
-    @property
-    def verb(self) -> str:
-        """The verb of the command line that makes such a run: `train`, or with a model of one's own `finetune`."""
-        return "train" if self.config.tune.source in (None, SHIPPED) else "finetune"
-
 
 def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setup:
     """Open the data, and build the data loaders and the model. Arguments as :func:`vitreous.train.run.run`."""
@@ -68,7 +71,7 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
         keep_freed_memory()  # before the first thread starts
     pretrained, data = None, None
     if config.tune.source == AUTO:
-        data = _open_data(config, view)
+        data = open_data(config, view)
         config, explicit = choose_start(config, explicit, data, device, precision=precision, view=view)
     if config.tune.source is not None:  # before the data, which may take minutes to read: a wrong name fails at once
         config, explicit = expand_short_name(config, explicit)
@@ -80,24 +83,9 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
 
         teacher = open_teacher(config.distil)
         config = replace(config, distil=replace(config.distil, teacher=teacher.name))
-    data = data or _open_data(config, view)
+    data = data or open_data(config, view)
     config = fit_to_data(config, data, explicit)
-    pipeline = EvalPipeline(pair(config.model.image_size), config.model.in_channels, config.preprocess)
-    if not pipeline.has_statistics:
-        pipeline = pipeline.with_measured_statistics(_sample(data.splits["train"]))
-    loading = ImageDataModule(
-        data,
-        pipeline,
-        config.augment,
-        batch_size=config.batch_size,
-        accumulate=config.accumulate,
-        seed=config.seed,
-        workers=config.data.workers,
-        memory_gb=config.data.memory_gb,
-        label_smoothing=config.label_smoothing,
-        balanced=config.balanced_sampling,
-        views=config.distil.views if config.distil.teacher is not None else None,
-    )
+    pipeline, loading = make_loading(config, data)
     distiller = None
     if config.distil.teacher is not None:
         from vitreous.train.distil.distiller import Distiller
@@ -114,9 +102,34 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
     return Setup(config, data, pipeline, loading, model, size, device, precision, pretrained, distiller)
 
 
-def _open_data(config: RunConfig, view: Display) -> ImageData:
+def open_data(config: RunConfig, view: Display, *, needs_labels: bool = True) -> ImageData:
+    """Open the data of a run, and show the progress of reading it."""
     with view.counting("reading") as count:
-        return open_source(config.data, progress=count)
+        return open_source(config.data, progress=count, needs_labels=needs_labels)
+
+
+def make_loading(
+    config: RunConfig, data: ImageData, *, crop_on_device: bool = False
+) -> tuple[EvalPipeline, ImageDataModule]:
+    """Return the evaluation pipeline, with mean and std, and the loaders. Arguments as ImageDataModule."""
+    pipeline = EvalPipeline(pair(config.model.image_size), config.model.in_channels, config.preprocess)
+    if not pipeline.has_statistics:
+        pipeline = pipeline.with_measured_statistics(_sample(data.splits["train"]))
+    loading = ImageDataModule(
+        data,
+        pipeline,
+        config.augment,
+        batch_size=config.batch_size,
+        accumulate=config.accumulate,
+        seed=config.seed,
+        workers=config.data.workers,
+        memory_gb=config.data.memory_gb,
+        label_smoothing=config.label_smoothing,
+        balanced=config.balanced_sampling,
+        views=config.distil.views if config.distil.teacher is not None else None,
+        crop_on_device=crop_on_device,
+    )
+    return pipeline, loading
 
 
 def fit_to_data(config: RunConfig, data: ImageData, explicit: Collection[str] = ()) -> RunConfig:

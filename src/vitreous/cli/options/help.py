@@ -32,7 +32,8 @@ TOPICS = {
     "distil": "a teacher: a larger trained model to learn from",
     "all": "every option",
 }
-"""Each topic and what it covers. The options of a topic begin with its name and a dot; `run` has all others."""
+"""Each topic and what it covers. The options of a topic begin with its name and a dot; `run` has all others, also those
+of a method of pretraining."""
 
 
 class VerbHelp(NamedTuple):
@@ -99,6 +100,6 @@ def _topic_screen(topic: str, verb: VerbHelp, parser: Parser, defaults: str) -> 
     parser.description = f"{verb.text}\n\n{defaults}" if topic == "all" else defaults
     for action in parser._actions if topic != "all" else ():
         group, dot, _ = max(action.option_strings, key=len, default="").removeprefix("--").partition(".")
-        if topic != (group if dot else "run"):
+        if topic != (group if dot and group in TOPICS else "run"):
             action.help = argparse.SUPPRESS
     return parser.format_help()

@@ -69,7 +69,7 @@ def data_files(source: str, folder: str | None = None, *lists: str | None) -> Ca
                 from vitreous.data.sources.manifest import list_manifest  # imports Pillow
 
                 yield path
-                yield from (entry.path for entry in list_manifest(path).entries)
+                yield from (entry.path for entry in list_manifest(path, needs_labels=False).entries)
             elif path.is_dir():
                 from vitreous.data.sources.finding import find_images
 

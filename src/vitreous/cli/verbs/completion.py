@@ -26,7 +26,7 @@ _FILE_OPTIONS = (
     *("--out", "--data.dir", "--data-dir", "--data.exclude", "--exclude", "--from", "--tune.source"),
     *("--teacher", "--distil.teacher"),
 )
-_TRAINING_VERBS = ("train", "plan", "finetune")
+_TRAINING_VERBS = ("train", "plan", "finetune", "pretrain")
 
 
 def _parser() -> Parser:
@@ -86,7 +86,7 @@ def _parser_of(verb: str) -> tuple[Parser, Mapping[str, str]]:
         return module._parser(), {}
     from vitreous.cli.verbs.train import _HELP, _SHORT, make_parser
 
-    parser = module._parser() if verb == "finetune" else make_parser(_HELP)
+    parser = module._parser() if verb in ("finetune", "pretrain") else make_parser(_HELP)
     short = {name: option for name, option in getattr(module, "_SHORT", _SHORT).items() if "_" not in name}
     return parser, {**short, "--resume": ""}
 

@@ -37,6 +37,7 @@ __all__ = [
     "parse",
     "parser_with_defaults",
     "refuse_missing_data",
+    "resize",
     "resolve",
     "run",
     "run_training",
@@ -235,7 +236,7 @@ def _source_and_recipe(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> t
 def _base_config(name: str, typed: Mapping[str, Any], stored: Mapping[str, Any]) -> RunConfig:
     """Return what applies before the single options typed: a recipe, the --config files, and the size of --model."""
     config = overlay(recipe(name), stored)
-    return _resize(config, typed["size"], typed.get("model", {})) if typed.get("size") else config
+    return resize(config, typed["size"], typed.get("model", {})) if typed.get("size") else config
 
 
 def parser_with_defaults(verb: VerbHelp, words: Sequence[str]) -> tuple[Parser, str]:
@@ -320,7 +321,7 @@ def add_preview_options(parser: Parser) -> None:
     add_json_options(parser)
 
 
-def _resize(config: RunConfig, name: str, typed: Mapping[str, Any]) -> RunConfig:
+def resize(config: RunConfig, name: str, typed: Mapping[str, Any]) -> RunConfig:
     """Replace the model's size by a named one; a name without a patch size keeps the patch size of the recipe."""
     from vitreous.model.sizes import config_of
 

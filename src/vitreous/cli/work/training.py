@@ -1,16 +1,19 @@
-"""One training for the verbs train and finetune: in this process, or in several (docs/scale.md)."""
+"""One training for train, finetune and pretrain: in this process, or in several (docs/scale.md)."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+from vitreous.errors import UsageError
 
 if TYPE_CHECKING:
     from vitreous.train.config import RunConfig
     from vitreous.train.finish import RunResult
+    from vitreous.train.scale.place import Place
 
 __all__ = ["process_start", "train"]
 
@@ -42,14 +45,27 @@ def train(
     from rich.console import Console
 
     from vitreous.train.console import Display
-    from vitreous.train.run import run
 
+    run = _choose_run(config, place)
+    view = Display(Console(stderr=True, soft_wrap=True)) if to_stderr else None
+    return run(config, explicit=explicit, started=process_start(), view=view, resume=resume)
+
+
+def _choose_run(config: RunConfig, place: Place | None) -> Callable[..., RunResult]:
+    """Return what runs a configuration: a pretraining, a training, or the part of one of several processes in it."""
+    if config.verb == "pretrain":
+        if place is not None:
+            raise UsageError(f"pretraining uses one process, this is one of {place.world}: start it without torchrun")
+        from vitreous.train.pretrain.run import pretrain
+
+        return cast("Callable[..., RunResult]", pretrain)
     if place is not None:
         from vitreous.train.scale.run import run_rank
 
-        run = partial(run_rank, place)
-    view = Display(Console(stderr=True, soft_wrap=True)) if to_stderr else None
-    return run(config, explicit=explicit, started=process_start(), view=view, resume=resume)
+        return partial(run_rank, place)
+    from vitreous.train.run import run
+
+    return run
 
 
 def process_start() -> float:

@@ -51,12 +51,14 @@ class RandomResizedCrop:
         config: The smallest area and the aspect ratios of the boxes.
         seed: Seed of the boxes.
         views: Number of views per image, as in :class:`~vitreous.data.augment.pipeline.BatchAugment`.
+        on_device: Whether the device cuts the boxes even if images are streamed, as it must if each has several.
     """
 
     pipeline: EvalPipeline
     config: AugmentConfig
     seed: int
     views: int | None = None
+    on_device: bool = False
 
     @property
     def storage(self) -> EvalPipeline:
@@ -90,16 +92,18 @@ class RandomResizedCrop:
         )
 
 
-def crop_boxes(uniform: Floats, aspect: Floats, smallest: float, ratio: tuple[float, float]) -> Floats:
+def crop_boxes(
+    uniform: Floats, aspect: Floats, smallest: float, ratio: tuple[float, float], largest: float = 1.0
+) -> Floats:
     """Return the boxes of a random resized crop, as torchvision's RandomResizedCrop but not rounded to pixels.
 
-    The fraction of the area is uniform in [smallest, 1], the aspect ratio log-uniform in ``ratio``. The first of 10
-    boxes that fits is used; if none fits, the largest centred box of an allowed ratio. Fractions and ratios refer to
+    The fraction of the area is uniform in [smallest, largest], the aspect ratio log-uniform in ``ratio``. The first of
+    10 boxes that fits is used; if none fits, the largest centred box of an allowed ratio. Fractions and ratios refer to
     the original images, of width / height ``aspect`` (B,), even if they are stored with another one. The random numbers
     ``uniform`` are (B, CROP_COLUMNS), the result is (B, 4): top, left, height, width as fractions of the image.
     """
     aspect = aspect[:, None]
-    area = smallest + (1 - smallest) * uniform[:, :_TRIES]
+    area = smallest + (largest - smallest) * uniform[:, :_TRIES]
     low, high = math.log(ratio[0]), math.log(ratio[1])
     box_ratio = np.exp(low + (high - low) * uniform[:, _TRIES : 2 * _TRIES])
     width, height = np.sqrt(area * box_ratio / aspect), np.sqrt(area * aspect / box_ratio)

@@ -53,6 +53,7 @@ class ImageDataModule(LightningDataModule):
         balanced: Show all classes equally often in training (:func:`vitreous.data.batches.sampler.balanced_order`).
         views: Number of fixed views that each training image has, as in
             :class:`~vitreous.data.augment.pipeline.BatchAugment`; None draws new ones in each epoch.
+        crop_on_device: Leave random resized crops to the device, which may cut several from each image.
         ready: Yield (images float32, targets float32 (B, K)) for training and (images float32, labels) for evaluation,
             instead of the dicts described in :mod:`vitreous.data.batches.dataset`.
         progress: Called with (done, total) while a split is decoded.
@@ -72,6 +73,7 @@ class ImageDataModule(LightningDataModule):
         label_smoothing: float = 0.0,
         balanced: bool = False,
         views: int | None = None,
+        crop_on_device: bool = False,
         ready: bool = False,
         progress: Progress | None = None,
     ) -> None:
@@ -83,7 +85,7 @@ class ImageDataModule(LightningDataModule):
         train = data.splits["train"]
         self.train_sampler = TrainSampler(len(train), batch_size, accumulate, seed, train.labels if balanced else None)
         is_cut = self.augment.resized_crop < 1
-        self._crop = RandomResizedCrop(pipeline, self.augment, seed, views) if is_cut else None
+        self._crop = RandomResizedCrop(pipeline, self.augment, seed, views, crop_on_device) if is_cut else None
         self.in_memory = self.decoded_bytes <= memory_gb * 2**30
         self.workers = min(cores(), 16) if workers is None else workers
         self._datasets: dict[str, MemoryDataset | StreamedDataset] = {}

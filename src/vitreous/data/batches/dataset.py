@@ -2,8 +2,10 @@
 
 A batch is a dict with ``images`` uint8 (B, C, H, W), ``labels`` and ``index`` int64 (B,), and ``epoch``, ``step`` and
 ``offset`` int. A batch from memory that is still to be cropped also has ``boxes`` float32 (B, 4), and larger images:
-the device of the model cuts them faster than the loader. Where several processes share a training batch, it also has
-``positions``, a list of the positions of its images in the step, and ``whole``, the number of images in all processes.
+the device of the model cuts them faster than the loader. If each image has several crops, the batch has ``aspect``
+float32 (B,) instead, the width over the height of the original images. Where several processes share a training batch,
+it also has ``positions``, a list of the positions of its images in the step, and ``whole``, the number of images in all
+processes.
 """
 
 from __future__ import annotations
@@ -69,6 +71,8 @@ class MemoryDataset(Dataset[Batch | VitreousError]):
         images = self.pixels.index_select(0, torch.from_numpy(plan.indices)).permute(0, 3, 1, 2)  # (B, C, H, W)
         if self.crop is None:
             return _batch(plan, images.contiguous(), self.labels)
+        if self.crop.on_device:
+            return _batch(plan, images, self.labels) | {"aspect": torch.from_numpy(self.aspect[plan.indices])}
         draws = _draw(self.crop, plan)
         boxes = self.crop.boxes(draws, self.aspect[plan.indices])
         return _batch(plan, images, self.labels) | {"boxes": torch.from_numpy(boxes)}
@@ -113,8 +117,14 @@ class StreamedDataset(Dataset[Batch | VitreousError]):
         An error is returned, not raised, because torch would wrap it in the traceback of the worker. The loader raises
         it in the main process.
         """
+        aspects = {}
         try:
-            if self.crop is None:
+            if self.crop is not None and self.crop.on_device:
+                storage = self.crop.storage
+                decoded = [self.split.reduced_image(n, max(storage.size)) for n in plan.indices.tolist()]
+                images = [storage.pixels(image) for image, _ in decoded]
+                aspects = {"aspect": torch.tensor([aspect for _, aspect in decoded])}
+            elif self.crop is None:
                 images = [self.pipeline.pixels(self.split.image(index)) for index in plan.indices.tolist()]
             else:
                 images = list(self._crops(plan, self.crop))
@@ -123,7 +133,7 @@ class StreamedDataset(Dataset[Batch | VitreousError]):
         # A process may have no images in the last batches of an evaluation.
         stacked = np.stack(images) if images else np.empty((0, *self.pipeline.size, self.pipeline.channels), np.uint8)
         pixels = torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous()  # (B, C, H, W)
-        return _batch(plan, pixels, self.split.labels)
+        return _batch(plan, pixels, self.split.labels) | aspects
 
     def _crops(self, plan: BatchPlan, crop: RandomResizedCrop) -> Iterator[npt.NDArray[np.uint8]]:
         """Yield a random crop of each image, uint8 (H, W, C)."""

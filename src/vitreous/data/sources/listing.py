@@ -18,6 +18,7 @@ from vitreous.files.text import visible
 
 __all__ = [
     "SPLIT_NAMES",
+    "UNLABELLED",
     "Entry",
     "Listing",
     "exclusion_line",
@@ -37,6 +38,9 @@ SPLIT_NAMES = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 """Names of splits in folders and manifests, in lower case, and the split that each stands for."""
+
+UNLABELLED = "unlabelled"
+"""Stands for the class of an image without a label, where labels do not matter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from vitreous.data.sources.listing import SPLIT_NAMES, Entry, Listing, first_ten, plain_name, pluralize
+from vitreous.data.sources.listing import SPLIT_NAMES, UNLABELLED, Entry, Listing, first_ten, plain_name, pluralize
 from vitreous.errors import DataError, MissingExtraError
 from vitreous.files.opening import open_regular
 from vitreous.files.text import visible
@@ -38,20 +39,22 @@ _Choose = Callable[[Path, Sequence[str]], list[str]]
 """Returns the columns of a header to read, in its order."""
 
 
-def list_manifest(manifest: Path) -> Listing:
+def list_manifest(manifest: Path, *, needs_labels: bool = True) -> Listing:
     """List the images of an existing .csv, .tsv, .parquet or .pq file.
 
     Columns are `path` (or `file`, `filename`, `image`), `label` (or `class`, `target`, `category`) and optionally
     `split` with `train`, `val` or `test`; case does not matter. If several columns qualify, the first in this order is
     read, and a note says so if their cells differ. Relative paths are relative to the table's folder. A CSV file may be
-    separated by commas, semicolons or tabs.
+    separated by commas, semicolons or tabs. Unless it `needs_labels`, the column may be missing, or cells of it empty.
     """
-    is_parquet = manifest.suffix.lower() in (".parquet", ".pq")
-    header, columns, numbers = _read_parquet(manifest) if is_parquet else _read_csv(manifest)
+    read = _read_parquet if manifest.suffix.lower() in (".parquet", ".pq") else _read_csv
+    header, columns, numbers = read(manifest, _needed if needs_labels else partial(_needed, roles=("path",)))
     if not numbers:
         raise DataError(f"{manifest} has a header and no rows")
     indices = {role: [header.index(name) for name in _columns_for(role, header)] for role in _COLUMNS}
     cells = {role: columns[index[0]] for role, index in indices.items() if index}
+    if not needs_labels:
+        cells["label"] = [label or UNLABELLED for label in cells.get("label", [""] * len(numbers))]
     _check_cells(manifest, cells, {role: header[index[0]] for role, index in indices.items() if index}, numbers)
     splits = cells.get("split")
     entries = [
@@ -102,7 +105,7 @@ def _check_cells(
     manifest: Path, cells: Mapping[str, Sequence[str]], names: Mapping[str, str], numbers: Sequence[int]
 ) -> None:
     for role, values in cells.items():
-        where = f"(column {names[role]!r})"
+        where = f"(column {names.get(role, role)!r})"
         if empty := [numbers[n] for n, cell in enumerate(values) if not cell]:
             raise DataError(f"{manifest}: rows {first_ten(empty)} have no {role} {where}")
         if broken := [numbers[n] for n, cell in enumerate(values) if "\0" in cell]:
@@ -132,13 +135,13 @@ def _columns_for(role: str, header: Sequence[str]) -> list[str]:
     return [by_name[name] for name in _COLUMNS[role] if name in by_name]
 
 
-def _needed(manifest: Path, header: Sequence[str]) -> list[str]:
-    """Return the columns to read, in the header's order."""
+def _needed(manifest: Path, header: Sequence[str], roles: Sequence[str] = ("path", "label")) -> list[str]:
+    """Return the columns to read, in the header's order; those of the roles must be there."""
     counts = Counter(name.strip().lower() for name in header)
     twice = [repr(name) for name, count in counts.items() if count > 1 and name]  # spreadsheets leave some unnamed
     if twice:
         raise DataError(f"{manifest} has more than one column {first_ten(twice)}: rename or remove all but one")
-    for role in ("path", "label"):
+    for role in roles:
         if not _columns_for(role, header):
             raise DataError(
                 f"{manifest} has no column {role} (or {', '.join(_COLUMNS[role][1:4])}): its columns are "
@@ -208,7 +211,7 @@ def _read_parquet(manifest: Path, choose: _Choose = _needed) -> _Table:
         with open_regular(manifest, _PARQUET_BYTES) as raw, pyarrow.parquet.ParquetFile(raw) as file:
             schema, count = file.schema_arrow, file.metadata.num_rows
             needed = choose(manifest, schema.names)
-            if choose is not _needed:
+            if choose is _path_and_further:
                 needed = [name for name in needed if _is_plain(schema.field(name).type)]
             _check_rows(manifest, count)
             _check_columns(manifest, file, needed)

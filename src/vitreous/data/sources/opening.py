@@ -17,13 +17,14 @@ import numpy.typing as npt
 from PIL import Image
 
 from vitreous.data.config import DataConfig
-from vitreous.data.images.reading import ImageFacts, read_image, read_reduced
+from vitreous.data.images.reading import read_image, read_reduced
 from vitreous.data.sources.folders import LAYOUT, list_folder
 from vitreous.data.sources.known import KNOWN, PixelSet, load_known
 from vitreous.data.sources.listing import Entry, Listing, first_ten, match_exclusions, ordered_classes, pluralize
 from vitreous.data.sources.manifest import MANIFEST_SUFFIXES, list_manifest
-from vitreous.data.sources.scan import Progress, Scanned, content_hash, scan
+from vitreous.data.sources.scan import Progress, Scanned, content_hash, scan, unopened
 from vitreous.data.sources.split import absent_classes, copies_across, held_out, hold_out_val
+from vitreous.data.sources.unlabelled import list_unlabelled
 from vitreous.data.sources.urls import refuse_url
 from vitreous.errors import DataError, UsageError, did_you_mean
 
@@ -103,7 +104,12 @@ class ImageData:
 
 
 def open_source(
-    config: DataConfig, progress: Progress | None = None, hold_out: bool = True, record: object = None
+    config: DataConfig,
+    progress: Progress | None = None,
+    hold_out: bool = True,
+    record: object = None,
+    *,
+    needs_labels: bool = True,
 ) -> ImageData:
     """Open the configured source and check every image.
 
@@ -116,19 +122,21 @@ def open_source(
         hold_out: Split val off train if the data has no val, as training needs it. If False, data without any split is
             a single split `all`, and one class is enough; evaluation needs no more.
         record: What the training of a model held out of this source, from its model file; these images become val.
+        needs_labels: If False, images without a label have the class :data:`~vitreous.data.sources.listing.UNLABELLED`,
+            and no class needs to be in every split.
 
     Raises:
         UsageError: If the source is neither a path nor a known dataset.
         DataError: If it is missing, empty, has a single class, contradicts its own splits, or, with `strict`, has files
             that cannot be decoded.
     """
-    listed = list_source(config)
+    listed = list_source(config, needs_labels=needs_labels)
     if isinstance(listed, PixelSet):
         return _from_pixels(config, listed, record)
-    return _from_files(config, listed, progress, hold_out, record)
+    return _from_files(config, listed, progress, hold_out, record, needs_labels=needs_labels)
 
 
-def list_source(config: DataConfig) -> PixelSet | Listing:
+def list_source(config: DataConfig, *, needs_labels: bool = True) -> PixelSet | Listing:
     """Identify the source and list it, without opening any image of a folder or a manifest.
 
     Files are sorted by name and label, regardless of their order in a manifest or on disk.
@@ -136,8 +144,10 @@ def list_source(config: DataConfig) -> PixelSet | Listing:
     path = find_source(config.source)
     if path is None:
         listing = load_known(config.source, config.dir)
+    elif path.is_dir():
+        listing = list_folder(path) if needs_labels else list_unlabelled(path)
     else:
-        listing = list_folder(path) if path.is_dir() else list_manifest(path)
+        listing = list_manifest(path, needs_labels=needs_labels)
     if isinstance(listing, Listing):
         listing.entries.sort(key=lambda entry: (entry.name, entry.label, entry.split or ""))
     return listing
@@ -206,7 +216,13 @@ def _from_pixels(config: DataConfig, pixels: PixelSet, record: object) -> ImageD
 
 
 def _from_files(
-    config: DataConfig, listing: Listing, progress: Progress | None, hold_out: bool, record: object
+    config: DataConfig,
+    listing: Listing,
+    progress: Progress | None,
+    hold_out: bool,
+    record: object,
+    *,
+    needs_labels: bool,
 ) -> ImageData:
     entries, notes = listing.entries, list(listing.notes)
     if config.exclude:
@@ -215,7 +231,7 @@ def _from_files(
         entries = [entry for n, entry in enumerate(entries) if n not in dropped]
         notes += more
     if listing.trusted:
-        scanned = [_unopened(entry) for entry in entries]
+        scanned = [unopened(entry.name, entry.path) for entry in entries]
         measured = scan([entry.path for entry in entries[:: len(entries) // 256 + 1]])
     else:
         scanned = measured = scan([entry.path for entry in entries], progress=progress)
@@ -223,7 +239,10 @@ def _from_files(
     readable = [n for n, file in enumerate(scanned) if not file.facts.reason]
     all_labels = {entry.label for entry in entries}
     entries, digests = [entries[n] for n in readable], [scanned[n].digest for n in readable]
-    classes = listing.classes or _classes_of(config.source, entries, least=2 if hold_out else 1)
+    if needs_labels:
+        classes = listing.classes or _classes_of(config.source, entries, least=2 if hold_out else 1)
+    else:
+        classes = listing.classes or ordered_classes({entry.label for entry in entries})
     lost = all_labels - set(classes)
     if lost:
         notes.append(f"classes without a readable image, left out: {first_ten(sorted(lost))}")
@@ -253,12 +272,6 @@ def _from_files(
         unreadable=unreadable,
         notes=notes,
     )
-
-
-def _unopened(entry: Entry) -> Scanned:
-    """Return the result for a trusted file, which is not read: name and length stand for its content."""
-    identity = f"{entry.name} {entry.path.stat().st_size}"
-    return Scanned(content_hash(identity.encode()), ImageFacts((0, 0), False, None))
 
 
 def _check_readable(config: DataConfig, entries: Sequence[Entry], scanned: Sequence[Scanned]) -> list[tuple[Path, str]]:

@@ -13,7 +13,7 @@ from vitreous.data.images.decoding import TOO_LARGE
 from vitreous.data.images.headers import UnreadableError
 from vitreous.data.images.reading import ImageFacts, inspect_image, open_image_file
 
-__all__ = ["Progress", "Scanned", "content_hash", "scan"]
+__all__ = ["Progress", "Scanned", "content_hash", "scan", "unopened"]
 
 Progress = Callable[[int, int], None]
 """Called with (done, total) as files are read."""
@@ -58,3 +58,9 @@ def _scan_one(path: Path) -> Scanned:
 def content_hash(content: bytes | memoryview) -> str:
     """Return the 16-byte BLAKE2b of some bytes, in hex."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def unopened(name: str, path: Path) -> Scanned:
+    """Return the result for a trusted file, which is not read: name and length stand for its content."""
+    identity = f"{name} {path.stat().st_size}"
+    return Scanned(content_hash(identity.encode()), ImageFacts((0, 0), False, None))

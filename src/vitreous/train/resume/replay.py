@@ -11,14 +11,14 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitreous.accelerate.cost import forward_bytes
-from vitreous.accelerate.model import FastVisionTransformer, build
+from vitreous.accelerate.model import build
 from vitreous.checkpoint.model_config import invalid_fields, too_many_blocks
 from vitreous.checkpoint.model_file import build_on_meta
 from vitreous.data.augment.pipeline import BatchAugment
@@ -29,7 +29,7 @@ from vitreous.errors import CheckpointError
 from vitreous.machine.free_memory import memory_left
 from vitreous.model.config import ViTConfig, pair
 from vitreous.runs.state_file import read_state, write_state
-from vitreous.train.config import TuneConfig
+from vitreous.train.config import RunConfig, TuneConfig
 from vitreous.train.finetune.trainable import choose_trained, class_weights, freeze_modules
 from vitreous.train.resume.non_finite import NonFiniteStepError
 from vitreous.train.setup import Setup
@@ -58,14 +58,16 @@ def write_replay(path: Path, setup: Setup, error: NonFiniteStepError) -> None:
     write_state(
         path,
         {
-            "replay": 2,
+            "replay": 3,
             "step": str(error),
             "model": model.to_dict(),
             "augment": dataclasses.asdict(config.augment),
             "tune": dataclasses.asdict(config.tune),
+            "pretrain": _pretraining(config),
             "pipeline": setup.pipeline.to_dict(),
             "label_smoothing": config.label_smoothing,
             "seed": config.seed,
+            "classes": classes,
             "class_weights": class_weights(labels, classes, config.class_weights),
             "precision": setup.precision,
             "progress": error.progress,
@@ -77,13 +79,19 @@ def write_replay(path: Path, setup: Setup, error: NonFiniteStepError) -> None:
     )
 
 
+def _pretraining(config: RunConfig) -> dict[str, Any] | None:
+    """Return the method of a pretraining run, with its options; None for a classifier."""
+    own = {field.name for field in dataclasses.fields(config)} - {f.name for f in dataclasses.fields(RunConfig)}
+    return {name: value for name, value in dataclasses.asdict(config).items() if name in own} if own else None
+
+
 def replay(path: Path) -> Finding:
     """Repeat a step in float32 on the CPU, and find the module where the first value that is not finite arises.
 
     A step that is finite in float32 is repeated in bfloat16 if the run computed in it.
     """
     stored = read_state(path)
-    if not isinstance(stored, dict) or stored.get("replay") != 2:
+    if not isinstance(stored, dict) or stored.get("replay") != 3:
         raise CheckpointError(f"'{path}' is not a replay file, or another version of vitreous wrote it")
     try:
         notes = []
@@ -105,17 +113,23 @@ def replay(path: Path) -> Finding:
         raise CheckpointError(f"'{path}' cannot be replayed: {error}") from error
 
 
-def _restore(stored: Mapping[str, Any]) -> tuple[FastVisionTransformer, BatchAugment]:
+def _restore(stored: Mapping[str, Any]) -> tuple[nn.Module, BatchAugment]:
     config = _config(stored)
-    model = choose_trained(build(config), TuneConfig(**stored["tune"]))
+    pipeline = EvalPipeline.from_dict(stored["pipeline"])
+    model: nn.Module
+    if stored["pretrain"] is None:
+        model = choose_trained(build(config), TuneConfig(**stored["tune"]))
+    else:
+        from vitreous.train.pretrain.building import restore_objective  # runs on labels do without
+
+        model = restore_objective(stored["pretrain"], build(config), pipeline)
     try:
         model.load_state_dict(stored["weights"])
     except RuntimeError as error:
         raise ValueError("the weights do not fit the model") from error
     freeze_modules(model)
-    pipeline = EvalPipeline.from_dict(stored["pipeline"])
     augment = AugmentConfig(**_fields(stored["augment"]))
-    return model, BatchAugment(augment, pipeline, config.num_classes, stored["seed"], stored["label_smoothing"])
+    return model, BatchAugment(augment, pipeline, stored["classes"], stored["seed"], stored["label_smoothing"])
 
 
 def _config(stored: Mapping[str, Any]) -> ViTConfig:
@@ -144,7 +158,10 @@ def _fields(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _repeat(
-    model: FastVisionTransformer, augment: BatchAugment, stored: Mapping[str, Any], precision: torch.dtype | None = None
+    model: nn.Module,
+    augment: BatchAugment,
+    stored: Mapping[str, Any],
+    precision: torch.dtype | None = None,
 ) -> tuple[str, str] | None:
     """Repeat the step without its update; return the module where it fails and a line about it, or None."""
     for name, value in model.state_dict().items():
@@ -152,19 +169,28 @@ def _repeat(
             return name, f"the weights of {name} are not finite before the step"
     parts = len(stored["batches"])
     for batch in stored["batches"]:
-        images, targets = augment.augment_batch(batch, stored["progress"])
-        if not _is_finite(images):
+        if stored["pretrain"] is not None:
+            views, targets = cast(Any, model).views(batch, augment, stored["progress"]), None
+        else:
+            images, targets = augment.augment_batch(batch, stored["progress"])
+            views = (images,)
+        if not all(map(_is_finite, views)):
             return "images", "the augmented images are not finite: check --augment and --preprocess.std"
         torch.manual_seed(model_seed(augment.seed, batch))
-        cast: Any = torch.autocast("cpu", precision) if precision is not None else contextlib.nullcontext()
+        autocast: Any = torch.autocast("cpu", precision) if precision is not None else contextlib.nullcontext()
         with _hooked(model) as first:
-            with cast:
-                logits = model(images)
+            with autocast:
+                output = model(views[0]) if targets is not None else model(views).loss
             if first.output is not None:
                 return first.output, f"the output of {first.output} is the first that is not finite"
-            loss = F.cross_entropy(logits.float(), targets, weight=stored["class_weights"]) / parts
+            if targets is None:
+                loss = output / parts
+            else:
+                loss = F.cross_entropy(output.float(), targets, weight=stored["class_weights"]) / parts
             if not _is_finite(loss):
-                size = f"logits up to {logits.abs().max():.3g}"
+                size = (
+                    f"logits up to {output.abs().max():.3g}" if targets is not None else "it arises in the loss itself"
+                )
                 return "loss", f"all outputs are finite, the loss is {loss.item()}: {size}"
             operation = _backward(loss)
         if source := first.gradient or operation:

@@ -11,12 +11,11 @@ from __future__ import annotations
 import contextlib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import lightning
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -185,11 +184,10 @@ def with_more_epochs(state: RunState, current: Mapping[str, str]) -> RunState:
     )
 
 
-def check_position(state: RunState, setup: Setup) -> None:
+def check_position(state: RunState, setup: Setup, score_columns: Collection[str]) -> None:
     """Raise an error if this run could not reach the position or history of a state with a correct checksum."""
     config, per_epoch = setup.config, setup.data_module.steps_per_epoch
-    scores = evaluate(torch.zeros(1, len(setup.data.classes)), torch.zeros(1, dtype=torch.int64)).summary()
-    columns = {*_COLUMNS, *(f"val_{name}" for name in scores)}
+    columns = {*_COLUMNS, *score_columns}
     epochs = config.epochs if config.steps is None else -(-config.steps // per_epoch)
     fits = {
         "step": state.step <= per_epoch,

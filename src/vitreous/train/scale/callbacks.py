@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import FrameType
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.pytorch.strategies import DDPStrategy
 
 from vitreous.runs.lock import Lock
-from vitreous.train.assembly import Kit
+from vitreous.train.assembly import Kit, make_module
 from vitreous.train.callbacks import MetricsLog
 from vitreous.train.module import VitModule
 from vitreous.train.progress import Budget, Clock
@@ -210,10 +211,10 @@ def make_kit(team: Team, device: torch.device) -> Kit:
         return shared
 
     return Kit(
-        module=lambda *args, **kwargs: SharedVitModule(team, *args, **kwargs),
-        metrics=lambda *args, **kwargs: SharedMetricsLog(team, *args, **kwargs),
-        checkpoint=lambda *args, **kwargs: SharedCheckpoint(team, *args, **kwargs),
-        writer=lambda *args, **kwargs: SharedWriter(team, *args, **kwargs),
+        module=lambda setup, progress: make_module(setup, progress, partial(SharedVitModule, team)),
+        metrics=partial(SharedMetricsLog, team),
+        checkpoint=partial(SharedCheckpoint, team),
+        writer=partial(SharedWriter, team),
         share_clock=share_clock,
         strategy={"strategy": strategy, "num_nodes": place.nodes, "use_distributed_sampler": False},
     )

@@ -19,7 +19,7 @@ from vitreous.accelerate.batch_parts import add_gradients, num_parts
 from vitreous.data.sources.listing import pluralize
 from vitreous.errors import NonFiniteError, OutputError
 from vitreous.runs.folder import RunDir
-from vitreous.train.assembly import Session, rebuild
+from vitreous.train.assembly import Kit, Session, rebuild
 from vitreous.train.callbacks import is_better
 from vitreous.train.finetune.stages.outcome import Candidate, Outcome
 from vitreous.train.finetune.stages.staging import Staging, variant, whole_state
@@ -110,7 +110,7 @@ def _open(staging: Staging, mode: str, start: Candidate) -> Session:
     if staging.run_dir.has_run and (found := load_newest(folder, lambda line: view.line("damaged", line))):
         path, state = found
         check_identity(state.identity, settings, f"'{path}'")
-        check_position(state, setup)
+        check_position(state, setup, Kit().score_columns(setup))
         view.line("resume", f"{path}: continues from {state.where}")
     if setup.distiller is not None:
         setup.distiller.restart(setup.config)

@@ -1,0 +1,166 @@
+"""The report of a pretraining run: report.json for programs; a page, curves and images for people, light and dark.
+
+report.json (format_version 1) has recipe, method, options, seed, device, precision, data, model, training, machine and
+versions, as :mod:`vitreous.report.run_report` describes those that it shares; `features`, the measures of the saved
+weights; `last_epoch`, the last row of metrics.csv; `pretrained_from`, the model that `--from` named, or null; and
+`pictures`, the names of the figures beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from vitreous.files.text import json_text, json_values
+from vitreous.files.writing import atomic_write
+from vitreous.report.document import document, safe
+from vitreous.report.drawing import data_uri
+from vitreous.report.figures import points
+from vitreous.report.fonts import FontSet
+from vitreous.report.style import DARK, LIGHT, Theme, to_png
+
+__all__ = ["Figures", "PretrainReport", "write_pretraining_report"]
+
+Pixels = npt.NDArray[np.uint8]
+
+_FORMAT_VERSION = 1
+_CAPTIONS = {
+    "curves": "Losses, probes on the validation split, and the number of dimensions that the features use, by epoch.",
+    "reconstructions": "Validation images, what the model saw of them, and what it made of that.",
+    "neighbours": "Validation images, and those whose features are most similar, with the cosine similarity.",
+}
+_PERCENT = FuncFormatter(lambda share, _: f"{round(100 * share, 2):g} %")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The images of the figures, each (H, W, C) in uint8."""
+
+    images: Sequence[Pixels]
+    neighbours: Sequence[Sequence[Pixels]]  # of each image, the most similar first
+    similarities: Sequence[Sequence[float]]  # cosines of their features
+    visible: Sequence[Pixels] = field(default_factory=list)  # what the model saw; empty without reconstructions
+    completed: Sequence[Pixels] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PretrainReport:
+    """What a report shows."""
+
+    name: str  # of the run
+    about: str  # one line
+    content: Mapping[str, Any]  # of report.json
+    history: Sequence[Mapping[str, Any]]  # rows of metrics.csv
+    figures: Figures
+
+
+def write_pretraining_report(folder: Path, report: PretrainReport) -> dict[str, Any]:
+    """Write the figures, the page, and last report.json, whose content is returned."""
+    drawn: dict[str, tuple[bytes, bytes]] = {"curves": _both(_curves, report)}
+    if report.figures.visible:
+        drawn["reconstructions"] = _both(_reconstructions, report)
+    drawn["neighbours"] = _both(_neighbours, report)
+    files = {
+        f"{name}{end}.png": png for name, both in drawn.items() for end, png in zip(("", "-dark"), both, strict=True)
+    }
+    html = "".join(document("vitreous.report.evaluation", f"Pretraining {report.name}", _content(report, drawn)))
+    content = {"format_version": _FORMAT_VERSION, **report.content, "pictures": list(files)}
+    found: dict[str, Any] = json_values(content)
+    text = json_text(found, indent=2) + "\n"
+    for name, data in {**files, "report.html": html.encode(), "report.json": text.encode()}.items():
+        with atomic_write(folder / name, follow=False) as path:
+            path.write_bytes(data)
+    return found
+
+
+def _content(report: PretrainReport, drawn: Mapping[str, tuple[bytes, bytes]]) -> Iterator[str]:
+    yield f"<h1>Pretraining {safe(report.name)}</h1>\n<p>{safe(report.about)}</p>\n"
+    for name, (light, dark) in drawn.items():
+        yield f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{data_uri(dark)}">'
+        yield f'<img src="{data_uri(light)}" alt="{_CAPTIONS[name]}" style="max-width:100%;height:auto"></picture>'
+        yield f"<figcaption>{_CAPTIONS[name]}</figcaption></figure>\n"
+
+
+def _both(draw: Any, report: PretrainReport) -> tuple[bytes, bytes]:
+    """Draw a figure for light and for dark pages."""
+    drawn = []
+    for theme in (LIGHT, DARK):
+        with theme.applied(FontSet([])):
+            drawn.append(draw(report, theme))
+    return drawn[0], drawn[1]
+
+
+def _curves(report: PretrainReport, theme: Theme) -> bytes:
+    figure = Figure(figsize=(12.5, 4.2), layout="constrained")
+    loss, probe, rank = figure.subplots(1, 3)
+    terms = [name for name in (report.history[-1] if report.history else {}) if name.startswith("val_")]
+    terms = [name for name in terms if name not in ("val_loss", "val_knn", "val_linear")]
+    _line(loss, report, "train_loss", "train", color=theme.orange)
+    _line(loss, report, "val_loss", "validation", color=theme.blue)
+    for name, style in zip(terms, ("--", ":", "-.", (0, (1, 3))), strict=False):
+        _line(loss, report, name, name.removeprefix("val_").replace("_", " "), color=theme.muted, linestyle=style)
+    loss.set(title="Loss and its terms")
+    _line(probe, report, "val_knn", "k nearest neighbours", color=theme.blue)
+    _line(probe, report, "val_linear", "linear probe", color=theme.green)
+    probe.set(title="Probes of the features (higher is better)" if probe.lines else "No labels: no probes")
+    probe.yaxis.set_major_formatter(_PERCENT)
+    _line(rank, report, "effective_rank", "effective rank", color=theme.blue)
+    _line(rank, report, "rankme", "RankMe", color=theme.green)
+    rank.set(title="Dimensions that the features use")
+    for axes in (loss, probe, rank):
+        axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
+        axes.grid(axis="y", linewidth=0.8)
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend(loc="best")
+    return to_png(figure, f"{len(report.history)} epochs of pretraining", report.about)
+
+
+def _line(axes: Axes, report: PretrainReport, key: str, label: str, **style: Any) -> None:
+    if found := points(report.history, key):
+        marker = "o" if len(found) <= 25 else None
+        axes.plot(*zip(*found, strict=True), label=label, marker=marker, markersize=4, **style)
+
+
+def _reconstructions(report: PretrainReport, theme: Theme) -> bytes:
+    shown = report.figures
+    rows = (("image", shown.images), ("visible", shown.visible), ("completed", shown.completed))
+    figure = Figure(figsize=(1.4 * len(shown.images) + 1, 4.8), layout="constrained")
+    grid = figure.subplots(3, len(shown.images), squeeze=False)
+    for row, (name, images) in zip(grid, rows, strict=True):
+        for axes, image in zip(row, images, strict=True):
+            _image(axes, image)
+        row[0].set_ylabel(name)
+    return to_png(figure, "Reconstructions", _CAPTIONS["reconstructions"])
+
+
+def _neighbours(report: PretrainReport, theme: Theme) -> bytes:
+    shown = report.figures
+    columns = 1 + max((len(row) for row in shown.neighbours), default=0)
+    figure = Figure(figsize=(1.4 * columns, 1.55 * len(shown.images) + 0.5), layout="constrained")
+    grid = figure.subplots(len(shown.images), columns, squeeze=False)
+    for row, image, others, values in zip(grid, shown.images, shown.neighbours, shown.similarities, strict=True):
+        for axes, each, value in zip(row, [image, *others], [None, *values], strict=True):
+            _image(axes, each)
+            if value is not None:
+                axes.set_xlabel(f"{value:.2f}", fontsize=9, color=theme.muted)
+    grid[0][0].set_title("image")
+    if columns > 1:
+        grid[0][1].set_title("most similar")
+    return to_png(figure, "Nearest neighbours", _CAPTIONS["neighbours"])
+
+
+def _image(axes: Axes, pixels: Pixels) -> None:
+    axes.imshow(pixels if pixels.shape[2] == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=255)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)

@@ -1,0 +1,132 @@
+"""What all pretraining objectives have in common.
+
+Shapes: B batch, C channels, H x W pixels, N patches, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.accelerate.model import FastVisionTransformer
+from vitreous.data.augment.pipeline import BatchAugment
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.errors import ConfigError
+from vitreous.model.config import ViTConfig
+
+__all__ = ["Losses", "Objective", "Reconstruction", "check_masking", "class_entropy"]
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """The loss of a batch, and what explains it."""
+
+    loss: Tensor
+    embeddings: Tensor  # (B, D) detached: what a collapse makes equal for all images
+    parts: Mapping[str, Tensor] = field(default_factory=dict)  # terms of the loss, detached, if there are several
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction:
+    """Images as the model sees them and as it completes them, in pixels from 0 to 255."""
+
+    visible: Tensor  # (B, C, H, W), the hidden patches grey
+    completed: Tensor  # (B, C, H, W), the hidden patches predicted
+
+
+class Objective(nn.Module):
+    """A backbone, the modules that only pretraining needs, and the loss that trains both.
+
+    Every random number comes from torch's global generator, which a run seeds for each micro-batch.
+
+    Args:
+        backbone: The model to pretrain, without a head.
+        pipeline: The evaluation pipeline, whose normalisation the images have.
+        options: The options of the method, a dataclass.
+    """
+
+    reconstructs: ClassVar[bool] = False
+    """Whether there is a :meth:`reconstruct`."""
+
+    part_names: ClassVar[tuple[str, ...]] = ()
+    """Names of the terms of the loss."""
+
+    remedy: ClassVar[str] = "Lower --optim.lr, or lengthen --optim.warmup"
+    """What to change after a collapse."""
+
+    def __init__(self, backbone: FastVisionTransformer, pipeline: EvalPipeline, options: Any) -> None:
+        super().__init__()
+        self.backbone, self.pipeline, self.options = backbone, pipeline, options
+
+    @property
+    def trained_backbone(self) -> FastVisionTransformer:
+        """The backbone to evaluate and save."""
+        return self.backbone
+
+    def views(self, batch: Mapping[str, Any], augment: BatchAugment, progress: float) -> Sequence[Tensor]:
+        """Return the normalised images that :meth:`forward` takes: by default one augmented view, (B, C, H, W)."""
+        return (augment.augment_batch(batch, progress)[0],)
+
+    def forward(self, views: Sequence[Tensor]) -> Losses:
+        """Return the loss of a batch."""
+        raise NotImplementedError
+
+    def after_update(self, progress: float) -> None:
+        """Follow an update of the weights, when a fraction ``progress`` of the run is done."""
+
+    def find_collapse(self, embeddings: Tensor) -> str | None:
+        """Name the collapse that embeddings (B, D) of a training batch show, or return None."""
+        return None
+
+    def target_entropy(self, pixels: Tensor) -> tuple[float, str]:
+        """Return the entropy in nats of what the loss asks for, on uint8 images (B, C, H, W), and what it is of.
+
+        By default the other views of the same image are asked for, so it is the entropy of different images.
+        """
+        _, counts = torch.unique(pixels.flatten(1), dim=0, return_counts=True)
+        return _entropy(counts), "the images"
+
+    def reconstruct(self, images: Tensor) -> Reconstruction:
+        """Complete normalised images (B, C, H, W) of which patches are hidden."""
+        raise NotImplementedError
+
+    def to_pixels(self, images: Tensor) -> Tensor:
+        """Return normalised images (B, C, H, W) as float pixels in [0, 255], uint8 pixels exactly as they were."""
+        mean, std = (images.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return ((images * std + mean) * 255).round().clamp(0, 255)
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Mean of the normalisation."""
+        return self.pipeline.config.mean
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Standard deviation of the normalisation."""
+        return self.pipeline.config.std
+
+
+def check_masking(config: ViTConfig, method: str, *, drops: bool) -> None:
+    """Refuse a model whose patches cannot be hidden one by one; with `drops` the encoder must run without them."""
+    if not config.stem.has_patch_kernel:
+        raise ConfigError(
+            f"{method} hides patches, but the stem {config.stem.kind} lets visible patches show their neighbours: use "
+            "--model.stem patch or linear"
+        )
+    if drops and (problems := list(config.attention.conflicts(config.position, 0.5))):
+        raise ConfigError(f"{method} encodes visible patches alone, as patch_dropout does: {'; '.join(problems)}")
+
+
+def _entropy(counts: Tensor) -> float:
+    shares = counts.double() / counts.sum()
+    return float(-(shares * shares.log()).sum())
+
+
+def class_entropy(classes: Tensor, count: int) -> float:
+    """Return the entropy in nats of class indices below ``count``."""
+    counts = torch.bincount(classes.flatten(), minlength=count)
+    return _entropy(counts[counts > 0])

@@ -1,0 +1,211 @@
+"""Masked autoencoder (arXiv 2111.06377): the encoder sees some of the patches, a small decoder predicts the others.
+
+Shapes: B batch, C channels, H x W pixels, (h, w) patches, N = h w patches of P_h x P_w pixels, n of them visible,
+P prefix tokens, D width of the encoder, E width of the decoder, V = C P_h P_w values of a patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.accelerate.kernels import Linear
+from vitreous.accelerate.model import FastVisionTransformer, build
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.errors import ConfigError
+from vitreous.model.config import ViTConfig, pair
+from vitreous.model.positions import SinCos2d
+from vitreous.model.positions.sincos_2d import sincos_table
+from vitreous.model.stems.patch import flatten_patches
+from vitreous.train.pretrain.base import Losses, Objective, Reconstruction, check_masking
+from vitreous.train.pretrain.spread import find_constant
+
+__all__ = ["Mae", "MaeConfig", "MaeDecoder", "flatten_count", "mae_loss", "patch_targets", "unflatten_patches"]
+
+_EPS = 1e-6  # of the published code, added to the variance of a patch
+_FLAT = 0.5  # grey levels: a patch with a smaller standard deviation is flat
+
+
+@dataclass(frozen=True)
+class MaeConfig:
+    """Masked autoencoder (:mod:`vitreous.train.pretrain.mae`).
+
+    Args:
+        mask: Fraction of the patches that are hidden, in (0, 1).
+        decoder_width: Width of the decoder, a multiple of 4 and of its heads. None: half that of the encoder.
+        decoder_depth: Blocks of the decoder.
+        decoder_heads: Attention heads of the decoder.
+        normalise: Whether the targets are normalised patch by patch, which the paper found better than plain pixels.
+    """
+
+    mask: float = 0.75
+    decoder_width: int | None = None
+    decoder_depth: int = 2
+    decoder_heads: int = 4
+    normalise: bool = True
+
+    def __post_init__(self) -> None:
+        """Check ranges, and report all problems in one error."""
+        problems = []
+        if not 0 < self.mask < 1:
+            problems.append(f"mask is {self.mask}, it is a fraction of the patches and must be in (0, 1)")
+        problems += [
+            f"{name} is {value}, it must be from 1 to {most}"
+            for name, most in (("decoder_width", 4096), ("decoder_depth", 64), ("decoder_heads", 64))
+            if (value := getattr(self, name)) is not None and not 1 <= value <= most
+        ]
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+
+class Mae(Objective):
+    """Masks patches, encodes the visible ones, and predicts the pixels of the masked ones."""
+
+    reconstructs = True
+
+    def __init__(self, backbone: FastVisionTransformer, pipeline: EvalPipeline, options: MaeConfig) -> None:
+        super().__init__(backbone, pipeline, options)
+        check_masking(backbone.config, "mae", drops=True)
+        self.num_visible = max(1, round(backbone.config.patches * (1 - options.mask)))
+        if self.num_visible == backbone.config.patches:
+            raise ConfigError(f"mae.mask is {options.mask}, which hides none of {backbone.config.patches} patches")
+        self.decoder = MaeDecoder(backbone.config, options)
+
+    def forward(self, views: Sequence[Tensor]) -> Losses:
+        """Mask random patches and return the loss; the embeddings are the mean of the visible tokens."""
+        (images,) = views
+        kept, hidden = self.draw_mask(images)
+        prediction, tokens = self.predict(images, kept, hidden)  # (B, N - n, V)
+        targets = patch_targets(images, self.backbone.patch_embed.patch, self.options.normalise)  # (B, N, V)
+        return Losses(mae_loss(prediction, _take(targets, hidden)), tokens.detach().float().mean(1))
+
+    def draw_mask(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw which patches of images are visible, (B, n), and which hidden, (B, N - n): raster indices, ascending."""
+        count = flatten_count(images, self.backbone.patch_embed.patch)
+        visible = max(1, round(count * (1 - self.options.mask)))
+        order = torch.rand(len(images), count, device=images.device).argsort(1)
+        return order[:, :visible].sort(1).values, order[:, visible:].sort(1).values
+
+    def predict(self, images: Tensor, kept: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the predicted values of the hidden patches, (B, N - n, V), and the encoder's tokens."""
+        x_p, grid = self.backbone.patch_embed(images)
+        tokens = self.backbone.encode_visible(x_p, grid, kept)  # (B, P + n, D)
+        return self.decoder(tokens, grid, kept, hidden), tokens
+
+    def find_collapse(self, embeddings: Tensor) -> str | None:
+        """Name a collapse to one representation of all images."""
+        return find_constant(embeddings)
+
+    def target_entropy(self, pixels: Tensor) -> tuple[float, str]:
+        """Return the entropy of whether a patch is flat or not, plus that of the patches that are not."""
+        patches = flatten_patches(pixels.float(), self.backbone.patch_embed.patch).flatten(0, 1)  # (B N, V)
+        varied = patches[patches.std(1) > _FLAT].round()
+        if not len(varied):
+            return 0.0, "the patches, all of them flat"
+        _, counts = torch.unique(varied, dim=0, return_counts=True)
+        shares = counts.double() / counts.sum()
+        return float(-(shares * shares.log()).sum()), "the patches that are not flat"
+
+    @torch.no_grad()
+    def reconstruct(self, images: Tensor) -> Reconstruction:
+        """Predict the hidden patches; with normalised targets, each has the true mean and deviation."""
+        patch = self.backbone.patch_embed.patch
+        kept, hidden = self.draw_mask(images)
+        prediction = self.predict(images, kept, hidden)[0].float()
+        values = flatten_patches(images, patch)  # (B, N, V)
+        if self.options.normalise:
+            mean, std = _statistics(_take(values, hidden))
+            prediction = prediction * std + mean
+        index = hidden[..., None].expand(-1, -1, values.shape[-1])
+        visible, completed = values.scatter(1, index, 0.0), values.scatter(1, index, prediction)
+        shape = images.shape
+        return Reconstruction(*(self.to_pixels(unflatten_patches(each, patch, shape)) for each in (visible, completed)))
+
+
+class MaeDecoder(nn.Module):
+    """Projects the visible tokens, puts a mask token in the place of each hidden patch, and predicts their pixels.
+
+    Positions are fixed sines and cosines, as in the paper; prefix tokens have none.
+    """
+
+    def __init__(self, config: ViTConfig, options: MaeConfig) -> None:
+        super().__init__()
+        width = options.decoder_width or config.width // 2
+        if width % options.decoder_heads or width % 4:
+            raise ConfigError(
+                f"mae.decoder_width is {width}, it must be a multiple of 4 and of mae.decoder_heads, "
+                f"{options.decoder_heads}"
+            )
+        shape = ViTConfig(
+            image_size=config.image_size,
+            patch_size=config.patch_size,
+            num_classes=0,
+            in_channels=config.in_channels,
+            width=width,
+            depth=options.decoder_depth,
+            heads=options.decoder_heads,
+            mlp_dim=4 * width,
+            position=SinCos2d(),
+        )
+        blank = build(shape)
+        self.width, self.prefix = width, config.prefix_tokens
+        self.embed = Linear(config.width, width)
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.blocks, self.norm = blank.blocks, blank.norm
+        height, across = pair(config.patch_size)
+        self.predict = Linear(width, config.in_channels * height * across)
+        nn.init.normal_(self.mask_token, std=0.02)
+        for layer in (self.embed, self.predict):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, tokens: Tensor, grid: tuple[int, int], kept: Tensor, hidden: Tensor) -> Tensor:
+        """Map the encoder's tokens (B, P + n, D) to the values of the hidden patches, (B, N - n, V)."""
+        x = self.embed(tokens)  # (B, P + n, E)
+        B, N, P = len(x), grid[0] * grid[1], self.prefix
+        positions = sincos_table(grid, self.width).to(x)  # (1, N, E)
+        z = self.mask_token.to(x.dtype).expand(B, N, -1)
+        z = z.scatter(1, kept[..., None].expand(-1, -1, self.width), x[:, P:]) + positions  # (B, N, E)
+        z = torch.cat((x[:, :P], z), 1) if P else z
+        for block in self.blocks:
+            z = block(z)
+        return self.predict(self.norm(_take(z[:, P:], hidden)))
+
+
+def patch_targets(images: Tensor, patch: tuple[int, int], normalise: bool) -> Tensor:
+    """Return what is predicted for every patch, float32 (B, N, V): its values, by default normalised."""
+    values = flatten_patches(images.float(), patch)
+    if not normalise:
+        return values
+    mean, std = _statistics(values)
+    return (values - mean) / std
+
+
+def mae_loss(prediction: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean squared error over hidden patches, both (B, N - n, V)."""
+    return (prediction.float() - targets).square().mean()
+
+
+def _statistics(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each patch, (B, N, 1), as the published code computes them."""
+    return values.mean(-1, keepdim=True), (values.var(-1, keepdim=True) + _EPS).sqrt()
+
+
+def flatten_count(images: Tensor, patch: tuple[int, int]) -> int:
+    """Return the number of patches of images (B, C, H, W)."""
+    return (images.shape[2] // patch[0]) * (images.shape[3] // patch[1])
+
+
+def unflatten_patches(values: Tensor, patch: tuple[int, int], shape: Sequence[int]) -> Tensor:
+    """Undo :func:`~vitreous.model.stems.patch.flatten_patches` for images of a shape."""
+    (B, C, H, W), (ph, pw) = shape, patch
+    x = values.view(B, H // ph, W // pw, C, ph, pw)
+    return x.permute(0, 3, 1, 4, 2, 5).reshape(B, C, H, W)
+
+
+def _take(values: Tensor, index: Tensor) -> Tensor:
+    """Return the rows (B, k, V) of values (B, N, V) at indices (B, k)."""
+    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))

@@ -1,0 +1,104 @@
+"""The Lightning module of pretraining: the steps of any run, with an objective in the place of a classifier.
+
+Shapes: B batch, C channels, H x W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from vitreous.data.augment.pipeline import BatchAugment
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.data.rng import model_seed
+from vitreous.train.config import OptimConfig
+from vitreous.train.module import VitModule
+from vitreous.train.pretrain.base import Objective
+from vitreous.train.pretrain.monitor import CollapseWatch, FeatureMonitor
+
+__all__ = ["PretrainModule"]
+
+
+class PretrainModule(VitModule):
+    """Trains an objective. A validation pass computes its loss and its terms, and measures the features.
+
+    Args:
+        objective: What is trained.
+        optim: Optimiser and schedule.
+        augment: Augmentation of the training images.
+        pipeline: Normalises validation images.
+        monitor: Measures the features after each epoch.
+        watch: Raises if training collapses; None lets it.
+        probe_every: Epochs between two probes of the features.
+        accumulate: Number of micro-batches per step.
+        progress: As :class:`~vitreous.train.module.VitModule`.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        optim: OptimConfig,
+        augment: BatchAugment,
+        pipeline: EvalPipeline,
+        *,
+        monitor: FeatureMonitor,
+        watch: CollapseWatch | None,
+        probe_every: int,
+        accumulate: int = 1,
+        progress: Callable[[int], float] | None = None,
+    ) -> None:
+        super().__init__(objective, optim, augment, pipeline, accumulate=accumulate, progress=progress)
+        self.monitor, self.watch, self.probe_every = monitor, watch, probe_every
+        self._columns: dict[str, float] = {}
+        self._sums: dict[str, Tensor] = {}  # of the validation pass, weighted by images
+        self._validated = 0
+
+    @property
+    def objective(self) -> Objective:
+        """What is trained."""
+        return cast(Objective, self.model)
+
+    @property
+    def score_columns(self) -> dict[str, float]:
+        """The validation loss, its terms, and the measures of the features."""
+        return self._columns
+
+    def compute_gradients(self, batch: dict[str, Any], progress: float) -> Tensor:
+        """Add the gradients of a micro-batch, and look for a collapse."""
+        views = self.objective.views(batch, self.augment, progress)
+        torch.manual_seed(model_seed(self.augment.seed, batch))  # masks, slices and dropout
+        found = self.objective(views)
+        self.manual_backward(found.loss / self.accumulate)
+        if self.watch is not None:
+            self.watch.see(self.global_step, found.embeddings)
+        return cast(Tensor, found.loss.detach())
+
+    def after_update(self, progress: float) -> None:
+        """Let the objective follow, as a teacher does."""
+        self.objective.after_update(progress)
+
+    def on_validation_epoch_start(self) -> None:
+        """Discard what an interrupted pass has left."""
+        self._sums, self._validated = {}, 0
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        """Compute the loss of a batch, with the same masks and crops in every epoch."""
+        views = self.objective.views(batch, self.augment, 1.0)
+        torch.manual_seed(model_seed(self.augment.seed, batch))
+        found, count = self.objective(views), len(batch["images"])
+        for name, value in {"loss": found.loss, **found.parts}.items():
+            self._sums[name] = self._sums.get(name, torch.zeros((), device=value.device)) + value.float() * count
+        self._validated += count
+
+    def on_validation_epoch_end(self) -> None:
+        """Compute the columns of metrics.csv, and log them."""
+        losses = {f"val_{name}": float(total) / self._validated for name, total in self._sums.items()}
+        epoch = self.current_epoch
+        is_last = self.trainer.should_stop
+        probes = epoch == 0 or is_last or (epoch + 1) % self.probe_every == 0
+        measures = self.monitor.measure(self.objective.trained_backbone, probes=probes)
+        self._columns = {**losses, **measures}
+        self.log_dict(self._columns, batch_size=1)

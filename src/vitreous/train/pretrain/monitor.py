@@ -1,0 +1,125 @@
+"""What is measured during pretraining: whether training collapses, and what the features are worth.
+
+Shapes: B or n images, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.accelerate.model import FastVisionTransformer
+from vitreous.data.batches.dataset import MemoryDataset
+from vitreous.data.batches.sampler import OrderedSampler
+from vitreous.data.preprocess import EvalPipeline
+from vitreous.data.rng import generator
+from vitreous.data.sources.listing import UNLABELLED
+from vitreous.data.sources.opening import ImageData, Split
+from vitreous.errors import TrainingError
+from vitreous.evaluate.labelled import Labelled
+from vitreous.evaluate.logistic import fit_path
+from vitreous.evaluate.probes import probe_knn
+from vitreous.train.pretrain.base import Objective
+from vitreous.train.pretrain.spread import effective_rank, rankme
+
+__all__ = ["CollapseError", "CollapseWatch", "FeatureMonitor"]
+
+_EVERY, _FIRST = 10, 20  # steps between two checks, and the first one that is checked
+_IN_A_ROW = 3  # checks that must agree
+_BYTES = 2**28  # of the decoded images that are measured
+_BATCH = 128
+_NEIGHBOURS, _STRENGTH = 20, 1e-2  # k, and C of the linear probe
+
+
+class CollapseError(TrainingError):
+    """Training has collapsed: the representations no longer tell images apart."""
+
+
+class CollapseWatch:
+    """Checks every tenth step whether the embeddings of its batch show a collapse, and raises if three in a row do."""
+
+    def __init__(self, objective: Objective, method: str) -> None:
+        self.objective, self.method = objective, method
+        self._in_a_row = 0
+
+    def see(self, step: int, embeddings: Tensor) -> None:
+        """Look at the embeddings (B, D) of a step, counted from 0 over the whole run."""
+        if step < _FIRST or step % _EVERY or len(embeddings) < 4:
+            return
+        found = self.objective.find_collapse(embeddings.float())
+        self._in_a_row = self._in_a_row + 1 if found else 0
+        if found and self._in_a_row >= _IN_A_ROW:
+            raise CollapseError(
+                f"{self.method} has collapsed by step {step + 1}: {found}. {self.objective.remedy}; "
+                "--monitor.stop false trains on regardless"
+            )
+
+
+class FeatureMonitor:
+    """Measures the features of a fixed sample of each split: their rank and, with labels, two probes."""
+
+    def __init__(self, data: ImageData, pipeline: EvalPipeline, images: int, seed: int) -> None:
+        each = pipeline.channels * pipeline.size[0] * pipeline.size[1]
+        most = max(2, min(images, _BYTES // each))
+        self.pipeline, self.classes = pipeline, len(data.classes)
+        named = [n for n, name in enumerate(data.classes) if name != UNLABELLED]
+        self._splits = {name: _sample(data.splits[name], most, seed) for name in ("train", "val")}
+        self._labelled = {name: np.flatnonzero(np.isin(split.labels, named)) for name, split in self._splits.items()}
+        self.has_labels = len(named) > 1 and all(len(rows) for rows in self._labelled.values())
+        self._decoded: dict[str, MemoryDataset] = {}
+
+    @property
+    def columns(self) -> Collection[str]:
+        """The columns of metrics.csv that :meth:`measure` fills."""
+        return ["effective_rank", "rankme", *(["val_knn", "val_linear"] if self.has_labels else [])]
+
+    def measure(self, model: FastVisionTransformer, *, probes: bool) -> dict[str, float]:
+        """Return the measures of a model in evaluation mode, in float32; with `probes` also their accuracy on val."""
+        val = self.features(model, "val")
+        found = {"effective_rank": effective_rank(val), "rankme": rankme(val)}
+        if not (probes and self.has_labels):
+            return found
+        train = self.features(model, "train")
+        rows = self._labelled
+        fitted, scored = (
+            Labelled(features.numpy()[rows[name]], self._splits[name].labels[rows[name]])
+            for name, features in (("train", train), ("val", val))
+        )
+        (knn,) = probe_knn(fitted, {"val": scored}, self.classes, neighbours=(_NEIGHBOURS,))
+        linear = next(fit_path(fitted, self.classes, [_STRENGTH]))
+        return found | {"val_knn": knn.accuracy["val"], "val_linear": linear.accuracy(scored)}
+
+    @torch.no_grad()
+    def features(self, model: FastVisionTransformer, name: str) -> Tensor:
+        """Return what a head would read, (n, D) on the CPU, for the sample of a split."""
+        images, device = self.dataset(name), next(model.parameters()).device
+        rows = []
+        with torch.autocast(device.type, enabled=False):
+            for plan in OrderedSampler(len(self._splits[name]), _BATCH):
+                pixels = images[plan]["images"].to(device)
+                rows.append(model(self.pipeline.normalise(pixels), "features").float().cpu())
+        return torch.cat(rows)
+
+    def dataset(self, name: str) -> MemoryDataset:
+        """Return the decoded images of the sample of a split."""
+        if name not in self._decoded:
+            self._decoded[name] = MemoryDataset(self._splits[name], self.pipeline)
+        return self._decoded[name]
+
+
+def _sample(split: Split, most: int, seed: int) -> Split:
+    """Return a random sample of a split, in its order."""
+    if len(split) <= most:
+        return split
+    rows = np.sort(generator(seed, stream="monitor").permutation(len(split))[:most])
+    return replace(
+        split,
+        labels=split.labels[rows],
+        names=tuple(split.names[n] for n in rows),
+        paths=None if split.paths is None else [split.paths[n] for n in rows],
+        arrays=None if split.arrays is None else split.arrays[rows],
+    )
