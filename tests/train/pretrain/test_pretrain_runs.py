@@ -53,7 +53,8 @@ def config(method, out, **options):
 
 
 @pytest.mark.parametrize("method", PRETRAINING)
-def test_a_resumed_run_ends_in_the_same_bits_and_its_file_has_no_head(tmp_path, monkeypatch, method):
+def test_a_resumed_run_ends_in_the_same_bits(tmp_path, monkeypatch, method):
+    monkeypatch.setattr("vitreous.train.pretrain.run._finish", lambda session: None)  # figures take seconds
     original = Checkpoint.on_train_batch_end
 
     class Killed(BaseException):
@@ -75,9 +76,15 @@ def test_a_resumed_run_ends_in_the_same_bits_and_its_file_has_no_head(tmp_path, 
     first, second = (state["model"] for state in states)
     assert first.keys() == second.keys()
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
-    model, info = load_model(tmp_path / "whole")
+
+
+def test_the_file_of_dino_is_the_teacher_without_a_head(tmp_path):
+    pretrain(config("dino", tmp_path / "run"))
+    model, info = load_model(tmp_path / "run")
+    state = read_state(tmp_path / "run/last.ckpt")["model"]
     assert (model.config.num_classes, info.classes) == (0, ())
-    assert (tmp_path / "whole" / "neighbours-dark.png").exists()
+    assert torch.equal(model.patch_embed.proj.weight, state["teacher.patch_embed.proj.weight"])
+    assert (tmp_path / "run/neighbours-dark.png").exists()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +103,7 @@ def test_a_flat_folder_needs_no_labels_and_constant_images_are_refused(tmp_path,
     (tmp_path / "mixed").mkdir()
     generator = torch.Generator().manual_seed(0)
     for n in range(12):
-        Image.new("RGB", (8, 8), (90, 90, 90)).save(tmp_path / "grey" / f"{n}.png")
+        Image.new("RGB", (8 + n, 8 + n), (90, 90, 90)).save(tmp_path / "grey" / f"{n}.png")
         pixels = torch.randint(0, 256, (8, 8, 3), dtype=torch.uint8, generator=generator)
         Image.fromarray(pixels.numpy()).save(tmp_path / "mixed" / f"{n}.png")
     for method in PRETRAINING:
@@ -106,7 +113,8 @@ def test_a_flat_folder_needs_no_labels_and_constant_images_are_refused(tmp_path,
     done = vitreous("pretrain", "mixed", *options, "--data.val_fraction=0.3", "--mae.mask=0.5", "--out=run")
     assert done.returncode == 0, done.stderr
     assert "val_knn" not in (tmp_path / "run/metrics.csv").read_text()
-    assert vitreous("embed", "run", "mixed", "--out=features.npz").returncode == 0
+    assert (tmp_path / "run/reconstructions-dark.png").exists()
+    assert vitreous("embed", "run", "mixed", "--output=features.npz").returncode == 0
     assert "no effect" in vitreous("pretrain", "mixed", "--mpp.masked=0.5").stderr
 
 
