@@ -116,7 +116,7 @@ def only_training(monkeypatch):
     def end(this):
         raise Killed
 
-    monkeypatch.setattr("vitreous.train.run._select_weights", end)
+    monkeypatch.setattr("vitreous.train.run.select_weights", end)
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,7 @@ def test_a_run_killed_in_each_phase_after_training_resumes(tmp_path, monkeypatch
     def end(*_, **__):
         raise Killed
 
-    for function in ("choose_temperature", "_test_once"):
+    for function in ("choose_temperature", "test_once"):
         with monkeypatch.context() as patched:
             patched.setattr(f"vitreous.train.run.{function}", end)
             with pytest.raises(Killed):

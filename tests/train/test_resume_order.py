@@ -82,7 +82,7 @@ def permuted(rows: list[str], seed: int) -> list[str]:
 
 
 def test_rows_in_another_order_resume_to_the_same_bits(rows, tmp_path, killed, monkeypatch):
-    monkeypatch.setattr("vitreous.train.run._select_weights", lambda this: (_ for _ in ()).throw(Killed()))
+    monkeypatch.setattr("vitreous.train.run.select_weights", lambda this: (_ for _ in ()).throw(Killed()))
     table = written(tmp_path / "m.csv", rows)
     with pytest.raises(Killed):
         train(table, tmp_path / "broken")

@@ -44,7 +44,7 @@ from vitreous.train.run import (
     test_once,
     write_results,
 )
-from vitreous.train.scale.callbacks import NoLock, SharedSignals, make_kit
+from vitreous.train.scale.callbacks import NoLock, SharedSignals, leave_signals_alone, make_kit
 from vitreous.train.scale.heartbeat import FOLDER
 from vitreous.train.scale.place import Place
 from vitreous.train.scale.team import Team, is_lost_connection
@@ -198,6 +198,7 @@ def _run_phases(
                     exit_seconds=exit_seconds,
                     kit=make_kit(team, setup.device),
                 )
+                leave_signals_alone(session.trainer)
                 _probe(session, team)
                 if state is None and isinstance(session.clock, Budget):
                     check_budget(session.clock)
