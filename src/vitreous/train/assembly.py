@@ -48,7 +48,7 @@ class Kit:
     metrics: Callable[..., MetricsLog] = MetricsLog
     checkpoint: Callable[..., Checkpoint] = Checkpoint
     writer: Callable[..., RunWriter] = RunWriter
-    share_clock: Callable[[Clock], Clock] = lambda clock: clock
+    share_clock: Callable[[Budget], Clock] | None = None
     strategy: Mapping[str, Any] | None = None  # arguments of the Trainer
 
 
@@ -141,7 +141,8 @@ def assemble(
         budget = parse_duration(config.budget)
         map_seconds = class_map_seconds(setup, budget)
         reporting = report_seconds(setup.data.splits["val"], len(setup.data.classes)) + map_seconds
-        clock = kit.share_clock(Budget(started, budget, exit_seconds + reporting))
+        clock = Budget(started, budget, exit_seconds + reporting)
+        clock = kit.share_clock(clock) if kit.share_clock is not None else clock
     with view.counting("decoding") as count:
         setup.data_module.progress = count
         setup.data_module.setup("fit")
