@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from vitreous.train.scale.heartbeat import FOLDER, Pulse, beat_file, read_beat, stack_file, write_beat
 
-__all__ = ["STACKS", "Verdict", "Watch", "judge"]
+__all__ = ["STACKS", "Seen", "Verdict", "Watch", "judge"]
 
 STACKS = "stacks.txt"
 """Name of the file in the run directory with the Python stacks of all processes of a run that was stuck."""
@@ -49,7 +49,7 @@ class Verdict:
 
 
 @dataclass
-class _Seen:
+class Seen:
     """What another process showed last, and for how long nothing else."""
 
     facts: dict[str, Any] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class _Seen:
         return f"process {rank} (pid {self.facts['pid']} on {self.facts['host']}, {where})"
 
 
-def judge(seen: dict[int, _Seen], now: float) -> Verdict | None:
+def judge(seen: dict[int, Seen], now: float) -> Verdict | None:
     """Decide from what the processes show whether the run has to end, and why."""
     present = {rank: each for rank, each in seen.items() if each.facts.get("phase") != "done"}
     for rank, each in present.items():
@@ -87,7 +87,7 @@ def judge(seen: dict[int, _Seen], now: float) -> Verdict | None:
     return _judge_waiting(present, now)
 
 
-def _judge_waiting(present: dict[int, _Seen], now: float) -> Verdict | None:
+def _judge_waiting(present: dict[int, Seen], now: float) -> Verdict | None:
     """Decide whether some processes have waited for too long for the others, all of which run."""
     waiting = {rank for rank, each in present.items() if each.facts.get("is_waiting") or each.facts.get("lost")}
     others = [rank for rank in present if rank not in waiting]
@@ -105,7 +105,7 @@ def _judge_waiting(present: dict[int, _Seen], now: float) -> Verdict | None:
     return Verdict([], f"all processes wait for each other since {longest:.0f} s: check the network", stuck=True)
 
 
-def _names(seen: dict[int, _Seen], ranks: list[int]) -> str:
+def _names(seen: dict[int, Seen], ranks: list[int]) -> str:
     return " and ".join(seen[rank].describe(rank) for rank in ranks)
 
 
@@ -130,7 +130,7 @@ class Watch:
 
     def __init__(self, run_dir: Path, rank: int, world: int, pulse: Pulse, rescue: Callable[[], str]) -> None:
         self._run_dir, self._rank, self._world, self._pulse, self._rescue = run_dir, rank, world, pulse, rescue
-        self._seen = {each: _Seen(beat_at=time.monotonic(), moved_at=time.monotonic()) for each in range(world)}
+        self._seen = {each: Seen(beat_at=time.monotonic(), moved_at=time.monotonic()) for each in range(world)}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="vitreous-watch", daemon=True)
         self._stacks: IO[str] | None = None
