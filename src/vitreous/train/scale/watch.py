@@ -206,8 +206,6 @@ class Watch:
             time.sleep(_COLLECT)
             self._write_stacks(verdict)
             where = f" The Python stacks of all processes are in {self._run_dir / STACKS}."
-        else:
-            self._signal(verdict.ranks, kill_only=True)
         sys.stderr.write(f"vitreous: {verdict.text}.{where} {advice}\n")
         with contextlib.suppress(OSError):
             (self._run_dir / FOLDER / "reported").touch()
@@ -239,11 +237,11 @@ class Watch:
         if self._stacks is not None:
             faulthandler.dump_traceback(self._stacks, all_threads=True)
 
-    def _signal(self, ranks: list[int], kill_only: bool = False) -> None:
+    def _signal(self, ranks: list[int]) -> None:
         """Make stuck processes of this machine write their stacks, stopped ones too, and then kill them."""
         own = [read_beat(beat_file(self._run_dir, rank)) for rank in ranks if rank != self._rank]
         pids = [facts["pid"] for facts in own if facts.get("host") == platform.node()]
-        for number in (signal.SIGKILL,) if kill_only else (signal.SIGUSR1, signal.SIGCONT, signal.SIGKILL):
+        for number in (signal.SIGUSR1, signal.SIGCONT, signal.SIGKILL):
             for pid in pids:
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
