@@ -101,8 +101,10 @@ def _judge_waiting(present: dict[int, Seen], now: float) -> Verdict | None:
     if longest <= (_LONGEST_STEP if in_training else _LONGEST_OTHER):
         return None
     if others:
-        return Verdict(others, f"{_names(present, others)} is stuck: the others wait since {longest:.0f} s", stuck=True)
-    return Verdict([], f"all processes wait for each other since {longest:.0f} s: check the network", stuck=True)
+        return Verdict(
+            others, f"{_names(present, others)} is stuck: the others have waited for {longest:.0f} s", stuck=True
+        )
+    return Verdict([], f"all processes have waited for each other for {longest:.0f} s: check the network", stuck=True)
 
 
 def _names(seen: dict[int, Seen], ranks: list[int]) -> str:
