@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from vitreous.train.scale.watch import _Seen, judge
+from vitreous.train.scale.watch import Seen, judge
 
 
-def shown(now: float, *, beat: float = 0, moved: float = 0, **facts: Any) -> _Seen:
+def shown(now: float, *, beat: float = 0, moved: float = 0, **facts: Any) -> Seen:
     """A process that showed its last beat, and its last move, so many seconds ago."""
     plain = {"pid": os.getpid(), "host": "elsewhere", "epoch": 3, "step": 17, "position": 99, "phase": "training"}
-    return _Seen(
+    return Seen(
         plain | {"is_waiting": False, "work": None, "failure": None, "lost": False} | facts, now - beat, now - moved
     )
 

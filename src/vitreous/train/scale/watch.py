@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from vitreous.train.scale.heartbeat import FOLDER, Pulse, beat_file, read_beat, stack_file, write_beat
 
-__all__ = ["STACKS", "Verdict", "Watch", "judge"]
+__all__ = ["STACKS", "Seen", "Verdict", "Watch", "judge"]
 
 STACKS = "stacks.txt"
 """Name of the file in the run directory with the Python stacks of all processes of a run that was stuck."""
@@ -49,7 +49,7 @@ class Verdict:
 
 
 @dataclass
-class _Seen:
+class Seen:
     """What another process showed last, and for how long nothing else."""
 
     facts: dict[str, Any] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class _Seen:
         return f"process {rank} (pid {self.facts['pid']} on {self.facts['host']}, {where})"
 
 
-def judge(seen: dict[int, _Seen], now: float) -> Verdict | None:
+def judge(seen: dict[int, Seen], now: float) -> Verdict | None:
     """Decide from what the processes show whether the run has to end, and why."""
     present = {rank: each for rank, each in seen.items() if each.facts.get("phase") != "done"}
     for rank, each in present.items():
@@ -87,7 +87,7 @@ def judge(seen: dict[int, _Seen], now: float) -> Verdict | None:
     return _judge_waiting(present, now)
 
 
-def _judge_waiting(present: dict[int, _Seen], now: float) -> Verdict | None:
+def _judge_waiting(present: dict[int, Seen], now: float) -> Verdict | None:
     """Decide whether some processes have waited for too long for the others, all of which run."""
     waiting = {rank for rank, each in present.items() if each.facts.get("is_waiting") or each.facts.get("lost")}
     others = [rank for rank in present if rank not in waiting]
@@ -101,11 +101,13 @@ def _judge_waiting(present: dict[int, _Seen], now: float) -> Verdict | None:
     if longest <= (_LONGEST_STEP if in_training else _LONGEST_OTHER):
         return None
     if others:
-        return Verdict(others, f"{_names(present, others)} is stuck: the others wait since {longest:.0f} s", stuck=True)
-    return Verdict([], f"all processes wait for each other since {longest:.0f} s: check the network", stuck=True)
+        return Verdict(
+            others, f"{_names(present, others)} is stuck: the others have waited for {longest:.0f} s", stuck=True
+        )
+    return Verdict([], f"all processes have waited for each other for {longest:.0f} s: check the network", stuck=True)
 
 
-def _names(seen: dict[int, _Seen], ranks: list[int]) -> str:
+def _names(seen: dict[int, Seen], ranks: list[int]) -> str:
     return " and ".join(seen[rank].describe(rank) for rank in ranks)
 
 
@@ -130,7 +132,7 @@ class Watch:
 
     def __init__(self, run_dir: Path, rank: int, world: int, pulse: Pulse, rescue: Callable[[], str]) -> None:
         self._run_dir, self._rank, self._world, self._pulse, self._rescue = run_dir, rank, world, pulse, rescue
-        self._seen = {each: _Seen(beat_at=time.monotonic(), moved_at=time.monotonic()) for each in range(world)}
+        self._seen = {each: Seen(beat_at=time.monotonic(), moved_at=time.monotonic()) for each in range(world)}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="vitreous-watch", daemon=True)
         self._stacks: IO[str] | None = None
@@ -206,8 +208,6 @@ class Watch:
             time.sleep(_COLLECT)
             self._write_stacks(verdict)
             where = f" The Python stacks of all processes are in {self._run_dir / STACKS}."
-        else:
-            self._signal(verdict.ranks, kill_only=True)
         sys.stderr.write(f"vitreous: {verdict.text}.{where} {advice}\n")
         with contextlib.suppress(OSError):
             (self._run_dir / FOLDER / "reported").touch()
@@ -239,11 +239,11 @@ class Watch:
         if self._stacks is not None:
             faulthandler.dump_traceback(self._stacks, all_threads=True)
 
-    def _signal(self, ranks: list[int], kill_only: bool = False) -> None:
+    def _signal(self, ranks: list[int]) -> None:
         """Make stuck processes of this machine write their stacks, stopped ones too, and then kill them."""
         own = [read_beat(beat_file(self._run_dir, rank)) for rank in ranks if rank != self._rank]
         pids = [facts["pid"] for facts in own if facts.get("host") == platform.node()]
-        for number in (signal.SIGKILL,) if kill_only else (signal.SIGUSR1, signal.SIGCONT, signal.SIGKILL):
+        for number in (signal.SIGUSR1, signal.SIGCONT, signal.SIGKILL):
             for pid in pids:
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
