@@ -308,6 +308,7 @@ def test_only_the_command_line_prints_and_exits():
         if room(name) not in ("cli", "__main__")
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in {"print", "exit", "quit", "sys.exit", "os._exit"}
+        if name != "vitreous.train.scale.watch"  # ends processes whose training loop hangs
     ]
     assert talk == []
 

@@ -24,7 +24,7 @@ from vitreous.train.distil.config import DistilConfig
 from vitreous.train.run import run
 
 ROWS = {
-    "teacher": "S/4, the teacher",
+    "teacher": "the teacher",
     "distilled": "128x6/4, distilled, teacher's time included",
     "equal": "128x6/4, plain, as long as teacher and student",
     "short": "128x6/4, plain, as long as the student",

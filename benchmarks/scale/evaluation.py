@@ -60,7 +60,7 @@ def matrices(folder: Path, batch: int, world: int) -> int:
         trainer = build_trainer(folder, device, "float32", (), [], strategy=kit.strategy if kit is not None else None)
         for size in range(1, 4 * batch + 2):
             share = Share(team.rank, team.world) if team is not None else None
-            split = Split(labels=labels[:size], arrays=images[:size])
+            split = Split(labels[:size], tuple(map(str, range(size))), arrays=images[:size])
             loader = BatchLoader(MemoryDataset(split, pipeline), OrderedSampler(size, batch, share), 0)
             trainer.test(module, dataloaders=loader, verbose=False)
             pairs = module.labels * CLASSES + module.logits.argmax(1)

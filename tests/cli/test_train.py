@@ -64,7 +64,8 @@ def fields_of(config: RunConfig) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        (("train", "photos/", "--help", "all"), "folder"),
+        (("train", "photos/", "--help", "all"), "start"),
+        (("train", "photos/", "--start", "none", "--help", "all"), "folder"),
         (("plan", "-h", "all", "cifar10"), "cifar10"),
         (("train", "--recipe", "simple-vit", "digits", "--help=all"), "simple-vit"),
     ],

@@ -102,7 +102,9 @@ def test_imbalance_is_noted_at_the_start_and_with_a_command_at_the_end(vitreous,
 )
 def test_fine_tuning_is_advised_for_few_images_only(images, classes, side, top1, tuned, said):
     data = SimpleNamespace(splits={"train": range(images)}, classes=range(classes), median_size=(side, side))
-    setup = SimpleNamespace(data=data, pretrained=object() if tuned else None, config=configure(["photos"])[0])
+    setup = SimpleNamespace(
+        data=data, pretrained=object() if tuned else None, config=configure(["photos", "--start", "none"])[0]
+    )
     scores = None if top1 is None else SimpleNamespace(top1=top1)
     assert bool(list(few_images(setup, scores))) == said
 
@@ -110,7 +112,7 @@ def test_fine_tuning_is_advised_for_few_images_only(images, classes, side, top1,
 def test_offline_fine_tuning_is_advised_only_from_the_cache(online, monkeypatch, tmp_path):
     monkeypatch.setattr(online, "HF_HUB_OFFLINE", True)
     data = SimpleNamespace(splits={"train": range(300)}, classes=range(5), median_size=(300, 300))
-    setup = SimpleNamespace(data=data, pretrained=None, config=configure(["photos"])[0])
+    setup = SimpleNamespace(data=data, pretrained=None, config=configure(["photos", "--start", "none"])[0])
     assert list(few_images(setup)) == []
     row = find_row("dinov2-s")
     kept = tmp_path / "cache" / f"models--{row.hub_id.replace('/', '--')}" / "snapshots" / row.revision

@@ -72,11 +72,6 @@ def _ending(setup: Setup, budget: float) -> tuple[float, float]:
     return map_seconds, report_seconds(setup.data.splits["val"], len(setup.data.classes)) + map_seconds
 
 
-def _own_clock(clock: Clock) -> Clock:
-    """Return the clock itself: one process has no other to follow."""
-    return clock
-
-
 @dataclass(frozen=True)
 class Kit:
     """What a run is assembled from: by default a classifier, in one process. pretrain/ and scale/ have other kits."""
@@ -88,7 +83,7 @@ class Kit:
     score_columns: Callable[[Setup], Collection[str]] = _score_columns
     ending: Callable[[Setup, float], tuple[float, float]] = _ending
     scores_weights: bool = True  # whether the saved weights are scored after training
-    share_clock: Callable[[Clock], Clock] = _own_clock
+    share_clock: Callable[[Budget], Clock] | None = None
     strategy: Mapping[str, Any] | None = None  # arguments of the Trainer
 
 
@@ -180,7 +175,8 @@ def assemble(
     if config.budget is not None:
         budget = parse_duration(config.budget)
         map_seconds, reporting = kit.ending(setup, budget)
-        clock = kit.share_clock(Budget(started, budget, exit_seconds + reporting))
+        clock = Budget(started, budget, exit_seconds + reporting)
+        clock = kit.share_clock(clock) if kit.share_clock is not None else clock
     with view.counting("decoding") as count:
         setup.data_module.progress = count
         setup.data_module.setup("fit")

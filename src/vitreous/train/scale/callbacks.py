@@ -15,7 +15,7 @@ from vitreous.runs.lock import Lock
 from vitreous.train.assembly import Kit, make_module
 from vitreous.train.callbacks import MetricsLog
 from vitreous.train.module import VitModule
-from vitreous.train.progress import Budget, Clock
+from vitreous.train.progress import Budget
 from vitreous.train.results import RunWriter
 from vitreous.train.resume.saving import Checkpoint
 from vitreous.train.resume.signals import Signals, Stopped
@@ -23,7 +23,7 @@ from vitreous.train.scale.place import Place
 from vitreous.train.scale.shares import SharedVitModule
 from vitreous.train.scale.team import Team
 
-__all__ = ["NoLock", "SharedSignals", "make_kit"]
+__all__ = ["NoLock", "SharedSignals", "leave_signals_alone", "make_kit"]
 
 
 class SharedSignals(Signals):
@@ -47,7 +47,7 @@ class SharedSignals(Signals):
             super()._receive(number, frame)
 
 
-class SharedCheckpoint(Checkpoint):
+class _SharedCheckpoint(Checkpoint):
     """Saves in the first process, and agrees on signals after each step and each batch of a validation."""
 
     def __init__(self, team: Team, *args: Any, **kwargs: Any) -> None:
@@ -100,7 +100,7 @@ class SharedCheckpoint(Checkpoint):
         cast(SharedSignals, self._signals).agree()
 
 
-class SharedMetricsLog(MetricsLog):
+class _SharedMetricsLog(MetricsLog):
     """Keeps the history in all processes, and writes it in the first."""
 
     def __init__(self, team: Team, *args: Any, **kwargs: Any) -> None:
@@ -112,7 +112,7 @@ class SharedMetricsLog(MetricsLog):
             super()._write(rows)
 
 
-class SharedWriter(RunWriter):
+class _SharedWriter(RunWriter):
     """Writes the best weights so far in the first process only."""
 
     def __init__(self, team: Team, *args: Any, **kwargs: Any) -> None:
@@ -126,7 +126,7 @@ class SharedWriter(RunWriter):
                 super().save_best(selected)
 
 
-class SharedBudget(Budget):
+class _SharedBudget(Budget):
     """The clock of the first process, which all follow."""
 
     team: Team
@@ -139,6 +139,15 @@ class SharedBudget(Budget):
     def over(self, steps_done: int) -> bool:
         """Return whether training is over."""
         return self.team.from_leader(super().over(steps_done))
+
+
+def leave_signals_alone(trainer: lightning.Trainer) -> None:
+    """Keep Lightning from handling SIGTERM: in several processes its handler waits for the others, and so hangs.
+
+    It also asks the others before every batch, which :meth:`SharedSignals.agree` does after every step.
+    """
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 class NoLock(Lock):
@@ -203,18 +212,16 @@ def make_kit(team: Team, device: torch.device) -> Kit:
         parallel_devices=[device] * place.devices, cluster_environment=_Environment(place), broadcast_buffers=False
     )
 
-    def share_clock(clock: Clock) -> Clock:
-        if not isinstance(clock, Budget):
-            return clock
-        shared = SharedBudget(clock.started, clock.seconds, clock.reserve)
+    def share_clock(clock: Budget) -> Budget:
+        shared = _SharedBudget(clock.started, clock.seconds, clock.reserve)
         shared.team = team
         return shared
 
     return Kit(
         module=lambda setup, progress: make_module(setup, progress, partial(SharedVitModule, team)),
-        metrics=partial(SharedMetricsLog, team),
-        checkpoint=partial(SharedCheckpoint, team),
-        writer=partial(SharedWriter, team),
+        metrics=partial(_SharedMetricsLog, team),
+        checkpoint=partial(_SharedCheckpoint, team),
+        writer=partial(_SharedWriter, team),
         share_clock=share_clock,
         strategy={"strategy": strategy, "num_nodes": place.nodes, "use_distributed_sampler": False},
     )

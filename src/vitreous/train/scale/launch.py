@@ -55,7 +55,7 @@ def launch(words: Sequence[str], place: Place) -> int:
                     process.wait()
     codes = [process.returncode for process in processes]
     if all(code < 0 for code in codes):
-        print(f"vitreous: all {len(codes)} processes of the run were killed", file=sys.stderr)  # noqa: T201
+        sys.stderr.write(f"vitreous: all {len(codes)} processes of the run were killed\n")
     return exit_code(codes)
 
 

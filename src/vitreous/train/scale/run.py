@@ -37,7 +37,7 @@ from vitreous.train.resume.non_finite import NonFiniteStepError
 from vitreous.train.resume.signals import Stopped
 from vitreous.train.resume.state import RunState
 from vitreous.train.run import probe, write_results
-from vitreous.train.scale.callbacks import NoLock, SharedSignals, make_kit
+from vitreous.train.scale.callbacks import NoLock, SharedSignals, leave_signals_alone, make_kit
 from vitreous.train.scale.heartbeat import FOLDER
 from vitreous.train.scale.place import Place
 from vitreous.train.scale.team import Team, is_lost_connection
@@ -195,6 +195,7 @@ def _run_phases(
                     exit_seconds=exit_seconds,
                     kit=make_kit(team, setup.device),
                 )
+                leave_signals_alone(session.trainer)
                 _probe(session, team)
                 if state is None and isinstance(session.clock, Budget):
                     check_budget(session.clock)

@@ -33,7 +33,7 @@ class SharedVitModule(VitModule):
         super().__init__(*args, **kwargs)
         self.team = team
         self._rows: list[int] = []  # of this process within the current micro-batch
-        share_batch_norm(self.model)
+        share_batch_norm(self.model, team)
 
     def on_train_start(self) -> None:
         """Let DistributedDataParallel add gradients instead of averaging them."""
@@ -164,24 +164,23 @@ class _Total(torch.autograd.Function):
     """The sum of a tensor over all processes. Each of them depends on it, so its gradient is their sum too."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, team: Team) -> Tensor:
         """Add up the tensors."""
-        total = tensor.clone()
-        distributed.all_reduce(total)
+        ctx.team, total = team, tensor.clone()
+        with team.pulse.waiting():
+            distributed.all_reduce(total)
         return total
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """Add up the gradients."""
-        return _Total.forward(ctx, gradients[0])
-
-
-def _total(tensor: Tensor) -> Tensor:
-    return cast(Tensor, _Total.apply(tensor))
+        return _Total.forward(ctx, gradients[0], ctx.team), None
 
 
 class SharedBatchNorm2d(nn.BatchNorm2d):
     """Batch norm with the statistics of the images of all processes, on CPUs too."""
+
+    team: Team
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalise (B, C, H, W)."""
@@ -189,10 +188,10 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
             return super().forward(images)
         x = images.float()
         sums = torch.cat([x.sum((0, 2, 3)), x.new_tensor([x.numel() / x.shape[1]])])  # C + 1
-        sums = _total(sums)
+        sums = self._total(sums)
         mean, count = sums[:-1] / sums[-1], sums[-1].detach()
         centred = x - mean[:, None, None]
-        variance = _total(centred.square().sum((0, 2, 3))) / count
+        variance = self._total(centred.square().sum((0, 2, 3))) / count
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             rate = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
@@ -203,9 +202,13 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
             normal = normal * self.weight[:, None, None] + self.bias[:, None, None]
         return normal.to(images.dtype)
 
+    def _total(self, tensor: Tensor) -> Tensor:
+        return cast(Tensor, _Total.apply(tensor, self.team))
 
-def share_batch_norm(model: nn.Module) -> None:
+
+def share_batch_norm(model: nn.Module, team: Team) -> None:
     """Give the batch norms of a model the statistics of all processes; the state dict stays the same."""
     for module in model.modules():
         if type(module) is nn.BatchNorm2d:
             module.__class__ = SharedBatchNorm2d
+            cast(SharedBatchNorm2d, module).team = team

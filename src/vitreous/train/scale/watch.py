@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from vitreous.train.scale.heartbeat import FOLDER, Pulse, beat_file, read_beat, stack_file, write_beat
 
-__all__ = ["STACKS", "Verdict", "Watch", "judge"]
+__all__ = ["STACKS", "Seen", "Verdict", "Watch", "judge"]
 
 STACKS = "stacks.txt"
 """Name of the file in the run directory with the Python stacks of all processes of a run that was stuck."""
@@ -101,8 +101,10 @@ def _judge_waiting(present: dict[int, Seen], now: float) -> Verdict | None:
     if longest <= (_LONGEST_STEP if in_training else _LONGEST_OTHER):
         return None
     if others:
-        return Verdict(others, f"{_names(present, others)} is stuck: the others wait since {longest:.0f} s", stuck=True)
-    return Verdict([], f"all processes wait for each other since {longest:.0f} s: check the network", stuck=True)
+        return Verdict(
+            others, f"{_names(present, others)} is stuck: the others have waited for {longest:.0f} s", stuck=True
+        )
+    return Verdict([], f"all processes have waited for each other for {longest:.0f} s: check the network", stuck=True)
 
 
 def _names(seen: dict[int, Seen], ranks: list[int]) -> str:
@@ -206,9 +208,7 @@ class Watch:
             time.sleep(_COLLECT)
             self._write_stacks(verdict)
             where = f" The Python stacks of all processes are in {self._run_dir / STACKS}."
-        else:
-            self._signal(verdict.ranks, kill_only=True)
-        print(f"vitreous: {verdict.text}.{where} {advice}", file=sys.stderr, flush=True)  # noqa: T201
+        sys.stderr.write(f"vitreous: {verdict.text}.{where} {advice}\n")
         with contextlib.suppress(OSError):
             (self._run_dir / FOLDER / "reported").touch()
         time.sleep(2 * _INTERVAL)
@@ -239,11 +239,11 @@ class Watch:
         if self._stacks is not None:
             faulthandler.dump_traceback(self._stacks, all_threads=True)
 
-    def _signal(self, ranks: list[int], kill_only: bool = False) -> None:
+    def _signal(self, ranks: list[int]) -> None:
         """Make stuck processes of this machine write their stacks, stopped ones too, and then kill them."""
         own = [read_beat(beat_file(self._run_dir, rank)) for rank in ranks if rank != self._rank]
         pids = [facts["pid"] for facts in own if facts.get("host") == platform.node()]
-        for number in (signal.SIGKILL,) if kill_only else (signal.SIGUSR1, signal.SIGCONT, signal.SIGKILL):
+        for number in (signal.SIGUSR1, signal.SIGCONT, signal.SIGKILL):
             for pid in pids:
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
