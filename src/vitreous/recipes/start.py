@@ -7,9 +7,9 @@ Augment:   flip 0.5, resized_crop 0.25, color_jitter 0.3, cutmix 1, mix_chance 0
 Optimiser: muon, lr 0.001, muon_lr 0.01, momentum 0.95, weight_decay 0.05, cosine, warm-up 10 %, clip 1,
            muon_stem true, layer_decay 0.8
 Training:  30 epochs, batch 64, label_smoothing 0.1
-Cost:      TODO
+Cost:      6 minutes for 2,934 photographs of flowers, with --budget 6m
 Hardware:  two cores of an Intel Xeon with AMX, torch 2.14.1
-Score:     TODO
+Score:     88.0 % of 736 validation photographs in 5 classes, on which the best stage was selected (n = 1)
 """
 
 from vitreous.data.config import AugmentConfig, DataConfig
