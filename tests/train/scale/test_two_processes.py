@@ -1,4 +1,4 @@
-"""Runs in several real processes over gloo: the same as in one, resumable by one, and ended when one is killed."""
+"""Runs in several real processes over gloo: the same as in one, and ended with a checkpoint when one is killed."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_python_refuses_several_processes(tmp_path: Path) -> None:
         run(dataclasses.replace(recipe("digits"), devices=4, nodes=2, out=str(tmp_path / "run")))
 
 
-def test_a_killed_process_ends_the_run_and_one_resumes_it(alone: Path, tmp_path: Path) -> None:
+def test_a_killed_process_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     with processes(tmp_path, 3, "--out", "run", "--epochs", "900") as three:
         while not (tmp_path / "run" / "metrics.csv").exists():
             time.sleep(0.05)

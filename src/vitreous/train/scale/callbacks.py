@@ -23,7 +23,7 @@ from vitreous.train.scale.place import Place
 from vitreous.train.scale.shares import SharedVitModule
 from vitreous.train.scale.team import Team
 
-__all__ = ["NoLock", "SharedSignals", "leave_signals_alone", "make_kit"]
+__all__ = ["NoLock", "SharedCheckpoint", "SharedSignals", "leave_signals_alone", "make_kit"]
 
 
 class SharedSignals(Signals):
@@ -47,12 +47,13 @@ class SharedSignals(Signals):
             super()._receive(number, frame)
 
 
-class _SharedCheckpoint(Checkpoint):
+class SharedCheckpoint(Checkpoint):
     """Saves in the first process, and agrees on signals after each step and each batch of a validation."""
 
     def __init__(self, team: Team, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._team = team
+        self.is_between_epochs = False  # whether an epoch is complete, but not yet counted by the Trainer
 
     def save(self, *, between: bool = False, trained: bool = False, wait: bool = False) -> None:
         """Save the current state, in the first process only."""
@@ -87,8 +88,10 @@ class _SharedCheckpoint(Checkpoint):
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Agree on signals, and save if it is time."""
+        self.is_between_epochs = True
         self._agree(trainer)
         super().on_train_epoch_end(trainer, pl_module)
+        self.is_between_epochs = False
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Leave the phase in which all take the same steps."""
@@ -220,7 +223,7 @@ def make_kit(team: Team, device: torch.device) -> Kit:
     return Kit(
         module=lambda setup, progress: make_module(setup, progress, partial(SharedVitModule, team)),
         metrics=partial(_SharedMetricsLog, team),
-        checkpoint=partial(_SharedCheckpoint, team),
+        checkpoint=partial(SharedCheckpoint, team),
         writer=partial(_SharedWriter, team),
         share_clock=share_clock,
         strategy={"strategy": strategy, "num_nodes": place.nodes, "use_distributed_sampler": False},

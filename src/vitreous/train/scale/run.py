@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from rich.console import Console
@@ -37,7 +38,7 @@ from vitreous.train.resume.non_finite import NonFiniteStepError
 from vitreous.train.resume.signals import Stopped
 from vitreous.train.resume.state import RunState
 from vitreous.train.run import probe, write_results
-from vitreous.train.scale.callbacks import NoLock, SharedSignals, leave_signals_alone, make_kit
+from vitreous.train.scale.callbacks import NoLock, SharedCheckpoint, SharedSignals, leave_signals_alone, make_kit
 from vitreous.train.scale.heartbeat import FOLDER
 from vitreous.train.scale.place import Place
 from vitreous.train.scale.team import Team, is_lost_connection
@@ -274,9 +275,10 @@ def _rescue(session: Session | None, setup: Setup, run_dir: RunDir) -> str:
     saved = None
     if session is not None and not session.trained and session.setup.device.type == "cpu":
         for _ in range(50):  # an update of the weights takes no exchange, so it ends soon
-            if session.is_consistent:
+            between = cast(SharedCheckpoint, session.checkpoint).is_between_epochs
+            if between or session.is_consistent:
                 session.module.discard_step()
-                state = session.capture()
+                state = session.capture(between, between and session.trainer.should_stop)
                 session.saver.save(state)
                 session.saver.wait()
                 saved = state.where
