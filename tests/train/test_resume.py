@@ -441,7 +441,7 @@ from vitreous.train import setup as prepare
 
 # The limit is on address space, where memory that the allocator keeps would count twice.
 module.keep_freed_memory = prepare.keep_freed_memory = lambda: False
-fit = run._fit
+fit = run.fit
 
 def limited(this):
     size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -449,7 +449,7 @@ def limited(this):
     fit(this)
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
-run._fit = limited
+run.fit = limited
 sys.exit(main(sys.argv[2:]))
 """
 
