@@ -61,9 +61,11 @@ def pack(args: argparse.Namespace) -> None:
     model = build_model(replace(trained.config, num_classes=0))
     state = {name: tensor for name, tensor in trained.state_dict().items() if not name.startswith("head.")}
     model.load_state_dict(state)
-    config = {**info.provenance["config"], "out": None}  # without the folders of the machine that trained it
-    config["data"] = {**config["data"], "source": "tiny"}
-    provenance = {**info.provenance, "config": config, "licence": LICENCE, "classes": len(info.classes)}
+    found, source = info.provenance, {"source": "tiny"}  # without the folders of the machine that trained it
+    config = {**found["config"], "out": None, "data": {**found["config"]["data"], **source}}
+    provenance = {**found, "config": config, "data": {**found["data"], **source}}
+    provenance["versions"] = {name: text for name, text in found["versions"].items() if name != "platform"}
+    provenance |= {"licence": LICENCE, "classes": len(info.classes)}
     packed = ModelInfo((), info.pipeline, provenance=provenance, scores=info.scores)
     save_model(args.destination, model.half(), packed)
     print(f"{args.destination}: {args.destination.stat().st_size:,} bytes")
