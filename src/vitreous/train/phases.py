@@ -109,10 +109,10 @@ def announce(setup: Setup, view: Display) -> None:
         if setup.config.tune.mode == AUTO:
             stages = "heads on frozen features, then weights below them if time, memory and images allow"
             view.line("tune", f"{AUTO}: {stages}")
-            return
-        counts = [sum(p.numel() for p in setup.model.parameters() if p.requires_grad), setup.cost.parameters]
-        trainable, total = (f"{count / 1e6:.3g} M" for count in counts)
-        view.line("tune", f"{setup.config.tune.mode}: {trainable} trainable parameters, the model has {total}")
+        elif setup.config.verb != "pretrain":  # whose model has more parts than the backbone
+            counts = [sum(p.numel() for p in setup.model.parameters() if p.requires_grad), setup.cost.parameters]
+            trainable, total = (f"{count / 1e6:.3g} M" for count in counts)
+            view.line("tune", f"{setup.config.tune.mode}: {trainable} trainable parameters, the model has {total}")
     if setup.distiller is not None:
         _announce_teacher(setup.distiller, view)
 
