@@ -23,6 +23,7 @@ from vitreous.audit.look import THUMB, Inspection
 from vitreous.audit.watch import DECODER_EXIT_PREFIX
 from vitreous.errors import OutputError
 from vitreous.files.opening import open_regular
+from vitreous.files.user_cache import user_cache
 from vitreous.files.writing import atomic_write
 
 __all__ = ["Cache", "cache_folder", "stamp_of"]
@@ -37,9 +38,7 @@ Stamp = tuple[int, int]
 
 def cache_folder() -> Path:
     """Return `vitreous/audit` in $XDG_CACHE_HOME, or in ~/.cache if that is not set."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(home) if os.path.isabs(home) else Path("~/.cache").expanduser()
-    return base / "vitreous" / "audit"
+    return user_cache("audit")
 
 
 class Cache:

@@ -25,18 +25,18 @@ from typing import Any
 import torch
 
 from vitreous import __version__
-from vitreous.engines.private import check_private, digest_private, make_private_folder, read_private, write_private
 from vitreous.errors import OutputError
+from vitreous.files.private import check_private, digest_private, make_private_folder, read_private, write_private
+from vitreous.files.user_cache import check_cache, make_cache, remove, remove_oldest, user_cache
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["FOLDER", "GraphCache", "cache_folder", "digest", "remember_speed", "remembered_speed", "remove"]
+__all__ = ["FOLDER", "GraphCache", "cache_folder", "digest", "remember_speed", "remembered_speed"]
 
 FOLDER = "engine-cache"
 _RECORD, _SPEED = "record.json", "speed.json"
 _LARGEST_RECORD = 1 << 20  # bytes
 _MOST_BYTES = 4 << 30  # of all graphs together; the least recently used are removed first
 _ABANDONED = 24 * 3600  # seconds after which an unfinished graph is that of a process that died
-_OTHERS_WRITE = 0o002  # the parent folder may be group-writable, as a umask of 002 makes it
 
 
 def digest(model: VisionTransformer) -> str:
@@ -50,12 +50,7 @@ def digest(model: VisionTransformer) -> str:
 
 def cache_folder() -> Path:
     """Return the folder of all graphs: ``$XDG_CACHE_HOME/vitreous/engine-cache``, by default below ``~/.cache``."""
-    xdg = os.environ.get("XDG_CACHE_HOME", "")
-    try:  # the XDG Base Directory Specification says to ignore a relative path
-        home = Path(xdg) if os.path.isabs(xdg) else Path("~/.cache").expanduser()
-    except RuntimeError as error:
-        raise OSError(0, "there is no home folder: set XDG_CACHE_HOME") from error
-    return home / "vitreous" / FOLDER
+    return user_cache(FOLDER)
 
 
 class GraphCache:
@@ -67,9 +62,7 @@ class GraphCache:
     def find(self, engine: str, packages: Sequence[str]) -> Path | None:
         """Return the folder of an engine's graph; None if there is none, or if anything in it has changed."""
         try:
-            folder = cache_folder()
-            check_private(folder.parent, _OTHERS_WRITE)
-            check_private(folder)
+            folder = check_cache(FOLDER)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -86,10 +79,7 @@ class GraphCache:
         """Make a graph, whose files `convert` writes into the folder that it receives; return the graph's folder."""
         origin = self._origin(engine, packages)
         try:
-            folder = cache_folder()
-            folder.parent.parent.mkdir(parents=True, exist_ok=True)
-            make_private_folder(folder.parent, _OTHERS_WRITE)
-            make_private_folder(folder)
+            folder = make_cache(FOLDER)
             graph = folder / _name(origin)
             unfinished = folder / f".{graph.name}.{secrets.token_hex(4)}"
             try:
@@ -122,15 +112,6 @@ def remember_speed(graph: Path, machine: str, speed: float) -> None:
     with contextlib.suppress(OSError):
         write_private(unfinished, json.dumps(_read(graph / _SPEED) | {machine: speed}).encode())
         os.replace(unfinished, graph / _SPEED)
-
-
-def remove(graph: Path) -> None:
-    """Remove a graph, or a file or link in its place, as far as the system allows."""
-    if graph.is_dir() and not graph.is_symlink():
-        shutil.rmtree(graph, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            graph.unlink(missing_ok=True)
 
 
 def _cannot_store(engine: str, error: OSError) -> OutputError:
@@ -208,12 +189,7 @@ def _clean_up(folder: Path, kept: Path) -> None:
         with contextlib.suppress(OSError):  # another process is removing it
             size = sum(file.lstat().st_size for file in graph.iterdir())
             graphs.append((graph == kept, (graph / _RECORD).lstat().st_mtime, size, graph))
-    total = sum(size for _, _, size, _ in graphs)
-    for is_kept, _, size, graph in sorted(graphs):
-        if total <= _MOST_BYTES or is_kept:
-            return
-        remove(graph)
-        total -= size
+    remove_oldest(graphs, _MOST_BYTES)
 
 
 def _read(file: Path) -> dict[str, Any]:

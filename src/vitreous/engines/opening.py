@@ -17,11 +17,12 @@ from vitreous.accelerate.merging import merged_tokens
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.engines import onnxruntime_engine, openvino_engine
 from vitreous.engines.base import Engine
-from vitreous.engines.cache import GraphCache, digest, remove
+from vitreous.engines.cache import GraphCache, digest
 from vitreous.engines.check import CHECKED, agreement, check_images
 from vitreous.engines.names import Precision
 from vitreous.engines.torch_engine import TorchEngine
 from vitreous.errors import first_line
+from vitreous.files.user_cache import remove
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["CONVERTERS", "Opened", "Opener", "UnfitError", "installed"]

@@ -20,16 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.engines.cache import cache_folder
-from vitreous.engines.private import check_private, make_private_folder
 from vitreous.errors import CheckpointError, OutputError
+from vitreous.files.user_cache import check_cache, make_cache, remove_oldest
 from vitreous.runs.state_file import read_state, write_state
 
 __all__ = ["FOLDER", "AnswerStore", "Answers", "gather"]
 
 FOLDER = "teacher-cache"
 _MOST_BYTES = 8 << 30  # of all files together; the least recently used are removed first
-_OTHERS_WRITE = 0o002  # as for the folder of engines' graphs
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +78,7 @@ class AnswerStore:
     def load(self, view: int) -> Answers | None:
         """Return the stored answers to a view; None if there are none, or if the file is damaged."""
         try:
-            check_private(cache_folder().parent, _OTHERS_WRITE)
-            check_private(_folder())
-            path = self._path(view)
+            path = self._path(check_cache(FOLDER), view)
             if not path.is_file():
                 return None
             stored = read_state(path)
@@ -101,39 +97,21 @@ class AnswerStore:
         if not self._works:
             return
         try:
-            folder = _folder()
-            folder.parent.parent.mkdir(parents=True, exist_ok=True)
-            make_private_folder(folder.parent, _OTHERS_WRITE)
-            make_private_folder(folder)
+            folder = make_cache(FOLDER)
             content = {"origin": self._origin, "logits": answers.logits, "features": answers.features}
-            write_state(self._path(view), content)
+            write_state(self._path(folder, view), content)
         except (OSError, OutputError) as error:
             self._works = False
             self._notify(f"cannot store the teacher's answers ({error}): another run has to compute them again")
         else:
-            _clean_up(folder, self._name)
+            remove_oldest(self._entries(folder), _MOST_BYTES)
 
-    def _path(self, view: int) -> Path:
-        return _folder() / f"{self._name}-{view}.state"
+    def _path(self, folder: Path, view: int) -> Path:
+        return folder / f"{self._name}-{view}.state"
 
-
-def _folder() -> Path:
-    return cache_folder().parent / FOLDER
-
-
-def _clean_up(folder: Path, kept: str) -> None:
-    """Remove the least recently used files beyond `_MOST_BYTES`, but none whose name begins with `kept`."""
-    found = list(_files(folder))
-    total = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
-        if total > _MOST_BYTES and not path.name.startswith(kept):
-            with contextlib.suppress(OSError):
-                path.unlink()
-            total -= size
-
-
-def _files(folder: Path) -> Iterator[tuple[float, int, Path]]:
-    for path in folder.glob("*.state"):
-        with contextlib.suppress(OSError):  # another process is removing it
-            status = path.lstat()
-            yield status.st_mtime, status.st_size, path
+    def _entries(self, folder: Path) -> Iterator[tuple[bool, float, int, Path]]:
+        """Yield the files of all stores for :func:`remove_oldest`, which keeps those of this one."""
+        for path in folder.glob("*.state"):
+            with contextlib.suppress(OSError):  # another process is removing it
+                status = path.lstat()
+                yield path.name.startswith(self._name), status.st_mtime, status.st_size, path

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.engines.cache import cache_folder
-from vitreous.engines.private import check_private, make_private_folder
 from vitreous.errors import CheckpointError, OutputError
+from vitreous.files.private import check_private, make_private_folder
+from vitreous.files.user_cache import make_cache, remove_oldest
 from vitreous.runs.state_file import read_state, write_state
 
 __all__ = ["FOLDER", "MOST_BYTES", "FeatureCache"]
@@ -35,7 +34,6 @@ FOLDER = "feature-cache"
 MOST_BYTES = 4 << 30
 """Most bytes of all features in the cache folder."""
 
-_OTHERS_WRITE = 0o002  # the parent folder may be group-writable, as a umask of 002 makes it
 _ABANDONED = 24 * 3600  # seconds after which files without a list are those of a process that died
 _LIST, _VALUES = ".images", ".values"
 
@@ -57,11 +55,7 @@ class FeatureCache:
         text = json.dumps(made_from, sort_keys=True)
         self._shards: list[_Shard] = []
         try:
-            root = cache_folder().with_name(FOLDER)
-            root.parent.parent.mkdir(parents=True, exist_ok=True)
-            make_private_folder(root.parent, _OTHERS_WRITE)
-            make_private_folder(root)
-            self._folder = root / hashlib.sha256(text.encode()).hexdigest()[:32]
+            self._folder = make_cache(FOLDER) / hashlib.sha256(text.encode()).hexdigest()[:32]
             make_private_folder(self._folder)
             os.utime(self._folder)  # marks it as used now
             self._shards = list(_read_lists(self._folder))
@@ -111,14 +105,8 @@ class FeatureCache:
                         file.unlink()
                 used = sum(status.st_size for _, status in files)
                 folders.append((folder == self._folder, folder.lstat().st_mtime, used, folder))
-        total = size + sum(used for _, _, used, _ in folders)
-        for is_own, _, used, folder in sorted(folders):
-            if total <= MOST_BYTES:
-                return
-            if is_own:
-                raise OSError(f"they would take more than {MOST_BYTES >> 30} GiB")
-            shutil.rmtree(folder, ignore_errors=True)
-            total -= used
+        if remove_oldest(folders, MOST_BYTES, size) > MOST_BYTES:
+            raise OSError(f"they would take more than {MOST_BYTES >> 30} GiB")
 
 
 def _is_listed(file: Path) -> bool:
