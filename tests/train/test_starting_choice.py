@@ -7,7 +7,10 @@ import dataclasses
 import pytest
 
 from vitreous.checkpoint.pretrained import LICENCES, ROWS
+from vitreous.checkpoint.shipped import IMAGE_SIZE, SHIPPED
+from vitreous.cli.verbs.finetune import configure
 from vitreous.train.finetune.choice import Situation, choose
+from vitreous.train.finetune.starting_point import expand_short_name
 
 LAPTOP, CORES, GPU = 3e10, 3e11, 5e13  # FLOPs per second of training
 GIB = 1 << 30
@@ -51,3 +54,13 @@ def test_the_reason_names_the_limit_and_what_is_better():
     assert "the budget of 600 s" in choice.reason
     assert "dinov2-l" in choice.reason
     assert "112 px, because the images have 64" in choice.reason
+
+
+def test_the_shipped_backbone_is_tuned_at_its_size_unless_another_is_set(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for words, size in (([], IMAGE_SIZE), (["--image-size", "64"], 64)):
+        config, explicit, _ = configure(["photos", "--from", SHIPPED, *words])
+        config, explicit = expand_short_name(config, explicit)
+        assert (config.tune.source, config.model.image_size) == (SHIPPED, size)
+        assert "image_size" in explicit

@@ -12,6 +12,7 @@ Hardware:  two cores of an Intel Xeon with AMX, torch 2.14.1
 Score:     88.0 and 89.3 % of 736 validation photographs in 5 classes, on which the best stage was selected (n = 2)
 """
 
+from vitreous.checkpoint.shipped import IMAGE_SIZE, SHIPPED
 from vitreous.data.config import AugmentConfig, DataConfig
 from vitreous.model.block import BlockConfig
 from vitreous.model.heads import LinearHead
@@ -25,14 +26,14 @@ def start() -> RunConfig:
     What no stage improves on is the result (:mod:`vitreous.train.finetune.stages`).
     """
     model = backbone().model.with_options(
-        {"image_size": 96, "block": BlockConfig(drop_path=0.1), "head": LinearHead(zero=True)}
+        {"image_size": IMAGE_SIZE, "block": BlockConfig(drop_path=0.1), "head": LinearHead(zero=True)}
     )
     return RunConfig(
         data=DataConfig(source="photos"),
         model=model,
         augment=AugmentConfig(flip=0.5, resized_crop=0.25, color_jitter=0.3, cutmix=1.0, mix_chance=0.5, off_last=0.1),
         optim=OptimConfig(name="muon", lr=1e-3, muon_lr=0.01, muon_stem=True, layer_decay=0.8),
-        tune=TuneConfig(source="shipped", mode="auto"),
+        tune=TuneConfig(source=SHIPPED, mode="auto"),
         batch_size=64,
         epochs=30,
         label_smoothing=0.1,

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["LICENCE", "SHIPPED", "shipped_file"]
+__all__ = ["IMAGE_SIZE", "LICENCE", "SHIPPED", "shipped_file"]
 
 SHIPPED = "shipped"
 """Its name, as `--from` takes it. An existing file of that name takes precedence."""
+
+IMAGE_SIZE = 96
+"""Height and width in pixels to fine-tune it at: better than the 64 that it was trained at (docs/start.md)."""
 
 LICENCE = "ImageNet-research"
 """A key of :data:`vitreous.checkpoint.pretrained.LICENCES`; the file's provenance has it too."""

@@ -10,7 +10,7 @@ import torch
 
 from vitreous.checkpoint.hub import cached_commit
 from vitreous.checkpoint.pretrained import ROWS, Row, find_row
-from vitreous.checkpoint.shipped import SHIPPED
+from vitreous.checkpoint.shipped import IMAGE_SIZE, SHIPPED
 from vitreous.data.sources.opening import ImageData
 from vitreous.machine.free_memory import memory_left
 from vitreous.machine.speed import training_rate
@@ -26,11 +26,16 @@ Resolved = tuple[RunConfig, Collection[str]]
 
 
 def expand_short_name(config: RunConfig, explicit: Collection[str]) -> Resolved:
-    """Replace a short name by its full id, and use the table's image size unless the user set one."""
+    """Replace a short name by its full id, and use the image size to fine-tune that model at unless the user set one.
+
+    `shipped` stays as it is.
+    """
     name = config.tune.source or ""
+    if Path(name).expanduser().exists():
+        return config, explicit
     if name == SHIPPED:
-        return config, {*explicit, "image_size"}  # that of the recipe, at which the backbone was measured
-    row = None if Path(name).expanduser().exists() else find_row(name)
+        return _at_size(IMAGE_SIZE, config, explicit)
+    row = find_row(name)
     return (config, explicit) if row is None else _start_from(row, row.image_size, config, explicit)
 
 
@@ -64,7 +69,10 @@ def situation_of(config: RunConfig, data: ImageData, rate: float, memory: int | 
 
 
 def _start_from(row: Row, image_size: int, config: RunConfig, explicit: Collection[str]) -> Resolved:
-    config = replace(config, tune=replace(config.tune, source=row.full_id))
+    return _at_size(image_size, replace(config, tune=replace(config.tune, source=row.full_id)), explicit)
+
+
+def _at_size(image_size: int, config: RunConfig, explicit: Collection[str]) -> Resolved:
     if "image_size" in explicit:
         return config, explicit
     return replace(config, model=replace(config.model, image_size=image_size)), {*explicit, "image_size"}
