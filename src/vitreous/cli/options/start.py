@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vitreous.errors import UsageError, VitreousError
@@ -27,31 +27,39 @@ def starts_from_shipped(source: str, typed: Mapping[str, Any], stored: Mapping[s
     Raises:
         UsageError: If ``--start shipped`` contradicts another option.
     """
-    wish = typed.get("start") or "auto"
+    wish = typed.get("start")
     if wish == "none":
         return False
-    reasons = [f"--{name} {fields[key]}" for fields in (typed, stored) for key, name in _NAMING if fields.get(key)]
-    model = {**stored.get("model", {}), **typed.get("model", {})}
-    reasons += [f"--model.{name}" for name in model if name not in _MAY_DIFFER]
-    reasons += ["--tune.source"] * bool({**stored.get("tune", {}), **typed.get("tune", {})}.get("source"))
+    contradictions = list(_other_models(typed, stored))
     if wish == "shipped":
-        if reasons:
-            raise UsageError(f"--start shipped keeps the model of the backbone: omit {', '.join(reasons)}")
+        if contradictions:
+            raise UsageError(f"--start shipped keeps the model of the backbone: omit {', '.join(contradictions)}")
         return True
-    return not reasons and _few_images(source, typed, stored)
+    return not contradictions and _few_images(source, typed, stored)
 
 
-_NAMING = (("recipe", "recipe"), ("size", "model"))
+def _other_models(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the options that ask for another model than the backbone."""
+    for fields in (typed, stored):
+        if fields.get("recipe"):
+            yield f"--recipe {fields['recipe']}"
+        if fields.get("size"):
+            yield f"--model {fields['size']}"
+    for name in {**stored.get("model", {}), **typed.get("model", {})}:
+        if name not in _MAY_DIFFER:
+            yield f"--model.{name}"
+    if {**stored.get("tune", {}), **typed.get("tune", {})}.get("source"):
+        yield "--tune.source"
 
 
 def _few_images(source: str, typed: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
     """Whether a folder or manifest lists few images; what cannot be read is reported when it is opened."""
     from vitreous.data.config import DataConfig
+    from vitreous.data.sources.listing import Listing
     from vitreous.data.sources.opening import list_source
 
     try:
         listed = list_source(DataConfig(**{**stored.get("data", {}), **typed.get("data", {}), "source": source}))
     except VitreousError:
         return True
-    entries = getattr(listed, "entries", None)
-    return entries is not None and len(entries) <= _MOST_IMAGES
+    return isinstance(listed, Listing) and len(listed.entries) <= _MOST_IMAGES
