@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import re
 import subprocess
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +26,7 @@ __all__ = [
     "choose_precision",
     "computes_bf16",
     "describe_machine",
+    "installed_versions",
     "resolve_device",
     "versions",
 ]
@@ -121,13 +124,17 @@ def computes_bf16(device: torch.device) -> bool:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, this package and the libraries that can change a result."""
-    installed = {"vitreous": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            installed[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # a vendored build may have no metadata
-            continue
-    return installed | {"torch": torch.__version__, "platform": platform.platform()}
+    found = {"vitreous": __version__, "python": platform.python_version(), **installed_versions(_PACKAGES)}
+    return found | {"torch": torch.__version__, "platform": platform.platform()}
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a vendored build may have no metadata
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def _cpuinfo(key: str) -> str | None:

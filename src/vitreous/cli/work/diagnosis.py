@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from vitreous.engines.cache import cache_folder
 from vitreous.engines.check import TOLERANCE, check_images
 from vitreous.engines.names import EngineName
 from vitreous.engines.opening import CONVERTERS, installed
-from vitreous.machine.device import describe_machine, versions
+from vitreous.machine.device import describe_machine, installed_versions, versions
 from vitreous.predictor.loading import load
 
 __all__ = ["EngineTest", "examine_engines", "facts"]
@@ -42,7 +40,7 @@ def facts() -> Sequence[tuple[str, str]]:
     machine = describe_machine()
     memory = "" if machine.memory_gib is None else f", {machine.memory_gib:g} GiB"
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    optional = [f"{name} {importlib.metadata.version(name)}" for name in _OPTIONAL if importlib.util.find_spec(name)]
+    optional = [f"{name} {version}" for name, version in installed_versions(_OPTIONAL).items()]
     cache = cache_folder()
     home = next((folder for folder in (cache, *cache.parents) if folder.is_dir()), cache)
     file = shipped_file()
