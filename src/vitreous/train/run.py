@@ -1,7 +1,7 @@
 """The course of a run: resolve data and model, announce, fit, select weights, calibrate, test once, save, report.
 
-:func:`run` finds the run directory. :func:`_run_phases` is the outline; the phases are in phases.py. Fine-tuning in
-stages has an outline of its own, in finetune/stages/story.py, and so has pretraining, in pretrain/run.py. Other
+:func:`run` finds the run directory. :func:`run_phases` is the outline; the phases are in phases.py. Pretraining ends in
+another way (pretrain/run.py), and fine-tuning in stages has an outline of its own, in finetune/stages/story.py. Other
 fine-tuning also scores the frozen features before training, and compares the result with these scores. A resumed
 run continues training where it stopped; whatever comes after training runs again, with the same results.
 """
@@ -27,29 +27,28 @@ from vitreous.runs.folder import (
     lock_run_dir,
 )
 from vitreous.runs.folder_content import remove_empty_dirs
-from vitreous.train.assembly import Session, assemble
+from vitreous.train.assembly import Kit, Session, assemble
 from vitreous.train.config import AUTO, RunConfig
 from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import compare_with_probe, finetune_report, probe_first
 from vitreous.train.finish import RunResult, announce_finished, announce_result, end_interrupted
 from vitreous.train.phases import announce, ask_teacher, check_budget, fit, open_run_dir, select_weights, test_once
-from vitreous.train.progress import Budget
+from vitreous.train.progress import Budget, exit_after
 from vitreous.train.recipe_file import recipe_text
 from vitreous.train.results import SelectedWeights, SplitScores
 from vitreous.train.resume.signals import Signals, Stopped
 from vitreous.train.setup import Setup, prepare
 from vitreous.train.trainer import silence_lightning
 
-__all__ = ["Phases", "Prepare", "RunResult", "probe", "run", "show_batch", "write_results"]
+__all__ = ["Phases", "Prepare", "RunResult", "probe", "run", "run_phases", "show_batch", "write_results"]
 
 Prepare = Callable[[RunConfig, Collection[str], Display], Setup]
 """Opens the data and the model of a run, as :func:`vitreous.train.setup.prepare`."""
 
 Phases = Callable[..., RunResult]
-"""Runs all phases of a run whose directory is locked; arguments as those of :func:`_run_phases`."""
+"""Runs all phases of a run whose directory is locked; arguments as those of :func:`run_phases`."""
 
 Write = Callable[[Path], AbstractContextManager[Path]]
-_EXIT_OVER_IMPORT = 0.35  # on exit, unloading the libraries takes this share of the time it took to import them
 
 
 def run(
@@ -80,7 +79,7 @@ def run(
         KeyboardInterrupt: If Ctrl-C is pressed twice.
     """
     started = time.monotonic() if started is None else started
-    exit_seconds = _EXIT_OVER_IMPORT * (time.monotonic() - started)
+    exit_seconds = exit_after(started)
     view = view or Display()
     if resume and config.tune.source == AUTO:
         raise UsageError(
@@ -110,37 +109,53 @@ def run(
 def _phases(config: RunConfig) -> Phases:
     """Return what runs the phases of a run: in stages if the mode of fine-tuning is left open."""
     if config.tune.mode != AUTO:
-        return _run_phases
+        return run_phases
     from vitreous.train.finetune.stages.story import run_stages  # no other run pays for it
 
     return run_stages
 
 
-def _run_phases(
-    setup: Setup, run_dir: RunDir, view: Display, signals: Signals, *, started: float, exit_seconds: float
+def run_phases(
+    setup: Setup,
+    run_dir: RunDir,
+    view: Display,
+    signals: Signals,
+    *,
+    started: float,
+    exit_seconds: float,
+    kit: Kit | None = None,
+    finish: Callable[[Session], RunResult] | None = None,
 ) -> RunResult:
-    """Run all phases in order. After a signal, save the best weights so far."""
+    """Run all phases in order. After a signal, save the best weights so far.
+
+    `kit` and `finish`, which does what follows training, are those of a classifier by default.
+    """
     session = None
     with contextlib.ExitStack() as stack:
         try:
             state, threads = open_run_dir(setup, run_dir, view)
             stack.enter_context(torch_threads(threads))
             announce(setup, view)
-            session = assemble(setup, run_dir, view, signals, state, started=started, exit_seconds=exit_seconds)
+            times = {"started": started, "exit_seconds": exit_seconds}
+            session = assemble(setup, run_dir, view, signals, state, **times, kit=kit)
             probe(session)
             ask_teacher(session, state)
             if state is None and isinstance(session.clock, Budget):
                 check_budget(session.clock)
-
             fit(session)
-            run_dir.lock.record(phase="selecting")
-            selected, training_scores = select_weights(session)
-            temperature = choose_temperature(selected.logits, selected.labels)
-            run_dir.lock.record(phase="testing")
-            tested = test_once(session)
-            return write_results(session, selected, temperature, tested, training_scores)
+            return (finish or _finish)(session)
         except Stopped as stopped:
             return end_interrupted(setup, run_dir, view, session, stopped)
+
+
+def _finish(session: Session) -> RunResult:
+    """Select weights, calibrate, test once, save and report."""
+    session.run_dir.lock.record(phase="selecting")
+    selected, training_scores = select_weights(session)
+    temperature = choose_temperature(selected.logits, selected.labels)
+    session.run_dir.lock.record(phase="testing")
+    tested = test_once(session)
+    return write_results(session, selected, temperature, tested, training_scores)
 
 
 def write_results(
@@ -171,7 +186,8 @@ def write_results(
 def probe(session: Session) -> None:
     """In fine-tuning, score the frozen features before training. A resumed run already has the scores."""
     setup = session.setup
-    if setup.pretrained is None or not setup.config.tune.probe or session.trained:
+    is_compared = setup.config.tune.probe and session.kit.scores_weights
+    if setup.pretrained is None or not is_compared or session.trained:
         return
     if session.probe is None:
         session.run_dir.lock.record(phase="probing")

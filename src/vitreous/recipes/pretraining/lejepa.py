@@ -12,22 +12,12 @@ Hardware:  two CPU cores with bf16
 Score:     not measured
 """
 
-from vitreous.data.config import AugmentConfig, DataConfig
-from vitreous.model.pools import Mean
-from vitreous.model.sizes import config_of
-from vitreous.model.stems import LinearStem
-from vitreous.train.config import OptimConfig
+from dataclasses import replace
+
+from vitreous.recipes.pretraining.visreg import visreg
 from vitreous.train.pretrain.config import PretrainConfig
 
 
 def lejepa() -> PretrainConfig:
-    """Two large crops of each image agree, without a teacher."""
-    return PretrainConfig(
-        method="lejepa",
-        data=DataConfig(source="cifar10", val_fraction=0.05),
-        model=config_of("128x6/4", num_classes=0, heads=4, stem=LinearStem(), pool=Mean()),
-        augment=AugmentConfig(flip=0.5, resized_crop=0.3, color_jitter=0.4),
-        optim=OptimConfig(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05),
-        batch_size=256,
-        epochs=50,
-    )
+    """The settings of `visreg`, with the other measure of how the features are spread."""
+    return replace(visreg(), method="lejepa")

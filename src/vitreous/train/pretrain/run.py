@@ -1,29 +1,24 @@
-"""The course of a pretraining run: prepare, announce, fit, save the backbone, measure it, report.
+"""What differs in a pretraining run from any other: how it is prepared and assembled, and what follows training.
 
-The phases up to the end of training, and resuming, are those of any run (phases.py). A run has one process.
+The weights of the last epoch are saved without a head, measured and reported. A run has one process.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, cast
 
-from vitreous.machine.threads import torch_threads
-from vitreous.runs.folder import RunDir
-from vitreous.train.assembly import Kit, Session, assemble
+from vitreous.train.assembly import Kit, Session
 from vitreous.train.console import Display
-from vitreous.train.finish import RunResult, end_interrupted
-from vitreous.train.phases import announce, check_budget, fit, open_run_dir
+from vitreous.train.finish import RunResult
 from vitreous.train.pretrain.base import Objective
 from vitreous.train.pretrain.config import PretrainConfig
 from vitreous.train.pretrain.module import PretrainModule
 from vitreous.train.pretrain.monitor import CollapseWatch, FeatureMonitor
 from vitreous.train.pretrain.setup import prepare
 from vitreous.train.pretrain.writing import PretrainWriter
-from vitreous.train.progress import Budget
-from vitreous.train.resume.signals import Signals, Stopped
-from vitreous.train.run import run
+from vitreous.train.run import run, run_phases
 from vitreous.train.setup import Setup
 
 __all__ = ["pretrain"]
@@ -54,29 +49,8 @@ def pretrain(
         view=view,
         resume=resume,
         prepare=prepare,
-        phases=_run_phases,
+        phases=partial(run_phases, kit=_KIT, finish=_finish),
     )
-
-
-def _run_phases(
-    setup: Setup, run_dir: RunDir, view: Display, signals: Signals, *, started: float, exit_seconds: float
-) -> RunResult:
-    """Run all phases in order. After a signal, save the weights so far."""
-    session = None
-    with contextlib.ExitStack() as stack:
-        try:
-            state, threads = open_run_dir(setup, run_dir, view)
-            stack.enter_context(torch_threads(threads))
-            announce(setup, view)
-            session = assemble(
-                setup, run_dir, view, signals, state, started=started, exit_seconds=exit_seconds, kit=_KIT
-            )
-            if state is None and isinstance(session.clock, Budget):
-                check_budget(session.clock)
-            fit(session)
-            return _finish(session)
-        except Stopped as stopped:
-            return end_interrupted(setup, run_dir, view, session, stopped)
 
 
 def _make_module(setup: Setup, progress: Callable[[int], float]) -> PretrainModule:

@@ -32,7 +32,7 @@ from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import ProbeResult
 from vitreous.train.finish import RunResult, announce_finished, end_interrupted, resume_command
 from vitreous.train.phases import announce, check_budget, open_run_dir, select_weights, test_once
-from vitreous.train.progress import Budget
+from vitreous.train.progress import Budget, exit_after
 from vitreous.train.recipe_file import recipe_text
 from vitreous.train.resume.non_finite import NonFiniteStepError
 from vitreous.train.resume.signals import Stopped
@@ -64,7 +64,7 @@ def run_rank(
         SystemExit: In all processes but the first, at the end.
     """
     started = time.monotonic() if started is None else started
-    exit_seconds = 0.35 * (time.monotonic() - started)
+    exit_seconds = exit_after(started)
     device = _device_of(config, place)
     team = Team(place, device.type == "cuda")
     view = (view or Display()) if team.leads else Display(Console(quiet=True))
