@@ -83,6 +83,7 @@ class Kit:
     score_columns: Callable[[Setup], Collection[str]] = _score_columns
     ending: Callable[[Setup, float], tuple[float, float]] = _ending
     scores_weights: bool = True  # whether the saved weights are scored after training
+    later_validations: int = 0  # after training, besides those of any run, for which a budget reserves time
     share_clock: Callable[[Budget], Clock] | None = None
     strategy: Mapping[str, Any] | None = None  # arguments of the Trainer
 
@@ -103,7 +104,6 @@ class Session:
     seconds: dict[str, float] = field(default_factory=dict)  # wall-clock time by phase
     probe: ProbeResult | None = None  # scores of the frozen features, in fine-tuning
     threads: int = field(default_factory=torch.get_num_threads)
-    later_validations: int = 0  # after training, besides those of any run, for which a budget reserves time
     extended: tuple[int, ...] = ()  # numbers of epochs at which the run had finished before it was given more
     kit: Kit = field(default_factory=Kit)
 
@@ -202,7 +202,7 @@ def rebuild(session: Session, state: RunState | None) -> None:
     session.module = session.kit.module(setup, session.clock.progress)
     scores = session.kit.scores_weights
     test_share = len(splits.get("test", ())) / len(splits["val"]) if scores else 0.0
-    later = test_share + session.later_validations
+    later = test_share + session.kit.later_validations
     stop = StopWhenOver(session.clock, later, setup.precision if scores else "float32", config.compile)
     epochs: int | None = config.epochs if config.steps is None else -(-config.steps // per_epoch)
     planned = pluralize(config.steps, "step") if config.steps else pluralize(config.epochs, "epoch")

@@ -188,6 +188,14 @@ def test_the_least_recently_used_features_make_room(tmp_path, monkeypatch):
     assert not list((tmp_path / "cache").rglob(f"{large._folder.name}/*"))
 
 
+def test_copies_of_an_image_and_values_beyond_float16_are_found():
+    values = torch.tensor([[1.0], [torch.inf], [1.0], [3.0]])
+    FeatureCache({"model": "copies"}).add(["a", "b", "a", "c"], {"pooled": values})
+    ((positions, found),) = FeatureCache({"model": "copies"}).find(["c", "a", "b", "a"], "pooled")
+    assert positions == [0, 1, 2, 3]
+    assert found.flatten().tolist() == [3.0, 1.0, torch.inf, 1.0]
+
+
 def test_a_folder_of_others_is_not_read(tmp_path):
     cache = FeatureCache({"model": "x"})
     cache.add(["a"], {"pooled": torch.zeros(1, 2)})

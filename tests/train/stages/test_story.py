@@ -25,6 +25,8 @@ from vitreous.runs.state_file import read_state
 from vitreous.train.console import Display
 from vitreous.train.finetune.stages import staging, story, training
 from vitreous.train.finetune.stages.heads import Heads
+from vitreous.train.finetune.stages.outcome import Candidate, Outcome
+from vitreous.train.finetune.stages.staging import Staging
 from vitreous.train.resume.saving import Checkpoint
 from vitreous.train.resume.signals import Stopped
 from vitreous.train.run import run
@@ -201,7 +203,35 @@ def test_a_training_that_diverges_leaves_the_heads(digits, tmp_path, monkeypatch
     result, _ = start(digits, tmp_path / "run")
     rows = stages_of(result)
     assert rows["last-2"]["skipped"] == "its training failed: the loss is NaN at step 3"
-    assert json.loads((result.folder / "report.json").read_text())["finetune"]["chosen"] in rows
+    chosen = json.loads((result.folder / "report.json").read_text())["finetune"]["chosen"]
+    assert chosen in {"linear", "linear, 2 views", "attentive"}
+
+
+def test_a_stage_is_compared_with_those_before_it_also_in_a_run_that_is_resumed(digits):
+    setup, labels = prepared(digits), torch.tensor([0, 1, 2, 0])
+    outcomes = []
+    for stage, right in (("linear", 2), ("last-2", 3), ("last-2, averaged", 3)):
+        logits = torch.nn.functional.one_hot(labels, 3).float()
+        logits[right:] = 0  # the first class
+        logits[right:, (labels[-1] + 1) % 3] = 1
+        outcomes.append(Outcome.of(stage, Candidate(setup.config.model, {}, logits, labels)))
+    staged = Staging(setup, None, None, None, 0.0, outcomes=outcomes)
+    assert staged.best_before("last-2") is outcomes[0]
+    assert staged.best_before("full") is staged.best is outcomes[1]
+
+
+def test_a_step_that_does_not_fit_is_timed_on_fewer_images(digits, monkeypatch):
+    counts, timed = [], training._time_step
+
+    def short_of_memory(setup, count):
+        counts.append(count)
+        if count > 8:
+            raise RuntimeError("out of memory")
+        return timed(setup, count)
+
+    monkeypatch.setattr(training, "_time_step", short_of_memory)
+    assert training.step_seconds(prepared(digits, "--tune=full")) > 0
+    assert counts == [32, 16, 8]
 
 
 def test_averages_are_on_the_line_between_start_and_end():

@@ -18,7 +18,7 @@ from vitreous.train.config import RunConfig, parse_duration
 from vitreous.train.console import Display, duration
 from vitreous.train.finetune.choice import Situation, choose
 
-__all__ = ["choose_start", "expand_short_name", "situation_of"]
+__all__ = ["choose_start", "expand_short_name", "free_memory", "situation_of"]
 
 _FEWEST_EPOCHS = 5  # in a budget; fewer passes leave a new head behind the frozen features' probe
 
@@ -49,7 +49,7 @@ def choose_start(
     view: Display,
 ) -> Resolved:
     """Choose a row for this machine and these images, and say which and why before anything is downloaded."""
-    choice = choose(ROWS, situation_of(config, data, training_rate(device, precision), _free_memory(device)))
+    choice = choose(ROWS, situation_of(config, data, training_rate(device, precision), free_memory(device)))
     row = choice.row
     size = "in the cache" if cached_commit(row.hub_id, row.revision) else f"{row.download()} to download"
     view.line("start", f"{row.name}: {row.full_id}, {row.parameters / 1e6:.3g} M parameters, {row.licence}, {size}")
@@ -78,5 +78,6 @@ def _at_size(image_size: int, config: RunConfig, explicit: Collection[str]) -> R
     return replace(config, model=replace(config.model, image_size=image_size)), {*explicit, "image_size"}
 
 
-def _free_memory(device: torch.device) -> int | None:
+def free_memory(device: torch.device) -> int | None:
+    """Return the free memory of a device in bytes; None if it is not known."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else memory_left()

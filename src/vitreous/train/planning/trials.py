@@ -21,7 +21,7 @@ from vitreous.train.assembly import Session, rebuild
 from vitreous.train.out_of_memory import free_memory, is_out_of_memory, more_parts
 from vitreous.train.trainer import build_trainer
 
-__all__ = ["Trials", "validation_seconds"]
+__all__ = ["Trials", "synchronize", "validation_seconds"]
 
 _WARM_UP = 2  # untimed steps at the start
 _MIN_STEPS, _MAX_STEPS, _SECONDS = 8, 40, 8.0  # timed steps, and the time for all phases together
@@ -175,7 +175,7 @@ class _StepTimer(Callback):
         if trainer.global_step == self._steps:
             return
         self._steps = trainer.global_step
-        _synchronize(pl_module.device)
+        synchronize(pl_module.device)
         now = time.monotonic()
         if self._steps > _WARM_UP and self._last is not None:
             self.seconds.append(now - self._last)
@@ -196,11 +196,12 @@ class _BatchTimer(Callback):
     def on_validation_batch_end(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, *_: Any, **__: Any
     ) -> None:
-        _synchronize(pl_module.device)
+        synchronize(pl_module.device)
         self.times.append(time.monotonic())
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has computed all that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

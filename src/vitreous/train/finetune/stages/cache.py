@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vitreous.errors import CheckpointError, OutputError
@@ -42,6 +41,7 @@ _LIST, _VALUES = ".images", ".values"
 class _Shard:
     path: Path  # of its files, without their endings
     rows: dict[str, int]  # of each image, by its content hash
+    count: int  # of images, copies included
 
 
 class FeatureCache:
@@ -64,7 +64,9 @@ class FeatureCache:
 
     def find(self, digests: Sequence[str], kind: str) -> Iterator[tuple[list[int], Tensor]]:
         """Yield positions in `digests` and their features, shard by shard; images without features are left out."""
-        missing = {digest: n for n, digest in enumerate(digests)}
+        missing: dict[str, list[int]] = {}  # copies of an image have one hash
+        for n, digest in enumerate(digests):
+            missing.setdefault(digest, []).append(n)
         for shard in self._shards:
             shared = missing.keys() & shard.rows.keys()
             if not shared:
@@ -72,7 +74,7 @@ class FeatureCache:
             values = _read_values(shard, kind)
             if values is None:
                 continue
-            positions = sorted(missing.pop(digest) for digest in shared)
+            positions = sorted(n for digest in shared for n in missing.pop(digest))
             yield positions, values[[shard.rows[digests[n]] for n in positions]]
 
     def add(self, digests: Sequence[str], features: Mapping[str, Tensor]) -> None:
@@ -119,14 +121,15 @@ def _read_lists(folder: Path) -> Iterator[_Shard]:
             check_private(folder)
             images = _field(read_state(file), "images")
             if isinstance(images, list) and all(isinstance(each, str) for each in images):
-                yield _Shard(file.with_suffix(""), {digest: row for row, digest in enumerate(images)})
+                rows = {digest: row for row, digest in enumerate(images)}
+                yield _Shard(file.with_suffix(""), rows, len(images))
 
 
 def _read_values(shard: _Shard, kind: str) -> Tensor | None:
     """Return the features of a shard; None if they are missing or damaged."""
     with contextlib.suppress(CheckpointError, OSError):
         values = _field(read_state(shard.path.with_suffix(f".{kind}{_VALUES}")), "values")
-        if isinstance(values, Tensor) and len(values) == len(shard.rows) and bool(torch.isfinite(values).all()):
+        if isinstance(values, Tensor) and len(values) == shard.count:
             return values
     return None
 

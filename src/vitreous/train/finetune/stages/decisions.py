@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from vitreous.model.config import ViTConfig
 from vitreous.train.console import duration
 
-__all__ = ["LAST", "Means", "further_views", "tokens_too_large", "tuning_modes"]
+__all__ = ["LAST", "Means", "further_views", "tokens_too_large", "too_few_images", "tuning_modes"]
 
 LAST = 2
 """Blocks that the mode `last-K` trains."""
@@ -88,6 +88,16 @@ class Means:
         return self.memory is None or _BYTES * self.parameters <= _USABLE * self.memory
 
 
+def too_few_images(images: int, classes: int) -> str | None:
+    """Return why training below the head will not help with so few images; None if it may."""
+    if images >= max(_FEWEST_IMAGES, _FEWEST_PER_CLASS * classes):
+        return None
+    return (
+        f"{images:,} training images of {classes:,} classes: it takes {_FEWEST_PER_CLASS} a class, and "
+        f"{_FEWEST_IMAGES} in all, to improve on frozen features"
+    )
+
+
 def tuning_modes(means: Means) -> tuple[list[str], dict[str, str]]:
     """Return the modes of training below the head to try, the cheaper first, and why others are skipped.
 
@@ -96,12 +106,8 @@ def tuning_modes(means: Means) -> tuple[list[str], dict[str, str]]:
     """
     last, whole, other = f"last-{LAST}", "full", "lora"
     skipped: dict[str, str] = {}
-    if means.images < max(_FEWEST_IMAGES, _FEWEST_PER_CLASS * means.classes):
-        too_few = (
-            f"{means.images:,} training images of {means.classes:,} classes: it takes {_FEWEST_PER_CLASS} a class, and "
-            f"{_FEWEST_IMAGES} in all, to improve on frozen features"
-        )
-        return [], dict.fromkeys((last, other, whole), too_few)
+    if (reason := too_few_images(means.images, means.classes)) is not None:
+        return [], dict.fromkeys((last, other, whole), reason)
     if means.fits_whole:
         skipped[other] = "all weights fit into memory, so adapters save nothing"
     else:

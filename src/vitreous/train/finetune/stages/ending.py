@@ -10,6 +10,7 @@ from vitreous.evaluate.calibration import choose_temperature
 from vitreous.runs.folder import RunDir
 from vitreous.train.assembly import Session, rebuild
 from vitreous.train.console import Display
+from vitreous.train.finetune.first_probe import finetune_report
 from vitreous.train.finetune.stages.outcome import Outcome
 from vitreous.train.finetune.stages.staging import Staging, selected_weights, variant
 from vitreous.train.finish import RunResult, announce_result, resume_command
@@ -67,14 +68,9 @@ def finish(staging: Staging) -> RunResult:
 
 def _section(staging: Staging, best: Outcome) -> dict[str, Any]:
     """Return the section of report.json on fine-tuning."""
-    pretrained = staging.setup.pretrained
-    trained = best.candidate.tensors if best.candidate is not None else {}
     return {
-        "source": pretrained.to_dict() if pretrained is not None else None,
-        "mode": staging.setup.config.tune.mode,
-        "trained_parameters": sum(tensor.numel() for tensor in trained.values()),
-        "probe": None,
-        "verdict": None,
+        **(finetune_report(staging.setup, None, None) or {}),
+        "trained_parameters": best.trained,
         "chosen": best.stage,
         "stages": [outcome.to_dict(best.stage) for outcome in staging.outcomes],
     }

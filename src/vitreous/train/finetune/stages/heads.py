@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,7 @@ from vitreous.machine.threads import one_thread, one_thread_with_blas
 from vitreous.train.callbacks import is_better
 from vitreous.train.finetune.stages.attentive import AttentiveProbe, attentive_config, fit_attentive, patch_means
 from vitreous.train.finetune.stages.features import Features
-from vitreous.train.finetune.stages.outcome import Candidate, Outcome
+from vitreous.train.finetune.stages.outcome import Candidate, Outcome, stage_metric
 from vitreous.train.setup import Setup
 
 __all__ = ["Heads"]
@@ -76,7 +76,8 @@ class Heads:
         logits = torch.from_numpy(val.features) @ weight.T + bias
         tensors = {"head.weight": weight, "head.bias": bias}
         candidate = Candidate(self.setup.config.model, tensors, logits, torch.from_numpy(val.labels))
-        return Outcome.of(stage, candidate, seconds=time.monotonic() - started, detail=f"C {probe.strength:g}")
+        facts = {"detail": f"C {probe.strength:g}", "strength": probe.strength, "trained": _count(tensors)}
+        return Outcome.of(stage, candidate, seconds=time.monotonic() - started, **facts)
 
     def attentive(self, strength: float, deadline: float | None = None) -> Outcome:
         """Train an attentive probe, from a linear head with this C on the mean of the patches, until a deadline."""
@@ -108,7 +109,8 @@ class Heads:
             )
         candidate = Candidate(attentive_config(source), tensors, logits, labels)
         detail = f"one query over {self.train.tokens.shape[1] - probe.skip} patches, epoch {epoch}"
-        return Outcome.of("attentive", candidate, seconds=time.monotonic() - started, detail=detail)
+        facts = {"detail": detail, "trained": _count(tensors)}
+        return Outcome.of("attentive", candidate, seconds=time.monotonic() - started, **facts)
 
     def _threads(self, products: int) -> contextlib.AbstractContextManager[None]:
         """Use one thread for many small products: threads that wait for each other are slower."""
@@ -120,7 +122,7 @@ class Heads:
 
     @property
     def _select(self) -> str:
-        return "top1" if self.setup.config.select == "last" else self.setup.config.select
+        return stage_metric(self.setup.config.select)
 
     def _labelled(self, features: Tensor, name: str) -> Labelled:
         """Return features of the training images, in one view or several after one another, with their classes."""
@@ -128,6 +130,10 @@ class Heads:
 
     def _val(self) -> Labelled:
         return labelled(self.val.pooled.numpy(), self.val.labels, "val")
+
+
+def _count(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors.values())
 
 
 def _finite(model: LinearModel) -> tuple[Tensor, Tensor]:

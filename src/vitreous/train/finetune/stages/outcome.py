@@ -13,7 +13,12 @@ from vitreous.evaluate.metrics import Scores, evaluate
 from vitreous.model.config import ViTConfig
 from vitreous.train.callbacks import is_better
 
-__all__ = ["Candidate", "Outcome", "best_of"]
+__all__ = ["Candidate", "Outcome", "best_of", "stage_metric"]
+
+
+def stage_metric(select: str) -> str:
+    """Return the metric of `RunConfig.select` by which stages are compared; for `last`, of epochs, it is top-1."""
+    return "top1" if select == "last" else select
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,13 +47,25 @@ class Outcome:
     images: int = 0  # of the validation split
     candidate: Candidate | None = None  # None for a reference, and for a stage that was skipped
     skipped: str | None = None  # why
+    macro_f1: float | None = None  # as log_loss: of the candidate, also if that is no longer kept
+    log_loss: float | None = None
+    trained: int = 0  # weights that were trained
+    strength: float | None = None  # C of a linear head
     history: Sequence[Mapping[str, float]] = ()  # rows of metrics.csv
 
     @classmethod
     def of(cls, stage: str, candidate: Candidate, **facts: Any) -> Outcome:
         """Return the outcome of a stage that found a model."""
-        correct = round(candidate.scores.top1 * candidate.scores.n)
-        return cls(stage, correct=correct, images=candidate.scores.n, candidate=candidate, **facts)
+        scores = candidate.scores
+        return cls(
+            stage,
+            correct=round(scores.top1 * scores.n),
+            images=scores.n,
+            candidate=candidate,
+            macro_f1=scores.macro_f1,
+            log_loss=scores.log_loss,
+            **facts,
+        )
 
     def to_dict(self, chosen: str | None) -> dict[str, Any]:
         """Return the row of report.json; `chosen` is the stage whose model is the result."""
@@ -57,8 +74,7 @@ class Outcome:
         row |= {"top1": None, "low": None, "high": None}
         if interval is not None:
             row |= {"top1": interval.value, "low": interval.low, "high": interval.high}
-        scores = self.candidate.scores if self.candidate is not None else None
-        row |= {name: getattr(scores, name) if scores else None for name in ("macro_f1", "log_loss")}
+        row |= {"macro_f1": self.macro_f1, "log_loss": self.log_loss}
         return row | {"skipped": self.skipped, "chosen": self.stage == chosen}
 
     def describe(self) -> str:
@@ -71,15 +87,12 @@ class Outcome:
 
 
 def best_of(outcomes: Sequence[Outcome], select: str) -> Outcome | None:
-    """Return the stage with the best model by a metric of `RunConfig.select`, the first among equals.
-
-    For `last`, which chooses among epochs, stages are compared by top-1.
-    """
+    """Return the stage with the best model by the metric of `RunConfig.select`, the first among equals."""
+    metric = stage_metric(select)
     best: Outcome | None = None
     for outcome in outcomes:
         if outcome.candidate is None:
             continue
-        metric = "top1" if select == "last" else select
         if best is None or best.candidate is None or is_better(metric, outcome.candidate.scores, best.candidate.scores):
             best = outcome
     return best

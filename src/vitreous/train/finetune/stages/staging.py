@@ -6,6 +6,7 @@ training of a stage has checkpoints of its own in `stages/MODE/`, which are thos
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from dataclasses import dataclass, field, replace
@@ -23,19 +24,22 @@ from vitreous.machine.threads import one_thread
 from vitreous.model.config import ViTConfig
 from vitreous.runs.folder import STAGES, RunDir
 from vitreous.runs.state_file import read_state, write_state
-from vitreous.train.class_maps import class_map_seconds
+from vitreous.train.assembly import Kit
 from vitreous.train.config import OptimConfig, parse_duration
 from vitreous.train.console import Display
 from vitreous.train.finetune.stages.outcome import Candidate, Outcome, best_of
 from vitreous.train.finetune.trainable import choose_trained
-from vitreous.train.results import RunWriter, SelectedWeights, report_seconds
+from vitreous.train.results import RunWriter, SelectedWeights
 from vitreous.train.resume.signals import Signals
 from vitreous.train.resume.state import check_identity, identity, report_mismatch
 from vitreous.train.setup import Setup
 
 __all__ = ["Staging", "selected_weights", "variant", "whole_state"]
 
-_FIELDS = ("stage", "seconds", "detail", "correct", "images", "skipped", "history")
+_FIELDS = (
+    *("stage", "seconds", "detail", "correct", "images", "skipped"),
+    *("macro_f1", "log_loss", "trained", "strength", "history"),
+)
 
 
 @dataclass(eq=False)
@@ -47,7 +51,6 @@ class Staging:
     view: Display
     signals: Signals
     started: float  # time.monotonic() at the start of the command
-    exit_seconds: float
     used_before: float = 0.0  # seconds that earlier processes used
     outcomes: list[Outcome] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # wall-clock time by phase
@@ -59,13 +62,12 @@ class Staging:
         cls, setup: Setup, run_dir: RunDir, view: Display, signals: Signals, *, started: float, exit_seconds: float
     ) -> Staging:
         """Restore the journal of a run to resume, and reserve time for the report of a run with a budget."""
-        staging = cls(setup, run_dir, view, signals, started, exit_seconds)
+        staging = cls(setup, run_dir, view, signals, started)
         if run_dir.has_run:
             staging._restore()
         if (budget := staging.budget) is not None:
-            staging.map_seconds = class_map_seconds(setup, budget)
-            report = report_seconds(setup.data.splits["val"], len(setup.data.classes))
-            staging.reporting = exit_seconds + report + staging.map_seconds
+            staging.map_seconds, report = Kit().ending(setup, budget)
+            staging.reporting = exit_seconds + report
         return staging
 
     @property
@@ -88,6 +90,11 @@ class Staging:
     def best(self) -> Outcome | None:
         """The stage with the best model so far."""
         return best_of(self.outcomes, self.setup.config.select)
+
+    def best_before(self, stage: str) -> Outcome | None:
+        """Return the stage with the best model before a stage, or so far if that is not done."""
+        earlier = itertools.takewhile(lambda outcome: outcome.stage != stage, self.outcomes)
+        return best_of(list(earlier), self.setup.config.select)
 
     def done(self, stage: str) -> Outcome | None:
         """Return the outcome of a stage if it is done, or was skipped."""
@@ -129,14 +136,14 @@ class Staging:
         try:
             content = read_state(self._journal)
             with report_mismatch():
-                check_identity(content["identity"], identity(self.setup), f"'{self._journal}'")
-                self.outcomes = [_restored(each) for each in content["outcomes"]]
-                self.seconds, self.used_before = dict(content["seconds"]), float(content["used"])
+                settings, stored = content["identity"], content["outcomes"]
+                seconds, used = dict(content["seconds"]), float(content["used"])
+                outcomes = [_restored(each) for each in stored]
         except CheckpointError as error:
-            if "different settings" in str(error):
-                raise
             self.view.line("damaged", f"{error}: all stages begin again")
-            self.outcomes = []
+            return
+        check_identity(settings, identity(self.setup), f"'{self._journal}'")
+        self.outcomes, self.seconds, self.used_before = outcomes, seconds, used
         if self.outcomes:
             names = ", ".join(outcome.stage for outcome in self.outcomes if outcome.skipped is None)
             self.view.line("resume", f"{self._journal}: done are {names}")

@@ -18,13 +18,21 @@ from vitreous.machine.free_memory import memory_left
 from vitreous.machine.threads import torch_threads
 from vitreous.runs.folder import RunDir
 from vitreous.train.console import Display
-from vitreous.train.finetune.stages.decisions import LAST, Means, further_views, tokens_too_large, tuning_modes
+from vitreous.train.finetune.stages.decisions import (
+    LAST,
+    Means,
+    further_views,
+    tokens_too_large,
+    too_few_images,
+    tuning_modes,
+)
 from vitreous.train.finetune.stages.ending import end_interrupted_stages, finish
 from vitreous.train.finetune.stages.features import Extractor, Features
 from vitreous.train.finetune.stages.heads import Heads
 from vitreous.train.finetune.stages.outcome import Candidate, Outcome, best_of
 from vitreous.train.finetune.stages.staging import Staging, variant
 from vitreous.train.finetune.stages.training import average_with_start, step_seconds, train_stage
+from vitreous.train.finetune.starting_point import free_memory
 from vitreous.train.finish import RunResult
 from vitreous.train.phases import announce, open_run_dir
 from vitreous.train.resume.signals import Signals, Stopped
@@ -73,7 +81,8 @@ def _fit_heads(staging: Staging) -> None:
     linear = staging.done("linear")
     if linear is None:
         staging.record(linear := heads.linear())
-    strength = float(linear.detail.removeprefix("C "))
+    strength = linear.strength
+    assert strength is not None
     _fit_more_views(staging, extractor, heads, linear, strength)
     if staging.done("attentive") is None:
         staging.record(_attentive(staging, heads, no_tokens, strength))
@@ -103,7 +112,7 @@ def _features(staging: Staging, extractor: Extractor, name: str) -> Features:
 def _fit_more_views(staging: Staging, extractor: Extractor, heads: Heads, linear: Outcome, strength: float) -> None:
     """Fit a linear head to further views of the training images, where there are any and the time allows it."""
     split, first = staging.setup.data.splits["train"], heads.train
-    if any(outcome.stage.endswith(" views") for outcome in staging.outcomes):
+    if any(outcome.stage.startswith("linear, ") for outcome in staging.outcomes):
         return
     stage, reason = "linear, more views", None
     if not extractor.views.vary:
@@ -155,15 +164,15 @@ def _train(staging: Staging) -> None:
         if helped is not None:
             skipped[mode] = helped
             continue
-        done, before = staging.done(mode), staging.best
-        if done is None:
+        before = staging.best_before(mode)
+        if staging.done(mode) is None:
             staging.run_dir.lock.record(phase=f"training {mode}")
             _train_mode(staging, mode, start)
         if staging.best is before:
             helped = f"{mode} did not improve on {before.stage}" if before else None
-    for stage, reason in skipped.items():
-        if staging.done(stage) is None:
-            staging.record(Outcome(stage, skipped=reason))
+    left_out = [Outcome(stage, skipped=reason) for stage, reason in skipped.items() if staging.done(stage) is None]
+    if left_out:
+        staging.record(*left_out)
 
 
 def _train_mode(staging: Staging, mode: str, start: Outcome) -> None:
@@ -183,10 +192,14 @@ def _train_mode(staging: Staging, mode: str, start: Outcome) -> None:
 
 def _modes(staging: Staging, start: Candidate) -> tuple[list[str], dict[str, str]]:
     """Decide on the modes to train in; a run that is resumed keeps to those that it began."""
-    setup = staging.setup
+    setup, left = staging.setup, staging.left
+    train, val, classes = setup.data.splits["train"], setup.data.splits["val"], len(setup.data.classes)
     begun = [path.name for path in (staging.run_dir.path / "stages").glob("*") if staging.run_dir.has_run]
-    train, val = setup.data.splits["train"], setup.data.splits["val"]
-    memory = torch.cuda.mem_get_info(setup.device)[0] if setup.device.type == "cuda" else memory_left()
+    if begun and left is not None:  # the time of a step was measured by another process
+        modes = [mode for mode in _TRAININGS if mode in begun]
+        return modes, {mode: "another training had begun" for mode in _TRAININGS if mode not in begun}
+    if (reason := too_few_images(len(train), classes)) is not None:  # before a step is timed
+        return [], dict.fromkeys(_TRAININGS, reason)
     per_epoch = setup.data_module.steps_per_epoch
     epochs = setup.config.epochs if setup.config.steps is None else setup.config.steps / per_epoch
     last = f"last-{min(LAST, setup.config.model.depth)}"
@@ -194,10 +207,9 @@ def _modes(staging: Staging, start: Candidate) -> tuple[list[str], dict[str, str
     steps |= {"lora": steps["full"], f"last-{LAST}": steps[last]}
     batch = min(setup.config.batch_size, len(train))
     validation = _VALIDATION_OVER_STEP * steps["full"] * len(val) / batch
-    left = staging.left
     means = Means(
         images=len(train),
-        classes=len(setup.data.classes),
+        classes=classes,
         depth=setup.config.model.depth,
         parameters=setup.cost.parameters,
         step_seconds=steps,
@@ -205,12 +217,12 @@ def _modes(staging: Staging, start: Candidate) -> tuple[list[str], dict[str, str
         validation_seconds=validation,
         epochs=epochs,
         left=None if left is None else left - 4 * validation,
-        memory=memory,
+        memory=free_memory(setup.device),
         has_lora=find_spec("peft") is not None,
     )
     modes, skipped = tuning_modes(means)
-    if begun:  # its time was measured by another process
-        modes = [mode for mode in _TRAININGS if mode in begun or (left is None and mode in modes)]
+    if begun:
+        modes = [mode for mode in _TRAININGS if mode in begun or mode in modes]
         skipped = {mode: reason for mode, reason in skipped.items() if mode not in modes}
     return modes, skipped
 

@@ -17,18 +17,19 @@ from torch.nn import functional as F
 
 from vitreous.accelerate.batch_parts import add_gradients, num_parts
 from vitreous.data.sources.listing import pluralize
-from vitreous.errors import NonFiniteError, OutputError
+from vitreous.errors import OutputError, TrainingError
 from vitreous.runs.folder import RunDir
-from vitreous.train.assembly import Kit, Session, rebuild
+from vitreous.train.assembly import Kit, Session, assemble
 from vitreous.train.callbacks import is_better
-from vitreous.train.finetune.stages.outcome import Candidate, Outcome
+from vitreous.train.finetune.stages.outcome import Candidate, Outcome, stage_metric
 from vitreous.train.finetune.stages.staging import Staging, variant, whole_state
 from vitreous.train.finetune.trainable import freeze_modules, merge_adapters
+from vitreous.train.out_of_memory import free_memory, is_out_of_memory
 from vitreous.train.phases import ask_teacher, fit, score, select_weights
-from vitreous.train.progress import Budget, Clock, Steps
+from vitreous.train.planning.trials import synchronize
 from vitreous.train.results import RunWriter, SelectedWeights
-from vitreous.train.resume.saving import Saver, load_newest
-from vitreous.train.resume.state import RunState, check_identity, check_position, identity, report_mismatch
+from vitreous.train.resume.saving import load_newest
+from vitreous.train.resume.state import RunState, check_identity, identity
 from vitreous.train.setup import Setup, one_thread_if_tiny
 
 __all__ = ["ALPHAS", "average_with_start", "step_seconds", "train_stage"]
@@ -42,22 +43,35 @@ _TIMED = 32  # most images of a timed step
 class _Guarded(RunWriter):
     """Writes the best model of a training only if it beats those of earlier stages."""
 
-    def __init__(self, setup: Setup, folder: Path, incumbent: Candidate, select: str) -> None:
+    def __init__(self, setup: Setup, folder: Path, incumbent: Candidate) -> None:
         super().__init__(setup, folder)
-        self._incumbent, self._select = incumbent, select
+        self._incumbent, self._metric = incumbent, stage_metric(setup.config.select)
 
     def save_best(self, selected: SelectedWeights) -> None:
-        if is_better(self._select, selected.scores, self._incumbent.scores):
+        if is_better(self._metric, selected.scores, self._incumbent.scores):
             super().save_best(selected)
 
 
 def step_seconds(setup: Setup) -> float:
-    """Measure the time of a training step of the model alone: the shorter of two, on part of a batch."""
-    model, size = setup.model.to(setup.device).train(), setup.pipeline.size
+    """Measure the time of a training step of the model alone: the shorter of two, on as much of a batch as fits."""
+    size = min(setup.config.batch_size, len(setup.data.splits["train"]))
+    count = min(_TIMED, size)
+    model = setup.model.to(setup.device).train()
     freeze_modules(model)
-    count = min(_TIMED, setup.config.batch_size, len(setup.data.splits["train"]))
-    images = torch.zeros(count, setup.pipeline.channels, *size, device=setup.device)
-    targets = torch.full((count, setup.config.model.num_classes), 1 / setup.config.model.num_classes).to(setup.device)
+    while True:
+        try:
+            return _time_step(setup, count) * size / count
+        except Exception as error:
+            if count == 1 or not is_out_of_memory(error):
+                raise
+        count //= 2
+        free_memory()
+
+
+def _time_step(setup: Setup, count: int) -> float:
+    model, classes = setup.model, setup.config.model.num_classes
+    images = torch.zeros(count, setup.pipeline.channels, *setup.pipeline.size, device=setup.device)
+    targets = torch.full((count, classes), 1 / classes).to(setup.device)
     times = []
     with one_thread_if_tiny(setup), torch.autocast(setup.device.type, torch.bfloat16, setup.precision == "bf16"):
         for _ in range(3):  # the first is a warm-up
@@ -66,11 +80,10 @@ def step_seconds(setup: Setup) -> float:
                 add_gradients(model, images, targets, parts)
             else:
                 F.cross_entropy(model(images).float(), targets).backward()
-            if setup.device.type == "cuda":
-                torch.cuda.synchronize(setup.device)
+            synchronize(setup.device)
             times.append(time.perf_counter() - started)
     model.zero_grad(set_to_none=True)
-    return min(times[1:]) * min(setup.config.batch_size, len(setup.data.splits["train"])) / count
+    return min(times[1:])
 
 
 def train_stage(staging: Staging, mode: str, start: Candidate) -> tuple[Outcome, Session | None]:
@@ -83,7 +96,7 @@ def train_stage(staging: Staging, mode: str, start: Candidate) -> tuple[Outcome,
         session = _open(staging, mode, start)
         fit(session)
         selected, _ = select_weights(session)
-    except NonFiniteError as error:
+    except TrainingError as error:  # a head is found already
         return Outcome(mode, time.monotonic() - began, skipped=f"its training failed: {error}"), None
     setup = session.setup
     setup.model.load_state_dict(selected.weights)
@@ -92,8 +105,8 @@ def train_stage(staging: Staging, mode: str, start: Candidate) -> tuple[Outcome,
     candidate = Candidate(setup.config.model, weights, selected.logits, selected.labels, selected.epoch)
     history = session.metrics.history
     detail = f"epoch {selected.epoch} of {len(history)}, {pluralize(_trained(setup), 'weight')}"
-    seconds = session.training_seconds()
-    return Outcome.of(mode, candidate, seconds=seconds, detail=detail, history=list(history)), session
+    facts = {"seconds": session.training_seconds(), "detail": detail, "trained": _trained(setup)}
+    return Outcome.of(mode, candidate, **facts, history=list(history)), session
 
 
 def _trained(setup: Setup) -> int:
@@ -102,37 +115,27 @@ def _trained(setup: Setup) -> int:
 
 def _open(staging: Staging, mode: str, start: Candidate) -> Session:
     """Assemble the session of a stage, new or from its last checkpoint."""
-    view, lock = staging.view, staging.run_dir.lock
-    folder = _folder(staging.run_dir.path, mode)
+    view, run_dir = staging.view, staging.run_dir
+    folder = _folder(run_dir.path, mode)
     setup = variant(staging.setup, start, mode)
     state: RunState | None = None
-    settings = identity(setup)
-    if staging.run_dir.has_run and (found := load_newest(folder, lambda line: view.line("damaged", line))):
+    if run_dir.has_run and (found := load_newest(folder, lambda line: view.line("damaged", line))):
         path, state = found
-        check_identity(state.identity, settings, f"'{path}'")
-        check_position(state, setup, Kit().score_columns(setup))
+        check_identity(state.identity, identity(setup), f"'{path}'")
         view.line("resume", f"{path}: continues from {state.where}")
     if setup.distiller is not None:
         setup.distiller.restart(setup.config)
-    config, best = setup.config, staging.best
-    writer = _Guarded(setup, staging.run_dir.path, best.candidate if best and best.candidate else start, config.select)
-    clock: Clock = Steps(config.steps or config.epochs * setup.data_module.steps_per_epoch)
-    if staging.budget is not None:
-        before = 0.0 if state is not None else staging.used_before  # a state counts them itself
-        clock = Budget(staging.started - before, staging.budget, staging.reporting)
-    with view.counting("decoding") as count:
-        setup.data_module.progress = count
-        setup.data_module.setup("fit")
-    if config.compile:
-        setup.model.compile()
-    run_dir = RunDir(folder, lock, state is not None)
-    session = Session(setup, run_dir, view, staging.signals, writer, Saver(folder, lock), clock, settings)
-    session.later_validations = len(ALPHAS) if mode != "lora" else 0
-    rebuild(session, state)
-    if state is not None:
-        with report_mismatch():
-            clock.restore(state.clock)
-        session.saver.saved = state.where
+    best = staging.best
+    incumbent = best.candidate if best and best.candidate else start
+    kit = Kit(
+        writer=lambda setup, *_: _Guarded(setup, run_dir.path, incumbent),
+        ending=lambda *_: (staging.map_seconds, staging.reporting),
+        later_validations=len(ALPHAS) if mode != "lora" else 0,
+    )
+    before = 0.0 if state is not None else staging.used_before  # a state counts them itself
+    own_dir = RunDir(folder, run_dir.lock, state is not None)
+    times = {"started": staging.started - before, "exit_seconds": 0.0}
+    session = assemble(setup, own_dir, view, staging.signals, state, **times, kit=kit)
     ask_teacher(session, state)
     return session
 
@@ -157,19 +160,19 @@ def average_with_start(staging: Staging, trained: Outcome, start: Candidate, ses
     began, after = time.monotonic(), trained.candidate
     assert after is not None
     before, module, best = whole_state(staging.setup, start), session.module, None
-    select = "top1" if staging.setup.config.select == "last" else staging.setup.config.select
+    metric = stage_metric(staging.setup.config.select)
     for alpha in ALPHAS:
         weights = _mean(before, after.tensors, alpha)
         module.eval_model.load_state_dict(weights)
         with one_thread_if_tiny(session.setup):
             scored = score(session, session.setup.data_module.val_dataloader())
         candidate = Candidate(after.config, weights, scored.logits, scored.labels, after.epoch)
-        if best is None or is_better(select, candidate.scores, best[1].scores):
+        if best is None or is_better(metric, candidate.scores, best[1].scores):
             best = alpha, candidate
     assert best is not None
     detail = f"{best[0]:g} of {trained.stage} and {1 - best[0]:g} of its start"
-    seconds = time.monotonic() - began
-    return Outcome.of(f"{trained.stage}, averaged", best[1], seconds=seconds, detail=detail, history=trained.history)
+    facts = {"seconds": time.monotonic() - began, "detail": detail, "trained": trained.trained}
+    return Outcome.of(f"{trained.stage}, averaged", best[1], **facts, history=trained.history)
 
 
 def _mean(before: Mapping[str, Tensor], after: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
