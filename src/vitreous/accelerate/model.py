@@ -149,8 +149,12 @@ class FastVisionTransformer(VisionTransformer):
         z = self._encode(x_p, grid, queries, branch_factors, record or {})
         if output == "tokens":
             return z
-        features = cast(Tensor, self.pre_logits(self.fc_norm(self.pool(z))))
+        features = self.read_out(z)
         return features if output == "features" else cast(Tensor, self.head(features))
+
+    def read_out(self, z: Tensor) -> Tensor:
+        """Return what the last layer reads, (B, ``config.features``), of tokens after the final norm, (B, P + N, D)."""
+        return cast(Tensor, self.pre_logits(self.fc_norm(self.pool(z))))
 
     def encode_visible(self, x_p: Tensor, grid: tuple[int, int], kept: Tensor) -> Tensor:
         """Return all tokens after the final norm, (B, P + n, D), computed from some of the patches alone.

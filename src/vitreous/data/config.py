@@ -127,6 +127,11 @@ class AugmentConfig:
     small_first: tuple[float, ...] = ()
     small_until: float = 0.5
 
+    @property
+    def mixes(self) -> bool:
+        """Whether batches are mixed."""
+        return bool(self.mix_chance and (self.mixup or self.cutmix))
+
     def __post_init__(self) -> None:
         """Make tuples of the lists that YAML and JSON give; check ranges and choices."""
         for name in ("resized_crop_ratio", "small_first"):

@@ -129,6 +129,11 @@ class EvalPipeline:
         mean, std = (_per_channel(values, batch.device) for values in (self.config.mean, self.config.std))
         return batch.to(torch.float32, copy=True).div_(255).sub_(mean).div_(std)
 
+    def denormalise(self, batch: Tensor) -> Tensor:
+        """Return the pixels of normalised images as float32 in [0, 1], outside of it where the images had no such."""
+        mean, std = (_per_channel(values, batch.device) for values in (self.config.mean, self.config.std))
+        return batch.float() * std + mean
+
     def normalise_(self, batch: Tensor) -> Tensor:
         """Normalise float32 pixels in [0, 255] in place: :meth:`normalise` to within 1e-6, in half the passes."""
         self._check(batch)

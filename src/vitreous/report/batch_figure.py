@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -59,8 +58,7 @@ def save_batch_figure(
 
 def _denormalise(images: Tensor, pipeline: EvalPipeline) -> npt.NDArray[np.float32]:
     """Undo the normalisation: (B, H, W, 3) in [0, 1], to which the noise of random erasing is clamped."""
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (pipeline.config.mean, pipeline.config.std))
-    pixels = (images.detach().float().cpu() * std + mean).clamp(0, 1)
+    pixels = pipeline.denormalise(images.detach().cpu()).clamp(0, 1)
     return pixels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy()
 
 

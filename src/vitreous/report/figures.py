@@ -14,9 +14,11 @@ from vitreous.data.sources.listing import pluralize
 from vitreous.report.fonts import FontSet
 from vitreous.report.style import DARK, LIGHT, to_png
 
-__all__ = ["draw_curves", "points"]
+__all__ = ["PERCENT", "draw_curves", "draw_line", "finish_axes"]
 
-_PERCENT = FuncFormatter(lambda share, _: f"{round(100 * share, 2):g} %")
+PERCENT = FuncFormatter(lambda share, _: f"{round(100 * share, 2):g} %")
+"""Formats a share as a percentage."""
+
 _LEARNING_RATE = FuncFormatter(lambda rate, _: f"{rate:.4g}".replace("e-0", "e-"))  # in full: no exponent elsewhere
 
 
@@ -39,26 +41,22 @@ def draw_curves(
     with theme.applied(FontSet([])):
         figure = Figure(figsize=(12.5, 4.2), layout="constrained")
         loss, score, rate = figure.subplots(1, 3, width_ratios=[1.2, 1.2, 0.9])
-        _line(loss, history, "train_loss", "train", color=theme.orange)
-        _line(loss, history, "val_log_loss", "validation", color=theme.blue)
+        draw_line(loss, history, "train_loss", "train", color=theme.orange)
+        draw_line(loss, history, "val_log_loss", "validation", color=theme.blue)
         loss.set(title=f"Loss{in_precision} (lower is better)", ylabel="cross-entropy, nats")
-        _line(score, history, "val_top1", "top-1 accuracy", color=theme.blue)
-        _line(score, history, "val_macro_f1", "macro F1", color=theme.green, linestyle="--")
+        draw_line(score, history, "val_top1", "top-1 accuracy", color=theme.blue)
+        draw_line(score, history, "val_macro_f1", "macro F1", color=theme.green, linestyle="--")
         score.set(title=f"Validation score{in_precision} (higher is better)")
-        score.yaxis.set_major_formatter(_PERCENT)
-        _line(rate, history, "lr", "learning rate", color=theme.muted)
+        score.yaxis.set_major_formatter(PERCENT)
+        draw_line(rate, history, "lr", "learning rate", color=theme.muted)
         rate.set(title="Learning rate")
         rate.yaxis.set_major_formatter(_LEARNING_RATE)
         rate.set_ylim(bottom=0)
         for axes in (loss, score, rate):
-            axes.set_xlabel("epoch")
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
-            axes.grid(axis="y", linewidth=0.8)
             if selected_epoch is not None:
                 style: dict[str, Any] = {"color": theme.red, "linestyle": ":", "linewidth": 1.6, "zorder": 0}
                 axes.axvline(selected_epoch, label="saved epoch", **style)
-            if axes is not rate and axes.get_legend_handles_labels()[1]:
-                axes.legend(loc="best")
+            finish_axes(axes, with_legend=axes is not rate)
         return to_png(figure, _curves_title(history, selected_epoch, saved, precision))
 
 
@@ -71,14 +69,24 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def points(history: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+def _points(history: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
     """Return (epoch, value) of every row that has both."""
     pairs = ((_number(row.get("epoch")), _number(row.get(key))) for row in history)
     return [(epoch, value) for epoch, value in pairs if epoch is not None and value is not None]
 
 
-def _line(axes: Axes, history: Sequence[Mapping[str, Any]], key: str, label: str, **style: Any) -> None:
-    if found := points(history, key):
+def finish_axes(axes: Axes, *, with_legend: bool = True) -> None:
+    """Give axes that have epochs below a grid and, if they show anything, a legend."""
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
+    axes.grid(axis="y", linewidth=0.8)
+    if with_legend and axes.get_legend_handles_labels()[1]:
+        axes.legend(loc="best")
+
+
+def draw_line(axes: Axes, history: Sequence[Mapping[str, Any]], key: str, label: str, **style: Any) -> None:
+    """Draw the values of a key by epoch, if there are any."""
+    if found := _points(history, key):
         marker = "o" if len(found) <= 25 else None
         axes.plot(*zip(*found, strict=True), label=label, marker=marker, markersize=4, **style)
 
@@ -86,12 +94,12 @@ def _line(axes: Axes, history: Sequence[Mapping[str, Any]], key: str, label: str
 def _curves_title(
     history: Sequence[Mapping[str, Any]], selected_epoch: int | None, saved: Mapping[str, float] | None, precision: str
 ) -> str:
-    title = f"{pluralize(int(max((e for e, _ in points(history, 'epoch')), default=0)), 'epoch')} of training"
+    title = f"{pluralize(int(max((e for e, _ in _points(history, 'epoch')), default=0)), 'epoch')} of training"
     if selected_epoch is None:
         return title
     title += f"; saved: epoch {selected_epoch}"
     top1, macro_f1 = (
-        dict(points(history, f"val_{key}")).get(selected_epoch) if saved is None else saved[key]
+        dict(_points(history, f"val_{key}")).get(selected_epoch) if saved is None else saved[key]
         for key in ("top1", "macro_f1")
     )
     if top1 is not None and macro_f1 is not None:

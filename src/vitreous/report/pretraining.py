@@ -17,14 +17,13 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from vitreous.files.text import json_text, json_values
-from vitreous.files.writing import atomic_write
 from vitreous.report.document import document, safe
 from vitreous.report.drawing import data_uri
-from vitreous.report.figures import points
+from vitreous.report.figures import PERCENT, draw_line, finish_axes
 from vitreous.report.fonts import FontSet
+from vitreous.report.run_report import write_files
 from vitreous.report.style import DARK, LIGHT, Theme, to_png
 
 __all__ = ["Figures", "PretrainReport", "write_pretraining_report"]
@@ -37,7 +36,6 @@ _CAPTIONS = {
     "reconstructions": "Validation images, what the model saw of them, and what it made of that.",
     "neighbours": "Validation images, and those whose features are most similar, with the cosine similarity.",
 }
-_PERCENT = FuncFormatter(lambda share, _: f"{round(100 * share, 2):g} %")
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,8 @@ class PretrainReport:
     figures: Figures
 
 
-def write_pretraining_report(folder: Path, report: PretrainReport) -> dict[str, Any]:
-    """Write the figures, the page, and last report.json, whose content is returned."""
+def write_pretraining_report(folder: Path, report: PretrainReport) -> None:
+    """Write the figures, the page, and last report.json."""
     drawn: dict[str, tuple[bytes, bytes]] = {"curves": _both(_curves, report)}
     if report.figures.visible:
         drawn["reconstructions"] = _both(_reconstructions, report)
@@ -73,12 +71,8 @@ def write_pretraining_report(folder: Path, report: PretrainReport) -> dict[str, 
     }
     html = "".join(document("vitreous.report.evaluation", f"Pretraining {report.name}", _content(report, drawn)))
     content = {"format_version": _FORMAT_VERSION, **report.content, "pictures": list(files)}
-    found: dict[str, Any] = json_values(content)
-    text = json_text(found, indent=2) + "\n"
-    for name, data in {**files, "report.html": html.encode(), "report.json": text.encode()}.items():
-        with atomic_write(folder / name, follow=False) as path:
-            path.write_bytes(data)
-    return found
+    text = json_text(json_values(content), indent=2) + "\n"
+    write_files(folder, {**files, "report.html": html.encode(), "report.json": text.encode()})
 
 
 def _content(report: PretrainReport, drawn: Mapping[str, tuple[bytes, bytes]]) -> Iterator[str]:
@@ -103,31 +97,23 @@ def _curves(report: PretrainReport, theme: Theme) -> bytes:
     loss, probe, rank = figure.subplots(1, 3)
     terms = [name for name in (report.history[-1] if report.history else {}) if name.startswith("val_")]
     terms = [name for name in terms if name not in ("val_loss", "val_knn", "val_linear")]
-    _line(loss, report, "train_loss", "train", color=theme.orange)
-    _line(loss, report, "val_loss", "validation", color=theme.blue)
+    draw_line(loss, report.history, "train_loss", "train", color=theme.orange)
+    draw_line(loss, report.history, "val_loss", "validation", color=theme.blue)
     for name, style in zip(terms, ("--", ":", "-.", (0, (1, 3))), strict=False):
-        _line(loss, report, name, name.removeprefix("val_").replace("_", " "), color=theme.muted, linestyle=style)
+        draw_line(
+            loss, report.history, name, name.removeprefix("val_").replace("_", " "), color=theme.muted, linestyle=style
+        )
     loss.set(title="Loss and its terms")
-    _line(probe, report, "val_knn", "k nearest neighbours", color=theme.blue)
-    _line(probe, report, "val_linear", "linear probe", color=theme.green)
+    draw_line(probe, report.history, "val_knn", "k nearest neighbours", color=theme.blue)
+    draw_line(probe, report.history, "val_linear", "linear probe", color=theme.green)
     probe.set(title="Probes of the features (higher is better)" if probe.lines else "No labels: no probes")
-    probe.yaxis.set_major_formatter(_PERCENT)
-    _line(rank, report, "effective_rank", "effective rank", color=theme.blue)
-    _line(rank, report, "rankme", "RankMe", color=theme.green)
+    probe.yaxis.set_major_formatter(PERCENT)
+    draw_line(rank, report.history, "effective_rank", "effective rank", color=theme.blue)
+    draw_line(rank, report.history, "rankme", "RankMe", color=theme.green)
     rank.set(title="Dimensions that the features use")
     for axes in (loss, probe, rank):
-        axes.set_xlabel("epoch")
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
-        axes.grid(axis="y", linewidth=0.8)
-        if axes.get_legend_handles_labels()[1]:
-            axes.legend(loc="best")
+        finish_axes(axes)
     return to_png(figure, f"{len(report.history)} epochs of pretraining", report.about)
-
-
-def _line(axes: Axes, report: PretrainReport, key: str, label: str, **style: Any) -> None:
-    if found := points(report.history, key):
-        marker = "o" if len(found) <= 25 else None
-        axes.plot(*zip(*found, strict=True), label=label, marker=marker, markersize=4, **style)
 
 
 def _reconstructions(report: PretrainReport, theme: Theme) -> bytes:

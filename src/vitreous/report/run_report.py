@@ -59,7 +59,7 @@ from vitreous.report.evaluation.results import EvaluationInput, measure
 from vitreous.report.evaluation.thumbnails import ClassMap, ImageOf
 from vitreous.report.figures import draw_curves
 
-__all__ = ["PAGE", "PICTURES", "Predictions", "RunFacts", "write_report"]
+__all__ = ["PAGE", "PICTURES", "Predictions", "RunFacts", "write_files", "write_report"]
 
 PICTURES = ("curves.png",)
 """Names of the figures that :func:`write_report` writes into the run directory."""
@@ -154,7 +154,7 @@ def write_report(
         }
     )
     # Last: a report never names a figure that is missing.
-    _write(folder, figures | {PAGE: html.encode("utf-8"), "report.json": _json(report)})
+    write_files(folder, figures | {PAGE: html.encode("utf-8"), "report.json": _json(report)})
     return report
 
 
@@ -187,7 +187,8 @@ def _calibration(val: Predictions, test: Predictions | None, temperature: float)
     return {"fitted_on": "val", "measured_on": split, "cross_fitted": crossed} | summary.to_dict()
 
 
-def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files atomically in a folder, which is created, in their order."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -106,7 +106,7 @@ def announce_result(
         folder=folder,
         model=folder / "model.safetensors",
         epochs=len(session.metrics.history),
-        selected_epoch=selected.epoch,
+        selected_epoch=selected.epoch or None,
         val=selected.scores,
         test=tested.scores if tested else None,
         seconds=session.seconds,

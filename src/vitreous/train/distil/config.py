@@ -80,7 +80,7 @@ class DistilConfig:
         if self.teacher is None:
             return
         if self.views is not None:
-            if (augment.mixup or augment.cutmix) and augment.mix_chance:
+            if augment.mixes:
                 yield (
                     f"distil.views {self.views} fixes the views of each image, but mixup {augment.mixup} and cutmix "
                     f"{augment.cutmix} mix other pairs in every step: set augment.mixup 0 and augment.cutmix 0, or "

@@ -132,8 +132,7 @@ class Distiller(nn.Module):
             features = forward("features")
             return model.head(features), features
         tokens = forward("tokens")
-        logits = model.head(model.pre_logits(model.fc_norm(model.pool(tokens))))
-        return logits, tokens[:, model.config.prefix_tokens :]
+        return model.head(model.read_out(tokens)), tokens[:, model.config.prefix_tokens :]
 
     @property
     def _kind(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -43,14 +43,13 @@ class PatchOutputs(nn.Module):
 
     def __init__(self, model: VisionTransformer) -> None:
         super().__init__()
-        self.model = model
+        self.model = cast(FastVisionTransformer, model)  # as `open_teacher` makes it
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits and patches of images (B, C, H, W)."""
         model = self.model
         tokens = model(images, "tokens")
-        logits = model.head(model.pre_logits(model.fc_norm(model.pool(tokens))))
-        return logits, tokens[:, model.config.prefix_tokens :]
+        return model.head(model.read_out(tokens)), tokens[:, model.config.prefix_tokens :]
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,8 +155,7 @@ def adapt_images(images: Tensor, own: EvalPipeline, theirs: EvalPipeline) -> Ten
     """
     constant = partial(images.new_tensor, dtype=torch.float32)
     with torch.autocast(images.device.type, enabled=False):
-        mean, std = (constant(values).view(-1, 1, 1) for values in (own.config.mean, own.config.std))
-        pixels = images.float() * std + mean  # in [0, 1], but for the noise of erasing
+        pixels = own.denormalise(images)
         if own.channels > theirs.channels:
             pixels = (pixels * constant(_LUMA).view(-1, 1, 1)).sum(1, keepdim=True)
         pixels = pixels.expand(-1, theirs.channels, -1, -1)

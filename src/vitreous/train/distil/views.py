@@ -57,8 +57,7 @@ def choose_views(augment: AugmentConfig, views: int | None) -> Views | None:
     """Return the views of a run with fixed ones, or with flips alone; None if every epoch draws new ones."""
     if views is not None:
         return Views(views, are_flips=False)
-    mixes = (augment.mixup or augment.cutmix) and augment.mix_chance
     moves = augment.pad_crop or augment.resized_crop < 1
-    if mixes or moves or augment.policy != "none" or augment.color_jitter or augment.erasing:
+    if augment.mixes or moves or augment.policy != "none" or augment.color_jitter or augment.erasing:
         return None
     return Views(2 if 0 < augment.flip < 1 else 1, are_flips=True)

@@ -172,8 +172,7 @@ class Extractor:
         values = self._engine(self.setup.pipeline.normalise(batch))[1]  # (B, F), or (B, T, D)
         found = {"pooled": values}
         if self.with_tokens:
-            model = self._pooling
-            pooled = model.pre_logits(model.fc_norm(model.pool(values.to(self.setup.device))))
+            pooled = self._pooling.read_out(values.to(self.setup.device))
             found = {"pooled": pooled, "half": values.half(), "exact": values}
         found = {kind: found[kind].cpu().clone() for kind in kinds}
         if not bool(torch.isfinite(found["pooled"]).all()):
