@@ -71,8 +71,8 @@ def _data_options(setup: Setup) -> Iterator[str]:
 
 
 def imbalance_note(setup: Setup) -> str | None:
-    """Describe the class imbalance; None if there is little, or the run corrects for it already."""
-    if setup.config.balanced_sampling or setup.config.class_weights != "none":
+    """Describe the class imbalance; None if there is little, or the run corrects for it or uses no labels."""
+    if setup.config.balanced_sampling or setup.config.class_weights != "none" or setup.config.verb == "pretrain":
         return None
     counts = np.bincount(setup.data.splits["train"].labels, minlength=len(setup.data.classes))
     low, high = int(counts.argmin()), int(counts.argmax())

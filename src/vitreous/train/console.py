@@ -167,13 +167,13 @@ class Display:
 
 def _feature_parts(row: Mapping[str, float]) -> list[tuple[int, str]]:
     """Return the terms and the measures of a pretraining epoch as parts of its line."""
-    scores = [(name, f"{label} {100 * row[name]:.1f} %") for name, label in _PROBES.items() if name in row]
-    others = [name for name in row if name.startswith("val_") and name not in (*_PROBES, "val_loss")]
     if "effective_rank" not in row:
         return []
+    scores = [(0, f"{label} {100 * row[name]:.1f} %") for name, label in _PROBES.items() if name in row]
+    others = [name for name in row if name.startswith("val_") and name not in (*_PROBES, "val_loss")]
     terms = [(2, f"{name.removeprefix('val_').replace('_', ' ')} {row[name]:.3g}") for name in others]
     rank = [(1, f"rank {row['effective_rank']:.1f}")]
-    return [(1, f"val {row['val_loss']:.3f}"), *terms, *((0, text) for _, text in scores), *rank]
+    return [(1, f"val {row['val_loss']:.3f}"), *terms, *scores, *rank]
 
 
 def _fit_parts(parts: Sequence[tuple[int, str]], width: int | None) -> str:

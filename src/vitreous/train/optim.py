@@ -262,6 +262,6 @@ def _split_matrices(groups: list[dict[str, Any]], stem: bool) -> tuple[list[dict
 
 def _uses_muon(name: str, parameter: Tensor, stem: bool) -> bool:
     """Return whether Muon updates a parameter: a matrix in a block or, with `stem`, a kernel of the patch embedding."""
-    if name.startswith("patch_embed."):
+    if re.search(r"(?:^|\.)patch_embed\.", name):  # in pretraining, of a backbone
         return stem and parameter.ndim > 1
     return "blocks." in name and name.endswith(".weight") and parameter.ndim == 2

@@ -99,7 +99,7 @@ def announce(setup: Setup, view: Display) -> None:
     if (imbalance := imbalance_note(setup)) is not None:
         view.line("classes", imbalance)
     view.line("model", describe_model(setup.config.model, setup.cost))
-    if setup.config.tune.source == SHIPPED:
+    if setup.config.tune.source == SHIPPED and setup.config.verb == "train":
         few = pluralize(len(setup.data.splits["train"]), "training image")
         view.line("start", f"the backbone in this package, for {few}; random weights: --start none")
     if setup.pretrained is not None:
@@ -125,20 +125,27 @@ def _announce_teacher(distiller: Distiller, view: Display) -> None:
 
 def ask_teacher(session: Session, state: RunState | None) -> None:
     """If a teacher's views are known, have it answer for all of them now; a resumed run finds the answers stored."""
-    distiller, view = session.setup.distiller, session.view
+    distiller = session.setup.distiller
     if distiller is None or distiller.views is None or session.trained:
         return
-    from vitreous.train.distil.phase import answer_once, check_answers
+    from vitreous.train.distil.phase import check_answers
 
+    if distiller.answers is None:  # in stages, an earlier training may have them
+        _ask_for_all(session, distiller, distiller.views.count)
+    check_answers(distiller, state.distil if state is not None else None)
+
+
+def _ask_for_all(session: Session, distiller: Distiller, views: int) -> None:
+    from vitreous.train.distil.phase import answer_once
+
+    view, clock, started = session.view, session.clock, time.monotonic()
     session.run_dir.lock.record(phase="asking the teacher")
-    started, clock = time.monotonic(), session.clock
     left = clock.seconds_left(0, 0.0) if isinstance(clock, Budget) else math.inf
     with view.counting("teacher") as count:
         source = answer_once(session.setup, distiller, lambda line: view.line("note", line), count, left)
-    check_answers(distiller, state.distil if state is not None else None)
-    seconds, views = time.monotonic() - started, pluralize(distiller.views.count, "view")
+    seconds = time.monotonic() - started
     session.seconds.setdefault("teacher", seconds)
-    view.line("teacher", f"answers to {views} per image {source}, in {seconds:.0f} s")
+    view.line("teacher", f"answers to {pluralize(views, 'view')} per image {source}, in {seconds:.0f} s")
 
 
 def check_budget(clock: Budget) -> None:

@@ -109,6 +109,8 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], Mapping[s
     typed = resolve_length(typed)
     config = overlay(before, typed)
     _reject_other_methods(typed, config)
+    if typed.get("size") and config.tune.source is not None:
+        raise UsageError(f"--from {config.tune.source} keeps the model of the source: omit --model {typed['size']}")
     reject_idle_options(typed, config, before)
     explicit = explicit_fields([typed] if "source" in typed.get("data", {}) else [typed, stored])
     return dataclasses.replace(config, recipe=before.recipe), explicit, typed

@@ -252,7 +252,8 @@ def _from_files(
     notes += copies_across(names, digests, sides)
     new_record = None
     if hold_out:
-        sides, how, new_record = hold_out_val(config, digests, labels.tolist(), sides, record)
+        strata = labels.tolist() if needs_labels else [0] * len(labels)
+        sides, how, new_record = hold_out_val(config, digests, strata, sides, record)
         notes.append(how)
     notes += absent_classes(classes, labels, sides)
     splits, order = _by_split(classes, names, labels, digests, sides, paths=[entry.path for entry in entries])

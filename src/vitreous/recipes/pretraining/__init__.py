@@ -40,12 +40,11 @@ def pretraining_recipe(method: str, source: str | None = None) -> PretrainConfig
         )
     config: PretrainConfig = getattr(importlib.import_module(f"vitreous.recipes.pretraining.{method}"), method)()
     if source is not None:
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, source=source))
-    if source is not None and source not in ("cifar10", "cifar100"):
         like = recipe(recipe_for(source))
         sizes = {name: getattr(like.model, name) for name in ("image_size", "patch_size", "in_channels")}
         config = dataclasses.replace(
             config,
+            data=dataclasses.replace(config.data, source=source),
             model=dataclasses.replace(config.model, **sizes),
             augment=dataclasses.replace(config.augment, flip=like.augment.flip),
         )

@@ -18,7 +18,7 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig
 
-__all__ = ["Losses", "Objective", "Reconstruction", "check_masking", "class_entropy"]
+__all__ = ["Losses", "Objective", "Reconstruction", "check_masking", "class_entropy", "entropy", "take_rows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ class Objective(nn.Module):
         By default the other views of the same image are asked for, so it is the entropy of different images.
         """
         _, counts = torch.unique(pixels.flatten(1), dim=0, return_counts=True)
-        return _entropy(counts), "the images"
+        return entropy(counts), "the images"
 
     def reconstruct(self, images: Tensor) -> Reconstruction:
         """Complete normalised images (B, C, H, W) of which patches are hidden."""
@@ -96,18 +96,7 @@ class Objective(nn.Module):
 
     def to_pixels(self, images: Tensor) -> Tensor:
         """Return normalised images (B, C, H, W) as float pixels in [0, 255], uint8 pixels exactly as they were."""
-        mean, std = (images.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
-        return ((images * std + mean) * 255).round().clamp(0, 255)
-
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """Mean of the normalisation."""
-        return self.pipeline.config.mean
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """Standard deviation of the normalisation."""
-        return self.pipeline.config.std
+        return (self.pipeline.denormalise(images) * 255).round().clamp(0, 255)
 
 
 def check_masking(config: ViTConfig, method: str, *, drops: bool) -> None:
@@ -121,12 +110,18 @@ def check_masking(config: ViTConfig, method: str, *, drops: bool) -> None:
         raise ConfigError(f"{method} encodes visible patches alone, as patch_dropout does: {'; '.join(problems)}")
 
 
-def _entropy(counts: Tensor) -> float:
+def entropy(counts: Tensor) -> float:
+    """Return the entropy in nats of how often each of several things was counted."""
     shares = counts.double() / counts.sum()
     return float(-(shares * shares.log()).sum())
+
+
+def take_rows(values: Tensor, index: Tensor) -> Tensor:
+    """Return the rows (B, k, V) of values (B, N, V) at indices (B, k)."""
+    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
 
 
 def class_entropy(classes: Tensor, count: int) -> float:
     """Return the entropy in nats of class indices below ``count``."""
     counts = torch.bincount(classes.flatten(), minlength=count)
-    return _entropy(counts[counts > 0])
+    return entropy(counts[counts > 0])

@@ -12,6 +12,7 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.train.pretrain import METHODS
 from vitreous.train.pretrain.base import Objective
 from vitreous.train.pretrain.config import PretrainConfig
+from vitreous.train.pretrain.views import MultiView
 
 __all__ = ["build_objective", "restore_objective"]
 
@@ -31,5 +32,5 @@ def restore_objective(stored: Mapping[str, Any], backbone: FastVisionTransformer
 
 def _build(method: str, config: PretrainConfig, backbone: FastVisionTransformer, pipeline: EvalPipeline) -> Objective:
     kind = pkgutil.resolve_name(METHODS[method])
-    views = (config.views,) if method in ("visreg", "lejepa", "dino") else ()
+    views = (config.views,) if issubclass(kind, MultiView) else ()
     return cast(Objective, kind(backbone, pipeline, getattr(config, method), *views))

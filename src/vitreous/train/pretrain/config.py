@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,13 +13,13 @@ from vitreous.train.pretrain.dino import DinoConfig
 from vitreous.train.pretrain.lejepa import LeJepaConfig
 from vitreous.train.pretrain.mae import MaeConfig
 from vitreous.train.pretrain.mpp import MppConfig
-from vitreous.train.pretrain.views import ViewsConfig
+from vitreous.train.pretrain.views import MultiView, ViewsConfig
 from vitreous.train.pretrain.visreg import VisRegConfig
 
 __all__ = ["MonitorConfig", "PretrainConfig"]
 
 MethodName: Any = Literal[*METHODS]  # Any for mypy, which does not accept a computed Literal
-_LABELS_ONLY = ("label_smoothing", "class_weights", "balanced_sampling", "patience", "ema", "patches_last")
+_LABELS_ONLY = ("label_smoothing", "class_weights", "balanced_sampling", "patience", "select", "ema", "patches_last")
 
 
 @dataclass(frozen=True)
@@ -111,4 +112,4 @@ class PretrainConfig(RunConfig):
     @property
     def compares_views(self) -> bool:
         """Whether the method compares several crops of each image."""
-        return self.method in ("visreg", "lejepa", "dino")
+        return issubclass(pkgutil.resolve_name(METHODS[self.method]), MultiView)

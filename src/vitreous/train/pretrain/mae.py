@@ -20,7 +20,7 @@ from vitreous.model.config import ViTConfig, pair
 from vitreous.model.positions import SinCos2d
 from vitreous.model.positions.sincos_2d import sincos_table
 from vitreous.model.stems.patch import flatten_patches
-from vitreous.train.pretrain.base import Losses, Objective, Reconstruction, check_masking
+from vitreous.train.pretrain.base import Losses, Objective, Reconstruction, check_masking, entropy, take_rows
 from vitreous.train.pretrain.spread import find_constant
 
 __all__ = ["Mae", "MaeConfig", "MaeDecoder", "flatten_count", "mae_loss", "patch_targets", "unflatten_patches"]
@@ -69,8 +69,7 @@ class Mae(Objective):
     def __init__(self, backbone: FastVisionTransformer, pipeline: EvalPipeline, options: MaeConfig) -> None:
         super().__init__(backbone, pipeline, options)
         check_masking(backbone.config, "mae", drops=True)
-        self.num_visible = max(1, round(backbone.config.patches * (1 - options.mask)))
-        if self.num_visible == backbone.config.patches:
+        if self.count_visible(backbone.config.patches) == backbone.config.patches:
             raise ConfigError(f"mae.mask is {options.mask}, which hides none of {backbone.config.patches} patches")
         self.decoder = MaeDecoder(backbone.config, options)
 
@@ -80,12 +79,16 @@ class Mae(Objective):
         kept, hidden = self.draw_mask(images)
         prediction, tokens = self.predict(images, kept, hidden)  # (B, N - n, V)
         targets = patch_targets(images, self.backbone.patch_embed.patch, self.options.normalise)  # (B, N, V)
-        return Losses(mae_loss(prediction, _take(targets, hidden)), tokens.detach().float().mean(1))
+        return Losses(mae_loss(prediction, take_rows(targets, hidden)), tokens.detach().float().mean(1))
+
+    def count_visible(self, patches: int) -> int:
+        """Return how many of an image's patches stay visible."""
+        return max(1, round(patches * (1 - self.options.mask)))
 
     def draw_mask(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Draw which patches of images are visible, (B, n), and which hidden, (B, N - n): raster indices, ascending."""
         count = flatten_count(images, self.backbone.patch_embed.patch)
-        visible = max(1, round(count * (1 - self.options.mask)))
+        visible = self.count_visible(count)
         order = torch.rand(len(images), count, device=images.device).argsort(1)
         return order[:, :visible].sort(1).values, order[:, visible:].sort(1).values
 
@@ -100,14 +103,13 @@ class Mae(Objective):
         return find_constant(embeddings)
 
     def target_entropy(self, pixels: Tensor) -> tuple[float, str]:
-        """Return the entropy of whether a patch is flat or not, plus that of the patches that are not."""
+        """Return the entropy of the patches that are not flat, whose normalised targets say nothing."""
         patches = flatten_patches(pixels.float(), self.backbone.patch_embed.patch).flatten(0, 1)  # (B N, V)
-        varied = patches[patches.std(1) > _FLAT].round()
+        varied = patches[patches.std(1) > _FLAT]
         if not len(varied):
             return 0.0, "the patches, all of them flat"
         _, counts = torch.unique(varied, dim=0, return_counts=True)
-        shares = counts.double() / counts.sum()
-        return float(-(shares * shares.log()).sum()), "the patches that are not flat"
+        return entropy(counts), "the patches that are not flat"
 
     @torch.no_grad()
     def reconstruct(self, images: Tensor) -> Reconstruction:
@@ -117,7 +119,7 @@ class Mae(Objective):
         prediction = self.predict(images, kept, hidden)[0].float()
         values = flatten_patches(images, patch)  # (B, N, V)
         if self.options.normalise:
-            mean, std = _statistics(_take(values, hidden))
+            mean, std = _statistics(take_rows(values, hidden))
             prediction = prediction * std + mean
         index = hidden[..., None].expand(-1, -1, values.shape[-1])
         visible, completed = values.scatter(1, index, 0.0), values.scatter(1, index, prediction)
@@ -172,7 +174,7 @@ class MaeDecoder(nn.Module):
         z = torch.cat((x[:, :P], z), 1) if P else z
         for block in self.blocks:
             z = block(z)
-        return self.predict(self.norm(_take(z[:, P:], hidden)))
+        return self.predict(self.norm(take_rows(z[:, P:], hidden)))
 
 
 def patch_targets(images: Tensor, patch: tuple[int, int], normalise: bool) -> Tensor:
@@ -204,8 +206,3 @@ def unflatten_patches(values: Tensor, patch: tuple[int, int], shape: Sequence[in
     (B, C, H, W), (ph, pw) = shape, patch
     x = values.view(B, H // ph, W // pw, C, ph, pw)
     return x.permute(0, 3, 1, 4, 2, 5).reshape(B, C, H, W)
-
-
-def _take(values: Tensor, index: Tensor) -> Tensor:
-    """Return the rows (B, k, V) of values (B, N, V) at indices (B, k)."""
-    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))

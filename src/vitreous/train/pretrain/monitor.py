@@ -44,12 +44,15 @@ class CollapseWatch:
 
     def __init__(self, objective: Objective, method: str) -> None:
         self.objective, self.method = objective, method
-        self._in_a_row = 0
+        self._in_a_row, self._checked = 0, -1  # steps
 
     def see(self, step: int, embeddings: Tensor) -> None:
-        """Look at the embeddings (B, D) of a step, counted from 0 over the whole run."""
-        if step < _FIRST or step % _EVERY or len(embeddings) < 4:
+        """Look at the embeddings (B, D) of a step, counted from 0 over the whole run; only at its first micro-batch."""
+        if step < _FIRST or step % _EVERY or len(embeddings) < 4 or step == self._checked:
             return
+        self._checked = step
+        if not bool(embeddings.isfinite().all()):
+            return  # what watches the loss and the gradients names where that began
         found = self.objective.find_collapse(embeddings.float())
         self._in_a_row = self._in_a_row + 1 if found else 0
         if found and self._in_a_row >= _IN_A_ROW:
@@ -69,7 +72,8 @@ class FeatureMonitor:
         named = [n for n, name in enumerate(data.classes) if name != UNLABELLED]
         self._splits = {name: _sample(data.splits[name], most, seed) for name in ("train", "val")}
         self._labelled = {name: np.flatnonzero(np.isin(split.labels, named)) for name, split in self._splits.items()}
-        self.has_labels = len(named) > 1 and all(len(rows) for rows in self._labelled.values())
+        seen = np.unique(self._splits["train"].labels[self._labelled["train"]])
+        self.has_labels = len(seen) > 1 and len(self._labelled["val"]) > 0
         self._decoded: dict[str, MemoryDataset] = {}
 
     @property

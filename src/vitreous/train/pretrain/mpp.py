@@ -20,7 +20,7 @@ from vitreous.accelerate.kernels import Linear
 from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import ConfigError
-from vitreous.train.pretrain.base import Losses, Objective, Reconstruction, check_masking, class_entropy
+from vitreous.train.pretrain.base import Losses, Objective, Reconstruction, check_masking, class_entropy, take_rows
 from vitreous.train.pretrain.spread import find_constant
 
 __all__ = ["Corruption", "Mpp", "MppConfig", "corrupt", "draw_corruption", "mean_colours"]
@@ -90,7 +90,7 @@ def mean_colours(pixels: Tensor, patch: tuple[int, int]) -> Tensor:
     ``pixels`` are (B, C, H, W) in [0, 255]. Each channel's mean has one of 8 equal levels, and the first channel is the
     most significant digit.
     """
-    means = F.avg_pool2d(pixels.double(), patch).flatten(2)  # (B, C, N)
+    means = F.avg_pool2d(pixels.float(), patch).flatten(2)  # (B, C, N), exact: sums of whole numbers
     levels = (means / (256 / _LEVELS)).floor().clamp(0, _LEVELS - 1).long()
     classes = levels[:, 0]
     for channel in range(1, levels.shape[1]):
@@ -130,7 +130,7 @@ class Mpp(Objective):
         drawn = draw_corruption(len(x_p), x_p.shape[1], self.options, x_p.device)
         z = self.backbone.from_patches(corrupt(x_p, self.mask_token, drawn), grid, "tokens")
         tokens = z[:, self.backbone.config.prefix_tokens :]
-        chosen = tokens.gather(1, drawn.chosen[..., None].expand(-1, -1, tokens.shape[-1]))
+        chosen = take_rows(tokens, drawn.chosen)
         return self.predict(chosen), tokens, drawn
 
     def find_collapse(self, embeddings: Tensor) -> str | None:
@@ -160,5 +160,5 @@ class Mpp(Objective):
             return grid.repeat_interleave(ph, 2).repeat_interleave(pw, 3)
 
         is_hidden = enlarged(hidden[..., None])
-        grey = 255 * pixels.new_tensor(self.mean).view(-1, 1, 1)
+        grey = 255 * pixels.new_tensor(self.pipeline.config.mean).view(-1, 1, 1)
         return Reconstruction(torch.where(is_hidden, grey, pixels), torch.where(is_hidden, enlarged(painted), pixels))

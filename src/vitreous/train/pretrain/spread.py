@@ -26,13 +26,14 @@ def effective_rank(embeddings: Tensor) -> float:
 
     It is 1 if all embeddings (n, D) lie on a line, at most D, and 0 if they are all equal.
     """
-    centred = embeddings.double() - embeddings.double().mean(0)
+    embeddings = embeddings.cpu().double()  # Apple's GPUs have no float64
+    centred = embeddings - embeddings.mean(0)
     return _exp_entropy(torch.linalg.svdvals(centred).square())
 
 
 def rankme(embeddings: Tensor) -> float:
     """Return RankMe (arXiv 2210.02885): exp of the entropy of the singular values of (n, D), not centred."""
-    return _exp_entropy(torch.linalg.svdvals(embeddings.double()))
+    return _exp_entropy(torch.linalg.svdvals(embeddings.cpu().double()))
 
 
 def find_constant(embeddings: Tensor) -> str | None:

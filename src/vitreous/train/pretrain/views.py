@@ -5,6 +5,7 @@ Shapes: B batch, V views, V_g global ones, F features of the backbone, D outputs
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -113,14 +114,11 @@ class MultiView(Objective):
 
     def features_of(self, model: FastVisionTransformer, views: Sequence[Tensor]) -> Tensor:
         """Return the features of views, (V, B, F); views of one size are computed together."""
-        parts, start = [], 0
-        while start < len(views):
-            end = start + 1
-            while end < len(views) and views[end].shape == views[start].shape:
-                end += 1
-            features = model(torch.cat(list(views[start:end])), "features")
-            parts.append(features.view(end - start, -1, features.shape[-1]))
-            start = end
+        parts = []
+        for _, alike in itertools.groupby(views, key=lambda view: view.shape):
+            together = list(alike)
+            features = model(torch.cat(together), "features")
+            parts.append(features.view(len(together), -1, features.shape[-1]))
         return torch.cat(parts)
 
 

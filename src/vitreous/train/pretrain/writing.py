@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitreous.data.rng import generator
+from vitreous.data.sources.listing import UNLABELLED
 from vitreous.machine.device import describe_machine, versions
 from vitreous.model.vit import VisionTransformer
 from vitreous.report.pretraining import Figures, PretrainReport, write_pretraining_report
@@ -55,7 +56,7 @@ class PretrainWriter(RunWriter):
     def next_command(self) -> list[str]:
         """Return the command that uses the backbone: it fine-tunes where there are labels, and else embeds."""
         model, source = str(self.folder / "model.safetensors"), self.setup.config.data.source
-        if len(self.setup.data.classes) > 1:
+        if len({*self.setup.data.classes} - {UNLABELLED}) > 1:
             return ["vitreous", "finetune", source, "--from", str(self.folder)]
         return ["vitreous", "embed", model, source]
 
