@@ -6,7 +6,7 @@ Each use of randomness ("flip", "crop", ...) has its own stream, so turning one 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,15 +25,24 @@ def generator(seed: int, *coordinates: int, stream: str) -> np.random.Generator:
 
 
 def uniforms(
-    seed: int, epoch: int, step: int, *, stream: str, columns: int, count: int, offset: int = 0
+    seed: int,
+    epoch: int,
+    step: int,
+    *,
+    stream: str,
+    columns: int,
+    count: int,
+    offset: int = 0,
+    positions: Sequence[int] | None = None,
 ) -> npt.NDArray[np.float32]:
     """Return uniform numbers in [0, 1) of shape (count, columns), one row per image of a step.
 
     The rows of a step do not depend on how it is cut into parts: a part that starts at image ``offset`` skips as many
-    rows.
+    rows, and one with other ``positions`` in the step has theirs.
     """
-    rows = generator(seed, epoch, step, stream=stream).random((offset + count, columns), dtype=np.float32)
-    return rows[offset:]
+    last = offset + count if positions is None else max(positions, default=-1) + 1
+    rows = generator(seed, epoch, step, stream=stream).random((last, columns), dtype=np.float32)
+    return rows[offset:] if positions is None else rows[list(positions)]
 
 
 def image_uniforms(

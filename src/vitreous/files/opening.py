@@ -6,11 +6,12 @@ The open descriptor is checked as well as the path, so that a file cannot be swa
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
-from typing import IO
+from typing import IO, Any
 
-__all__ = ["open_descriptor", "open_regular", "read_descriptor", "read_regular"]
+__all__ = ["open_descriptor", "open_regular", "read_descriptor", "read_facts", "read_regular"]
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -64,6 +65,15 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
         return read_descriptor(handle, size)
     finally:
         os.close(handle)
+
+
+def read_facts(path: str | os.PathLike[str], limit: int) -> dict[str, Any]:
+    """Read a small JSON object that another process writes; empty if there is none that can be read."""
+    try:
+        facts = json.loads(read_regular(path, limit))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _check_regular(status: os.stat_result, path: str | os.PathLike[str], limit: int) -> None:

@@ -63,15 +63,8 @@ def choose_device(name: str = "auto") -> torch.device:
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         return torch.device(next(kind for kind, is_available in available.items() if is_available))
-    kind, _, number = name.partition(":")
-    if kind == "cuda" and number.isdecimal() and available["cuda"]:
-        if int(number) >= (count := torch.cuda.device_count()):
-            raise ConfigError(
-                f"device {name} is not available: PyTorch finds {count} CUDA GPUs, cuda:0 to cuda:{count - 1}. Use one "
-                "of them"
-            )
-        return torch.device(name)
-    if name not in available and not (kind == "cuda" and number.isdecimal()):
+    kind, colon, number = name.partition(":")
+    if kind not in available or (colon and not (kind == "cuda" and number.isdecimal())):
         raise ConfigError(f"device '{name}' is unknown: use auto, cpu, cuda or mps")
     if not available[kind]:
         reason = "it needs an Apple GPU and macOS"
@@ -79,7 +72,14 @@ def choose_device(name: str = "auto") -> torch.device:
             without = f"PyTorch {torch.__version__} is built without CUDA"
             reason = "PyTorch finds no CUDA GPU with a working driver" if torch.version.cuda else without
         raise ConfigError(f"device {name} is not available: {reason}. Use device auto or cpu")
-    return torch.device(name)
+    if not colon:
+        return torch.device(kind)
+    if int(number) >= (count := torch.cuda.device_count()):
+        raise ConfigError(
+            f"device {name} is not available: PyTorch finds {count} CUDA GPUs, cuda:0 to cuda:{count - 1}. Use one "
+            "of them"
+        )
+    return torch.device(kind, int(number))
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.errors import OutputError, TrainingError
-from vitreous.files.opening import read_regular
+from vitreous.files.opening import read_facts
 
 try:
     import fcntl
@@ -113,7 +113,8 @@ def _acquire(run_dir: Path, path: Path) -> Lock:
     while True:
         handle = _open(run_dir, path)
         try:
-            holder = _read(path)  # before locking: closing any descriptor of the file would release the lock
+            # Before locking: closing any descriptor of the file would release the lock.
+            holder = read_facts(path, _LARGEST)
             if _is_alive_elsewhere(path, holder) or not _lock(handle, holder):
                 raise TrainingError(
                     f"'{run_dir}' is in use by {_describe(holder)}: wait for it, stop it, or use another --out"
@@ -173,7 +174,7 @@ def _is_alive_elsewhere(path: Path, holder: dict[str, Any]) -> bool:
     until = time.monotonic() + _PATIENCE
     while holder and holder.get("host") != platform.node() and time.monotonic() < until:
         time.sleep(1)
-        now = _read(path)
+        now = read_facts(path, _LARGEST)
         if not now:  # it has just ended
             return False
         if now != holder:
@@ -189,14 +190,6 @@ def _is_running(pid: int) -> bool:
     except OSError:  # it belongs to another user
         return True
     return pid != os.getpid()
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        facts = json.loads(read_regular(path, _LARGEST))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
 
 
 def _describe(facts: dict[str, Any]) -> str:

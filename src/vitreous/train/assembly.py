@@ -84,7 +84,7 @@ class Kit:
     ending: Callable[[Setup, float], tuple[float, float]] = _ending
     scores_weights: bool = True  # whether the saved weights are scored after training
     later_validations: int = 0  # after training, besides those of any run, for which a budget reserves time
-    share_clock: Callable[[Budget], Clock] | None = None
+    budget: Callable[[float, float, float], Budget] = Budget
     strategy: Mapping[str, Any] | None = None  # arguments of the Trainer
 
 
@@ -175,8 +175,7 @@ def assemble(
     if config.budget is not None:
         budget = parse_duration(config.budget)
         map_seconds, reporting = kit.ending(setup, budget)
-        clock = Budget(started, budget, exit_seconds + reporting)
-        clock = kit.share_clock(clock) if kit.share_clock is not None else clock
+        clock = kit.budget(started, budget, exit_seconds + reporting)
     with view.counting("decoding") as count:
         setup.data_module.progress = count
         setup.data_module.setup("fit")

@@ -314,7 +314,7 @@ class RunConfig:
 
 
 def _device_problems(config: RunConfig) -> Iterator[str]:
-    """Yield a sentence if the device is unknown, or cannot be that of several processes."""
+    """Yield a sentence if the device is unknown, or the run cannot have several processes."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,4})?", config.device, re.ASCII):
         hint = did_you_mean(config.device, ("auto", "cpu", "cuda", "mps"))
         yield f"device is '{config.device}', it must be auto, cpu, cuda, cuda:N or mps" + (f".{hint}" if hint else "")
@@ -322,6 +322,8 @@ def _device_problems(config: RunConfig) -> Iterator[str]:
         which = "one GPU" if ":" in config.device else "the one GPU of a Mac"
         several = f"devices {config.devices}" if config.devices > 1 else f"nodes {config.nodes}"
         yield f"device {config.device} is {which}, but {several} need more: use device auto, cuda or cpu"
+    if config.devices * config.nodes > 1 and config.distil.teacher is not None:
+        yield "a run with a teacher uses one process: omit devices and nodes"
 
 
 def _duration_problems(name: str, text: str | None) -> Iterator[str]:

@@ -41,7 +41,17 @@ from vitreous.train.setup import Setup, describe_model, one_thread_if_tiny
 if TYPE_CHECKING:  # runs without a teacher do not import it
     from vitreous.train.distil.distiller import Distiller
 
-__all__ = ["announce", "ask_teacher", "check_budget", "fit", "open_run_dir", "score", "select_weights", "test_once"]
+__all__ = [
+    "announce",
+    "ask_teacher",
+    "check_budget",
+    "fit",
+    "fit_once",
+    "open_run_dir",
+    "score",
+    "select_weights",
+    "test_once",
+]
 
 
 def open_run_dir(
@@ -158,6 +168,18 @@ def check_budget(clock: Budget) -> None:
         )
 
 
+def fit_once(session: Session) -> None:
+    """Train until the clock, early stopping or a signal ends training, or an error does."""
+    session.fit_started = time.monotonic()
+    try:
+        with session.signals.deferred(), one_thread_if_tiny(session.setup):
+            session.trainer.fit(session.module, datamodule=session.setup.data_module)
+        session.trained = True
+    finally:
+        session.view.stop_bar()
+        session.seconds["train"], session.fit_started = session.training_seconds(), 0.0
+
+
 def fit(session: Session) -> None:
     """Train until the clock, early stopping or a signal ends training.
 
@@ -165,18 +187,12 @@ def fit(session: Session) -> None:
     """
     while not session.trained:
         smaller = None
-        session.fit_started = time.monotonic()
         try:
-            with session.signals.deferred(), one_thread_if_tiny(session.setup):
-                session.trainer.fit(session.module, datamodule=session.setup.data_module)
-            session.trained = True
+            fit_once(session)
         except NonFiniteStepError as error:
             raise session.writer.save_non_finite(error) from error
         except Exception as error:
             smaller = after_failure(session, error)
-        finally:
-            session.view.stop_bar()
-            session.seconds["train"], session.fit_started = session.training_seconds(), 0.0
         if smaller is not None:  # not in `except`, where the traceback would keep the step's tensors alive
             free_memory()
             rebuild(session, smaller)

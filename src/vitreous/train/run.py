@@ -40,7 +40,17 @@ from vitreous.train.resume.signals import Signals, Stopped
 from vitreous.train.setup import Setup, prepare
 from vitreous.train.trainer import silence_lightning
 
-__all__ = ["Phases", "Prepare", "RunResult", "probe", "run", "run_phases", "show_batch", "write_results"]
+__all__ = [
+    "Phases",
+    "Prepare",
+    "RunResult",
+    "probe",
+    "refuse_to_choose_again",
+    "run",
+    "run_phases",
+    "show_batch",
+    "write_results",
+]
 
 Prepare = Callable[[RunConfig, Collection[str], Display], Setup]
 """Opens the data and the model of a run, as :func:`vitreous.train.setup.prepare`."""
@@ -81,11 +91,7 @@ def run(
     started = time.monotonic() if started is None else started
     exit_seconds = exit_after(started)
     view = view or Display()
-    if resume and config.tune.source == AUTO:
-        raise UsageError(
-            "a choice among pretrained models may differ from that of the run to resume: name it with --from, or give "
-            "--config RUN/recipe.yaml --out RUN --resume, which has the model that the run chose"
-        )
+    refuse_to_choose_again(config, resume)
     if config.devices * config.nodes > 1:
         raise UsageError(
             f"devices {config.devices} on nodes {config.nodes} are {config.devices * config.nodes} processes, which "
@@ -104,6 +110,15 @@ def run(
                     return run_phases(setup, run_dir, view, signals, started=started, exit_seconds=exit_seconds)
             except Stopped as stopped:
                 raise KeyboardInterrupt from stopped
+
+
+def refuse_to_choose_again(config: RunConfig, resume: bool) -> None:
+    """Refuse to resume a run whose pretrained model would be chosen now."""
+    if resume and config.tune.source == AUTO:
+        raise UsageError(
+            "a choice among pretrained models may differ from that of the run to resume: name it with --from, or give "
+            "--config RUN/recipe.yaml --out RUN --resume, which has the model that the run chose"
+        )
 
 
 def _phases(config: RunConfig) -> Phases:

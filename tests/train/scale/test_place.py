@@ -6,7 +6,7 @@ import pytest
 
 from vitreous.errors import UsageError
 from vitreous.train.scale.launch import exit_code, launch_or_join, rank_environment
-from vitreous.train.scale.place import Place, find_place, is_rank
+from vitreous.train.scale.place import STARTED, Place, find_place, is_rank
 
 SLURM = {"SLURM_PROCID": "6", "SLURM_LOCALID": "2", "SLURM_NODEID": "1", "SLURM_JOB_ID": "31234"}
 
@@ -23,12 +23,14 @@ def test_a_started_process_finds_its_place_again() -> None:
     assert found == find_place(1, 1, environment)  # as under torchrun, without --devices
     assert (found.rank, found.world, found.local_rank, found.node) == (11, 12, 3, 2)
     assert (found.address, found.port) == ("gpu01", 29_400)
+    assert found.launched is None
+    assert find_place(4, 3, environment | {STARTED: "61500"}).launched == 61.5
 
 
 def test_one_process_alone_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in rank_environment(Place(1, 1, 0, "127.0.0.1", 1), 1, 0).items():
         monkeypatch.setenv(name, value)
-    assert launch_or_join(["train"], 1, 1) == (None, None)
+    assert launch_or_join(["train"], 1, 1, started=0.0) == (None, None)
 
 
 @pytest.mark.parametrize(

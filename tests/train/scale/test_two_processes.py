@@ -93,6 +93,7 @@ def test_python_refuses_several_processes(tmp_path: Path) -> None:
 def test_a_killed_process_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     with processes(tmp_path, 3, "--out", "run", "--epochs", "900") as three:
         while not (tmp_path / "run" / "metrics.csv").exists():
+            assert all(process.returncode is None for process in three)
             time.sleep(0.05)
         os.kill(three[2].pid, signal.SIGKILL)
         (_, errors), (_, others), _ = (process.communicate() for process in three)

@@ -39,7 +39,7 @@ def train(
     if config.devices * config.nodes > 1 or "LOCAL_RANK" in os.environ:
         from vitreous.train.scale.launch import launch_or_join
 
-        code, place = launch_or_join(words, config.devices, config.nodes)
+        code, place = launch_or_join(words, config.devices, config.nodes, started=process_start())
         if code is not None:
             return code
     from rich.console import Console
@@ -48,7 +48,8 @@ def train(
 
     run = _choose_run(config, place)
     view = Display(Console(stderr=True, soft_wrap=True)) if to_stderr else None
-    return run(config, explicit=explicit, started=process_start(), view=view, resume=resume)
+    launched = place.launched if place is not None else None  # by the command, from which a budget counts
+    return run(config, explicit=explicit, started=launched or process_start(), view=view, resume=resume)
 
 
 def _choose_run(config: RunConfig, place: Place | None) -> Callable[..., RunResult]:

@@ -215,10 +215,8 @@ class _Draws:
 
     def per_image(self, stream: str, columns: int) -> Floats:
         seed, epoch, step = self._position
-        draw = partial(uniforms, seed, epoch, step, stream=stream, columns=columns)
-        if isinstance(self._images, int):
-            return draw(count=self._count, offset=self._images)
-        return draw(count=max(self._images) + 1)[list(self._images)]
+        rows = partial(uniforms, seed, epoch, step, stream=stream, columns=columns, count=self._count)
+        return rows(offset=self._images) if isinstance(self._images, int) else rows(positions=self._images)
 
     def per_step(self, stream: str) -> np.random.Generator:
         """Return a generator for what all images of a step share."""

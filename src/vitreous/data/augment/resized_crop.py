@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -71,11 +72,22 @@ class RandomResizedCrop:
         """Side in pixels of an image whose smallest square box has the resolution of the model's input."""
         return math.ceil(max(self.pipeline.size) / math.sqrt(self.config.resized_crop))
 
-    def draw(self, epoch: int, step: int, offset: int, index: npt.NDArray[np.int64]) -> Floats:
-        """Draw the random numbers (B, CROP_COLUMNS) of the images ``index`` (B,) of a step, from its ``offset`` on."""
+    def draw(
+        self,
+        epoch: int,
+        step: int,
+        offset: int,
+        index: npt.NDArray[np.int64],
+        positions: Sequence[int] | None = None,
+    ) -> Floats:
+        """Draw the random numbers (B, CROP_COLUMNS) of the images ``index`` (B,) of a step, from its ``offset`` on.
+
+        ``positions`` are those in the step of images that are not consecutive.
+        """
         if self.views is not None:
             return image_uniforms(self.seed, epoch % self.views, index, stream="crop", columns=CROP_COLUMNS)
-        return uniforms(self.seed, epoch, step, stream="crop", columns=CROP_COLUMNS, count=len(index), offset=offset)
+        rows = partial(uniforms, self.seed, epoch, step, stream="crop", columns=CROP_COLUMNS, count=len(index))
+        return rows(offset=offset) if positions is None else rows(positions=positions)
 
     def boxes(self, draws: Floats, aspect: Floats) -> Floats:
         """Return the boxes (B, 4) for the numbers of :meth:`draw` and the aspect ratios (B,) of the original images."""

@@ -148,9 +148,8 @@ class StreamedDataset(Dataset[Batch | VitreousError]):
 
 def _draw(crop: RandomResizedCrop, plan: BatchPlan) -> npt.NDArray[np.float32]:
     """Draw the random numbers of the crops of a batch, (B, CROP_COLUMNS)."""
-    if plan.positions is None:
-        return crop.draw(plan.epoch, plan.step, plan.offset, plan.indices)
-    return crop.draw(plan.epoch, plan.step, 0, np.arange(plan.positions.max() + 1))[plan.positions]
+    positions = None if plan.positions is None else plan.positions.tolist()
+    return crop.draw(plan.epoch, plan.step, plan.offset, plan.indices, positions)
 
 
 def _batch(plan: BatchPlan, images: Tensor, labels: npt.NDArray[np.int64]) -> Batch:

@@ -61,6 +61,9 @@ class SharedCheckpoint(Checkpoint):
             with self._team.pulse.working("saving"):
                 super().save(between=between, trained=trained, wait=wait)
 
+    def _is_due(self) -> bool:  # only the first process saves, and so knows when it did
+        return self._team.leads and super()._is_due()
+
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Restore the optimiser; from here on all processes take the same steps."""
         super().on_train_start(trainer, pl_module)
@@ -132,7 +135,9 @@ class _SharedWriter(RunWriter):
 class _SharedBudget(Budget):
     """The clock of the first process, which all follow."""
 
-    team: Team
+    def __init__(self, team: Team, started: float, seconds: float, reserve: float) -> None:
+        super().__init__(started, seconds, reserve)
+        self.team = team
 
     def progress(self, step: int) -> float:
         """Return the fraction of the training time that has passed, in [0, 1]."""
@@ -215,16 +220,11 @@ def make_kit(team: Team, device: torch.device) -> Kit:
         parallel_devices=[device] * place.devices, cluster_environment=_Environment(place), broadcast_buffers=False
     )
 
-    def share_clock(clock: Budget) -> Budget:
-        shared = _SharedBudget(clock.started, clock.seconds, clock.reserve)
-        shared.team = team
-        return shared
-
     return Kit(
         module=lambda setup, progress: make_module(setup, progress, partial(SharedVitModule, team)),
         metrics=partial(_SharedMetricsLog, team),
         checkpoint=partial(SharedCheckpoint, team),
         writer=partial(_SharedWriter, team),
-        share_clock=share_clock,
+        budget=partial(_SharedBudget, team),
         strategy={"strategy": strategy, "num_nodes": place.nodes, "use_distributed_sampler": False},
     )

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 
-from vitreous.train.scale.place import Place, find_place, is_rank
+from vitreous.train.scale.place import STARTED, Place, find_place, is_rank
 
 __all__ = ["exit_code", "launch", "launch_or_join", "rank_environment"]
 
@@ -24,8 +24,12 @@ _GOOD_ORDER = (None, 0, 130, 143)  # exit codes after which the first process ma
 _GRACE = 75.0  # seconds that the others have to notice that a process is gone, and to end the run in good order
 
 
-def launch_or_join(words: Sequence[str], devices: int, nodes: int) -> tuple[int | None, Place | None]:
+def launch_or_join(
+    words: Sequence[str], devices: int, nodes: int, *, started: float
+) -> tuple[int | None, Place | None]:
     """Start the processes of this machine, unless this is one of them, and wait for the end of the run.
+
+    `started` is when the command started, in the seconds of ``time.monotonic()``.
 
     Returns:
         The exit code if this has happened; the place of this process if it is one of several.
@@ -33,10 +37,10 @@ def launch_or_join(words: Sequence[str], devices: int, nodes: int) -> tuple[int 
     if devices * nodes == 1 and not is_rank():
         return None, None
     place = find_place(devices, nodes)
-    return (launch(words, place), None) if place.local_rank is None else (None, place)
+    return (launch(words, place, started=started), None) if place.local_rank is None else (None, place)
 
 
-def launch(words: Sequence[str], place: Place) -> int:
+def launch(words: Sequence[str], place: Place, *, started: float) -> int:
     """Run ``vitreous`` with these words in each process of this machine; return the exit code of the run."""
     port = place.port or _free_port()
     command = [sys.executable, "-m", "vitreous", *words]
@@ -44,7 +48,8 @@ def launch(words: Sequence[str], place: Place) -> int:
     with _passed_on(processes):
         try:
             for local_rank in range(place.devices):
-                environment = {**os.environ, **rank_environment(place, port, local_rank)}
+                own = {**rank_environment(place, port, local_rank), STARTED: str(int(1000 * started))}
+                environment = {**os.environ, **own}
                 # In a session of its own, because a terminal would send Ctrl-C to it a second time.
                 processes.append(subprocess.Popen(command, env=environment, start_new_session=True))
             _wait(processes)

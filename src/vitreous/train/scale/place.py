@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 from vitreous.errors import UsageError
 
-__all__ = ["Place", "find_place", "is_rank"]
+__all__ = ["STARTED", "Place", "find_place", "is_rank"]
+
+STARTED = "VITREOUS_STARTED_MS"
+"""The variable by which our launcher says when it started, in milliseconds of the machine's ``time.monotonic()``."""
 
 _NODE_RANKS = ("NODE_RANK", "GROUP_RANK", "PET_NODE_RANK", "JOB_COMPLETION_INDEX", "RANK")
 _PORT = 29_400  # on the first machine of several, if MASTER_PORT does not name one
@@ -29,6 +32,7 @@ class Place:
     address: str  # of the first machine
     port: int  # 0: any free one
     local_rank: int | None = None  # of this process on its machine; None for a command that starts the processes
+    launched: float | None = None  # time.monotonic() when the command on this machine started, if ours did
 
     @property
     def world(self) -> int:
@@ -84,7 +88,9 @@ def _place_of_rank(devices: int, nodes: int, environ: Mapping[str, str]) -> Plac
             "--devices and --nodes, or make them agree"
         )
     address, port = environ.get("MASTER_ADDR", "127.0.0.1"), _number(environ, "MASTER_PORT") or _PORT
-    return Place(each, world // each, rank // each, address, port, local)
+    milliseconds = _number(environ, STARTED)
+    launched = None if milliseconds is None else milliseconds / 1000
+    return Place(each, world // each, rank // each, address, port, local, launched)
 
 
 def _place_in_slurm(devices: int, nodes: int, tasks: int, environ: Mapping[str, str]) -> Place:

@@ -31,19 +31,19 @@ from vitreous.train.config import AUTO, RunConfig
 from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import ProbeResult
 from vitreous.train.finish import RunResult, announce_finished, end_interrupted, resume_command
-from vitreous.train.phases import announce, check_budget, open_run_dir, select_weights, test_once
+from vitreous.train.phases import announce, check_budget, fit_once, open_run_dir, select_weights, test_once
 from vitreous.train.progress import Budget, exit_after
 from vitreous.train.recipe_file import recipe_text
 from vitreous.train.resume.non_finite import NonFiniteStepError
 from vitreous.train.resume.signals import Stopped
 from vitreous.train.resume.state import RunState
-from vitreous.train.run import probe, write_results
+from vitreous.train.run import probe, refuse_to_choose_again, write_results
 from vitreous.train.scale.callbacks import NoLock, SharedCheckpoint, SharedSignals, leave_signals_alone, make_kit
 from vitreous.train.scale.heartbeat import FOLDER
 from vitreous.train.scale.place import Place
 from vitreous.train.scale.team import Team, is_lost_connection
 from vitreous.train.scale.watch import Watch
-from vitreous.train.setup import Setup, one_thread_if_tiny, prepare
+from vitreous.train.setup import Setup, prepare
 from vitreous.train.trainer import silence_lightning
 
 __all__ = ["run_rank"]
@@ -71,6 +71,7 @@ def run_rank(
     signals = SharedSignals(team)
     try:
         with silence_lightning(), contextlib.ExitStack() as stack:
+            team.together(lambda: refuse_to_choose_again(config, resume))
             setup = _prepare(config, device, explicit, team, view)
             stack.enter_context(signals.handled())
             opened = team.lead(lambda: _open(setup, view, place, resume, stack))
@@ -105,19 +106,21 @@ def _device_of(config: RunConfig, place: Place) -> torch.device:
 
 def _prepare(config: RunConfig, device: torch.device, explicit: Collection[str], team: Team, view: Display) -> Setup:
     """Open data and model in all processes, and check that they are the same and that every process has work."""
-    if config.distil.teacher is not None:
-        raise ConfigError("a run with a teacher uses one process: omit --devices and --nodes")
+
+    def refuse() -> None:
+        if config.distil.teacher is not None:  # under torchrun, which the configuration does not know of
+            raise ConfigError("a run with a teacher uses one process: start it without torchrun")
+
+    team.together(refuse)
     config = replace(config, devices=1, nodes=1)  # not settings of the run: any number of processes may resume it
     if config.tune.mode == AUTO:  # stages choose by the time of one process
+        view.line("tune", "stages need one process: all weights are trained. A run in stages cannot resume as this one")
         config = replace(config, tune=replace(config.tune, mode="full"))
+    first: Setup | None = None
     if config.tune.source is not None:  # the first process chooses and downloads
         first = team.lead(lambda: prepare(config, explicit, view))
         config = team.from_leader(first.config if first is not None else config)
-        setup = first or team.together(lambda: prepare(config, explicit, view))
-        if first is not None:
-            team.together(lambda: None)
-    else:
-        setup = team.together(lambda: prepare(config, explicit, view))
+    setup = team.together(lambda: first or prepare(config, explicit, view))
     seen = team.of_all((setup.data.fingerprint, setup.data.order))
     place, module = team.place, setup.data_module
 
@@ -226,9 +229,6 @@ def _run_phases(
 
 def _probe(session: Session, team: Team) -> None:
     """Score the frozen features in the first process, for all."""
-    setup = session.setup
-    if setup.pretrained is None or not setup.config.tune.probe or session.trained:
-        return
     team.lead(lambda: probe(session))
     found = team.from_leader(session.probe.to_dict() if session.probe is not None else None)
     session.probe = ProbeResult.from_dict(found) if found is not None else None
@@ -238,14 +238,7 @@ def _fit(session: Session, signals: SharedSignals, team: Team) -> None:
     """Train until the clock, early stopping or a signal ends training."""
     if session.trained:
         return
-    session.fit_started = time.monotonic()
-    try:
-        with signals.deferred(), one_thread_if_tiny(session.setup):
-            session.trainer.fit(session.module, datamodule=session.setup.data_module)
-        session.trained = True
-    finally:
-        session.view.stop_bar()
-        session.seconds["train"], session.fit_started = session.training_seconds(), 0.0
+    fit_once(session)
     signals.agree()
     signals.raise_if_received()
 

@@ -57,13 +57,15 @@ class Seen:
     moved_at: float = 0.0  # the same for the last change of its position or of its waiting
 
     def update(self, facts: dict[str, Any], now: float) -> None:
-        """Take in the file of the process."""
+        """Take in the file of the process; one that cannot be read says nothing."""
+        if not facts:
+            return
         if facts.get("beats") != self.facts.get("beats"):
             self.beat_at = now
         names = ("position", "is_waiting", "phase", "work")
         if [facts.get(name) for name in names] != [self.facts.get(name) for name in names]:
             self.moved_at = now
-        self.facts = facts or self.facts
+        self.facts = facts
 
     def describe(self, rank: int) -> str:
         """Name the process, and where it is."""
@@ -188,11 +190,11 @@ class Watch:
     def _is_in_charge(self) -> bool:
         """Look at the others; return whether this process decides: the first one that shows a sign of life."""
         now = time.monotonic()
-        for rank in range(self._world if self._rank == 0 else self._rank):
+        for rank in range(self._rank):
             self._seen[rank].update(read_beat(beat_file(self._run_dir, rank)), now)
             each = self._seen[rank]
             alive = now - each.beat_at <= _SILENT and not _is_gone(each.facts)
-            if rank < self._rank and alive and each.facts.get("phase") != "done":
+            if alive and each.facts.get("phase") != "done":
                 return False
         for rank in range(self._rank, self._world):
             self._seen[rank].update(read_beat(beat_file(self._run_dir, rank)), now)
