@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +36,28 @@ def test_a_step_faults_in_its_memory_only_once(thread) -> None:
         return int(run.stdout)
 
     assert count("kept") < 1_000 < count("default")
+
+
+HUGE = """
+import resource, sys
+import torch
+from vitreous.machine.allocator import keep_freed_memory
+if sys.argv[1] == "limited":
+    resource.setrlimit(resource.RLIMIT_AS, (2**36, 2**36))
+keep_freed_memory()
+torch.zeros(2**25)  # 128 MiB
+lines = dict(line.split(":") for line in open("/proc/self/smaps_rollup") if ":" in line and "-" not in line)
+print(int(lines["AnonHugePages"].split()[0]) << 10)
+"""
+MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+@pytest.mark.skipif(not MODE.exists() or "[madvise]" not in MODE.read_text(), reason="the kernel takes no advice")
+def test_large_tensors_are_in_huge_pages_unless_addresses_are_limited() -> None:
+    def huge(how: str) -> int:
+        run = subprocess.run([sys.executable, "-c", HUGE, how], capture_output=True, text=True, check=True)
+        return int(run.stdout)
+
+    assert huge("limited") == 0
+    assert huge("free") > 100 * 2**20

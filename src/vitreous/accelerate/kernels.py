@@ -120,14 +120,13 @@ class _Linear(torch.autograd.Function):
         flat = grad.reshape(-1, grad.shape[-1])  # (n, G)
         dx = (flat @ weight).view(x.shape).to(dtype) if wants_x else None
         dw = (flat.t() @ x.reshape(-1, x.shape[-1])).to(weight_dtype) if wants_weight else None
-        db = _sum_of_rows(flat).to(bias_dtype) if wants_bias else None
+        db = _sums_of_rows(flat, flat.new_ones(1, len(flat)))[0].to(bias_dtype) if wants_bias else None
         return dx, dw, db
 
 
-def _sum_of_rows(x: Tensor, factors: Tensor | None = None) -> Tensor:
-    """Sum (n, D) over n, each row multiplied by its factor if there are factors; accumulate and return float32."""
-    row = x.new_ones(1, len(x)) if factors is None else factors.to(x.dtype).reshape(1, -1)
-    return (row @ x)[0].float()
+def _sums_of_rows(x: Tensor, factors: Tensor) -> Tensor:
+    """Return sums of the rows of x (n, D), multiplied by their factors (m, n), as float32 (m, D)."""
+    return (factors.to(x.dtype) @ x).float()
 
 
 class LayerNorm(nn.LayerNorm):
@@ -159,12 +158,12 @@ class _LayerNorm(torch.autograd.Function):
             only_x = [True, False, False]
             norm_backward = torch.ops.aten.native_layer_norm_backward
             dx = norm_backward(grad, x, x.shape[-1:], mean, rstd, weight, bias, only_x)[0]
-        rows = grad.reshape(-1, x.shape[-1])  # (n, D)
-        if wants_weight:  # sum of grad (x - mean) rstd, as two products with a row of factors each
-            dw = (_sum_of_rows(x.reshape(rows.shape) * rows, rstd) - _sum_of_rows(rows, mean * rstd)).to(weight.dtype)
-        if wants_bias:
-            db = _sum_of_rows(rows).to(bias.dtype)
-        return dx, dw, db, None
+        rows, scale = grad.reshape(-1, x.shape[-1]), rstd.reshape(1, -1)  # (n, D) and (1, n)
+        if wants_weight or wants_bias:  # of the weight: the sum of grad (x - mean) rstd
+            of_means, of_bias = _sums_of_rows(rows, torch.cat((mean.reshape(1, -1) * scale, torch.ones_like(scale))))
+            dw = (_sums_of_rows(x.reshape(rows.shape) * rows, scale)[0] - of_means).to(weight.dtype)
+            db = of_bias.to(bias.dtype)
+        return dx, dw if wants_weight else None, db if wants_bias else None, None
 
 
 def project_heads(x: Tensor, projection: nn.Linear, parts: int, heads: int) -> tuple[Tensor, ...]:
@@ -235,8 +234,7 @@ class _Attend(torch.autograd.Function):
         B, H, T, d = q.shape
         with torch.autocast("cpu", enabled=False):
             q, k, v = (x.to(_BF16).reshape(B * H, -1, d) for x in (q, k, v))
-            q = q * (1 / math.sqrt(d))
-            weights = torch.bmm(q, k.transpose(1, 2))  # (B * H, T, S)
+            weights = _scaled_bmm(q, k.transpose(1, 2), 1 / math.sqrt(d))  # (B * H, T, S)
             torch.softmax(weights, -1, out=weights)
             ctx.save_for_backward(q, k, v, weights)
             return torch.bmm(weights, v).view(B, H, T, d)
@@ -250,6 +248,11 @@ class _Attend(torch.autograd.Function):
         dv = torch.bmm(weights.transpose(1, 2), grad)
         scores = torch.bmm(grad, v.transpose(1, 2))  # (B * H, T, S): gradient of the weights, next of the scores
         scores = torch._softmax_backward_data(scores, weights, -1, weights.dtype)
-        dq = torch.bmm(scores, k).mul_(1 / math.sqrt(d))
-        dk = torch.bmm(scores.transpose(1, 2), q)
+        dq = _scaled_bmm(scores, k, 1 / math.sqrt(d))
+        dk = _scaled_bmm(scores.transpose(1, 2), q, 1 / math.sqrt(d))
         return tuple(x.view(B, H, -1, d).to(dtype) for x, dtype in zip((dq, dk, dv), ctx.dtypes, strict=True))
+
+
+def _scaled_bmm(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """Return the products of (B, n, m) and (B, m, p) times a scale, without a pass of its own over the result."""
+    return torch.baddbmm(a.new_empty(()), a, b, beta=0, alpha=scale)
