@@ -84,17 +84,19 @@ def test_a_low_temperature_is_the_nearest_neighbour(digits):
     assert nearest == cold
 
 
-@pytest.mark.parametrize("strength", [1e-4, 1e-2, 1.0])
-def test_the_linear_probe_is_scikit_learns_optimum(digits, strength):
+@pytest.mark.parametrize(("strength", "weighted"), [(1e-4, False), (1e-2, False), (1.0, False), (1e-2, True)])
+def test_the_linear_probe_is_scikit_learns_optimum(digits, strength, weighted):
     scaler = StandardScaler().fit(digits["train"].features)
     z, y = scaler.transform(digits["train"].features), digits["train"].labels
-    reference = LogisticRegression(C=strength, tol=1e-8, max_iter=5000).fit(z, y)
-    model = list(fit_path(digits["train"], 10, [strength / 10, strength]))[-1]
+    weight = np.where(np.arange(10) < 3, 3.0, 0.5).astype(np.float32) if weighted else None
+    each = np.ones(len(y)) if weight is None else weight[y]
+    reference = LogisticRegression(C=strength, tol=1e-8, max_iter=5000).fit(z, y, each)
+    model = list(fit_path(digits["train"], 10, [strength / 10, strength], class_weight=weight))[-1]
 
     def objective(logits: np.ndarray, weight: np.ndarray) -> float:
         """Scikit-learn's: the sum of losses, and the penalty on the weights of standardised features."""
         log_sums = np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1)) + logits.max(1)
-        return (log_sums - logits[np.arange(len(y)), y]).sum() + (weight**2).sum() / (2 * strength)
+        return (each * (log_sums - logits[np.arange(len(y)), y])).sum() + (weight**2).sum() / (2 * strength)
 
     ours = model.logits(digits["train"].features)
     best = objective(reference.decision_function(z), reference.coef_)

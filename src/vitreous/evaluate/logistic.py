@@ -1,8 +1,9 @@
 """The linear probe: multinomial logistic regression on frozen features, with a sweep over the regularisation.
 
-The objective is scikit-learn's, so C has the same meaning: sum of the losses + |weight|^2 / (2 C), on standardised
-features, with an unregularised bias. L-BFGS runs in coordinates in which the Hessian at zero is the identity, because
-network features are badly conditioned: without this, weak regularisation takes thousands of steps.
+The objective is scikit-learn's, so C has the same meaning: sum of the losses, each times the weight of its class, +
+|weight|^2 / (2 C), on standardised features, with an unregularised bias. L-BFGS runs in coordinates in which the
+Hessian at zero is the identity, because network features are badly conditioned: without this, weak regularisation takes
+thousands of steps.
 
 n images, D features, K classes.
 """
@@ -80,6 +81,7 @@ def probe_linear(
     *,
     strengths: Sequence[float] = STRENGTHS,
     on_val: bool = False,
+    class_weight: npt.NDArray[np.float32] | None = None,
     device: str = "cpu",
     step: Callable[[], None] = lambda: None,
 ) -> LinearProbe:
@@ -87,7 +89,8 @@ def probe_linear(
 
     C is never chosen on the split that judges the result. With a test split val chooses C. Without one val judges, so a
     fixed fifth of train, stratified by class, chooses C, and the model is then fitted on all of train. `on_val` chooses
-    on val even then, to compare with a model that was selected on val as well.
+    on val even then, to compare with a model that was selected on val as well. `class_weight` (K,) holds what each
+    class weighs in the loss, 1 on average over the training images; None weighs all equally.
     """
     strengths = sorted(strengths)
     if not strengths or not 0 < strengths[0] <= strengths[-1] < math.inf:
@@ -100,7 +103,7 @@ def probe_linear(
         chosen_on = "a fifth of train" if held_out.any() else "nothing"
     best: LinearModel | None = None
     sweep: list[SweepPoint] = []
-    for model in fit_path(fitted, classes, strengths, device) if chosen_on != "nothing" else ():
+    for model in fit_path(fitted, classes, strengths, device, class_weight) if chosen_on != "nothing" else ():
         sweep.append(SweepPoint(model.strength, model.accuracy(chooser), model.accuracy(scored["val"])))
         step()
         top = max(point.accuracy for point in sweep)
@@ -110,12 +113,18 @@ def probe_linear(
             break
     strength = best.strength if best else _DEFAULT_C
     if best is None or chosen_on != "val":
-        best = next(fit_path(train, classes, [strength], device))
+        best = next(fit_path(train, classes, [strength], device, class_weight))
     scores = {name: best.accuracy(data) for name, data in scored.items()}
     return LinearProbe(strength, chosen_on, tuple(sweep), scores, best)
 
 
-def fit_path(train: Labelled, classes: int, strengths: Sequence[float], device: str = "cpu") -> Iterator[LinearModel]:
+def fit_path(
+    train: Labelled,
+    classes: int,
+    strengths: Sequence[float],
+    device: str = "cpu",
+    class_weight: npt.NDArray[np.float32] | None = None,
+) -> Iterator[LinearModel]:
     """Yield the optimum for each C in turn, each fit started from the previous optimum."""
     present, labels = np.unique(train.labels, return_inverse=True)
     if len(present) < 2:
@@ -124,7 +133,8 @@ def fit_path(train: Labelled, classes: int, strengths: Sequence[float], device: 
     std = train.features.std(axis=0, dtype=np.float64)
     std[std < 1e-7 * (1 + np.abs(mean))] = 1.0  # constant features: avoid a division by zero
     z = ((train.features - mean.astype(np.float32)) / std.astype(np.float32)).astype(np.float32)
-    problem = _Problem(torch.from_numpy(z).to(device), torch.from_numpy(labels).to(device), len(present))
+    weights = None if class_weight is None else torch.from_numpy(class_weight[train.labels]).to(device)
+    problem = _Problem(torch.from_numpy(z).to(device), torch.from_numpy(labels).to(device), len(present), weights)
     start = np.zeros((len(present), z.shape[1] + 1))
     for strength in strengths:
         start, converged = problem.solve(start, strength)
@@ -137,10 +147,11 @@ def fit_path(train: Labelled, classes: int, strengths: Sequence[float], device: 
 class _Problem:
     """Logistic regression on standardised features, rotated to their principal axes."""
 
-    def __init__(self, z: Tensor, labels: Tensor, classes: int) -> None:
+    def __init__(self, z: Tensor, labels: Tensor, classes: int, weights: Tensor | None) -> None:
         spectrum, basis = torch.linalg.eigh((z.T @ z).cpu().double() / len(z))  # (D,) (D, D)
         self.x = z @ basis.to(z)  # (n, D), uncorrelated columns
         self.labels, self.classes = labels[:, None], classes
+        self.weights = None if weights is None else weights[:, None]  # (n, 1)
         self.basis: Floats = basis.numpy()
         self.spectrum: Floats = spectrum.clamp(min=0).numpy()
 
@@ -166,8 +177,11 @@ class _Problem:
         """Return the mean loss, and its gradient (K, D + 1)."""
         both = torch.from_numpy(w).to(self.x)
         scores = torch.addmm(both[:, -1], self.x, both[:, :-1].T).log_softmax(dim=1)  # (n, K)
-        value = -float(scores.gather(1, self.labels).double().mean())
-        residual = scores.exp_().scatter_add_(1, self.labels, -torch.ones_like(self.labels, dtype=scores.dtype))
+        losses = -scores.gather(1, self.labels)  # (n, 1)
+        residual = scores.exp_().scatter_add_(1, self.labels, -torch.ones_like(losses))
+        if self.weights is not None:
+            losses, residual = losses * self.weights, residual.mul_(self.weights)
+        value = float(losses.double().mean())
         gradient = torch.cat([residual.T @ self.x, residual.sum(dim=0)[:, None]], dim=1) / len(self.x)
         return value, gradient.cpu().double().numpy()
 

@@ -116,6 +116,7 @@ def fit_attentive(
     seed: int,
     smoothing: float,
     better: Callable[[Tensor, Tensor], bool],
+    weight: npt.NDArray[np.float32] | None = None,
     deadline: float | None = None,
 ) -> tuple[dict[str, Tensor], Tensor, int]:
     """Train a probe with AdamW, and keep the epoch that is best on the validation split, the start included.
@@ -128,13 +129,15 @@ def fit_attentive(
         seed: Of the order of the images.
         smoothing: Label smoothing.
         better: Whether validation logits (n, K) beat others.
+        weight: Of each class in the loss, (K,), applied as in training; None: all 1.
         deadline: ``time.monotonic()`` after which no further epoch begins.
 
     Returns:
         The tensors by name, the validation logits (n, K), and the epoch, counted from 1.
     """
     device = probe.head.weight.device
-    target = torch.from_numpy(labels).to(device)
+    classes = torch.from_numpy(labels).to(device)
+    even, weights = smoothing / probe.head.out_features, None if weight is None else torch.from_numpy(weight).to(device)
     epochs = max(1, min(_EPOCHS, int(_WORK // max(1, tokens.numel()))))
     batch = min(_BATCH, len(tokens))
     steps = len(tokens) // batch
@@ -151,7 +154,9 @@ def fit_attentive(
             for group in optimizer.param_groups:
                 group["lr"] = _LR * min(1.0, progress / 0.1) * (1 + math.cos(math.pi * progress)) / 2
             rows = order[step * batch : (step + 1) * batch]
-            loss = F.cross_entropy(probe(tokens[rows].to(device)), target[rows.to(device)], label_smoothing=smoothing)
+            logits = probe(tokens[rows].to(device))
+            targets = torch.full_like(logits, even).scatter_(1, classes[rows.to(device), None], 1 - smoothing + even)
+            loss = F.cross_entropy(logits, targets, weight=weights)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from vitreous.train.callbacks import is_better
 from vitreous.train.finetune.stages.attentive import AttentiveProbe, attentive_config, fit_attentive, patch_means
 from vitreous.train.finetune.stages.features import Features
 from vitreous.train.finetune.stages.outcome import Candidate, Outcome, stage_metric
+from vitreous.train.finetune.trainable import class_weights
 from vitreous.train.setup import Setup
 
 __all__ = ["Heads"]
@@ -71,7 +73,13 @@ class Heads:
         started, classes, val = time.monotonic(), len(self.setup.data.classes), self._val()
         train = self._labelled(features, "train")
         with self._threads(features.numel() * classes):
-            probe = probe_linear(train, {"val": val}, classes, strengths=strengths, on_val=True, device=self._device)
+            probe = probe_linear(
+                *(train, {"val": val}, classes),
+                strengths=strengths,
+                on_val=True,
+                class_weight=self._weight,
+                device=self._device,
+            )
         weight, bias = _finite(probe.model)
         logits = torch.from_numpy(val.features) @ weight.T + bias
         tensors = {"head.weight": weight, "head.bias": bias}
@@ -88,8 +96,8 @@ class Heads:
         probe = AttentiveProbe(source).to(self.setup.device)
         means = torch.cat(list(patch_means(probe, self.train.tokens)))
         with self._threads(means.numel() * source.num_classes):
-            path = fit_path(self._labelled(means, "train"), source.num_classes, [strength], self._device)
-            fitted = next(path)
+            train, classes = self._labelled(means, "train"), source.num_classes
+            fitted = next(fit_path(train, classes, [strength], self._device, self._weight))
         probe.initialise(*_finite(fitted), config.seed)
         labels = torch.from_numpy(self.val.labels)
 
@@ -104,6 +112,7 @@ class Heads:
                 self.val.tokens,
                 seed=config.seed,
                 smoothing=config.label_smoothing,
+                weight=self._weight,
                 better=better,
                 deadline=deadline,
             )
@@ -115,6 +124,14 @@ class Heads:
     def _threads(self, products: int) -> contextlib.AbstractContextManager[None]:
         """Use one thread for many small products: threads that wait for each other are slower."""
         return one_thread_with_blas() if products < _SMALL else contextlib.nullcontext()
+
+    @cached_property
+    def _weight(self) -> npt.NDArray[np.float32] | None:
+        """Weight of each class in the loss (K,): as in training, or the inverse of its share for balanced sampling."""
+        config = self.setup.config
+        kind = "inverse" if config.balanced_sampling else config.class_weights
+        weight = class_weights(self.train.labels, len(self.setup.data.classes), kind)
+        return None if weight is None else weight.numpy()
 
     @property
     def _device(self) -> str:

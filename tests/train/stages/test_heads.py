@@ -1,0 +1,50 @@
+"""Heads weigh classes as the training does that follows them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from vitreous.model.config import ViTConfig
+from vitreous.train.config import RunConfig, TuneConfig
+from vitreous.train.finetune.stages.features import Features
+from vitreous.train.finetune.stages.heads import Heads
+
+MODEL = ViTConfig(image_size=16, patch_size=4, num_classes=2, width=16, depth=2, heads=2, mlp_dim=32)
+
+
+def features(counts, seed):
+    """Two overlapping classes of so many images."""
+    generator = np.random.default_rng(seed)
+    labels = np.repeat([0, 1], counts)
+    tokens = torch.from_numpy(generator.normal(size=(len(labels), 17, 16)).astype(np.float32))
+    tokens[labels == 1] += 0.12
+    return Features(tokens.mean(1), tokens, labels, list(range(len(labels))), computed=0, seconds=0.0)
+
+
+@pytest.fixture
+def heads():
+    """A function that makes the heads of a run with 1,000 images of one class and 60 of another."""
+
+    def make(**settings):
+        config = RunConfig(model=MODEL, tune=TuneConfig(source="x", mode="auto"), **settings)
+        setup = SimpleNamespace(
+            config=config, device=torch.device("cpu"), data=SimpleNamespace(classes=("common", "rare"))
+        )
+        return Heads(setup, features((1000, 60), 0), features((500, 500), 1))
+
+    return make
+
+
+@pytest.mark.parametrize("head", ["linear", "attentive"])
+def test_weighted_heads_find_the_rare_class(heads, head):
+    def recall(**settings):
+        found = heads(**settings)
+        outcome = found.linear() if head == "linear" else found.attentive(1e-2)
+        return float((outcome.candidate.logits[500:].argmax(1) == 1).double().mean())
+
+    assert recall() < 0.6 < recall(class_weights="inverse")
+    assert recall(class_weights="inverse") == recall(balanced_sampling=True)
