@@ -94,8 +94,7 @@ def test_only_the_matrices_of_linear_and_convolution_layers_decay(options):
     assert all(dict(model.named_parameters())[n].ndim >= 2 for n in decaying)
 
 
-def test_muon_trains_the_blocks_matrices_and_equals_both_of_torchs_optimisers(monkeypatch):
-    monkeypatch.setattr(optim, "computes_bf16", lambda device: True)  # as torch's always does
+def test_muon_trains_the_blocks_matrices_and_equals_both_of_torchs_optimisers():
     ours, theirs = tiny(), tiny()
     config = OptimConfig(name="muon", lr=1e-3, muon_lr=0.02, weight_decay=0.1)
     optimizer = build_optimizer(ours, config)
@@ -114,15 +113,15 @@ def test_muon_trains_the_blocks_matrices_and_equals_both_of_torchs_optimisers(mo
         for model, optimizers in ((ours, [optimizer]), (theirs, references)):
             nn.functional.cross_entropy(model(images), labels).backward()
             for each in optimizers:
-                each.step()
+                with torch.autocast("cpu", torch.bfloat16):  # Newton-Schulz in bfloat16, as torch's always is
+                    each.step()
                 each.zero_grad()
     for name, value in ours.named_parameters():
         torch.testing.assert_close(value, named[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"stem": "conv", "patch_size": 4}])
-def test_muon_can_train_the_stem_with_a_row_for_each_filter(options, monkeypatch):
-    monkeypatch.setattr(optim, "computes_bf16", lambda device: True)  # as torch's always does
+def test_muon_can_train_the_stem_with_a_row_for_each_filter(options):
     model = tiny(**options)
     stem = {n: p for n, p in model.patch_embed.named_parameters() if p.ndim == 4}
     assert set(stem) == {"proj.weight"} | ({"backbone.0.0.weight", "backbone.1.0.weight"} if options else set())
@@ -134,16 +133,16 @@ def test_muon_can_train_the_stem_with_a_row_for_each_filter(options, monkeypatch
         for name, matrix in filters.items():
             matrix.grad = stem[name].grad.flatten(1).clone()
         for each in (optimizer, torchs):
-            each.step()
+            with torch.autocast("cpu", torch.bfloat16):
+                each.step()
             each.zero_grad()
     for name, matrix in filters.items():
         torch.testing.assert_close(stem[name].flatten(1), matrix, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(24, 8), (8, 24), (16, 16)])
-def test_muon_orthogonalises_in_float32_without_bf16_in_hardware(shape, monkeypatch):
+def test_muon_orthogonalises_in_the_precision_of_the_step(shape):
     """Newton-Schulz keeps the singular vectors, and applies its polynomial to each singular value."""
-    monkeypatch.setattr(optim, "computes_bf16", lambda device: False)
     stack = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
     left, values, right = torch.linalg.svd(stack.double(), full_matrices=False)
     values = values / values.norm(dim=1, keepdim=True)
@@ -152,6 +151,8 @@ def test_muon_orthogonalises_in_float32_without_bf16_in_hardware(shape, monkeypa
     found = optim.orthogonalise(stack)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, (left @ (values[..., None] * right)).float(), rtol=1e-4, atol=1e-4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert optim.orthogonalise(stack).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "muon"])

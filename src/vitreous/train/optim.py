@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitreous.machine.device import computes_bf16
 from vitreous.train.config import OptimConfig
 
 __all__ = [
@@ -167,11 +166,11 @@ def orthogonalise(stack: Tensor) -> Tensor:
     """Approximately orthogonalise a stack of matrices, (count, rows, columns).
 
     Muon's quintic Newton-Schulz iteration moves all singular values to between about 0.7 and 1.2, so that an update
-    changes all directions about equally. It runs in bfloat16, as in torch's Muon, or in the dtype of the stack on a
-    device without bfloat16 in hardware.
+    changes all directions about equally. It runs in bfloat16, as in torch's Muon, where products of the step do
+    (autocast); otherwise in the dtype of the stack, so that a run in float32 does not depend on the order of sums.
     """
     a, b, c = _NEWTON_SCHULZ
-    x = stack.bfloat16() if computes_bf16(stack.device) else stack
+    x = stack.bfloat16() if torch.is_autocast_enabled(stack.device.type) else stack
     tall = x.shape[1] > x.shape[2]
     x = x.mT.contiguous() if tall else x
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
