@@ -2,7 +2,9 @@
 
     python benchmarks/accuracy/backbone.py images TINY_IMAGENET CIFAR10 tiny
     vitreous train tiny --recipe backbone --budget 80m --data.memory_gb 3 --out runs/backbone
-    python benchmarks/accuracy/backbone.py pack runs/backbone
+    vitreous finetune tiny --recipe backbone --from runs/backbone --tune full --no-probe --batch-size 512 --seed 1 \\
+        --budget 75m --data.memory_gb 3 --out runs/backbone-2
+    python benchmarks/accuracy/backbone.py pack runs/backbone-2
 
 TINY_IMAGENET has folders train/CLASS and val/CLASS with images of ImageNet at 64 px; CIFAR10 is torchvision's folder.
 CIFAR-10's test split is not read: of each class, 100 images of the train split are for validation. Images of
@@ -24,6 +26,7 @@ from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
 from vitreous.checkpoint.shipped import LICENCE, shipped_file
 
 _HELD_OUT = 100  # images of each CIFAR-10 class for validation
+_FIRST = "runs/backbone"  # the run from which the second starts
 
 
 def link_tree(source: Path, destination: Path) -> int:
@@ -64,6 +67,9 @@ def pack(args: argparse.Namespace) -> None:
     found, source = info.provenance, {"source": "tiny"}  # without the folders of the machine that trained it
     config = {**found["config"], "out": None, "data": {**found["config"]["data"], **source}}
     provenance = {**found, "config": config, "data": {**found["data"], **source}}
+    if "finetuned_from" in found:
+        config["tune"] = {**config["tune"], "source": _FIRST}
+        provenance["finetuned_from"] = {**found["finetuned_from"], "name": _FIRST}
     provenance["versions"] = {name: text for name, text in found["versions"].items() if name != "platform"}
     provenance |= {"licence": LICENCE, "classes": len(info.classes)}
     packed = ModelInfo((), info.pipeline, provenance=provenance, scores=info.scores)
