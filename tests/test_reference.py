@@ -27,7 +27,8 @@ def pages(tmp_path_factory) -> dict[str, str]:
 def options_in_help(verb: str) -> set[str]:
     """The options that `vitreous VERB --help all` describes, and of the training verbs those of the first screen."""
     said = io.StringIO()
-    for words in ([verb, "--help", "all"], [verb, "--help"]):
+    methods = [[verb, "--help", "methods"]] if verb == "inspect" else []
+    for words in ([verb, "--help", "all"], [verb, "--help"], *methods):
         with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
             main(words)
     lines = re.findall(r"^  (-.*)", said.getvalue(), flags=re.MULTILINE)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from vitreous.cli.main import VERBS
 from vitreous.cli.options.help import TOPICS, VerbHelp
+from vitreous.cli.options.map_methods import add_method_options
 from vitreous.cli.options.parser import Parser, is_flag
 from vitreous.cli.options.types import describe_type
 from vitreous.cli.verbs.completion import parser_of
@@ -41,6 +42,8 @@ class Option(NamedTuple):
 def options_of(verb: str) -> list[Option]:
     """Return every option of a verb, those that stand for another one and its arguments included."""
     parser, short = parser_of(verb)
+    if verb == "inspect":
+        add_method_options(parser)
     shown = _defaults_of(verb)
     found = []
     for action in parser._actions:
@@ -62,7 +65,10 @@ def option_pages() -> dict[str, str]:
     """Return the text of each page by its name."""
     pages = {f"options/{verb}": _page(verb) for verb in VERBS}
     names = "\n".join(VERBS)
-    text = "Every option of every verb, with its values, its default, and what it does, as the parser has it."
+    text = (
+        "Every option of every verb, with its values, its default, and what it does, as the parser has it. Every verb\n"
+    )
+    text += "takes `--help` too, and `--traceback`, which shows the traceback of an error for reporting a bug."
     pages["options/index"] = f"# Command line\n\n{text}\n\n```{{toctree}}\n:maxdepth: 1\n\n{names}\n```\n"
     return pages
 
