@@ -1,4 +1,4 @@
-"""Every name in docs/paper.md exists, and every equation, table, figure and appendix section has its row."""
+"""Every name in docs/reference/paper.md exists, and every equation, table, figure and appendix section has its row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitreous.model.part import Part
 from vitreous.recipes import RECIPES, recipe
 from vitreous.train.config import OptimConfig, RunConfig
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "paper.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "paper.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 PARTS_OF_THE_MODEL = [kind for kinds in MODEL_PARTS.values() for kind in kinds]
 CONFIGS = {

@@ -7,13 +7,16 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+import re
 import types
 from pathlib import Path
 
 import pytest
 
 import vitreous
+from reference_pages.names import name_pages
 
+REFERENCE = "\n".join(name_pages().values())
 MODULES = ["vitreous"] + [
     info.name for info in pkgutil.walk_packages(vitreous.__path__, "vitreous.") if not info.name.endswith("__main__")
 ]
@@ -84,6 +87,14 @@ def test_public_definitions_are_in_all(module):
         and value.__module__ == module.__name__
     }
     assert defined - set(module.__all__) == set()
+
+
+def test_public_names_are_in_the_reference(module):
+    if module is vitreous:
+        return  # see tests/test_reference.py
+    found = re.search(rf"automodule:: {re.escape(module.__name__)}\n   :members: (.*)", REFERENCE)
+    listed = found[1].split(", ") if found else []
+    assert listed == list(getattr(module, "__all__", []))
 
 
 def test_the_package_exports_its_public_names():

@@ -22,8 +22,14 @@ from vitreous.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+OVERVIEW = (ROOT / "docs/reference/overview.md").read_text(encoding="utf-8")
+GUIDES = [
+    page.read_text(encoding="utf-8") for room in ("tutorials", "how-to") for page in ROOT.glob(f"docs/{room}/*.md")
+]
+SHOWN = "\n".join([README, OVERVIEW, *GUIDES])
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-LINKED = [*DOCUMENTS, "benchmarks/README.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))]
+WRITTEN = [page for page in ROOT.glob("docs/**/*.md") if not {"generated", "_build"} & set(page.parts)]
+LINKED = [*DOCUMENTS, "benchmarks/README.md", *sorted(str(page.relative_to(ROOT)) for page in WRITTEN)]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -33,9 +39,10 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of each `vitreous ...` command in a text's sh blocks, without the word vitreous."""
-    lines = [line for block in blocks(text, "sh") for line in block.replace("\\\n", " ").splitlines()]
-    words = [shlex.split(part, comments=True) for line in lines for part in line.split("&&")]
+    """The words of each `vitreous ...` command in a text's sh and console blocks, without the word vitreous."""
+    shown = [*blocks(text, "sh"), *blocks(text, "console")]
+    lines = [line.removeprefix("$ ") for block in shown for line in block.replace("\\\n", " ").splitlines()]
+    words = [shlex.split(part, comments=True) for line in lines for part in re.split(r"&&|\|\|| > ", line)]
     return [command[1:] for command in words if command[:1] == ["vitreous"]]
 
 
@@ -73,7 +80,11 @@ def test_ci_reads_the_same_two_commands():
         assert read.stdout == block
 
 
-@pytest.mark.parametrize("command", commands(README), ids=" ".join)
+def test_the_readme_fits_on_two_screens():
+    assert len(README.splitlines()) <= 120
+
+
+@pytest.mark.parametrize("command", sorted({tuple(command) for command in commands(SHOWN)}), ids=" ".join)
 def test_commands_name_what_exists(command):
     verb, *words = command
     assert verb in VERBS
@@ -86,18 +97,18 @@ def test_commands_name_what_exists(command):
 
 
 def test_recipes_in_the_text_exist():
-    named = re.findall(r"--recipe[ =]([\w-]+)", README)
+    named = re.findall(r"--recipe[ =]([\w-]+)", SHOWN)
     assert named
     assert set(named) <= set(RECIPES)
 
 
 def test_every_verb_is_shown():
-    shown = {command[0] for command in commands(README)} | set(re.findall(r"`vitreous (\w+)`", README))
+    shown = {command[0] for command in commands(OVERVIEW)} | set(re.findall(r"`vitreous (\w+)`", OVERVIEW))
     assert shown == set(VERBS)
 
 
 def test_the_table_of_recipes_names_recipes():
-    rows = re.search(r"\| recipe \| for \|\n(.*?)\n\n", README, flags=re.DOTALL)
+    rows = re.search(r"\| recipe \| for \|\n(.*?)\n\n", OVERVIEW, flags=re.DOTALL)
     assert rows
     named = {name for row in rows[1].splitlines()[1:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
     assert named <= set(RECIPES)
@@ -105,13 +116,13 @@ def test_the_table_of_recipes_names_recipes():
 
 
 def test_the_table_of_extras_is_the_list_of_extras():
-    rows = re.search(r"\| extra \| brings \|\n(.*?)\n\n", README, flags=re.DOTALL)
+    rows = re.search(r"\| extra \| brings \|\n(.*?)(?:\n\n|\n?$)", OVERVIEW, flags=re.DOTALL)
     assert rows
     named = {name for row in rows[1].splitlines()[1:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
     assert named == set(PYPROJECT["project"]["optional-dependencies"])
 
 
-@pytest.mark.parametrize("code", blocks(README, "python"))
+@pytest.mark.parametrize("code", [*blocks(README, "python"), *blocks(OVERVIEW, "python")])
 def test_python_examples_use_public_names(code):
     used = {
         node.attr
@@ -123,7 +134,7 @@ def test_python_examples_use_public_names(code):
 
 
 def test_the_example_of_a_model_runs():
-    (code,) = [block for block in blocks(README, "python") if "vitreous.create" in block]
+    (code,) = [block for block in blocks(OVERVIEW, "python") if "vitreous.create" in block]
     names: dict[str, object] = {}
     with torch.device("meta"):  # shapes and names without the time to draw 86 million weights
         exec(code, names)
@@ -156,7 +167,7 @@ def test_named_files_exist(document):
 
 
 def test_no_figure_is_left_to_measure():
-    assert "TODO" not in README
+    assert "TODO" not in SHOWN
 
 
 def test_the_version_is_one():

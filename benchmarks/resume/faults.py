@@ -1,4 +1,4 @@
-"""Inject faults into real runs and check that each has the outcome promised in docs/reliability.md.
+"""Inject faults into real runs and check that each has the outcome promised in docs/explanation/reliability.md.
 
     python benchmarks/resume/faults.py                    # as root, on Linux with a C compiler: every fault
     python benchmarks/resume/faults.py --only sigterm --times 1

@@ -1,4 +1,4 @@
-"""Stop, kill, slow down and break one process of a run, and check that the run ends, or goes on, as docs/scale.md says.
+"""Stop, kill, slow down and break one process of a run, and check the run against docs/explanation/scale.md.
 
     python benchmarks/scale/faults.py stop --times 20 --world 3    # SIGSTOP: reported within 60 s
     python benchmarks/scale/faults.py slow --seconds 20            # a slow step raises no alarm

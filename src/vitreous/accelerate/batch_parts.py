@@ -1,8 +1,8 @@
 """A batch on a CPU cut into parts, one for each thread: gradients in training, results in evaluation.
 
 Threads that share every operation wait for each other some thousand times a step; with a part each, they meet once
-(docs/benchmarks.md). In training the stem stays with all threads together: batch norm needs all images, and its
-convolutions are few and large.
+(docs/explanation/benchmarks.md). In training the stem stays with all threads together: batch norm needs all images, and
+its convolutions are few and large.
 
 Shapes: B batch, C channels, H x W pixels, N patches, D width, K classes.
 """

@@ -12,7 +12,7 @@ slow or inexact, and these replace them:
 - Autocast converts more tensors than necessary, and permuted tensors are copied before each batched product.
 
 All products accumulate in float32, so none is less exact than autocast. benchmarks/speed/attention.py and
-benchmarks/speed/train_step.py measure each choice; docs/benchmarks.md has the figures.
+benchmarks/speed/train_step.py measure each choice; docs/explanation/benchmarks.md has the figures.
 
 Shapes: B batch, H heads, T and S tokens, n rows, D width, d = D / H channels of a head, F features in, G features out.
 """

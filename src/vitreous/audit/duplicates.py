@@ -1,8 +1,8 @@
 """Near-duplicate images: candidates by Hamming distance of perceptual hashes, confirmed by correlating thumbnails.
 
 A 64-bit hash alone gives mostly false positives. So the details of two thumbnails, that is their high-pass filtered
-grey levels, must correlate too, which ignores changes of brightness, contrast and colour. docs/reliability.md justifies
-the thresholds.
+grey levels, must correlate too, which ignores changes of brightness, contrast and colour.
+docs/explanation/reliability.md justifies the thresholds.
 
 n images, T x T pixels of a thumbnail.
 """

@@ -42,7 +42,8 @@ TOLERANCE: dict[Precision, Agreement] = {
     "bf16": Agreement(1e-1, 1e-1, 5e-2),
 }
 """Promised bounds on the difference between two answers for one image on one machine, for any engine and batch size: in
-float32 between any two answers, in bf16 from an answer in float32. What was measured is in docs/benchmarks.md."""
+float32 between any two answers, in bf16 from an answer in float32. What was measured is in
+docs/explanation/benchmarks.md."""
 
 CHECKED: dict[Precision, Agreement] = {
     "float32": Agreement(3e-5, 3e-5, 3e-5),

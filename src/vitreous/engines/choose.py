@@ -3,7 +3,7 @@
 Opening a graph costs time, and converting a model costs more. So `auto` decides by the number of images: PyTorch for
 few, another engine once it saves more time than it costs. All engines give the same numbers, to the tolerance of their
 precision (`check.py`). The precision is float32 unless the user asks for another; it never depends on the number of
-images. The constants were measured (docs/benchmarks.md).
+images. The constants were measured (docs/explanation/benchmarks.md).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ __all__ = ["TorchEngine", "no_tf32"]
 
 
 class TorchEngine:
-    """The model itself in float32; in bf16 a copy of it, which is faster than autocast (docs/benchmarks.md).
+    """The model itself in float32; in bf16 a copy of it, faster than autocast (docs/explanation/benchmarks.md).
 
     On a CPU, large batches are split between the threads (:mod:`vitreous.accelerate.batch_parts`). ``outputs`` makes
     the module that computes; another one than :class:`Outputs` returns other features.

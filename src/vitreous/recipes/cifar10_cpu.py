@@ -12,7 +12,7 @@ Training:  32 epochs, batch 256, label_smoothing 0.1, select last
 Cost:      28 minutes for the whole command, a first download included
 Hardware:  two cores of an AMD EPYC (Zen 4, AVX-512 with bf16), torch 2.15.0
 Score:     90.1 % of the test set (median of 3 seeds, 88.4 to 90.2); with --model.stem conv 91.3 % (median of 3 seeds,
-           one of them on a Zen 5); other budgets and machines in docs/records.md
+           one of them on a Zen 5); other budgets and machines in docs/explanation/records.md
 """
 
 from vitreous.data.config import AugmentConfig, DataConfig
@@ -26,7 +26,8 @@ from vitreous.train.config import OptimConfig, RunConfig
 def cifar10_cpu() -> RunConfig:
     """Linear patches, Muon, images that grow from half to full size, and mixing that starts late.
 
-    Small images make the early epochs cheap. docs/log/cifar10.md lists the settings that were tried, with results.
+    Small images make the early epochs cheap. docs/explanation/log/cifar10.md lists the settings that were tried, with
+    results.
     """
     return RunConfig(
         data=DataConfig(source="cifar10", val_fraction=0.05),

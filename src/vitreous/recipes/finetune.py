@@ -8,7 +8,7 @@ Optimiser: adamw, lr 0.001, weight_decay 0.05, cosine, warm-up 10 %, clip 1, lay
 Training:  20 epochs, batch 64, label_smoothing 0.1
 Cost:      8 s an epoch for 1,200 images of 48 pixels, from a 128x6/4
 Hardware:  one core of an AMD EPYC (Zen 5)
-Score:     79.9 ± 0.9 % on three classes of CIFAR-10 that the source never saw (n = 3, docs/benchmarks.md)
+Score:     79.9 ± 0.9 % on three classes of CIFAR-10 that the source never saw (n = 3, docs/explanation/benchmarks.md)
 """
 
 from vitreous.data.config import AugmentConfig, DataConfig

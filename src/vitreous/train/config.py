@@ -202,7 +202,7 @@ class RunConfig:
         device: `auto`, `cpu`, `cuda`, a GPU such as `cuda:1`, or `mps`.
         devices: Number of processes on each machine: one for each GPU or, on CPUs, for a share of the cores.
             `batch_size` stays the number of images per optimiser step, of all processes together.
-        nodes: Number of machines that run the same command (docs/scale.md).
+        nodes: Number of machines that run the same command (docs/explanation/scale.md).
         strategy: How several processes train one model. `ddp`: each holds all weights and gets a share of each batch
             (torch's DistributedDataParallel). `auto` is ddp.
         compile: Whether to compile the model with torch.compile.

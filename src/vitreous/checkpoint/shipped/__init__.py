@@ -13,7 +13,7 @@ SHIPPED = "shipped"
 """Its name, as `--from` takes it. An existing file of that name takes precedence."""
 
 IMAGE_SIZE = 96
-"""Height and width in pixels to fine-tune it at: better than the 64 that it was trained at (docs/start.md)."""
+"""Height and width in pixels to fine-tune it at: better than the 64 of its training (docs/explanation/start.md)."""
 
 LICENCE = "ImageNet-research"
 """A key of :data:`vitreous.checkpoint.pretrained.LICENCES`; the file's provenance has it too."""

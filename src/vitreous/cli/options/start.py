@@ -13,7 +13,8 @@ START = "start"
 """The recipe that starts from the backbone."""
 
 _MOST_IMAGES = 20_000
-"""Not measured beyond a few thousand (docs/start.md): with many more, a larger model from random weights may win."""
+"""Not measured beyond a few thousand (docs/explanation/start.md): with many more, a larger model from random weights
+may win."""
 
 _MAY_DIFFER = {"image_size", "dropout", "patch_dropout", "num_classes"}
 """Options of the model that do not ask for another architecture."""

@@ -18,7 +18,7 @@ from vitreous.cli.options.parser import Parser, choices_of, is_flag
 from vitreous.errors import UsageError, did_you_mean
 from vitreous.recipes import RECIPES
 
-__all__ = ["run"]
+__all__ = ["parser_of", "run"]
 
 _SHELLS = ("bash", "zsh", "fish")
 _FILE_PLACEHOLDERS = ("FILE", "FILE.png", "DIR", "FOLDER", "MODEL", "IMAGES", "DATA", "SRC", "DST", "[FILE.png]")
@@ -67,7 +67,7 @@ def _combined_parser(file: Mapping[str, Any]) -> argparse.ArgumentParser:
         target = verbs.add_parser(verb, help=verb, add_help=False)
         if verb in _TRAINING_VERBS:
             target.add_argument("-h", "--help", choices=list(TOPICS), help="options by topic")
-        parser, short = _parser_of(verb)
+        parser, short = parser_of(verb)
         options = {name: action for action in parser._actions for name in action.option_strings}
         for action in parser._actions:
             _add(target, action.option_strings, action, file)
@@ -79,7 +79,7 @@ def _combined_parser(file: Mapping[str, Any]) -> argparse.ArgumentParser:
     return combined
 
 
-def _parser_of(verb: str) -> tuple[Parser, Mapping[str, str]]:
+def parser_of(verb: str) -> tuple[Parser, Mapping[str, str]]:
     """Return the parser of a verb and its short options with their expansions; --resume, a plain flag, has none."""
     module: Any = importlib.import_module(VERBS[verb])
     if verb not in _TRAINING_VERBS:

@@ -28,7 +28,7 @@ def _parser() -> Parser:
         "/v1/model, /healthz, /readyz, /metrics and /openapi.json, and a page at /. Requests are computed in batches "
         "by a process of the engine, which is restarted if it dies. Too many requests are answered with 429 and "
         "Retry-After. A changed model file is loaded without a failed request. SIGTERM and Ctrl-C answer what was "
-        "accepted, then end. docs/serving.md has the interface and the limits.",
+        "accepted, then end. docs/explanation/serving.md has the interface and the limits.",
         [
             ("vitreous serve runs/photos-1", "then open http://127.0.0.1:8000"),
             ("curl --data-binary @cat.jpg -H 'Content-Type: image/jpeg' localhost:8000/v1/predict", "classify"),

@@ -75,7 +75,7 @@ examples:
   vitreous train photos/ --model S/16 --model.image_size 224 --optim.lr 5e-4
       another model size and other settings: every option listed by --help all
   vitreous train photos/ --devices 4
-      four GPUs, or on a CPU four processes: the same run, faster; several machines are in docs/scale.md
+      four GPUs, or on a CPU four processes: the same run, faster; several machines are in docs/explanation/scale.md
   vitreous train photos/ --show-batch
       draw an augmented batch to batch.png and exit
   vitreous train --config runs/photos-1/recipe.yaml --seed 1

@@ -1,4 +1,4 @@
-"""One training for train, finetune and pretrain: in this process, or in several (docs/scale.md)."""
+"""One training for train, finetune and pretrain: in this process, or in several (docs/explanation/scale.md)."""
 
 from __future__ import annotations
 

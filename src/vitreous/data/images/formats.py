@@ -1,7 +1,7 @@
 """The supported image formats with their limits, and common formats that are not supported.
 
 The format is detected from a file's first bytes, never from its extension. The limits keep one file within 2 s of
-processor time and 512 MB of memory (docs/reliability.md); ``benchmarks/fuzzing/images.py`` checks them.
+processor time and 512 MB of memory (docs/explanation/reliability.md); ``benchmarks/fuzzing/images.py`` checks them.
 """
 
 from __future__ import annotations
