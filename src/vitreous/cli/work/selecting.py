@@ -90,10 +90,9 @@ def choose(
         DataError: If there are fewer readable candidates.
     """
     failures: list[Failure] = []
-    if method == "uncertainty":
-        if len(classifier.classes) < 2:
-            has = "one class" if classifier.classes else "no head"
-            raise ConfigError(f"the model has {has}, so that it has no margin: use --method typicality or core-set")
+    if method == "uncertainty" and len(classifier.classes) < 2:
+        has = "one class" if classifier.classes else "no head"
+        raise ConfigError(f"the model has {has}, so that it has no margin: use --method typicality or core-set")
     shown = method != "uncertainty"
     rows, paths = _computed(classifier, pool.candidates, batch_size, failures, features=shown)
     _refuse_too_few(paths, count, "readable ")
