@@ -28,6 +28,7 @@ def folder(tmp_path, photographs):
         (["--start=shipped"], "start"),
         (["--recipe", "folder"], "folder"),
         (["--model", "Ti/16"], "folder"),
+        (["--aux", "mae"], "folder"),
         (["--model.depth", "2"], "folder"),
         (["--model.image_size", "64"], "start"),
         (["--epochs", "3", "--optim.lr", "0.01"], "start"),
@@ -54,7 +55,9 @@ def test_many_images_train_from_random_weights(tmp_path):
     assert starts_from_shipped(str(manifest), {}, {})
 
 
-@pytest.mark.parametrize("words", [["--model", "Ti/16"], ["--recipe", "folder"], ["--model.width", "64"]])
+@pytest.mark.parametrize(
+    "words", [["--model", "Ti/16"], ["--recipe", "folder"], ["--model.width", "64"], ["--aux", "mae"]]
+)
 def test_another_model_contradicts_the_start(folder, words):
     with pytest.raises(UsageError, match=r"keeps the model of the backbone: omit " + words[0]):
         configure([str(folder), "--start", "shipped", *words])

@@ -9,10 +9,12 @@ Shapes: B batch, C channels, H x W pixels, N patches, D width, K classes.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeVar, cast
 
@@ -24,7 +26,7 @@ from vitreous.accelerate.model import FastBlock, FastVisionTransformer
 from vitreous.model.config import pair
 from vitreous.model.vit import Output
 
-__all__ = ["Forward", "PartLoss", "add_gradients", "map_parts", "num_parts"]
+__all__ = ["Forward", "MaskedLoss", "PartLoss", "Passes", "add_gradients", "map_parts", "num_parts"]
 
 _MIN_PATCHES = 2_000  # of a part in training: each thread also reads all weights and writes gradients for all of them
 _MIN_PATCHES_IN_EVALUATION = 1_500
@@ -38,6 +40,76 @@ Forward = Callable[[Output], Tensor]
 
 PartLoss = Callable[[Forward, slice], Tensor]
 """The mean loss of a part of a batch, given its forward pass and its place in the batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """The forward passes of a batch, or of a part of it, behind the stem. All of them drop the same branches."""
+
+    model: FastVisionTransformer
+    patches: Tensor  # (B, N, D)
+    grid: tuple[int, int]
+    branch_factors: Sequence[Tensor | None]  # of stochastic depth, for each block (2, B, 1, 1)
+    masked: Tensor  # (B, N, D): the patches of images in which some are hidden
+
+    @classmethod
+    def of(cls, model: FastVisionTransformer, images: Tensor, masked: Tensor | None = None) -> Passes:
+        """Run the stem on a batch.
+
+        Args:
+            model: In training.
+            images: (B, C, H, W), normalised.
+            masked: The same images with some patches hidden, for :meth:`encode_visible`. None: the stem shows no patch
+                anything of the others, so that its patches serve both.
+        """
+        x, grid = model.patch_embed(images)
+        y = x
+        if masked is not None:
+            with _without_statistics(model.patch_embed):
+                y, _ = model.patch_embed(masked)
+        return cls(model, x, grid, [block.draw(x) for block in cast("Iterable[FastBlock]", model.blocks)], y)
+
+    def __call__(self, output: Output) -> Tensor:
+        """Compute one of the model's outputs from all patches."""
+        return self.model.from_patches(self.patches, self.grid, output, self.branch_factors)
+
+    def encode_visible(self, kept: Tensor) -> Tensor:
+        """Return the tokens, (B, P + n, D), computed from the patches at raster indices (B, n) alone."""
+        return self.model.encode_visible(self.masked, self.grid, kept, self.branch_factors)
+
+    @property
+    def of_stem(self) -> list[Tensor]:
+        """What the stem computed, if it is trained."""
+        found = [self.patches] if self.masked is self.patches else [self.patches, self.masked]
+        return [x for x in found if x.requires_grad]
+
+    def part(self, at: slice) -> Passes:
+        """Return those of a part, whose gradients end behind the stem."""
+        patches = _leaf(self.patches, at)
+        masked = patches if self.masked is self.patches else _leaf(self.masked, at)
+        factors = [None if each is None else each[:, at] for each in self.branch_factors]
+        return Passes(self.model, patches, self.grid, factors, masked)
+
+
+MaskedLoss = Callable[[Passes, slice], Tensor]
+"""As :data:`PartLoss`, of a loss that also encodes visible patches."""
+
+
+def _leaf(x: Tensor, at: slice) -> Tensor:
+    return x[at].detach().requires_grad_(x.requires_grad)
+
+
+@contextlib.contextmanager
+def _without_statistics(stem: nn.Module) -> Iterator[None]:
+    """Keep masked images out of batch norm's running statistics, which evaluation uses on whole images."""
+    norms = [module for module in stem.modules() if isinstance(module, nn.BatchNorm2d) and module.track_running_stats]
+    for norm in norms:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
 
 
 def num_parts(model: nn.Module, images: Tensor) -> int:
@@ -76,8 +148,9 @@ def add_gradients(
     *,
     weight: Tensor | None = None,
     scale: float = 1.0,
-    loss_of: PartLoss | None = None,
+    loss_of: PartLoss | MaskedLoss | None = None,
     extra: Sequence[nn.Parameter] = (),
+    masked: Tensor | None = None,
 ) -> Tensor:
     """Add the gradient of a batch's mean loss to the model's, part by part; autocast as around the call.
 
@@ -90,33 +163,30 @@ def add_gradients(
         scale: Factor of the gradient.
         loss_of: The loss of a part; None is the cross entropy with the targets.
         extra: Parameters of the loss itself, which get their gradients too.
+        masked: As in :meth:`Passes.of`.
 
     Returns:
         The mean loss, without a gradient.
     """
-    x, grid = model.patch_embed(images)  # (B, N, D)
+    whole, count = Passes.of(model, images, masked), len(images)
     inner = [p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("patch_embed.")]
     inner += extra
     loss_of = loss_of or (lambda forward, at: F.cross_entropy(forward("logits").float(), targets[at], weight=weight))
-    drawn = [block.draw(x) for block in cast("Iterable[FastBlock]", model.blocks)]  # 2 B 1 1 each, or None
     autocast = _autocast_of_caller()
 
-    def of_part(begin: int, end: int) -> tuple[Tensor, Tensor | None, Sequence[Tensor | None]]:
-        patches = x[begin:end].detach().requires_grad_(x.requires_grad)
-        branch_factors = [None if factors is None else factors[:, begin:end] for factors in drawn]
-
-        forward = partial(model.from_patches, patches, grid, branch_factors=branch_factors)
+    def of_part(begin: int, end: int) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor | None]]:
+        at = slice(begin, end)
+        part = whole.part(at)
         with autocast():
-            loss = loss_of(forward, slice(begin, end)) * ((end - begin) / len(x))
-        if not patches.requires_grad:
-            return loss.detach(), None, torch.autograd.grad(loss * scale, inner, allow_unused=True)
-        of_patches, *of_inner = torch.autograd.grad(loss * scale, [patches, *inner], allow_unused=True)
-        return loss.detach(), of_patches, of_inner
+            loss = loss_of(part, at) * ((end - begin) / count)
+        leaves = part.of_stem
+        found = torch.autograd.grad(loss * scale, [*leaves, *inner], allow_unused=True)
+        return loss.detach(), found[: len(leaves)], found[len(leaves) :]
 
-    bounds = [len(x) * i // parts for i in range(parts + 1)]
+    bounds = [count * i // parts for i in range(parts + 1)]
     losses, of_stem, gradients = zip(*_in_threads(of_part, list(itertools.pairwise(bounds))), strict=True)
-    if x.requires_grad:
-        x.backward(torch.cat(of_stem))
+    if whole.of_stem:
+        torch.autograd.backward(whole.of_stem, [torch.cat(each) for each in zip(*of_stem, strict=True)])
     with torch.no_grad():
         for parameter, first, *others in zip(inner, *gradients, strict=True):
             if first is not None:  # then the others are not None either

@@ -156,15 +156,22 @@ class FastVisionTransformer(VisionTransformer):
         """Return what the last layer reads, (B, ``config.features``), of tokens after the final norm, (B, P + N, D)."""
         return cast(Tensor, self.pre_logits(self.fc_norm(self.pool(z))))
 
-    def encode_visible(self, x_p: Tensor, grid: tuple[int, int], kept: Tensor) -> Tensor:
+    def encode_visible(
+        self,
+        x_p: Tensor,
+        grid: tuple[int, int],
+        kept: Tensor,
+        branch_factors: Sequence[Tensor | None] | None = None,
+    ) -> Tensor:
         """Return all tokens after the final norm, (B, P + n, D), computed from some of the patches alone.
 
         Args:
             x_p: Projected patches from ``patch_embed``, (B, N, D).
             grid: The grid (h, w) from ``patch_embed``.
             kept: Raster indices of the patches to keep, (B, n).
+            branch_factors: As in :meth:`from_patches`.
         """
-        return self._encode(x_p, grid, None, None, {}, kept=kept)
+        return self._encode(x_p, grid, None, branch_factors, {}, kept=kept)
 
     def _encode(
         self,

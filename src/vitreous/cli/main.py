@@ -26,7 +26,7 @@ from vitreous.files.text import printable
 __all__ = ["HELP", "VERBS", "main"]
 
 _NAMES = (
-    *("train", "plan", "finetune", "pretrain", "replay", "audit", "evaluate", "calibrate"),
+    *("train", "plan", "finetune", "pretrain", "replay", "audit", "select", "evaluate", "calibrate"),
     *("predict", "serve", "watch", "inspect", "embed", "probe", "export", "convert", "models", "doctor", "completion"),
 )
 VERBS = {verb: f"vitreous.cli.verbs.{verb}" for verb in _NAMES}
@@ -45,8 +45,9 @@ Make a model
   pretrain    train a backbone on images without labels
   replay      repeat a step whose loss was not finite, to find the module that caused it
 
-Check the data
+Check and label the data
   audit       find problems in labelled images: broken files, duplicates, leaks between splits, wrong labels
+  select      propose which images to label next, as a table and a contact sheet
 
 Use a model
   predict     classify images: labels and probabilities

@@ -57,6 +57,7 @@ def make_module(
         patches_last=config.patches_last,
         progress=progress,
         distiller=setup.distiller,
+        auxiliary=setup.auxiliary,
     )
 
 
@@ -147,6 +148,7 @@ class Session:
             seconds={**self.seconds, "train": self.training_seconds()},
             probed=self.probe.to_dict() if self.probe is not None else None,
             distil=module.distiller.state() if module.distiller is not None else None,
+            auxiliary=module.auxiliary.state() if module.auxiliary is not None else None,
             threads=self.threads,
             extended=list(self.extended),
         )

@@ -16,6 +16,7 @@ from vitreous.choices import unknown_choices
 from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
 from vitreous.errors import ConfigError, did_you_mean
 from vitreous.model.config import ViTConfig, pair
+from vitreous.train.auxiliary.config import AuxConfig
 from vitreous.train.distil.config import DistilConfig
 
 __all__ = ["AUTO", "OptimConfig", "RunConfig", "TuneConfig", "parse_duration"]
@@ -179,6 +180,7 @@ class RunConfig:
         optim: Optimiser and schedule.
         tune: The weights that the run starts from, and which of them it trains.
         distil: A teacher, a larger trained model that the run learns from.
+        aux: A second task beside classification.
         batch_size: Images per optimiser step.
         accumulate: Number of micro-batches per optimiser step. More of them save memory; the update stays the same.
         epochs: Passes over the training images. Ignored if `steps` or `budget` is set.
@@ -223,6 +225,7 @@ class RunConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     tune: TuneConfig = field(default_factory=TuneConfig)
     distil: DistilConfig = field(default_factory=DistilConfig)
+    aux: AuxConfig = field(default_factory=AuxConfig)
     batch_size: int = 128
     accumulate: int = 1
     epochs: int = 40
@@ -265,7 +268,9 @@ class RunConfig:
         if self.ema is not None and not 0 < self.ema < 1:
             problems.append(f"ema is {self.ema}, it must be between 0 and 1, or null to disable it")
         problems += _small_first_problems(self)
-        problems += self.distil.conflicts(self.augment, self.model.patch_dropout, self.tune.mode)
+        mode, processes, teacher = self.tune.mode, self.devices * self.nodes, self.distil.teacher is not None
+        problems += self.distil.conflicts(self.augment, self.model.patch_dropout, mode, processes)
+        problems += self.aux.conflicts(mode, teacher=teacher, compiles=self.compile, processes=processes)
         problems += _device_problems(self)
         if self.balanced_sampling and self.class_weights != "none":
             problems.append(
@@ -322,8 +327,6 @@ def _device_problems(config: RunConfig) -> Iterator[str]:
         which = "one GPU" if ":" in config.device else "the one GPU of a Mac"
         several = f"devices {config.devices}" if config.devices > 1 else f"nodes {config.nodes}"
         yield f"device {config.device} is {which}, but {several} need more: use device auto, cuda or cpu"
-    if config.devices * config.nodes > 1 and config.distil.teacher is not None:
-        yield "a run with a teacher uses one process: omit devices and nodes"
 
 
 def _duration_problems(name: str, text: str | None) -> Iterator[str]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from vitreous.accelerate.batch_parts import add_gradients, map_parts, num_parts
+from vitreous.accelerate.batch_parts import Passes, add_gradients, map_parts, num_parts
 from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.preprocess import EvalPipeline
@@ -33,7 +33,8 @@ from vitreous.train.finetune.trainable import freeze_modules
 from vitreous.train.optim import build_optimizer, schedule, set_learning_rate
 from vitreous.train.resume.non_finite import FiniteWatch, Step
 
-if TYPE_CHECKING:  # runs without a teacher do not import it
+if TYPE_CHECKING:  # runs without a teacher or a second task do not import them
+    from vitreous.train.auxiliary.reconstruction import ReconstructionTask
     from vitreous.train.distil.distiller import Distiller
 
 __all__ = ["VitModule"]
@@ -65,7 +66,8 @@ class VitModule(lightning.LightningModule):
         patches_last: Fraction of the run, at its end, that uses all patches of a model with patch dropout.
         progress: Maps the index of a step to the fraction of the run done before it, in [0, 1]; None derives it from
             the Trainer's number of steps.
-        distiller: The teacher's part in the loss; None trains on the targets alone.
+        distiller: The teacher's part in the loss.
+        auxiliary: The second task's part in the loss. Without this and a teacher, the targets alone are learnt.
     """
 
     def __init__(
@@ -81,12 +83,13 @@ class VitModule(lightning.LightningModule):
         patches_last: float = 0.0,
         progress: Callable[[int], float] | None = None,
         distiller: Distiller | None = None,
+        auxiliary: ReconstructionTask | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.model = model
         self.average = copy.deepcopy(model).requires_grad_(False).eval() if ema is not None else None
-        self.distiller = distiller
+        self.distiller, self.auxiliary = distiller, auxiliary
         self.optim = optim
         self.augment = augment
         self.pipeline = pipeline
@@ -115,6 +118,11 @@ class VitModule(lightning.LightningModule):
         return self.average if self.average is not None else self.model
 
     @property
+    def extra(self) -> nn.Module | None:
+        """What is trained beside the model and not saved with it."""
+        return self.distiller if self.distiller is not None else self.auxiliary
+
+    @property
     def train_loss(self) -> float:
         """Mean training loss of the epoch so far in nats, on augmented images; NaN before the first step."""
         return float(self._loss_sum) / self.images_seen if self.images_seen else float("nan")
@@ -135,7 +143,7 @@ class VitModule(lightning.LightningModule):
 
     def configure_optimizers(self) -> Optimizer:
         """Build the optimiser. :meth:`training_step` sets its learning rate from the schedule."""
-        return build_optimizer(self.model, self.optim, self.distiller)
+        return build_optimizer(self.model, self.optim, self.extra)
 
     def on_train_start(self) -> None:
         """Start to watch for non-finite values. Lightning has moved the weights to their device by now."""
@@ -197,7 +205,11 @@ class VitModule(lightning.LightningModule):
         images, targets = self.augment.augment_batch(batch, progress)  # (B, C, H, W) and (B, K)
         torch.manual_seed(model_seed(self.augment.seed, batch))  # makes dropout a function of seed, epoch and step
         if self.distiller is not None:
-            return self._distil(self.distiller, images, targets, batch)
+            loss_of = self.distiller.loss_of(self.model, images, targets, batch, self.class_weights)
+            return self._backward_with(self.distiller, loss_of, images, targets)
+        if self.auxiliary is not None:
+            masked_loss, masked = self.auxiliary.loss_of(images, targets, self.class_weights)
+            return self._backward_with(self.auxiliary, masked_loss, images, targets, masked)
         return self._backward(images, targets, batch.get("whole", len(images)))
 
     def _backward(self, images: Tensor, targets: Tensor, count: int) -> Tensor:
@@ -210,15 +222,16 @@ class VitModule(lightning.LightningModule):
         self.manual_backward(loss / self.accumulate)
         return loss.detach()
 
-    def _distil(self, distiller: Distiller, images: Tensor, targets: Tensor, batch: dict[str, Any]) -> Tensor:
-        """Do as :meth:`_backward`, with the teacher's part in the loss."""
-        loss_of = distiller.loss_of(self.model, images, targets, batch, self.class_weights)
-        count = num_parts(self.model, images)
+    def _backward_with(
+        self, extra: nn.Module, loss_of: Any, images: Tensor, targets: Tensor, masked: Tensor | None = None
+    ) -> Tensor:
+        """Do as :meth:`_backward`, with the loss of an extra module that is trained too."""
+        count, model = num_parts(self.model, images), cast(FastVisionTransformer, self.model)
         if count > 1:
-            model, scale = cast(FastVisionTransformer, self.model), 1 / self.accumulate
-            extra = tuple(distiller.parameters())
-            return add_gradients(model, images, targets, count, scale=scale, loss_of=loss_of, extra=extra)
-        loss = loss_of(partial(self.model, images), slice(None))
+            own: Any = {"scale": 1 / self.accumulate, "extra": tuple(extra.parameters()), "masked": masked}
+            return add_gradients(model, images, targets, count, loss_of=loss_of, **own)
+        whole = Passes.of(model, images, masked) if extra is self.auxiliary else partial(self.model, images)
+        loss: Tensor = loss_of(whole, slice(None))
         self.manual_backward(loss / self.accumulate)
         return loss.detach()
 
@@ -227,7 +240,7 @@ class VitModule(lightning.LightningModule):
 
     def _clip_gradients(self) -> Tensor:
         """Clip the gradients if the configuration asks for it, and return their norm before clipping."""
-        trained = (self.model,) if self.distiller is None else (self.model, self.distiller)
+        trained = (self.model,) if self.extra is None else (self.model, self.extra)
         parameters = [p for module in trained for p in module.parameters() if p.grad is not None]
         if self.optim.clip is None:
             return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

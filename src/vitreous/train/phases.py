@@ -125,6 +125,8 @@ def announce(setup: Setup, view: Display) -> None:
             view.line("tune", f"{setup.config.tune.mode}: {trainable} trainable parameters, the model has {total}")
     if setup.distiller is not None:
         _announce_teacher(setup.distiller, view)
+    if setup.auxiliary is not None:
+        view.line("aux", setup.auxiliary.describe())
 
 
 def _announce_teacher(distiller: Distiller, view: Display) -> None:

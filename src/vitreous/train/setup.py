@@ -29,7 +29,8 @@ from vitreous.train.finetune.initialisation import Pretrained, open_pretrained
 from vitreous.train.finetune.starting_point import choose_start, expand_short_name
 from vitreous.train.finetune.trainable import choose_trained
 
-if TYPE_CHECKING:  # runs without a teacher do not import it
+if TYPE_CHECKING:  # runs without a teacher or a second task do not import them
+    from vitreous.train.auxiliary.reconstruction import ReconstructionTask
     from vitreous.train.distil.distiller import Distiller
 
 __all__ = [
@@ -61,6 +62,7 @@ class Setup:
     precision: str  # `bf16` or `float32`
     pretrained: Pretrained | None = None  # what a fine-tuning starts from, without its tensors
     distiller: Distiller | None = None  # what the run learns from a teacher
+    auxiliary: ReconstructionTask | None = None  # its second task
 
 
 def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setup:
@@ -98,8 +100,17 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
             pretrained.load_into(model)
             pretrained = replace(pretrained, state={})
         model = choose_trained(model, config.tune)
+        auxiliary = _build_auxiliary(config)
     size = cost(config.model)
-    return Setup(config, data, pipeline, loading, model, size, device, precision, pretrained, distiller)
+    return Setup(config, data, pipeline, loading, model, size, device, precision, pretrained, distiller, auxiliary)
+
+
+def _build_auxiliary(config: RunConfig) -> ReconstructionTask | None:
+    if config.aux.method == "none":
+        return None
+    from vitreous.train.auxiliary.reconstruction import ReconstructionTask
+
+    return ReconstructionTask(config)
 
 
 def open_data(config: RunConfig, view: Display, *, needs_labels: bool = True) -> ImageData:

@@ -23,7 +23,7 @@ from vitreous.model.stems import ConvStem, LinearStem
 from vitreous.train.pretrain.dino import Dino, DinoConfig, dino_loss
 from vitreous.train.pretrain.invariance import invariance_loss, unit_vectors
 from vitreous.train.pretrain.lejepa import LeJepaConfig, sigreg
-from vitreous.train.pretrain.mae import Mae, MaeConfig, mae_loss, patch_targets
+from vitreous.train.pretrain.mae import Mae, MaeConfig, draw_mask, mae_loss, patch_targets
 from vitreous.train.pretrain.mpp import Mpp, MppConfig, corrupt, draw_corruption, mean_colours
 from vitreous.train.pretrain.spread import effective_rank, rankme
 from vitreous.train.pretrain.views import ViewsConfig
@@ -145,7 +145,7 @@ def test_the_encoder_sees_visible_patches_alone():
     torch.manual_seed(0)
     objective = Mae(build(SMALL), PIPELINE, MaeConfig(decoder_heads=2)).eval()
     images = torch.randn(2, 3, 16, 16)
-    kept, hidden = objective.draw_mask(images)
+    kept, hidden = draw_mask(images, objective.backbone.patch_embed.patch, 0.75)
     assert kept.shape == (2, 4)
     assert hidden.shape == (2, 12)
     assert torch.cat((kept, hidden), 1).sort(1).values.tolist() == [list(range(16))] * 2

@@ -67,6 +67,8 @@ _IDLE = (
     _Idle(("distil.features", "distil.feature_weight"),
           lambda c: c.distil.teacher is not None and not c.distil.uses_features,
           "distil.targets is logits, only features and both use it"),
+    _Idle(("aux.weight", "aux.mask", "aux.decoder_width", "aux.decoder_depth", "aux.decoder_heads", "aux.normalise"),
+          lambda c: c.aux.method == "none", "there is no second task: set aux.method"),
     _Idle(("tune.probe",), lambda c: c.tune.source is None, "there is no trained model to probe: set tune.source"),
     _Idle(("optim.layer_decay", "optim.muon_lr", "optim.muon_stem", "model.block.drop_path", "model.dropout",
            "model.attention.dropout", "model.attention.proj_dropout", "model.block.checkpoint"),

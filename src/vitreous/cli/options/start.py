@@ -51,6 +51,8 @@ def _other_models(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> Iterat
             yield f"--model.{name}"
     if {**stored.get("tune", {}), **typed.get("tune", {})}.get("source"):
         yield "--tune.source"
+    if (task := {**stored.get("aux", {}), **typed.get("aux", {})}.get("method")) not in (None, "none"):
+        yield f"--aux {task}"
 
 
 def _few_images(source: str, typed: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:

@@ -21,7 +21,9 @@ from vitreous.recipes import RECIPES
 __all__ = ["parser_of", "run"]
 
 _SHELLS = ("bash", "zsh", "fish")
-_FILE_PLACEHOLDERS = ("FILE", "FILE.png", "DIR", "FOLDER", "MODEL", "IMAGES", "DATA", "SRC", "DST", "[FILE.png]")
+_FILE_PLACEHOLDERS = (
+    *("FILE", "FILE.png", "FILE.csv", "DIR", "FOLDER", "MODEL", "IMAGES", "DATA", "SRC", "DST", "[FILE.png]"),
+)
 _FILE_OPTIONS = (
     *("--out", "--data.dir", "--data-dir", "--data.exclude", "--exclude", "--from", "--tune.source"),
     *("--teacher", "--distil.teacher"),

@@ -35,6 +35,7 @@ _SHORT = {
     "--from": "--tune.source",
     "--tune": "--tune.mode",
     "--teacher": "--distil.teacher",
+    "--aux": "--aux.method",
     "--no-probe": "--tune.probe=false",
     "--no_probe": "--tune.probe=false",
     "--resample": "--model.position.resample",

@@ -50,6 +50,7 @@ _SHORT = {
     "--exclude": "--data.exclude",
     "--model": "--size",
     "--teacher": "--distil.teacher",
+    "--aux": "--aux.method",
 }
 _FROM_DATA = ("model.num_classes", "model.in_channels")
 _NO_DATA = "DATA is missing: `vitreous train digits` to try, or `vitreous train FOLDER` for your images"
@@ -88,6 +89,7 @@ common options:
                               that is part of the package and saw ImageNet's images (research use)
   --recipe NAME               recipe; by default the one named like the dataset, else start or folder
   --teacher MODEL             learn from a larger trained model too (--distil.teacher)
+  --aux mae                   reconstruct hidden patches in every step too, from random weights (--aux.method)
   --data-dir FOLDER           folder of the known datasets, for reading and downloading (--data.dir)
   --strict                    stop if a file cannot be read (--data.strict)
   --exclude FILE              skip the images listed, as by `vitreous audit --write-exclude` (--data.exclude)

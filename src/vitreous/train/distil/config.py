@@ -72,7 +72,7 @@ class DistilConfig:
         """Whether the model learns from the teacher's features."""
         return self.targets != "logits"
 
-    def conflicts(self, augment: AugmentConfig, patch_dropout: float, mode: str) -> Iterator[str]:
+    def conflicts(self, augment: AugmentConfig, patch_dropout: float, mode: str, processes: int) -> Iterator[str]:
         """Yield a sentence for each contradiction to other options of a run with a teacher.
 
         ``mode`` is that of :class:`~vitreous.train.config.TuneConfig`.
@@ -101,3 +101,5 @@ class DistilConfig:
                 f"distil.targets {self.targets} trains features, but tune linear keeps them as they are: use "
                 "distil.targets logits, or tune full"
             )
+        if processes > 1:
+            yield "a run with a teacher uses one process: omit devices and nodes"

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitreous.accelerate.batch_parts import Passes
 from vitreous.machine.peak_memory import MemoryMeter
 from vitreous.runs.folder import lock_run_dir
 from vitreous.train.advice import few_images, imbalance_note
@@ -200,7 +201,9 @@ def _step_flops(setup: Setup) -> list[float]:
     finally:
         model.patch_dropout = dropped
         model.train(training)
-        model.zero_grad(set_to_none=True)
+        for trained in (model, setup.auxiliary):
+            if trained is not None:
+                trained.zero_grad(set_to_none=True)
     return counts
 
 
@@ -222,7 +225,11 @@ def _count_flops(setup: Setup, progress: float) -> float:
     size = (setup.config.augment.side_at(side, progress) for side in setup.pipeline.size)
     images = torch.zeros(2, setup.pipeline.channels, *size, device=device)
     eager = torch.compiler.set_stance("force_eager") if setup.config.compile else contextlib.nullcontext()
+    targets = torch.zeros(2, dtype=torch.int64, device=device)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), eager:
-        logits = setup.model(images)
-        F.cross_entropy(logits.float(), torch.zeros(2, dtype=torch.int64, device=device)).backward()
+        if setup.auxiliary is None:
+            F.cross_entropy(setup.model(images).float(), targets).backward()
+        else:
+            loss_of, masked = setup.auxiliary.loss_of(images, targets, None)
+            loss_of(Passes.of(setup.model, images, masked), slice(None)).backward()
     return counter.get_total_flops() / 2

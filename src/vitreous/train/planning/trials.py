@@ -232,7 +232,7 @@ def _training_batch(session: Session, size: int) -> Batch:
 def _fixed_bytes(module: Any, trainer: lightning.Trainer) -> int:
     tensors = [*module.model.parameters(), *module.model.buffers()]
     tensors += [p for p in module.model.parameters() if p.requires_grad]  # gradients have the size of their parameters
-    tensors += [*module.distiller.parameters()] * 2 if module.distiller is not None else []
+    tensors += [*module.extra.parameters()] * 2 if module.extra is not None else []
     tensors += list(module.average.state_dict().values()) if module.average is not None else []
     for state in trainer.optimizers[0].state.values():
         tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]

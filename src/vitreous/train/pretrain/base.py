@@ -18,7 +18,16 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig
 
-__all__ = ["Losses", "Objective", "Reconstruction", "check_masking", "class_entropy", "entropy", "take_rows"]
+__all__ = [
+    "Losses",
+    "Objective",
+    "Reconstruction",
+    "check_dropping",
+    "check_masking",
+    "class_entropy",
+    "entropy",
+    "take_rows",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +115,13 @@ def check_masking(config: ViTConfig, method: str, *, drops: bool) -> None:
             f"{method} hides patches, but the stem {config.stem.kind} lets visible patches show their neighbours: use "
             "--model.stem patch or linear"
         )
-    if drops and (problems := list(config.attention.conflicts(config.position, 0.5))):
+    if drops:
+        check_dropping(config, method)
+
+
+def check_dropping(config: ViTConfig, method: str) -> None:
+    """Refuse a model whose encoder cannot run on visible patches alone."""
+    if problems := list(config.attention.conflicts(config.position, 0.5)):
         raise ConfigError(f"{method} encodes visible patches alone, as patch_dropout does: {'; '.join(problems)}")
 
 

@@ -95,6 +95,8 @@ class PretrainConfig(RunConfig):
             problems.append(f"optim.layer_decay is {self.optim.layer_decay}, which is for fine-tuning: omit it")
         if self.distil.teacher is not None:
             problems.append("distil.teacher is for training on labels: omit it")
+        if self.aux.method != "none":
+            problems.append(f"aux {self.aux.method} is for training on labels: omit it, or use --method mae")
         if self.devices * self.nodes > 1:
             problems.append(f"devices {self.devices} and nodes {self.nodes}: pretraining uses one process, omit both")
         if self.compile:

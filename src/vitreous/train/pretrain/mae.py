@@ -23,7 +23,18 @@ from vitreous.model.stems.patch import flatten_patches
 from vitreous.train.pretrain.base import Losses, Objective, Reconstruction, check_masking, entropy, take_rows
 from vitreous.train.pretrain.spread import find_constant
 
-__all__ = ["Mae", "MaeConfig", "MaeDecoder", "flatten_count", "mae_loss", "patch_targets", "unflatten_patches"]
+__all__ = [
+    "Mae",
+    "MaeConfig",
+    "MaeDecoder",
+    "count_visible",
+    "draw_mask",
+    "flatten_count",
+    "hide_patches",
+    "mae_loss",
+    "patch_targets",
+    "unflatten_patches",
+]
 
 _EPS = 1e-6  # of the published code, added to the variance of a patch
 _FLAT = 0.5  # grey levels: a patch with a smaller standard deviation is flat
@@ -69,28 +80,17 @@ class Mae(Objective):
     def __init__(self, backbone: FastVisionTransformer, pipeline: EvalPipeline, options: MaeConfig) -> None:
         super().__init__(backbone, pipeline, options)
         check_masking(backbone.config, "mae", drops=True)
-        if self.count_visible(backbone.config.patches) == backbone.config.patches:
+        if count_visible(backbone.config.patches, options.mask) == backbone.config.patches:
             raise ConfigError(f"mae.mask is {options.mask}, which hides none of {backbone.config.patches} patches")
         self.decoder = MaeDecoder(backbone.config, options)
 
     def forward(self, views: Sequence[Tensor]) -> Losses:
         """Mask random patches and return the loss; the embeddings are the mean of the visible tokens."""
         (images,) = views
-        kept, hidden = self.draw_mask(images)
+        kept, hidden = draw_mask(images, self.backbone.patch_embed.patch, self.options.mask)
         prediction, tokens = self.predict(images, kept, hidden)  # (B, N - n, V)
         targets = patch_targets(images, self.backbone.patch_embed.patch, self.options.normalise)  # (B, N, V)
         return Losses(mae_loss(prediction, take_rows(targets, hidden)), tokens.detach().float().mean(1))
-
-    def count_visible(self, patches: int) -> int:
-        """Return how many of an image's patches stay visible."""
-        return max(1, round(patches * (1 - self.options.mask)))
-
-    def draw_mask(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw which patches of images are visible, (B, n), and which hidden, (B, N - n): raster indices, ascending."""
-        count = flatten_count(images, self.backbone.patch_embed.patch)
-        visible = self.count_visible(count)
-        order = torch.rand(len(images), count, device=images.device).argsort(1)
-        return order[:, :visible].sort(1).values, order[:, visible:].sort(1).values
 
     def predict(self, images: Tensor, kept: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return the predicted values of the hidden patches, (B, N - n, V), and the encoder's tokens."""
@@ -115,16 +115,15 @@ class Mae(Objective):
     def reconstruct(self, images: Tensor) -> Reconstruction:
         """Predict the hidden patches; with normalised targets, each has the true mean and deviation."""
         patch = self.backbone.patch_embed.patch
-        kept, hidden = self.draw_mask(images)
+        kept, hidden = draw_mask(images, patch, self.options.mask)
         prediction = self.predict(images, kept, hidden)[0].float()
         values = flatten_patches(images, patch)  # (B, N, V)
         if self.options.normalise:
             mean, std = _statistics(take_rows(values, hidden))
             prediction = prediction * std + mean
         index = hidden[..., None].expand(-1, -1, values.shape[-1])
-        visible, completed = values.scatter(1, index, 0.0), values.scatter(1, index, prediction)
-        shape = images.shape
-        return Reconstruction(*(self.to_pixels(unflatten_patches(each, patch, shape)) for each in (visible, completed)))
+        completed = unflatten_patches(values.scatter(1, index, prediction), patch, images.shape)
+        return Reconstruction(*map(self.to_pixels, (hide_patches(images, hidden, patch), completed)))
 
 
 class MaeDecoder(nn.Module):
@@ -138,8 +137,7 @@ class MaeDecoder(nn.Module):
         width = options.decoder_width or config.width // 2
         if width % options.decoder_heads or width % 4:
             raise ConfigError(
-                f"mae.decoder_width is {width}, it must be a multiple of 4 and of mae.decoder_heads, "
-                f"{options.decoder_heads}"
+                f"decoder_width is {width}, it must be a multiple of 4 and of decoder_heads, {options.decoder_heads}"
             )
         shape = ViTConfig(
             image_size=config.image_size,
@@ -175,6 +173,26 @@ class MaeDecoder(nn.Module):
         for block in self.blocks:
             z = block(z)
         return self.predict(self.norm(take_rows(z[:, P:], hidden)))
+
+
+def count_visible(patches: int, mask: float) -> int:
+    """Return how many of an image's patches stay visible if a fraction ``mask`` is hidden."""
+    return max(1, round(patches * (1 - mask)))
+
+
+def draw_mask(images: Tensor, patch: tuple[int, int], mask: float) -> tuple[Tensor, Tensor]:
+    """Draw which patches of images are visible, (B, n), and which hidden, (B, N - n): raster indices, ascending."""
+    count = flatten_count(images, patch)
+    visible = count_visible(count, mask)
+    order = torch.rand(len(images), count, device=images.device).argsort(1)
+    return order[:, :visible].sort(1).values, order[:, visible:].sort(1).values
+
+
+def hide_patches(images: Tensor, hidden: Tensor, patch: tuple[int, int]) -> Tensor:
+    """Return normalised images with the patches at raster indices (B, N - n) in the mean colour, which is 0."""
+    values = flatten_patches(images, patch)
+    index = hidden[..., None].expand(-1, -1, values.shape[-1])
+    return unflatten_patches(values.scatter(1, index, 0.0), patch, images.shape)
 
 
 def patch_targets(images: Tensor, patch: tuple[int, int], normalise: bool) -> Tensor:

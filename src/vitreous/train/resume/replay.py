@@ -73,6 +73,7 @@ def write_replay(path: Path, setup: Setup, error: NonFiniteStepError) -> None:
             "progress": error.progress,
             "behind": error.behind,
             "teacher": config.distil.teacher,
+            "auxiliary": config.aux.method if config.aux.method != "none" else None,
             "weights": error.weights,
             "batches": error.batches,
         },
@@ -102,6 +103,8 @@ def replay(path: Path) -> Finding:
             )
         if teacher := stored.get("teacher"):
             notes.append(f"the step is repeated without the teacher '{teacher}', on the labels alone")
+        if task := stored.get("auxiliary"):
+            notes.append(f"the step is repeated without the second task, {task}, on the labels alone")
         found = _repeat(*_restore(stored), stored)
         if found is None and stored["precision"] != "float32":
             found = _repeat(*_restore(stored), stored, torch.bfloat16)

@@ -64,6 +64,7 @@ class RunState:
     seconds: dict[str, float]  # wall-clock time by phase
     probed: dict[str, Any] | None  # the linear probe of the frozen features, if fine-tuning began with one
     distil: dict[str, Any] | None  # the projection of a distillation, and the digest of the teacher's answers
+    auxiliary: dict[str, Any] | None  # the decoder of a second task
     threads: int  # number of CPU threads, on which the rounding of sums depends
     extended: list[int]  # numbers of epochs after which the run had finished before it was extended
 
@@ -75,8 +76,8 @@ class RunState:
     def from_dict(cls, content: Any) -> RunState:
         """Build a state from the content of a file. Files may be untrusted, so values that no run writes are errors."""
         names = {field.name for field in fields(cls)}
-        if isinstance(content, dict) and "distil" not in content:  # written before runs could have a teacher
-            content = {**content, "distil": None}
+        if isinstance(content, dict):  # states of earlier versions lack what their runs could not have
+            content = {"distil": None, "auxiliary": None, **content}
         if not isinstance(content, dict) or content.keys() != names:
             wrong = sorted(names.symmetric_difference(content if isinstance(content, dict) else ()))
             raise CheckpointError(f"it is from another version of vitreous (fields that differ: {', '.join(wrong)})")
@@ -271,6 +272,8 @@ def restore_module(module: VitModule, state: RunState) -> None:
         module.average.load_state_dict(state.average)
     if module.distiller is not None and state.distil is not None:
         module.distiller.restore(state.distil)
+    if module.auxiliary is not None and state.auxiliary is not None:
+        module.auxiliary.restore(state.auxiliary)
     if state.step:
         module.continue_epoch(state.step, state.loss_sum, state.images_seen)
 

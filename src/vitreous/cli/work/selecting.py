@@ -1,0 +1,187 @@
+"""The steps of `vitreous select`: which images may be chosen, what a model makes of them, and the files of a choice."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from vitreous.cli.options.inputs import expand
+from vitreous.cli.output.terminal import narrate, progress_bar
+from vitreous.data.config import DataConfig
+from vitreous.data.images.reading import read_image
+from vitreous.data.sources.listing import UNLABELLED, Listing, pluralize
+from vitreous.data.sources.opening import list_source
+from vitreous.errors import ConfigError, DataError, UsageError
+from vitreous.evaluate.selection import by_coverage, by_margin, by_typicality
+from vitreous.files.text import csv_line, json_text, visible
+from vitreous.files.writing import Outputs
+from vitreous.predictions import Failure
+from vitreous.predictor import Classifier
+from vitreous.report.contact_sheet import MOST_SHOWN, save_contact_sheet
+
+__all__ = ["Pool", "Proposal", "check_below", "choose", "find_pool", "label_studio_tasks", "write_files"]
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The images that may be chosen, and those that have a label."""
+
+    candidates: list[str]
+    labelled: list[str]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """An image to label."""
+
+    path: str
+    score: float
+    rank: int  # from 1
+
+
+def find_pool(source: str, labelled: str | None, count: int) -> Pool:
+    """List the images of a folder or manifest without those that have a label, there or in ``labelled``.
+
+    Raises:
+        DataError: If fewer than ``count`` are left.
+    """
+    if Path(source).is_dir():
+        candidates, known = expand([source]), []
+    else:
+        entries = _entries(source, "DATA")
+        candidates = [str(entry.path) for entry in entries if entry.label == UNLABELLED]
+        known = [str(entry.path) for entry in entries if entry.label != UNLABELLED]
+    if labelled is not None:
+        known += [str(entry.path) for entry in _entries(labelled, "--labelled") if entry.label != UNLABELLED]
+    done = {os.path.realpath(path) for path in known}
+    candidates = [path for path in dict.fromkeys(candidates) if os.path.realpath(path) not in done]
+    _refuse_too_few(candidates, count)
+    return Pool(candidates, list({os.path.realpath(path): path for path in known}.values()))
+
+
+def _entries(source: str, name: str) -> list[Any]:
+    listed = list_source(DataConfig(source=source), needs_labels=False)
+    if not isinstance(listed, Listing):
+        raise UsageError(f"{name} is '{source}', it must be a folder of images, or a .csv or .parquet manifest")
+    for note in listed.notes:
+        narrate(visible(note, None))
+    return list(listed.entries)
+
+
+def choose(
+    classifier: Classifier, pool: Pool, method: str, count: int, batch_size: int
+) -> tuple[list[Proposal], list[Failure]]:
+    """Choose so many candidates by a method of the command; also return the images that could not be read.
+
+    Raises:
+        ConfigError: If the method needs classes that the model does not have.
+        DataError: If there are fewer readable candidates.
+    """
+    failures: list[Failure] = []
+    if method == "uncertainty" and len(classifier.classes) < 2:
+        has = "one class" if classifier.classes else "no head"
+        raise ConfigError(f"the model has {has}, so that it has no margin: use --method typicality or core-set")
+    shown = method != "uncertainty"
+    rows, paths = _computed(classifier, pool.candidates, batch_size, failures, features=shown)
+    _refuse_too_few(paths, count, "readable ")
+    if not shown:
+        scaled = rows.astype(np.float64) / classifier.info.temperature
+        odds = np.exp(scaled - scaled.max(1, keepdims=True))
+        found = by_margin((odds / odds.sum(1, keepdims=True)).astype(np.float32), count)
+    else:
+        known = _computed(classifier, pool.labelled, batch_size, failures, features=True)[0]
+        found = (by_typicality if method == "typicality" else by_coverage)(rows, known, count)
+    return [Proposal(paths[n], score, rank) for rank, (n, score) in enumerate(found, start=1)], failures
+
+
+def _refuse_too_few(paths: Sequence[str], count: int, kind: str = "") -> None:
+    if len(paths) < count:
+        raise DataError(
+            f"--count is {count:,}, but only {pluralize(len(paths), f'{kind}image')} without a label can be chosen: "
+            "give a smaller --count, or more images"
+        )
+
+
+def _computed(
+    classifier: Classifier, paths: Sequence[str], batch_size: int, failures: list[Failure], *, features: bool
+) -> tuple[Floats, list[str]]:
+    """Return features (n, F) or logits (n, K) of the readable images, and their paths; add the others to failures."""
+    rows: list[Floats] = []
+    readable: list[str] = []
+    stream: Iterator[Any] = (classifier.embed_stream if features else classifier.logits_stream)(paths, batch_size)
+    with progress_bar("select") as update:
+        for done, (path, result) in enumerate(zip(paths, stream, strict=True), start=1):
+            update(done, len(paths))
+            if isinstance(result, Failure):
+                failures.append(result)
+                narrate(f"vitreous: {visible(result.name)}: {result.reason}")
+            else:
+                rows.append(result.vector if features else result)
+                readable.append(path)
+    width = classifier.features if features else len(classifier.classes)
+    return np.stack(rows) if rows else np.zeros((0, width), np.float32), readable
+
+
+def _write_table(path: Path, proposals: Sequence[Proposal], folder: Path) -> None:
+    """Write a manifest whose column `label` is empty; paths are relative to the folder it will be in."""
+    with open(path, "w", newline="", encoding="utf-8") as stream:
+        stream.write(csv_line(["path", "label", "rank", "score"]))
+        for each in proposals:
+            score = "" if math.isnan(each.score) else each.score
+            stream.write(csv_line([os.path.relpath(each.path, folder), "", each.rank, score]))
+
+
+def _write_sheet(path: Path, proposals: Sequence[Proposal]) -> None:
+    """Draw the images in the order of their ranks."""
+    save_contact_sheet(path, map(_image, proposals), min(len(proposals), MOST_SHOWN))
+
+
+def _image(proposal: Proposal) -> Image.Image | None:
+    with contextlib.suppress(DataError):  # it was readable a moment ago
+        return read_image(proposal.path)
+    return None
+
+
+def check_below(pool: Pool, root: str) -> None:
+    """Raise :class:`~vitreous.errors.UsageError` unless all images that may be chosen are below a folder."""
+    base = os.path.realpath(root)
+    for path in pool.candidates:
+        if os.path.commonpath((base, os.path.realpath(path))) != base:
+            raise UsageError(f"'{visible(path)}' is not below --label-studio '{root}': name a folder that holds all")
+
+
+def label_studio_tasks(proposals: Sequence[Proposal], root: str) -> str:
+    """Return tasks in Label Studio's JSON format, whose images are its local files below ``root``."""
+    base, tasks = os.path.realpath(root), []
+    for each in proposals:
+        real = os.path.realpath(each.path)
+        address = "/data/local-files/?d=" + quote(os.path.relpath(real, base).replace(os.sep, "/"))
+        tasks.append({"data": {"image": address, "path": real, "rank": each.rank, "score": each.score}})
+    return json_text(tasks, indent=2) + "\n"
+
+
+def write_files(files: Outputs, output: str, proposals: Sequence[Proposal], tasks: str | None) -> list[str]:
+    """Write the table, the contact sheet and, if given, the tasks; return their names."""
+    stem = os.path.splitext(output)[0]
+    names = [output, f"{stem}.png"]
+    with files.atomic_write(names[1]) as path:
+        _write_sheet(path, proposals)
+    if tasks is not None:
+        names.append(f"{stem}.json")
+        with files.atomic_write(names[2]) as path:
+            path.write_text(tasks, encoding="utf-8")
+    with files.atomic_write(output) as path:  # last: it says that the others are complete
+        _write_table(path, proposals, Path(output).resolve().parent)
+    return names

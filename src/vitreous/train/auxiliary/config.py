@@ -1,0 +1,74 @@
+"""The options of a second task. They belong to :class:`~vitreous.train.config.RunConfig`, as `aux`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from vitreous.choices import unknown_choices
+from vitreous.errors import ConfigError
+
+if TYPE_CHECKING:  # runs without a second task do not import it
+    from vitreous.train.pretrain.mae import MaeConfig
+
+__all__ = ["AuxConfig"]
+
+
+@dataclass(frozen=True)
+class AuxConfig:
+    """A second task beside classification (:mod:`vitreous.train.auxiliary`), which helps on few images.
+
+    The defaults are those of SSAT (arXiv 2310.20704) in its published code, but for the width and heads of the decoder.
+
+    Args:
+        method: The task. `none`: classification alone. `mae`: a small decoder, which is not saved, predicts the hidden
+            patches of each training image from what the encoder makes of the others.
+        weight: Share of the reconstruction in the loss, in (0, 1); classification has the rest.
+        mask: Fraction of the patches that are hidden, in (0, 1).
+        decoder_width: Width of the decoder, a multiple of 4 and of its heads. None: half that of the encoder.
+        decoder_depth: Blocks of the decoder.
+        decoder_heads: Attention heads of the decoder.
+        normalise: Whether the targets are normalised patch by patch, instead of being plain pixels.
+    """
+
+    method: Literal["none", "mae"] = "none"
+    weight: float = 0.9
+    mask: float = 0.75
+    decoder_width: int | None = None
+    decoder_depth: int = 2
+    decoder_heads: int = 4
+    normalise: bool = False
+
+    def __post_init__(self) -> None:
+        """Check choices and ranges, and report all problems in one error."""
+        problems = list(unknown_choices(self))
+        if not 0 < self.weight < 1:
+            problems.append(f"weight is {self.weight}, it is a share of the loss and must be in (0, 1)")
+        if problems:
+            raise ConfigError("; ".join(problems))
+        if self.method == "mae":
+            _ = self.mae  # which checks its own ranges
+
+    @property
+    def mae(self) -> MaeConfig:
+        """The options of the masked autoencoder."""
+        from vitreous.train.pretrain.mae import MaeConfig
+
+        return MaeConfig(self.mask, self.decoder_width, self.decoder_depth, self.decoder_heads, self.normalise)
+
+    def conflicts(self, mode: str, *, teacher: bool, compiles: bool, processes: int) -> Iterator[str]:
+        """Yield a sentence for each contradiction to other options of a run with a second task.
+
+        ``mode`` is that of :class:`~vitreous.train.config.TuneConfig`.
+        """
+        if self.method == "none":
+            return
+        if mode != "full":
+            yield f"aux {self.method} trains the whole encoder, but tune is {mode}: use tune full"
+        if teacher:
+            yield f"aux {self.method} and a teacher both change the loss: use one of them"
+        if compiles:
+            yield f"aux {self.method} runs the encoder in parts, which compile does not cover: omit compile"
+        if processes > 1:
+            yield f"a run with aux {self.method} uses one process: omit devices and nodes"

@@ -1,0 +1,140 @@
+"""`vitreous select`: its table is a manifest, its files belong together, and labelled images are not proposed again."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitreous as package
+from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
+from vitreous.cli.main import main
+from vitreous.data.sources.listing import UNLABELLED
+from vitreous.data.sources.manifest import list_manifest
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """A folder of twelve small images in two folders, in which the command runs."""
+    monkeypatch.chdir(tmp_path)
+    draws = np.random.default_rng(0)
+    for n in range(12):
+        (folder := tmp_path / "photos" / ("a b" if n % 2 else "c")).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draws.integers(0, 256, (16, 16), dtype=np.uint8)).save(folder / f"{n}.png")
+    return tmp_path / "photos"
+
+
+def rows_of(path):
+    with open(path, encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def select(model, *words):
+    return main(["select", str(model), *map(str, words), "--device", "cpu", "--engine", "torch"])
+
+
+@pytest.mark.parametrize("method", ["typicality", "core-set"])
+def test_the_table_is_a_manifest_of_images_that_have_no_label_yet(photos, tmp_path, model_file, method, capsys):
+    (tmp_path / "out").mkdir()
+    assert select(model_file, "photos", "--count", 5, "-o", "out/round.csv", "--method", method) == 0
+    assert f"5 of 12 images to label, by {method}, in out/round.csv, out/round.png" in capsys.readouterr().err
+    rows = rows_of("out/round.csv")
+    assert [row["rank"] for row in rows] == ["1", "2", "3", "4", "5"]
+    assert list(rows[0]) == ["path", "label", "rank", "score"]
+    entries = list_manifest(tmp_path / "out/round.csv", needs_labels=False).entries
+    assert {entry.label for entry in entries} == {UNLABELLED}
+    assert {entry.path for entry in entries} <= set(photos.rglob("*.png"))
+    assert len({entry.path for entry in entries}) == 5
+    with Image.open("out/round.png") as sheet:
+        assert sheet.size == (5 * 136 + 8, 162)
+        thumbnail = sheet.crop((8 + 56, 26 + 56, 8 + 72, 26 + 72)).convert("L")  # the first image, in its middle
+    with Image.open(next(e.path for e in entries if e.name == rows[0]["path"])) as first:
+        assert np.array_equal(thumbnail, first)
+
+
+def test_what_is_labelled_is_not_proposed_again(photos, tmp_path, model_file, capsys):
+    assert select(model_file, "photos", "--count", 4, "-o", "one.csv") == 0
+    rows = rows_of("one.csv")
+    with open("one.csv", "w", encoding="utf-8") as stream:
+        stream.write("path,label\n" + "".join(f"{row['path']},{'x' if n else ''}\n" for n, row in enumerate(rows)))
+    words = ("photos", "--labelled", "one.csv", "--method", "core-set")
+    assert select(model_file, *words, "--count", 9, "-o", "two.csv") == 0
+    again = {row["path"] for row in rows_of("two.csv")}
+    assert again.isdisjoint(row["path"] for row in rows[1:])
+    assert rows[0]["path"] in again
+    assert all(float(row["score"]) >= 0 for row in rows_of("two.csv"))
+    assert select(model_file, *words, "--count", 10, "-o", "three.csv") == 1
+    assert "--count is 10, but only 9 images without a label can be chosen" in capsys.readouterr().err
+    assert not (tmp_path / "three.csv").exists()
+    assert not (tmp_path / "three.png").exists()
+    assert select(model_file, "one.csv", "--count", 1, "-o", "four.csv") == 0  # the row without a label
+    assert [row["path"] for row in rows_of("four.csv")] == [rows[0]["path"]]
+
+
+def test_uncertainty_is_the_margin_of_calibrated_probabilities(photos, model_file):
+    words = ("--count", 2, "-o", "two.csv", "--method", "uncertainty", "--json", "two.json")
+    assert select(model_file, "photos", *words) == 0
+    paths = sorted(map(str, photos.rglob("*.png")))
+    logits = torch.from_numpy(package.load(model_file, engine="torch").logits(paths))
+    top = (logits / 1.7).softmax(1).topk(2).values
+    margins = dict(zip(paths, (top[:, 0] - top[:, 1]).tolist(), strict=True))
+    rows = rows_of("two.csv")
+    for row in rows:
+        assert float(row["score"]) == pytest.approx(margins[str(photos.parent / row["path"])], abs=1e-4)
+    assert float(rows[0]["score"]) == pytest.approx(min(margins.values()), abs=1e-4)
+    found = json.loads((photos.parent / "two.json").read_text())
+    assert (found["images"], found["method"], found["failures"]) == (12, "uncertainty", [])
+    assert [each["rank"] for each in found["chosen"]] == [1, 2]
+
+
+def test_a_model_without_a_head_chooses_by_its_features_alone(photos, tmp_path, model_file, capsys):
+    model, info = load_model(model_file)
+    config = model.config.with_options({"num_classes": 0})
+    backbone = package.VisionTransformer(config)
+    weights = model.state_dict().items()
+    backbone.load_state_dict({name: value for name, value in weights if not name.startswith("head.")})
+    save_model(tmp_path / "backbone.safetensors", backbone, ModelInfo((), info.pipeline))
+    assert select("backbone.safetensors", "photos", "--count", 3, "-o", "a.csv") == 0
+    assert select(model_file, "photos", "--count", 3, "-o", "b.csv") == 0
+    assert rows_of("a.csv") == rows_of("b.csv")
+    assert select("backbone.safetensors", "photos", "--count", 3, "-o", "c.csv", "--method", "uncertainty") == 2
+    assert "use --method typicality or core-set" in capsys.readouterr().err
+
+
+def test_label_studio_gets_tasks_with_addresses_of_its_local_files(photos, tmp_path, model_file, capsys):
+    assert select(model_file, "photos", "--count", 12, "-o", "all.csv", "--label-studio", ".") == 0
+    tasks = json.loads((tmp_path / "all.json").read_text())
+    assert len(tasks) == 12
+    spaced = next(task["data"] for task in tasks if task["data"]["path"].endswith("a b/1.png"))
+    assert spaced["image"] == "/data/local-files/?d=photos/a%20b/1.png"
+    assert spaced["path"] == str(photos / "a b/1.png")
+    assert select(model_file, "photos", "--count", 1, "-o", "one.csv", "--label-studio", "photos/c") == 2
+    assert "is not below --label-studio 'photos/c'" in capsys.readouterr().err
+    assert select(model_file, "photos", "--count", 1, "-o", "one.csv", "--label-studio", "nowhere") == 2
+    exported = tmp_path / "export.csv"  # as Label Studio writes it: the task's data, and the choice under its name
+    exported.write_text(
+        "annotation_id,annotator,created_at,id,image,label,lead_time,path,rank,score,updated_at\n"
+        f"1,1,2026,1,{spaced['image']},daisy,2.0,{spaced['path']},1,0.5,2026\n"
+    )
+    (entry,) = list_manifest(exported).entries
+    assert (entry.path, entry.label) == (photos / "a b/1.png", "daisy")
+
+
+def test_unreadable_images_are_reported_and_files_are_kept(photos, tmp_path, model_file, capsys):
+    (photos / "broken.png").write_bytes(b"no image")
+    assert select(model_file, "photos", "--count", 3, "-o", "a.csv") == 1
+    assert "broken.png: not an image" in capsys.readouterr().err
+    assert len(rows_of("a.csv")) == 3
+    assert select(model_file, "photos", "--count", 3, "-o", "a.csv") == 2
+    assert "--overwrite" in capsys.readouterr().err
+    (tmp_path / "b.png").write_bytes(b"mine")
+    assert select(model_file, "photos", "--count", 3, "-o", "b.csv") == 2
+    assert (tmp_path / "b.png").read_bytes() == b"mine"
+    assert not (tmp_path / "b.csv").exists()
+    assert select(model_file, "photos", "-o", "a.txt") == 2
+    assert select(model_file, "digits", "-o", "c.csv") == 2
+    assert "it must be a folder of images, or a .csv or .parquet manifest" in capsys.readouterr().err
