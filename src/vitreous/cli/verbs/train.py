@@ -76,7 +76,7 @@ examples:
   vitreous train photos/ --model S/16 --model.image_size 224 --optim.lr 5e-4
       another model size and other settings: every option listed by --help all
   vitreous train photos/ --devices 4
-      four GPUs, or on a CPU four processes: the same run, faster; several machines are in docs/explanation/scale.md
+      four GPUs, or on a CPU four processes: the same run, faster (docs/explanation/scale.md)
   vitreous train photos/ --show-batch
       draw an augmented batch to batch.png and exit
   vitreous train --config runs/photos-1/recipe.yaml --seed 1
@@ -85,11 +85,11 @@ examples:
 common options:
   --epochs N   --budget 25m   how long to train
   --model NAME                model size (`vitreous models` lists them)
-  --start none                train from random weights; few images of your own otherwise start from a small backbone
-                              that is part of the package and saw ImageNet's images (research use)
+  --start none                train from random weights; otherwise few images of your own start from a
+                              small backbone that saw ImageNet's images (research use)
   --recipe NAME               recipe; by default the one named like the dataset, else start or folder
   --teacher MODEL             learn from a larger trained model too (--distil.teacher)
-  --aux mae                   reconstruct hidden patches in every step too, from random weights (--aux.method)
+  --aux mae                   reconstruct hidden patches too, in every step (--aux.method)
   --data-dir FOLDER           folder of the known datasets, for reading and downloading (--data.dir)
   --strict                    stop if a file cannot be read (--data.strict)
   --exclude FILE              skip the images listed, as by `vitreous audit --write-exclude` (--data.exclude)
