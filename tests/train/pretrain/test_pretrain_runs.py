@@ -12,11 +12,11 @@ from PIL import Image
 from vitreous.checkpoint.model_file import load_model
 from vitreous.cli.verbs.pretrain import configure
 from vitreous.data.config import DataConfig
-from vitreous.errors import DataError, NonFiniteError
+from vitreous.errors import CheckpointError, DataError, NonFiniteError
 from vitreous.model.config import ViTConfig
 from vitreous.model.pools import Mean
 from vitreous.recipes.pretraining import PRETRAINING, pretraining_recipe
-from vitreous.runs.state_file import read_state
+from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import OptimConfig
 from vitreous.train.pretrain.dino import DinoConfig
 from vitreous.train.pretrain.mae import MaeConfig
@@ -125,6 +125,11 @@ def test_a_step_that_is_not_finite_can_be_replayed(tmp_path):
     found = replay(tmp_path / "run/nonfinite.replay")
     assert found.module is not None
     assert found.module.startswith(("backbone.", "decoder.")), found
+    stored = read_state(tmp_path / "run/nonfinite.replay")
+    stored["pretrain"]["mae"] = {**stored["pretrain"]["mae"], "decoder_width": 4096, "decoder_depth": 64}
+    write_state(tmp_path / "greedy.replay", stored)
+    with pytest.raises(CheckpointError, match="weights, the file"):
+        replay(tmp_path / "greedy.replay")
 
 
 @pytest.mark.parametrize("method", PRETRAINING)

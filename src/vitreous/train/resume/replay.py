@@ -125,6 +125,9 @@ def _restore(stored: Mapping[str, Any]) -> tuple[nn.Module, BatchAugment]:
     else:
         from vitreous.train.pretrain.building import restore_objective  # runs on labels do without
 
+        with torch.device("meta"):
+            claimed = restore_objective(stored["pretrain"], build(config), pipeline)
+        _check_weights(claimed, stored)
         model = restore_objective(stored["pretrain"], build(config), pipeline)
     try:
         model.load_state_dict(stored["weights"])
@@ -143,16 +146,21 @@ def _config(stored: Mapping[str, Any]) -> ViTConfig:
     config = ViTConfig(**fields)
     if reason := too_many_blocks(config):
         raise ValueError(reason)
-    held = sum(weight.numel() for weight in stored["weights"].values())
-    claimed = sum(weight.numel() for weight in build_on_meta(config).state_dict().values())
-    if claimed > held:
-        raise ValueError(f"the model has {claimed:,} weights, the file {held:,}")
+    _check_weights(build_on_meta(config), stored)
     size = pair(stored["pipeline"]["size"])
     images = max((len(batch["images"]) for batch in stored["batches"]), default=0)
     needed, left = config.depth * forward_bytes(config, size, images), memory_left()
     if left is not None and needed > left:
         raise ValueError(f"the step needs about {needed:,} bytes of memory, but {left:,} are free")
     return config
+
+
+def _check_weights(model: nn.Module, stored: Mapping[str, Any]) -> None:
+    """Refuse a model, on the meta device, that has more weights than the file, before any are allocated."""
+    held = sum(weight.numel() for weight in stored["weights"].values())
+    claimed = sum(weight.numel() for weight in model.state_dict().values())
+    if claimed > held:
+        raise ValueError(f"the model has {claimed:,} weights, the file {held:,}")
 
 
 def _fields(stored: Mapping[str, Any]) -> dict[str, Any]:
