@@ -22,7 +22,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from vitreous.audit.look import THUMB
-from vitreous.audit.watch import num_cores
+from vitreous.machine.cores import num_cores
 
 __all__ = ["BITS", "MIN_SIDE", "MIRRORED", "SAME", "Pair", "components", "correlation", "near_pairs"]
 

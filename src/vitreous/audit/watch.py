@@ -23,8 +23,9 @@ from vitreous.data.images.watched.limits import exit_reason
 from vitreous.data.images.watched.pool import DECODER_EXIT_PREFIX
 from vitreous.data.sources.scan import Progress
 from vitreous.errors import DataError
+from vitreous.machine.cores import num_cores
 
-__all__ = ["DECODER_EXIT_PREFIX", "hash_pixels", "look_at", "make_thumbnails", "num_cores"]
+__all__ = ["DECODER_EXIT_PREFIX", "hash_pixels", "look_at", "make_thumbnails"]
 
 _WALL_SECONDS = 60.0  # after which a file is given up that uses no processor time, as on a dead network disk
 _MIN_FILES = 16  # per process
@@ -38,11 +39,6 @@ class _Failed(str):
     """Why a process did not survive a file."""
 
     __slots__ = ()
-
-
-def num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def look_at(paths: Sequence[Path], workers: int | None = None, progress: Progress | None = None) -> list[Inspection]:

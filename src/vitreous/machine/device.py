@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
 import platform
 import re
 import subprocess
@@ -18,6 +17,7 @@ import torch
 
 from vitreous import __version__
 from vitreous.errors import ConfigError
+from vitreous.machine.cores import num_cores, read_cgroup
 from vitreous.machine.free_memory import total_memory
 
 __all__ = [
@@ -55,7 +55,7 @@ def describe_machine(device: torch.device | None = None) -> Machine:
     gpu = "Apple GPU (MPS)" if device.type == "mps" else None
     if device.type == "cuda":
         gpu = torch.cuda.get_device_name(device)
-    return Machine(_cpu_name(), _cores(), _memory_gib(), gpu, computes_bf16(device))
+    return Machine(_cpu_name(), num_cores(), _memory_gib(), gpu, computes_bf16(device))
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -156,26 +156,9 @@ def _cpu_name() -> str:
     return _cpuinfo("model name") or platform.processor() or platform.machine() or "unknown CPU"
 
 
-def _cores() -> int:
-    """Return the number of logical processors that the affinity and a container's quota allow."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup("cpu.max").split()
-    if len(quota) == 2 and quota[0].isdigit() and int(quota[1]) > 0:
-        usable = min(usable, max(1, round(int(quota[0]) / int(quota[1]))))
-    return usable
-
-
 def _memory_gib() -> float | None:
     """Return the main memory, or a container's limit if that is lower."""
-    total, limit = total_memory(), _cgroup("memory.max")
+    total, limit = total_memory(), read_cgroup("memory.max")
     if total is None:
         return None
     return round(min(total, int(limit) if limit.isdigit() else total) / 2**30, 1)
-
-
-def _cgroup(name: str) -> str:
-    """Read a file of the control group (version 2); return an empty string where there is none."""
-    try:
-        return Path("/sys/fs/cgroup", name).read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return ""

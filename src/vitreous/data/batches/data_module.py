@@ -16,13 +16,14 @@ from torch.utils.data import DataLoader
 
 from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.augment.resized_crop import RandomResizedCrop
-from vitreous.data.batches.dataset import Batch, MemoryDataset, StreamedDataset, cores, decoded_bytes
+from vitreous.data.batches.dataset import Batch, MemoryDataset, StreamedDataset, decoded_bytes
 from vitreous.data.batches.sampler import OrderedSampler, Share, TrainSampler
 from vitreous.data.config import AugmentConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import ImageData
 from vitreous.data.sources.scan import Progress
 from vitreous.errors import DataError, VitreousError
+from vitreous.machine.cores import num_cores
 
 __all__ = ["BatchLoader", "ImageDataModule"]
 
@@ -87,7 +88,7 @@ class ImageDataModule(LightningDataModule):
         is_cut = self.augment.resized_crop < 1
         self._crop = RandomResizedCrop(pipeline, self.augment, seed, views, crop_on_device) if is_cut else None
         self.in_memory = self.decoded_bytes <= memory_gb * 2**30
-        self.workers = min(cores(), 16) if workers is None else workers
+        self.workers = min(num_cores(), 16) if workers is None else workers
         self._datasets: dict[str, MemoryDataset | StreamedDataset] = {}
         self._share: Share | None = None
 

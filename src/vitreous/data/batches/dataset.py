@@ -11,7 +11,6 @@ processes.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,8 +27,9 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import Split
 from vitreous.data.sources.scan import Progress
 from vitreous.errors import VitreousError
+from vitreous.machine.cores import num_cores
 
-__all__ = ["Batch", "MemoryDataset", "StreamedDataset", "cores", "decoded_bytes"]
+__all__ = ["Batch", "MemoryDataset", "StreamedDataset", "decoded_bytes"]
 
 Batch = dict[str, Any]
 
@@ -88,7 +88,7 @@ class MemoryDataset(Dataset[Batch | VitreousError]):
                 image, self.aspect[index] = split.reduced_image(index, max(storage.size))
             pixels[index] = storage.pixels(image)
 
-        with ThreadPoolExecutor(cores()) as pool:
+        with ThreadPoolExecutor(num_cores()) as pool:
             try:
                 for done, _ in enumerate(pool.map(decode, range(len(split))), start=1):
                     if progress is not None:
@@ -186,8 +186,3 @@ def _is_stored(arrays: npt.NDArray[np.uint8], pipeline: EvalPipeline, crop: Rand
     if crop is not None:
         return all(side <= limit for side, limit in zip(arrays.shape[1:3], storage.size, strict=True))
     return arrays.shape[1:3] == storage.size and (storage.config.fit != "crop" or storage.config.crop_ratio == 1)
-
-
-def cores() -> int:
-    """Return the number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 
+from vitreous.machine.cores import num_cores
 from vitreous.train.scale.place import STARTED, Place, find_place, is_rank
 
 __all__ = ["exit_code", "launch", "launch_or_join", "rank_environment"]
@@ -66,9 +67,8 @@ def launch(words: Sequence[str], place: Place, *, started: float) -> int:
 
 def rank_environment(place: Place, port: int, local_rank: int) -> dict[str, str]:
     """Return the environment of a process, with the names that torchrun uses."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // place.devices))),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, num_cores() // place.devices))),
         "MASTER_ADDR": place.address,
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(place.world),
