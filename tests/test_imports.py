@@ -54,6 +54,7 @@ DRAWN: dict[tuple[str, str], str] = {
     ("choices", "errors"): "a refused value is answered with the nearest one",
     ("files", "errors"): "what cannot be written is one of the errors",
     ("errors", "files"): "an error's message is text on its way to a terminal (files/text.py, which imports nothing)",
+    ("data", "machine"): "images are decoded by as many threads and workers as there are cores",
     ("inspection", "checkpoint"): "an explanation opens a model by its path; checkpoints know nothing of maps",
     ("predictor", "engines"): "the predictor has an engine compute; engines know nothing of images' files and labels",
     ("predictor", "export"): "the predictor runs exported files too; an export knows nothing of predictors",
