@@ -6,7 +6,6 @@ build.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from reference_pages.names import name_pages
@@ -16,12 +15,15 @@ __all__ = ["write"]
 
 
 def write(folder: Path) -> list[Path]:
-    """Write all pages below a folder, which is emptied first; return their paths."""
-    shutil.rmtree(folder, ignore_errors=True)
-    written = []
-    for name, text in {**name_pages(), **option_pages()}.items():
-        page = folder / f"{name}.md"
+    """Write all pages below a folder, remove others from it, and return their paths.
+
+    A page that is the same already is left alone, so that the next build need not read it again.
+    """
+    pages = {folder / f"{name}.md": text for name, text in {**name_pages(), **option_pages()}.items()}
+    for page in set(folder.rglob("*.md")) - set(pages):
+        page.unlink()
+    for page, text in pages.items():
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(text, encoding="utf-8")
-        written.append(page)
-    return written
+        if not page.is_file() or page.read_text(encoding="utf-8") != text:
+            page.write_text(text, encoding="utf-8")
+    return list(pages)

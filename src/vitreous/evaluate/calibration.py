@@ -61,7 +61,7 @@ class Reliability:
 
     @property
     def error(self) -> float:
-        """Expected calibration error (equation 3), in [0, 1]: the mean of |accuracy - confidence| over images."""
+        """Expected calibration error (equation 3), in [0, 1]: the mean of ``|accuracy - confidence|`` over images."""
         held = self.counts > 0
         gaps = np.abs(self.accuracy[held] - self.confidence[held])
         return float((gaps * self.counts[held]).sum() / self.counts.sum())

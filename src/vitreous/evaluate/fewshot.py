@@ -51,7 +51,7 @@ class FewShot:
 
 
 class LeastSquares:
-    """Minimises |X w - T|^2 + l2 |w|^2 for any l2 from one eigendecomposition; T is 1 for the class and -1 elsewhere.
+    """Minimises ``|X w - T|^2 + l2 |w|^2`` for any l2 from one eigendecomposition; T is 1 for the class, else -1.
 
     `whiten` (the name is big_vision's) standardises each feature by its mean and standard deviation over the shots.
     """

@@ -1,7 +1,7 @@
 """The linear probe: multinomial logistic regression on frozen features, with a sweep over the regularisation.
 
 The objective is scikit-learn's, so C has the same meaning: sum of the losses, each times the weight of its class, +
-|weight|^2 / (2 C), on standardised features, with an unregularised bias. L-BFGS runs in coordinates in which the
+``|weight|^2 / (2 C)``, on standardised features, with an unregularised bias. L-BFGS runs in coordinates in which the
 Hessian at zero is the identity, because network features are badly conditioned: without this, weak regularisation takes
 thousands of steps.
 
