@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import shutil
@@ -28,6 +29,13 @@ from running import runs, selected  # noqa: E402, F401  fixtures
 # for something that never comes.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported_once() -> None:
+    """Leave what is imported by now out of collections of garbage, which otherwise walk torch's objects each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _shared(*parts: str) -> Path:

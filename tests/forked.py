@@ -7,6 +7,7 @@ start one.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -67,6 +68,7 @@ def _run(
         end.close()
     # New ones, since the command reconfigures them, and those of the first process have been used.
     sys.stdout, sys.stderr = os.fdopen(1, "w", encoding="utf-8"), os.fdopen(2, "w", encoding="utf-8", buffering=1)
+    gc.freeze()  # else each collection of garbage walks, and thereby copies, all that was loaded before the fork
     os.chdir(folder)
     os.environ.update(environment)
     if code:

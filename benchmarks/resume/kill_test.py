@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import random
@@ -168,6 +169,7 @@ def start(scenario: Scenario, out: Path, log: Path, threads: int | None = None) 
     if pid:
         return pid
     code = 70
+    gc.freeze()  # collections of garbage leave out, and do not copy, what was loaded before the fork
     try:
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(handle, 1)

@@ -1,5 +1,7 @@
 """Completion in real shells: verbs, options, values and files, without starting Python."""
 
+import contextlib
+import io
 import shutil
 import subprocess
 import sys
@@ -20,13 +22,17 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory):
-    """The script for each shell."""
-    found = {}
-    for shell in ("bash", "zsh", "fish"):
-        words = [sys.executable, "-m", "vitreous", "completion", shell]
-        run = subprocess.run(words, capture_output=True, text=True, check=True)
-        assert run.stderr == ""
-        found[shell] = run.stdout
+    """The script for each shell: that for bash by the command, the others by its entry point."""
+    words = [sys.executable, "-m", "vitreous", "completion", "bash"]
+    run = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert run.stderr == ""
+    found = {"bash": run.stdout}
+    for shell in ("zsh", "fish"):
+        printed, errors = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
+            assert main(["completion", shell]) == 0
+        assert errors.getvalue() == ""
+        found[shell] = printed.getvalue()
     return found
 
 

@@ -85,14 +85,14 @@ def test_an_unreadable_file_does_not_affect_others(vitreous, model_file, folder)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="file names are text on Windows")
-def test_lists_globs_and_names_that_are_not_unicode(command, model_file, folder):
+def test_lists_globs_and_names_that_are_not_unicode(command, vitreous, model_file, folder):
     odd = os.fsdecode(b"in/\xff\xfe.png")
     os.rename(os.fsencode(folder / "b.png"), os.fsencode(folder.parent / odd))
     run = command("predict", model_file, "-", "in/**/*.webp", "--format=jsonl", text_in=f"{odd}\nin/{NAMES[1]}\n\n")
     assert run.returncode == 0
     assert re.fullmatch(PACE.format(3), run.stderr)
     assert [json.loads(line)["path"] for line in run.stdout.splitlines()] == [odd, f"in/{NAMES[1]}", f"in/{NAMES[2]}"]
-    run = command("predict", model_file, odd, "--format=csv")
+    run = vitreous("predict", model_file, odd, "--format=csv")
     assert next(iter(csv.DictReader(run.stdout.splitlines())))["path"] == r"in/\xff\xfe.png"
 
 

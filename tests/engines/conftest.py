@@ -9,6 +9,7 @@ import pytest
 from engine_models import info_of, model_of
 from sklearn.datasets import load_sample_images
 
+from converting import one_operator_table  # noqa: F401  fixture
 from vitreous.checkpoint.model_file import save_model
 
 

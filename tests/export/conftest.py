@@ -11,6 +11,8 @@ for package, extra in (("onnxscript", "onnx"), ("openvino", "openvino")):
 
 from exported_models import saved  # noqa: E402 - imports what may be missing
 
+from converting import one_operator_table  # noqa: E402, F401  fixture
+
 
 @pytest.fixture(scope="session")
 def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:

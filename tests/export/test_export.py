@@ -26,6 +26,7 @@ from vitreous.inspection.maps.gradient_attention import GradientAttention
 from vitreous.predictor import load
 
 FORM_NAMES = ("onnx", "openvino", "torch")
+QUICK = {"fit": "squash", "interpolation": "nearest"}  # a resize that torch.export traces in little time
 BLOCKED = {"onnx": ("openvino", "torch"), "openvino": ("onnxruntime", "torch"), "torch": ("openvino", "onnxruntime")}
 
 VARIANTS = {  # each stem, pooling, position, head and extra token once
@@ -136,8 +137,9 @@ def test_weights_above_the_limit_of_one_file_go_into_a_second(model_file, tmp_pa
     assert found.label == load(model_file, device="cpu", engine="torch").predict(photo).label
 
 
-def test_half_precision_is_kept_if_it_agrees(model_file, tmp_path):
-    words = ["export", str(model_file), str(tmp_path / "m.pt2"), "--to", "torch", "--precision", "bf16"]
+def test_half_precision_is_kept_if_it_agrees(tmp_path):
+    source = saved(tmp_path, **QUICK)
+    words = ["export", str(source), str(tmp_path / "m.pt2"), "--to", "torch", "--precision", "bf16"]
     assert main([*words, "--json", str(tmp_path / "report.json")]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["precision"] == "bf16"
@@ -262,7 +264,7 @@ def test_a_class_map_is_that_of_explain(tmp_path, photos):
 
     The other formats take 10 and 20 s more, from the same trace; each export compares its file with PyTorch.
     """
-    model = saved(tmp_path, pool="map", depth=1, rules=False)
+    model = saved(tmp_path, pool="map", depth=1, rules=False, **QUICK)
     file = tmp_path / "mapped.pt2"
     assert main(["export", str(model), str(file), "--to", "torch", "--class-map"]) == 0
     exported, classifier = load(file), load(model, device="cpu", engine="torch")

@@ -44,17 +44,16 @@ def saved_figures() -> Iterator[list[Figure]]:
         yield saved
 
 
-def draw_checked(draw: Callable[[], bytes]) -> tuple[bytes, Figure]:
-    """Draw a figure, check the layout of its texts, and return its PNG and the figure."""
+def draw_checked(draw: Callable[[], bytes]) -> tuple[bytes, Figure, list[str]]:
+    """Draw a figure, check the layout of its texts, and return its PNG, the figure and the texts."""
     with saved_figures() as saved:
         png = draw()
     (figure,) = saved
-    check_texts(figure)
-    return png, figure
+    return png, figure, check_texts(figure)
 
 
-def check_texts(figure: Figure) -> None:
-    """Assert that no two texts of a figure overlap or nearly touch, and that none leaves the canvas."""
+def check_texts(figure: Figure) -> list[str]:
+    """Assert that no two texts of a figure overlap or nearly touch, and that none leaves the canvas; return them."""
     boxes = [(text.get_text(), _corners(text, figure)) for text in drawn_texts(figure)]
     width, height = figure.bbox.size
     for text, corners in boxes:
@@ -62,6 +61,7 @@ def check_texts(figure: Figure) -> None:
         assert (corners <= (width + 1, height + 1)).all(), f"{text!r} leaves the canvas at the right or top"
     for (one, a), (other, b) in itertools.combinations(boxes, 2):
         assert _apart(a, b), f"{one!r} and {other!r} overlap"
+    return [text for text, _ in boxes]
 
 
 def drawn_texts(figure: Figure) -> list[Text]:
@@ -117,8 +117,9 @@ def history(epochs: int, lr: float) -> list[dict[str, float]]:
 @pytest.mark.parametrize("lr", [3e-3, 1e-3, 1.23e-4, 4e-6, 1e-12, 0.8, 30.0, 0.0])
 @pytest.mark.parametrize("epochs", [1, 50, 12000])
 def test_curves(lr, epochs):
-    _, figure = draw_checked(lambda: draw_curves(history(epochs, lr), epochs, {"top1": 1.0, "macro_f1": 1.0}, "bf16"))
-    assert "Learning rate" in [text.get_text() for text in drawn_texts(figure)]
+    scores = {"top1": 1.0, "macro_f1": 1.0}
+    _, _, texts = draw_checked(lambda: draw_curves(history(epochs, lr), epochs, scores, "bf16"))
+    assert "Learning rate" in texts
 
 
 def test_curves_without_data():
@@ -126,12 +127,11 @@ def test_curves_without_data():
 
 
 def test_the_axis_of_the_learning_rate_has_no_text_apart_from_its_ticks():
-    _, figure = draw_checked(lambda: draw_curves(history(5, 3e-3), 5))
+    _, figure, texts = draw_checked(lambda: draw_curves(history(5, 3e-3), 5))
     assert figure.axes[2].yaxis.get_offset_text().get_text() == ""
-    shown = {text.get_text() for text in drawn_texts(figure)}
-    assert {"0", "0.001", "0.003"} <= shown
-    _, figure = draw_checked(lambda: draw_curves(history(5, 5e-5), 5))
-    assert {"0", "1e-5", "5e-5"} <= {text.get_text() for text in drawn_texts(figure)}
+    assert {"0", "0.001", "0.003"} <= set(texts)
+    _, _, texts = draw_checked(lambda: draw_curves(history(5, 5e-5), 5))
+    assert {"0", "1e-5", "5e-5"} <= set(texts)
 
 
 @pytest.mark.parametrize("names", NAMES)
@@ -177,13 +177,13 @@ DRAWINGS = {
 
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_dark_figures_have_the_same_layout_on_a_dark_ground(name):
-    (light, one), (dark, other) = (draw_checked(lambda dark=dark: DRAWINGS[name](dark)) for dark in (False, True))
+    (light, _, one), (dark, _, other) = (draw_checked(lambda dark=dark: DRAWINGS[name](dark)) for dark in (False, True))
     with Image.open(io.BytesIO(light)) as a, Image.open(io.BytesIO(dark)) as b:
         assert a.size == b.size
         assert a.text["Title"] == b.text["Title"]
         white, black = (np.asarray(image.convert("RGB")) for image in (a, b))
     assert luminance(white[0, 0]) == 1
     assert luminance(black[0, 0]) < 0.02
-    assert [t.get_text() for t in drawn_texts(one)] == [t.get_text() for t in drawn_texts(other)]
+    assert one == other
     dark_share = (black.max(axis=2) < 60).mean()
     assert dark_share > 0.5  # no panel stays white

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import subprocess
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -84,6 +87,16 @@ def test_a_rebuilt_run_reserves_time_once(monkeypatch):
     steps.now += 2.0
     again.on_validation_end(steps.trainer, steps.module)
     assert steps.budget.reserve == pytest.approx(20 + 2 * 16)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux says when a process started")
+def test_a_budget_is_counted_from_the_start_of_the_process():
+    code = "import time; time.sleep(0.3); from vitreous.cli.work.training import process_start as start\n"
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code + "print(time.monotonic() - start())"], capture_output=True, text=True, check=True
+    )
+    assert 0.3 <= float(done.stdout) <= time.monotonic() - began + 0.02  # a start is rounded to a tick of the clock
 
 
 def test_a_budget_that_is_used_up_before_the_first_step_is_an_error(tmp_path):

@@ -26,6 +26,8 @@ from vitreous.train.console import Display
 from vitreous.train.run import run
 from vitreous.train.setup import Setup, prepare
 
+LOOKS_AT_REPORTS = True  # conftest.py
+
 
 def silent() -> Display:
     return Display(Console(file=io.StringIO()))

@@ -42,6 +42,8 @@ from vitreous.train.resume.state import RunState
 from vitreous.train.run import run, show_batch
 from vitreous.train.trainer import silence_lightning
 
+LOOKS_AT_REPORTS = True  # conftest.py
+
 TINY = ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, width=16, depth=2, heads=2, mlp_dim=32)
 
 

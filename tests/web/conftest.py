@@ -12,6 +12,7 @@ from PIL import Image
 from small import model_and_info, write_graph
 
 from browser import Browser, browser
+from converting import one_operator_table  # noqa: F401  fixture
 from vitreous.predictor import Classifier
 
 

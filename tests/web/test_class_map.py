@@ -61,9 +61,9 @@ def test_a_graph_that_does_not_run_is_refused() -> None:
     "parts",
     [
         {"registers": 1},
-        {"pool": Mean(), "class_token": False, "attention": AxialConfig()},
+        {"pool": Mean(), "class_token": False, "attention": AxialConfig(), "depth": 1},
         {"pool": AttentionPool(), "position": Rope2d(), "attention": AttentionConfig(qk_norm=True)},
-        {"pool": SequencePool(), "position": Relative(), "block": BlockConfig(layer_scale=0.5)},
+        {"pool": SequencePool(), "position": Relative(), "block": BlockConfig(layer_scale=0.5), "depth": 1},
     ],
     ids=["cls", "mean-axial", "map-rope", "seq-relative"],
 )
