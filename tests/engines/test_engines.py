@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -9,7 +11,6 @@ import pytest
 import torch
 from engine_models import info_of, model_of
 
-from forked import run_forked
 from vitreous.engines.choose import EngineChoice
 from vitreous.engines.opening import installed
 from vitreous.engines.torch_engine import TorchEngine, no_tf32
@@ -158,5 +159,7 @@ os.kill(os.getpid(), signal.SIGINT)
 
 @pytest.mark.skipif(not installed("openvino"), reason="openvino is not installed: pip install -e '.[dev]'")
 def test_signals_are_handled_after_another_thread_freed_a_graph(tmp_path):
-    run = run_forked(tmp_path, tmp_path, code=SIGNALLED)
+    run = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+    )
     assert (run.returncode, run.stdout) == (0, "handled\n"), run.stderr
