@@ -26,7 +26,7 @@ extensions = ["myst_parser", "sphinx_design", "sphinx_copybutton", "sphinx.ext.a
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline"]
 myst_heading_anchors = 4
 exclude_patterns = ["_build", "images"]
-suppress_warnings = ["myst.header"]
+suppress_warnings = ["myst.header", "ref.python"]  # names that a package exports again have two places
 
 default_role = "code"  # docstrings write `name`
 autodoc_member_order = "bysource"

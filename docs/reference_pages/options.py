@@ -68,7 +68,8 @@ def option_pages() -> dict[str, str]:
     text = (
         "Every option of every verb, with its values, its default, and what it does, as the parser has it. Every verb\n"
     )
-    text += "takes `--help` too, and `--traceback`, which shows the traceback of an error for reporting a bug."
+    text += "takes `--help` too, and `--traceback`, which shows the traceback of an error for reporting a bug.\n"
+    text += "`--batch-size` equals `--batch_size`, and `optim.lr=0.1` equals `--optim.lr=0.1`."
     pages["options/index"] = f"# Command line\n\n{text}\n\n```{{toctree}}\n:maxdepth: 1\n\n{names}\n```\n"
     return pages
 
