@@ -72,7 +72,7 @@ def test_a_shallow_model_has_no_last_blocks():
 
 def test_views_take_at_most_a_tenth_of_the_time_left():
     assert further_views(9.0, None, 1.0) == 1
-    assert [further_views(9.0, left, 1.0) for left in (-5, 99, 101, 250, 10_000)] == [0, 0, 1, 2, 3]
+    assert [further_views(9.0, left, 1.0) for left in (-5, 199, 201, 500, 10_000)] == [0, 0, 1, 2, 3]
 
 
 def test_tokens_are_kept_up_to_a_bound():

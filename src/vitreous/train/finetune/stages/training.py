@@ -34,7 +34,7 @@ from vitreous.train.setup import Setup, one_thread_if_tiny
 
 __all__ = ["ALPHAS", "average_with_start", "step_seconds", "train_stage"]
 
-ALPHAS = (0.25, 0.5, 0.75)
+ALPHAS = (0.5, 0.75)
 """Weights of the trained model in the averages with its start."""
 
 _TIMED = 32  # most images of a timed step
