@@ -13,6 +13,7 @@ from vitreous.cli.options.help import TOPICS, VerbHelp
 from vitreous.cli.options.map_methods import add_method_options
 from vitreous.cli.options.parser import Parser, is_flag
 from vitreous.cli.options.types import describe_type
+from vitreous.cli.output.wrapping import wrap
 from vitreous.cli.verbs.completion import parser_of
 from vitreous.cli.verbs.train import effective_defaults
 from vitreous.recipes import RECIPES, recipe
@@ -129,7 +130,7 @@ def _introduction(verb: str) -> list[str]:
     module: Any = importlib.import_module(VERBS[verb])
     screen = getattr(module, "_HELP", None)
     if isinstance(screen, VerbHelp):
-        return [f"usage: vitreous {verb} {screen.usage}", "", screen.text]
+        return [f"usage: vitreous {verb} {screen.usage}", "", *wrap(screen.text, 90).splitlines()]
     parser = parser_of(verb)[0]
     parts = [f"usage: {parser.usage}", textwrap.fill(str(parser.description), 100)]
     return "\n\n".join([*parts, str(parser.epilog)] if parser.epilog else parts).splitlines()
