@@ -24,6 +24,7 @@ from torchvision.datasets import CIFAR10
 from vitreous.accelerate.model import build as build_model
 from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
 from vitreous.checkpoint.shipped import LICENCE, shipped_file
+from vitreous.model.heads import LinearHead
 
 _HELD_OUT = 100  # images of each CIFAR-10 class for validation
 _FIRST = "runs/backbone"  # the run from which the second starts
@@ -61,7 +62,7 @@ def build(args: argparse.Namespace) -> None:
 def pack(args: argparse.Namespace) -> None:
     """Write the file of the package."""
     trained, info = load_model(args.run)
-    model = build_model(replace(trained.config, num_classes=0))
+    model = build_model(replace(trained.config, num_classes=0, head=LinearHead()))
     state = {name: tensor for name, tensor in trained.state_dict().items() if not name.startswith("head.")}
     model.load_state_dict(state)
     found, source = info.provenance, {"source": "tiny"}  # without the folders of the machine that trained it

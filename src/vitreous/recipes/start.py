@@ -3,7 +3,7 @@
 Command:   vitreous train photos/ --start shipped
 Data:      photos, 20 % of train held out, preprocessing of the source
 Model:     the source's, 96 px, block.drop_path 0.1, head.zero true
-Augment:   flip 0.5, resized_crop 0.25, color_jitter 0.3, cutmix 1, mix_chance 0.3, off_last 0.1, small_first 0.6667,
+Augment:   flip 0.5, resized_crop 0.25, color_jitter 0.3, cutmix 1, mix_chance 0.3, off_last 0.1, small_first 0.75,
            small_until 0.7
 Optimiser: muon, lr 0.001, muon_lr 0.01, momentum 0.95, weight_decay 0.05, cosine, warm-up 10 %, clip 1,
            muon_stem true, layer_decay 0.8
@@ -39,7 +39,7 @@ def start() -> RunConfig:
             cutmix=1.0,
             mix_chance=0.3,
             off_last=0.1,
-            small_first=(0.6667,),
+            small_first=(0.75,),
             small_until=0.7,
         ),
         optim=OptimConfig(name="muon", lr=1e-3, muon_lr=0.01, muon_stem=True, layer_decay=0.8),
