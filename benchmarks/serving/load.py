@@ -187,6 +187,8 @@ def served(*words: str, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], 
             found = re.search(r"listening on http://127.0.0.1:(\d+)", line)
             port = int(found[1]) if found else 0
         while _status(port) != 200:
+            if process.poll() is not None:
+                raise SystemExit(f"the service ended with {process.returncode}")
             time.sleep(0.02)
         yield process, port, time.perf_counter() - start
     finally:
