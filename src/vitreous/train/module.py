@@ -272,6 +272,11 @@ class VitModule(lightning.LightningModule):
         self._watch.flush()
         self.log_dict({"train_loss": self.train_loss, "lr": self.learning_rate}, batch_size=1)
 
+    def on_validation_start(self) -> None:
+        """Check the steps so far: after one that was not finite, only the scores would fail, without a replay."""
+        if self.trainer.state.fn == "fit":
+            self.check_finite()
+
     def on_validation_epoch_start(self) -> None:
         """Discard logits that an interrupted pass has left."""
         self._evaluated_batches.clear()

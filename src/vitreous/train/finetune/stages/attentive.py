@@ -61,18 +61,22 @@ class AttentiveProbe(nn.Module):
     def initialise(self, weight: Tensor, bias: Tensor, seed: int) -> None:
         """Start as a linear head (K, D) on the mean of the patches: attention is even, and the MLP adds nothing."""
         pool, D = self.pool, self.pool.proj.in_features
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)  # on the CPU: the same numbers on every device
+
+        def draw(into: Tensor, std: float) -> None:
+            into.copy_(torch.empty(into.shape).normal_(std=std, generator=generator))
+
         with torch.no_grad():
-            pool.latent.normal_(std=1.0, generator=generator)
+            draw(pool.latent, 1.0)
             nn.init.zeros_(pool.q.weight)
             nn.init.zeros_(pool.q.bias)
-            pool.kv.weight[:D].normal_(std=D**-0.5, generator=generator)
+            draw(pool.kv.weight[:D], D**-0.5)
             pool.kv.weight[D:].copy_(torch.eye(D))
             pool.kv.bias.zero_()
             pool.proj.weight.copy_(torch.eye(D))
             pool.proj.bias.zero_()
             for layer in (each for each in pool.mlp.modules() if isinstance(each, nn.Linear)):
-                layer.weight.normal_(std=layer.in_features**-0.5, generator=generator)
+                draw(layer.weight, layer.in_features**-0.5)
                 layer.bias.zero_()
             last = [each for each in pool.mlp.modules() if isinstance(each, nn.Linear)][-1]
             nn.init.zeros_(last.weight)
