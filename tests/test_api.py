@@ -152,7 +152,8 @@ def test_a_thread_trains_silently_and_restores_all_settings(trained, tmp_path, c
 
 
 def test_a_loaded_model_is_evaluated_as_its_file(trained):
-    one = vitreous.evaluate(trained.folder, "digits", split="val", quiet=True, device="cpu")
+    device = str(trained.model.device)
+    one = vitreous.evaluate(trained.folder, "digits", split="val", quiet=True, device=device)
     other = vitreous.evaluate(trained.model, "digits", split="val", quiet=True)
     assert one.scores.to_dict() == other.scores.to_dict()
     assert one.to_dict()["classes"] == list(trained.model.classes)

@@ -152,7 +152,7 @@ def test_colour_images_are_converted_for_a_grey_model(vitreous, model_file, phot
 
 
 def test_token_merging_is_compared_with_the_unmerged_model(vitreous, model_file, digits, tmp_path):
-    plain = vitreous("evaluate", model_file, "digits-folder", "--json", "-")
+    plain = vitreous("evaluate", model_file, "digits-folder", "--json", "-", "--device=cpu")
     assert json.loads(plain.stdout)["computed_by"] == {
         "engine": "torch",
         "precision": "float32",

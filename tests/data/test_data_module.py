@@ -282,9 +282,9 @@ def test_a_missing_split_is_named(photographs):
 
 
 def within_lightning(test):
-    """What Lightning 2.6 warns about by itself: how it asks torch about trees, and loaders that need no workers."""
-    for about in (r"ignore:.*LeafSpec:FutureWarning", "ignore:.*does not have many workers:UserWarning"):
-        test = pytest.mark.filterwarnings(about)(test)
+    """What Lightning 2.6 warns about by itself: how it asks torch about trees, no workers, and a GPU not used."""
+    for about in ("LeafSpec:FutureWarning", "does not have many workers:UserWarning", "GPU available but:UserWarning"):
+        test = pytest.mark.filterwarnings(f"ignore:.*{about}")(test)
     return test
 
 

@@ -176,7 +176,7 @@ def test_least_squares_are_numpys(digits, n, whiten, l2):
     solver = LeastSquares(shots, 10, whiten)
     weight, bias, mean, std = ridge(shots, l2, whiten)
     found = solver.weights(l2)
-    np.testing.assert_allclose(found[:-1], weight, atol=1e-9)
+    np.testing.assert_allclose(found[:-1], weight, atol=1e-8)
     np.testing.assert_allclose(100 * found[-1], bias, atol=1e-7)
     expected = ((digits["val"].features - mean) / std @ weight + bias).argmax(1)
     np.testing.assert_array_equal(solver.predict(digits["val"].features, [7.0, l2])[1], expected)

@@ -99,6 +99,7 @@ def test_a_kept_table_is_never_stale(kind: str, layers: str) -> None:
 
 
 @each_case
+@pytest.mark.filterwarnings("ignore:.*script_method. is deprecated:DeprecationWarning")  # torch 2.11, of itself
 @pytest.mark.parametrize("size", [(12, 16), LARGER], ids=str)
 def test_it_is_traced_compiled_and_differentiated_by_image(kind: str, layers: str, size: tuple[int, int]) -> None:
     model, images = built(kind, layers), torch.randn(2, 3, *size, dtype=torch.float64)

@@ -79,6 +79,25 @@ def test_one_slow_validation_does_not_end_the_run(monkeypatch):
     assert reserves == pytest.approx([one, one, one, one, three, three])
 
 
+def test_a_few_slow_steps_at_the_start_do_not_end_the_run(monkeypatch):
+    steps = Steps(monkeypatch)
+    for seconds in (10.0, 30.0, 20.0):  # the machine is busy for a moment: validation at this speed takes minutes
+        steps.step(seconds, images=64)
+    assert not steps.trainer.should_stop
+    for _ in range(3):
+        steps.step(0.5, images=64)
+    assert 20 < steps.budget.reserve < 20 + 16 * 2475 * 0.5 / 64
+    assert not steps.trainer.should_stop
+
+
+def test_steps_that_stay_slow_leave_time_for_the_validation(monkeypatch):
+    steps = Steps(monkeypatch)
+    while not steps.trainer.should_stop:
+        steps.step(2.0)
+    left = 1300.0 - steps.now
+    assert steps.budget.reserve - 2 <= left <= steps.budget.reserve
+
+
 def test_a_rebuilt_run_reserves_time_once(monkeypatch):
     steps = Steps(monkeypatch)
     steps.validate(2.0)

@@ -30,6 +30,7 @@ __all__ = ["MetricsLog", "StopWhenOver", "WeightSelection", "improves", "is_bett
 
 _TIMED_STEPS, _TIMED_SECONDS = 5, 1.0  # the speed is announced after this many steps and seconds
 _MEDIAN_OF = 5  # last steps; earlier ones may have had smaller images or fewer patches
+_UNSURE = 0.5  # share of the time left that may be reserved on the word of fewer steps
 _VALIDATIONS = 3  # last validations, whose median time counts
 _APPEND = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _EVALUATION_SPEED = 2.0  # cautious guess of images/s in evaluation over training, until a validation is timed
@@ -69,15 +70,17 @@ class StopWhenOver(Callback):
             self._last, self._seen = now, module.images_seen
             if images > 0 and len(self._per_image) > 1:  # the first step is much slower than the others
                 val = len(cast(Any, trainer).datamodule.data.splits["val"])
-                self._reserve(val * statistics.median_low(self._per_image) / _EVALUATION_SPEED)
+                # The fastest step counts: a machine that is busy for a moment would end the training at once.
+                self._reserve(val * min(self._per_image) / _EVALUATION_SPEED, len(self._per_image) == _MEDIAN_OF)
         if self.clock.over(trainer.global_step):
             trainer.should_stop = True
 
-    def _reserve(self, validation: float) -> None:
+    def _reserve(self, validation: float, is_sure: bool = True) -> None:
         """Reserve time for a last validation, the evaluation of the selected weights, and the report."""
         if isinstance(self.clock, Budget):
             after = validation + scoring_seconds(validation, self._test_share, self._precision)
-            self.clock.reserve = self.clock.ending + after
+            left = self.clock.started + self.clock.seconds - self.clock.ending - time.monotonic()
+            self.clock.reserve = self.clock.ending + (after if is_sure else min(after, _UNSURE * max(0.0, left)))
 
     def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Time the validation."""
