@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ FILES = (
 """Names of all files that a run writes itself; its loggers write others."""
 
 _UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")  # how files/writing.py names a file until it is complete
+_UNFINISHED_SHARDS = re.compile(r"\.shards-[0-9a-f]{8}-\d{1,9}\.tmp")  # a folder, of runs/shards.py
 _WRITTEN = re.compile(r".+\.(ckpt|csv|html|json|png|replay|safetensors|txt|yaml)")  # what a run writes
 _PREAMBLE = {"recipe.yaml", "unreadable.txt"}  # what a run writes before it has anything to resume from
 _LARGEST_REPORT = 1 << 28  # bytes
@@ -51,6 +53,8 @@ def read_report(run_dir: Path) -> dict[str, Any] | None:
 def remove_unfinished(run_dir: Path) -> None:
     """Remove the temporary files of a killed process; a user's files have other names and stay."""
     for path in run_dir.iterdir():
+        if _UNFINISHED_SHARDS.fullmatch(path.name) and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
         name = _UNFINISHED.fullmatch(path.name)
         if name and _WRITTEN.fullmatch(name[1]):
             with contextlib.suppress(OSError):  # one that stays does no harm

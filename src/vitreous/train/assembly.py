@@ -87,6 +87,9 @@ class Kit:
     later_validations: int = 0  # after training, besides those of any run, for which a budget reserves time
     budget: Callable[[float, float, float], Budget] = Budget
     strategy: Mapping[str, Any] | None = None  # arguments of the Trainer
+    saver: Callable[..., Saver] = Saver
+    compile: Callable[[torch.nn.Module], Any] = torch.nn.Module.compile
+    restore: Callable[[VitModule, RunState], None] = restore_module
 
 
 @dataclass
@@ -182,8 +185,8 @@ def assemble(
         setup.data_module.progress = count
         setup.data_module.setup("fit")
     if config.compile:
-        setup.model.compile()
-    saver, extended = Saver(run_dir.path, run_dir.lock), tuple(state.extended) if state is not None else ()
+        kit.compile(setup.model)
+    saver, extended = kit.saver(run_dir.path, run_dir.lock), tuple(state.extended) if state is not None else ()
     writer = kit.writer(setup, run_dir.path, extended, map_seconds)
     session = Session(setup, run_dir, view, signals, writer, saver, clock, identity(setup), extended=extended, kit=kit)
     rebuild(session, state)
@@ -242,7 +245,7 @@ def _restore(session: Session, state: RunState) -> None:
     session.metrics.history = list(state.history)
     session.selection.best = state.selected()
     session.selection.improved_epoch, session.selection.stopped_early = state.risen, state.stopped_early
-    restore_module(session.module, state)
+    session.kit.restore(session.module, state)
     batches_done = state.step * sampler.accumulate
     sampler.seek(state.epoch, max(batches_done - 1, 0))
     restore_trainer(session.trainer, state.epoch, batches_done, len(sampler), sampler.accumulate)

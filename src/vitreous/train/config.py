@@ -193,8 +193,7 @@ class RunConfig:
             0.999 (arXiv 1901.05555). The weights are scaled so that their mean over the training images is 1.
         balanced_sampling: Whether each epoch draws equally many training images of every class. The length of an epoch
             stays the same, so some images of large classes are left out, and those of small classes repeat.
-        ema: Decay per step of an exponential moving average of the weights. If given, the average is what gets
-            evaluated and saved. None disables it.
+        ema: Decay per step of a moving average of the weights, which is evaluated and saved. None disables it.
         patches_last: Fraction of the run, at its end, that trains on all patches of a model with `patch_dropout`.
         patience: Number of epochs without a better validation score after which training stops. None disables early
             stopping.
@@ -202,19 +201,18 @@ class RunConfig:
             `last` saves the weights of the last epoch.
         precision: `bf16`, `float32`, or `auto`, which is bf16 on hardware that supports it and float32 elsewhere.
         device: `auto`, `cpu`, `cuda`, a GPU such as `cuda:1`, or `mps`.
-        devices: Number of processes on each machine: one for each GPU or, on CPUs, for a share of the cores.
-            `batch_size` stays the number of images per optimiser step, of all processes together.
+        devices: Processes on each machine: one for each GPU or, on CPUs, for a share of the cores. `batch_size` stays
+            the number of images per optimiser step, of all processes together.
         nodes: Number of machines that run the same command (docs/explanation/scale.md).
-        strategy: How several processes train one model. `ddp`: each holds all weights and gets a share of each batch
-            (torch's DistributedDataParallel). `auto` is ddp.
+        strategy: How processes share the model. `ddp`: each holds all weights (DistributedDataParallel). `fsdp`: each
+            holds a part of weights, gradients and optimiser state (FSDP2). `auto` is ddp if that fits into memory.
         compile: Whether to compile the model with torch.compile.
         loggers: Loggers in addition to metrics.csv, which is always written: any of `tensorboard`, `wandb` and
             `mlflow`, separated by commas.
         seed: Seed of all random numbers. Two CPU runs with the same seed give bit-identical weights.
         out: The run directory. None creates runs/NAME-1, -2 and so on.
         checkpoint_every: Wall-clock time between two checkpoints with its unit, such as `5m`.
-        checkpoint_epochs: Number of epochs after which a further checkpoint is saved each time. None saves checkpoints
-            by time alone.
+        checkpoint_epochs: Number of epochs after each of which a checkpoint is saved too. None saves by time alone.
     """
 
     recipe: str = "folder"
@@ -242,7 +240,7 @@ class RunConfig:
     device: str = "auto"
     devices: int = 1
     nodes: int = 1
-    strategy: Literal["auto", "ddp"] = "auto"
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     compile: bool = False
     loggers: tuple[str, ...] = ()
     seed: int = 0
@@ -327,6 +325,8 @@ def _device_problems(config: RunConfig) -> Iterator[str]:
         which = "one GPU" if ":" in config.device else "the one GPU of a Mac"
         several = f"devices {config.devices}" if config.devices > 1 else f"nodes {config.nodes}"
         yield f"device {config.device} is {which}, but {several} need more: use device auto, cuda or cpu"
+    if config.strategy == "fsdp" and (config.distil.teacher or config.aux.method != "none" or config.device == "mps"):
+        yield "strategy fsdp does not go with a teacher, aux or device mps: omit it"
 
 
 def _duration_problems(name: str, text: str | None) -> Iterator[str]:

@@ -47,8 +47,7 @@ class VitModule(lightning.LightningModule):
     every score of :meth:`~vitreous.evaluate.metrics.Scores.summary` with the prefix `val_`.
 
     On a CPU, some batches are split among threads (:mod:`vitreous.accelerate.batch_parts`). For these batches,
-    Lightning does not call its hooks around the backward pass. Forward hooks of the model are not called in training,
-    and are called once per thread in evaluation.
+    Lightning calls no hooks around the backward pass, and forward hooks are called once per thread in evaluation.
 
     Args:
         model: Maps float images (B, C, H, W) to logits (B, K).
@@ -249,11 +248,14 @@ class VitModule(lightning.LightningModule):
     @torch.no_grad()
     def _update_average(self, average: nn.Module, decay: float) -> None:
         """Update the moving average of the weights and of batch norm's statistics."""
-        averaged, current = average.state_dict(), self.model.state_dict()
+        averaged, current = self._values(average), self._values(self.model)
         floats = [name for name, value in averaged.items() if value.is_floating_point()]
         torch._foreach_lerp_([averaged[n] for n in floats], [current[n] for n in floats], 1 - decay)
         for name in averaged.keys() - set(floats):
             averaged[name].copy_(current[name])
+
+    def _values(self, model: nn.Module) -> dict[str, Tensor]:
+        return model.state_dict()  # of which one of several processes may hold a part
 
     def _trainer_progress(self, step: int) -> float:
         """Return the fraction of the run that is done at the middle of a step.
@@ -346,7 +348,7 @@ class VitModule(lightning.LightningModule):
 
     @torch.no_grad()
     def discard_step(self) -> None:
-        """Discard a step that failed before its update. This restores buffers that its forward passes changed."""
+        """Discard a step that failed before its update, and restore buffers that its forward passes changed."""
         buffers = self.model.state_dict()
         for name, before in self._buffers_before.items():
             buffers[name].copy_(before)

@@ -154,12 +154,16 @@ class StackedMuon(Optimizer):
         gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
         momenta = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        updates = torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"]))  # (matrices, A, B, ...)
-        updates = orthogonalise(updates.flatten(2)).to(updates.dtype).reshape(updates.shape)
+        stack = torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"]))  # (matrices, A, B, ...)
+        updates = self.orthogonal(stack)
         rows, columns = matrices[0].flatten(1).shape
         rate = group["lr"] * math.sqrt(max(1, rows / columns))
         torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(matrices, list(updates.unbind()), alpha=-rate)
+        torch._foreach_add_(matrices, updates, alpha=-rate)
+
+    def orthogonal(self, stack: Tensor) -> list[Tensor]:
+        """Return the updates of a stack of matrices, (count, A, B, ...)."""
+        return list(orthogonalise(stack.flatten(2)).to(stack.dtype).reshape(stack.shape).unbind())
 
 
 def orthogonalise(stack: Tensor) -> Tensor:
@@ -189,22 +193,22 @@ class MuonWithAdamW(Optimizer):
     """
 
     def __init__(self, matrices: list[dict[str, Any]], rest: list[dict[str, Any]], config: OptimConfig) -> None:
-        self._muon = StackedMuon(matrices, lr=config.muon_lr, momentum=config.momentum)
+        self.muon = StackedMuon(matrices, lr=config.muon_lr, momentum=config.momentum)
         self._adamw = _adamw(rest, config)
-        super().__init__(self._muon.param_groups + self._adamw.param_groups, {})
+        super().__init__(self.muon.param_groups + self._adamw.param_groups, {})
         self._share_state()
 
     def _share_state(self) -> None:
         """Make both optimisers use the groups and state of this one. Loading a state replaces them."""
-        count = len(self._muon.param_groups)
-        self._muon.param_groups, self._adamw.param_groups = self.param_groups[:count], self.param_groups[count:]
-        self._muon.state = self._adamw.state = self.state
+        count = len(self.muon.param_groups)
+        self.muon.param_groups, self._adamw.param_groups = self.param_groups[:count], self.param_groups[count:]
+        self.muon.state = self._adamw.state = self.state
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters. If there is a closure, it is called first, and its loss is returned."""
         with torch.enable_grad():
             loss = closure() if closure is not None else None
-        self._muon.step()
+        self.muon.step()
         self._adamw.step()
         return loss
 

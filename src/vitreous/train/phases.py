@@ -55,16 +55,23 @@ __all__ = [
 
 
 def open_run_dir(
-    setup: Setup, run_dir: RunDir, view: Display, without: str = "has no checkpoint yet: starts from the beginning"
+    setup: Setup,
+    run_dir: RunDir,
+    view: Display,
+    without: str = "has no checkpoint yet: starts from the beginning",
+    *,
+    whole: bool = True,
 ) -> tuple[RunState | None, int]:
     """Load the checkpoint to resume from, write recipe.yaml, and print what was found.
 
-    `without` is what a run does that is resumed without a checkpoint.
+    `without` is what a run does that is resumed without a checkpoint. `whole` is for :func:`load_newest`.
     Return the state to resume from, or None in a new run, and the number of CPU threads.
     """
     data, folder = setup.data, run_dir.path
     recipe, settings = recipe_text(setup.config), identity(setup)
-    found = load_newest(folder, lambda line: view.line("damaged", line)) if run_dir.has_run else None
+    found = None
+    if run_dir.has_run:
+        found = load_newest(folder, lambda line: view.line("damaged", line), whole=whole)
     state, is_longer, old_threads = None, False, recorded_threads(folder) if run_dir.has_run else None
     if found is not None:
         path, saved = found

@@ -74,12 +74,17 @@ class RunWriter:
 
     def __init__(self, setup: Setup, folder: Path, extended: Sequence[int] = (), map_seconds: float = math.inf) -> None:
         self.setup, self.folder, self.extended, self.map_seconds = setup, folder, tuple(extended), map_seconds
-        self._model = copy.deepcopy(setup.model)  # weights to save are loaded here, never into the model in training
+        self.model = copy.deepcopy(setup.model)  # weights to save are loaded here, never into the model in training
         self._saved_at = 0.0
+
+    @property
+    def best_is_due(self) -> bool:
+        """Whether the last write of the best model was long enough ago."""
+        return time.monotonic() - self._saved_at >= _SAVE_EVERY
 
     def save_best(self, selected: SelectedWeights) -> None:
         """Write the best model so far during training, at most every 10 seconds."""
-        if time.monotonic() - self._saved_at < _SAVE_EVERY:
+        if not self.best_is_due:
             return
         self.save_model(selected, choose_temperature(selected.logits, selected.labels), None)
         self._saved_at = time.monotonic()
@@ -148,9 +153,9 @@ class RunWriter:
             distil=setup.distiller.to_dict() if setup.distiller is not None else None,
             extended_from=self.extended,
         )
-        self._model.load_state_dict(selected.weights)
+        self.model.load_state_dict(selected.weights)
         info, split = ModelInfo(setup.data.classes, setup.pipeline, temperature), setup.data.splits["val"]
-        maps = class_map(self._model, info, split, self.map_seconds)
+        maps = class_map(self.model, info, split, self.map_seconds)
         val = replace(_predictions(selected, split), class_map=maps)
         test = _predictions(tested, setup.data.splits["test"]) if tested is not None else None
         with one_thread_if_tiny(setup):
@@ -181,8 +186,8 @@ class RunWriter:
 
     def exported(self, weights: Mapping[str, Tensor]) -> VisionTransformer:
         """Return the model with these weights as it is saved."""
-        self._model.load_state_dict(weights)
-        return merge_adapters(self._model)
+        self.model.load_state_dict(weights)
+        return merge_adapters(self.model)
 
     def _save(
         self,

@@ -92,6 +92,8 @@ def run(
     exit_seconds = exit_after(started)
     view = view or Display()
     refuse_to_choose_again(config, resume)
+    if config.strategy == "fsdp":
+        raise UsageError("strategy fsdp needs the command: use `vitreous train` or `vitreous finetune`, or omit it")
     if config.devices * config.nodes > 1:
         raise UsageError(
             f"devices {config.devices} on nodes {config.nodes} are {config.devices * config.nodes} processes, which "

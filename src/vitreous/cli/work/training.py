@@ -36,10 +36,11 @@ def train(
         The result, or the exit code if all of it happens in other processes.
     """
     place = None
-    if config.devices * config.nodes > 1 or "LOCAL_RANK" in os.environ:
+    sharded = config.strategy == "fsdp"
+    if config.devices * config.nodes > 1 or sharded or "LOCAL_RANK" in os.environ:
         from vitreous.train.scale.launch import launch_or_join
 
-        code, place = launch_or_join(words, config.devices, config.nodes, started=process_start())
+        code, place = launch_or_join(words, config.devices, config.nodes, started=process_start(), joins=sharded)
         if code is not None:
             return code
     from rich.console import Console

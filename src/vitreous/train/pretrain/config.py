@@ -99,6 +99,8 @@ class PretrainConfig(RunConfig):
             problems.append(f"aux {self.aux.method} is for training on labels: omit it, or use --method mae")
         if self.devices * self.nodes > 1:
             problems.append(f"devices {self.devices} and nodes {self.nodes}: pretraining uses one process, omit both")
+        if self.strategy == "fsdp":
+            problems.append("strategy fsdp is for training on labels: omit it")
         if self.compile:
             problems.append("compile is for training on labels: omit it")
         if self.compares_views and self.augment.resized_crop == 1:

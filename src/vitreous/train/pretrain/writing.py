@@ -35,7 +35,7 @@ class PretrainWriter(RunWriter):
 
     def exported(self, weights: Mapping[str, Tensor]) -> VisionTransformer:
         """Return the backbone with the weights of an objective."""
-        objective = cast(Objective, self._model)
+        objective = cast(Objective, self.model)
         objective.load_state_dict(weights)
         return objective.trained_backbone
 

@@ -28,10 +28,11 @@ from vitreous.train.resume.state import RunState, load_optimizer, report_mismatc
 __all__ = ["LAST", "PREVIOUS", "Checkpoint", "Saver", "load_newest"]
 
 
-def load_newest(run_dir: Path, warn: Callable[[str], None]) -> tuple[Path, RunState] | None:
+def load_newest(run_dir: Path, warn: Callable[[str], None], *, whole: bool = True) -> tuple[Path, RunState] | None:
     """Read the newest intact state of a run, and return it with its file; None if nothing has been saved yet.
 
-    `warn` is called with a line about each damaged file that is skipped.
+    `warn` is called with a line about each damaged file that is skipped. Without `whole`, tensors in shards are left to
+    the caller to read (:mod:`vitreous.runs.shards`).
     """
     damaged = []
     for name in (LAST, PREVIOUS):
@@ -39,7 +40,7 @@ def load_newest(run_dir: Path, warn: Callable[[str], None]) -> tuple[Path, RunSt
         if not os.path.lexists(path):
             continue
         try:
-            state = RunState.from_dict(read_state(path))
+            state = _read(path, whole)
         except CheckpointError as error:
             damaged.append(f"{error}" if str(path) in str(error) else f"'{path}' cannot be used: {error}")
             continue
@@ -49,6 +50,16 @@ def load_newest(run_dir: Path, warn: Callable[[str], None]) -> tuple[Path, RunSt
     if damaged:
         raise CheckpointError(f"no usable checkpoint: {'; '.join(damaged)}. Start a new run with another --out")
     return None
+
+
+def _read(path: Path, whole: bool) -> RunState:
+    content = read_state(path)
+    if isinstance(content, dict) and "shards" in content:
+        from vitreous.runs.shards import open_shards, read_whole  # no run of one process pays for it
+
+        content = open_shards(path.parent, content)
+        content = read_whole(path.parent, content) if whole else content
+    return RunState.from_dict(content)
 
 
 class Saver:
@@ -93,14 +104,25 @@ class Saver:
     def _write(self, state: RunState) -> None:
         self._lock.record(saving=True)
         try:
-            last = self._run_dir / LAST
-            keep = self._run_dir / PREVIOUS if self._is_intact(last, state.identity) else None
-            write_state(last, state.to_dict(), keep=keep)
-            self._written, self.saved = _signature(last), state.where
+            self._store(state)
+            self.saved = state.where
         except BaseException as error:
             self._error = error
         finally:
             self._lock.record(saving=False)
+
+    def _store(self, state: RunState) -> None:
+        """Write a state, in the background thread."""
+        self._replace(state.to_dict(), state.identity)
+
+    def _replace(self, content: dict[str, Any], identity: dict[str, str]) -> None:
+        last, previous = self._run_dir / LAST, self._run_dir / PREVIOUS
+        write_state(last, content, keep=previous if self._is_intact(last, identity) else None)
+        self._written = _signature(last)
+        if any(self._run_dir.glob("shards-*")):  # of this run, or of one that it continues
+            from vitreous.runs.shards import remove_unused
+
+            remove_unused(self._run_dir, (last, previous))
 
     def _is_intact(self, last: Path, identity: dict[str, str]) -> bool:
         """Return whether the newest file is an intact state of this run, which may replace the previous one."""
@@ -108,7 +130,7 @@ class Saver:
         if signature is None or signature == self._written:
             return signature is not None
         try:
-            stored = RunState.from_dict(read_state(last)).identity
+            stored = _read(last, whole=False).identity
         except CheckpointError:
             return False
         return {**stored, "recipe": ""} == {**identity, "recipe": ""}  # the recipe may ask for more epochs by now
@@ -178,7 +200,7 @@ class Checkpoint(Callback):
         if (batch_idx + 1) % cast(VitModule, pl_module).accumulate:
             return
         self._save_and_stop_if_signalled(pl_module)
-        if self._is_due() and not self._saver.busy:
+        if self._is_due():
             cast(VitModule, pl_module).check_finite()
             self.save()
 
@@ -205,7 +227,7 @@ class Checkpoint(Callback):
         self._signals.raise_if_received()
 
     def _is_due(self) -> bool:
-        return time.monotonic() - self._saved_at >= self._every
+        return time.monotonic() - self._saved_at >= self._every and not self._saver.busy
 
     def _save_and_stop_if_signalled(self, pl_module: lightning.LightningModule) -> None:
         if self._signals.received is not None:

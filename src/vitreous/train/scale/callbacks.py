@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import FrameType
 from typing import Any, cast
 
 import lightning
-import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.pytorch.strategies import DDPStrategy
 
 from vitreous.runs.lock import Lock
-from vitreous.train.assembly import Kit, make_module
 from vitreous.train.callbacks import MetricsLog
 from vitreous.train.module import VitModule
 from vitreous.train.progress import Budget
@@ -20,10 +16,18 @@ from vitreous.train.results import RunWriter
 from vitreous.train.resume.saving import Checkpoint
 from vitreous.train.resume.signals import Signals, Stopped
 from vitreous.train.scale.place import Place
-from vitreous.train.scale.shares import SharedVitModule
 from vitreous.train.scale.team import Team
 
-__all__ = ["NoLock", "SharedCheckpoint", "SharedSignals", "leave_signals_alone", "make_kit"]
+__all__ = [
+    "NoLock",
+    "PlaceEnvironment",
+    "SharedBudget",
+    "SharedCheckpoint",
+    "SharedMetricsLog",
+    "SharedSignals",
+    "SharedWriter",
+    "leave_signals_alone",
+]
 
 
 class SharedSignals(Signals):
@@ -56,10 +60,15 @@ class SharedCheckpoint(Checkpoint):
         self.is_between_epochs = False  # whether an epoch is complete, but not yet counted by the Trainer
 
     def save(self, *, between: bool = False, trained: bool = False, wait: bool = False) -> None:
-        """Save the current state, in the first process only."""
-        if self._team.leads:
+        """Save the current state."""
+        if self._saves:
             with self._team.pulse.working("saving"):
                 super().save(between=between, trained=trained, wait=wait)
+
+    @property
+    def _saves(self) -> bool:
+        """Whether this process saves."""
+        return self._team.leads
 
     def _is_due(self) -> bool:  # only the first process saves, and so knows when it did
         return self._team.leads and super()._is_due()
@@ -106,7 +115,7 @@ class SharedCheckpoint(Checkpoint):
         cast(SharedSignals, self._signals).agree()
 
 
-class _SharedMetricsLog(MetricsLog):
+class SharedMetricsLog(MetricsLog):
     """Keeps the history in all processes, and writes it in the first."""
 
     def __init__(self, team: Team, *args: Any, **kwargs: Any) -> None:
@@ -118,7 +127,7 @@ class _SharedMetricsLog(MetricsLog):
             super()._write(rows)
 
 
-class _SharedWriter(RunWriter):
+class SharedWriter(RunWriter):
     """Writes the best weights so far in the first process only."""
 
     def __init__(self, team: Team, *args: Any, **kwargs: Any) -> None:
@@ -132,7 +141,7 @@ class _SharedWriter(RunWriter):
                 super().save_best(selected)
 
 
-class _SharedBudget(Budget):
+class SharedBudget(Budget):
     """The clock of the first process, which all follow."""
 
     def __init__(self, team: Team, started: float, seconds: float, reserve: float) -> None:
@@ -174,7 +183,7 @@ class NoLock(Lock):
         """Do nothing."""
 
 
-class _Environment(ClusterEnvironment):
+class PlaceEnvironment(ClusterEnvironment):
     """Tells Lightning the place of this process."""
 
     def __init__(self, place: Place) -> None:
@@ -211,20 +220,3 @@ class _Environment(ClusterEnvironment):
     def node_rank(self) -> int:
         """Return the number of this machine."""
         return self._place.node
-
-
-def make_kit(team: Team, device: torch.device) -> Kit:
-    """Return what the run of one of several processes is assembled from."""
-    place = team.place
-    strategy = DDPStrategy(
-        parallel_devices=[device] * place.devices, cluster_environment=_Environment(place), broadcast_buffers=False
-    )
-
-    return Kit(
-        module=lambda setup, progress: make_module(setup, progress, partial(SharedVitModule, team)),
-        metrics=partial(_SharedMetricsLog, team),
-        checkpoint=partial(SharedCheckpoint, team),
-        writer=partial(_SharedWriter, team),
-        budget=partial(_SharedBudget, team),
-        strategy={"strategy": strategy, "num_nodes": place.nodes, "use_distributed_sampler": False},
-    )

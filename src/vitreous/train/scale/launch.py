@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import FrameType
 
 from vitreous.machine.cores import num_cores
@@ -26,17 +27,18 @@ _GRACE = 75.0  # seconds that the others have to notice that a process is gone, 
 
 
 def launch_or_join(
-    words: Sequence[str], devices: int, nodes: int, *, started: float
+    words: Sequence[str], devices: int, nodes: int, *, started: float, joins: bool = False
 ) -> tuple[int | None, Place | None]:
     """Start the processes of this machine, unless this is one of them, and wait for the end of the run.
 
-    `started` is when the command started, in the seconds of ``time.monotonic()``.
+    `started` is when the command started, in the seconds of ``time.monotonic()``. With `joins`, the one process of a
+    run has a place too.
 
     Returns:
         The exit code if this has happened; the place of this process if it is one of several.
     """
     if devices * nodes == 1 and not is_rank():
-        return None, None
+        return None, replace(find_place(1, 1), port=_free_port(), local_rank=0) if joins else None
     place = find_place(devices, nodes)
     return (launch(words, place, started=started), None) if place.local_rank is None else (None, place)
 

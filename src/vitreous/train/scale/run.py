@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 
 from vitreous.data.batches.sampler import Share, TrainSampler
+from vitreous.data.sources.listing import pluralize
 from vitreous.errors import ConfigError, DataError, VitreousError
 from vitreous.evaluate.calibration import choose_temperature
 from vitreous.machine.device import choose_device
@@ -38,9 +39,11 @@ from vitreous.train.resume.non_finite import NonFiniteStepError
 from vitreous.train.resume.signals import Stopped
 from vitreous.train.resume.state import RunState
 from vitreous.train.run import probe, refuse_to_choose_again, write_results
-from vitreous.train.scale.callbacks import NoLock, SharedCheckpoint, SharedSignals, leave_signals_alone, make_kit
+from vitreous.train.scale.callbacks import NoLock, SharedCheckpoint, SharedSignals, leave_signals_alone
+from vitreous.train.scale.choice import choose
 from vitreous.train.scale.heartbeat import FOLDER
 from vitreous.train.scale.place import Place
+from vitreous.train.scale.replicated import Replicated
 from vitreous.train.scale.team import Team, is_lost_connection
 from vitreous.train.scale.watch import Watch
 from vitreous.train.setup import Setup, prepare
@@ -74,14 +77,15 @@ def run_rank(
             team.together(lambda: refuse_to_choose_again(config, resume))
             setup = _prepare(config, device, explicit, team, view)
             stack.enter_context(signals.handled())
-            opened = team.lead(lambda: _open(setup, view, place, resume, stack))
+            sharing = choose(config.strategy, setup, team)
+            opened = team.lead(lambda: _open(setup, view, sharing, resume, stack))
             if team.from_leader(isinstance(opened, RunResult)):
                 return opened if isinstance(opened, RunResult) else team.leave(0)
             run_dir, state, threads = _shared(opened, team)
+            state = team.together(lambda: sharing.localise(state, run_dir.path))
             stack.enter_context(torch_threads(threads))
-            return _run_phases(
-                setup, run_dir, view, signals, state, team=team, started=started, exit_seconds=exit_seconds
-            )
+            times = {"started": started, "exit_seconds": exit_seconds}
+            return _run_phases(setup, run_dir, view, signals, state, sharing=sharing, **times)
     except Stopped as stopped:
         if not team.leads:
             team.leave(stopped.exit_code)
@@ -99,7 +103,7 @@ def _device_of(config: RunConfig, place: Place) -> torch.device:
     count, local_rank = torch.cuda.device_count(), place.local_rank or 0
     if count < place.devices and (count > 1 or "SLURM_PROCID" not in os.environ):  # srun may show each task its own
         raise ConfigError(f"devices is {place.devices}, but this machine has {count} CUDA GPUs: use --devices {count}")
-    chosen = torch.device("cuda", local_rank if count > 1 else 0)
+    chosen = device if device.index is not None else torch.device("cuda", local_rank if count > 1 else 0)
     torch.cuda.set_device(chosen)
     return chosen
 
@@ -114,7 +118,7 @@ def _prepare(config: RunConfig, device: torch.device, explicit: Collection[str],
             raise ConfigError(f"a run with aux {config.aux.method} uses one process: start it without torchrun")
 
     team.together(refuse)
-    config = replace(config, devices=1, nodes=1)  # not settings of the run: any number of processes may resume it
+    config = replace(config, devices=1, nodes=1, strategy="auto")  # not of the run: any other may resume it
     if config.tune.mode == AUTO:  # stages choose by the time of one process
         view.line("tune", "stages need one process: all weights are trained. A run in stages cannot resume as this one")
         config = replace(config, tune=replace(config.tune, mode="full"))
@@ -155,7 +159,7 @@ def _shared(
 
 
 def _open(
-    setup: Setup, view: Display, place: Place, resume: bool, stack: contextlib.ExitStack
+    setup: Setup, view: Display, sharing: Replicated, resume: bool, stack: contextlib.ExitStack
 ) -> tuple[RunDir, RunState | None, int] | RunResult:
     """Open and lock the run directory, as the first process does."""
     recipe = recipe_text(setup.config)
@@ -164,11 +168,12 @@ def _open(
     if resume and is_finished(folder, recipe):
         return announce_finished(folder, view)
     run_dir = stack.enter_context(lock_run_dir(folder, recipe, resume))
-    state, threads = open_run_dir(setup, run_dir, view)
+    state, threads = open_run_dir(setup, run_dir, view, whole=sharing.reads_whole)
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
     announce(setup, view)
+    place = sharing.team.place
     machines = f" on {place.nodes} machines" if place.nodes > 1 else ""
-    view.line("devices", f"{place.world} processes{machines}, each with a share of every batch")
+    view.line("devices", f"{pluralize(place.world, 'process', 'processes')}{machines}, {sharing.line}")
     return run_dir, state, threads
 
 
@@ -179,14 +184,15 @@ def _run_phases(
     signals: SharedSignals,
     state: RunState | None,
     *,
-    team: Team,
+    sharing: Replicated,
     started: float,
     exit_seconds: float,
 ) -> RunResult:
+    team = sharing.team
     session: Session | None = None
 
     def rescue() -> str:
-        return _rescue(session, setup, run_dir)
+        return _rescue(session if sharing.saves_alone else None, setup, run_dir)
 
     try:
         with Watch(run_dir.path, team.rank, team.world, team.pulse, rescue) as watch:
@@ -199,20 +205,28 @@ def _run_phases(
                     state,
                     started=started,
                     exit_seconds=exit_seconds,
-                    kit=make_kit(team, setup.device),
+                    kit=sharing.kit(setup),
                 )
                 leave_signals_alone(session.trainer)
                 _probe(session, team)
                 if state is None and isinstance(session.clock, Budget):
                     check_budget(session.clock)
-                _fit(session, signals, team)
+                sharing.begin(session)
+                _fit(session, signals)
+                sharing.end(session)
                 run_dir.lock.record(phase="selecting")
                 selected, training_scores = select_weights(session)
                 temperature = choose_temperature(selected.logits, selected.labels) if team.leads else 1.0
                 run_dir.lock.record(phase="testing")
                 tested = test_once(session)
+                selected = replace(selected, weights=sharing.gather(selected.weights))
             except NonFiniteStepError as error:
+                error.good, error.weights = sharing.gather(error.good), sharing.gather(error.weights)
                 raise _save_non_finite(session, error) if team.leads and session else SystemExit(1) from error
+            except Stopped as stopped:
+                if session is not None and not stopped.at_once:
+                    sharing.gather_for_interrupted(session)
+                raise
             except Exception as error:
                 _fail(error, team, watch)
                 raise
@@ -236,7 +250,7 @@ def _probe(session: Session, team: Team) -> None:
     session.probe = ProbeResult.from_dict(found) if found is not None else None
 
 
-def _fit(session: Session, signals: SharedSignals, team: Team) -> None:
+def _fit(session: Session, signals: SharedSignals) -> None:
     """Train until the clock, early stopping or a signal ends training."""
     if session.trained:
         return

@@ -36,8 +36,11 @@ class SharedVitModule(VitModule):
         share_batch_norm(self.model, team)
 
     def on_train_start(self) -> None:
-        """Let DistributedDataParallel add gradients instead of averaging them."""
+        """Let gradients be added instead of averaged."""
         super().on_train_start()
+        self._add_gradients()
+
+    def _add_gradients(self) -> None:
         # A function without annotations, because torch takes those of a postponed evaluation for wrong ones.
         cast(Any, self.trainer.model).register_comm_hook(self.team, lambda team, bucket: _add_of_all(team, bucket))  # noqa: PLW0108
 
@@ -53,17 +56,31 @@ class SharedVitModule(VitModule):
         with self._draws(images, count):
             logits = self.model(images)  # (B, K)
         loss = F.cross_entropy(logits.float(), targets, weight=self.class_weights)
-        with contextlib.nullcontext() if ends_step else cast(Any, self.trainer.model).no_sync():
+        recomputes = self._draws(images, count) if self._recomputes else contextlib.nullcontext()
+        with self._keeps_gradients(ends_step), recomputes:
             self.manual_backward(loss * share / self.accumulate)
         total = loss.detach() * share
         with self.team.pulse.waiting():
             distributed.all_reduce(total)
         return total
 
+    def _keeps_gradients(self, ends_step: bool) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which processes exchange gradients only at the end of a step."""
+        return contextlib.nullcontext() if ends_step else cast(Any, self.trainer.model).no_sync()
+
+    @property
+    def _recomputes(self) -> bool:
+        """Whether the backward pass repeats blocks, and their random draws."""
+        return isinstance(self.model, FastVisionTransformer) and self.model.config.block.checkpoint
+
+    @property
+    def _compiles(self) -> bool:
+        return any(module._compiled_call_impl is not None for module in self.model.modules())
+
     def _draws(self, images: Tensor, count: int) -> contextlib.AbstractContextManager[Any]:
         if not _draws_in_training(self.model):
             return contextlib.nullcontext()
-        if any(module._compiled_call_impl is not None for module in self.model.modules()):
+        if self._compiles:
             torch.manual_seed(self._seed + 1 + self.team.rank)  # compiled code draws for the images it has
             return contextlib.nullcontext()
         return WholeDraws(torch.tensor(self._rows, device=images.device), count)

@@ -50,7 +50,7 @@ class Team:
             distributed.init_process_group(
                 "cpu:gloo,cuda:nccl" if on_cuda else "gloo", rank=self.rank, world_size=self.world, timeout=_ARRIVAL
             )
-            self._group: Any = distributed.new_group(backend="gloo", timeout=_EXCHANGE)
+            self.group: Any = distributed.new_group(backend="gloo", timeout=_EXCHANGE)
         except (RuntimeError, ValueError) as error:
             raise TrainingError(
                 f"process {self.rank} of {self.world} does not reach the others through {place.address}, port "
@@ -71,25 +71,31 @@ class Team:
     def largest(self, value: int) -> int:
         """Return the largest of the values of all processes."""
         tensor = torch.tensor([value])
-        self._exchange(lambda: distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=self._group))
+        self._exchange(lambda: distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=self.group))
         return int(tensor)
 
     def total(self, tensor: Tensor) -> Tensor:
         """Add up the tensors of all processes, in place. They are on the CPU."""
-        self._exchange(lambda: distributed.all_reduce(tensor, group=self._group))
+        self._exchange(lambda: distributed.all_reduce(tensor, group=self.group))
         return tensor
 
     def from_leader(self, value: _Value) -> _Value:
         """Return the first process's value; those of the others are ignored."""
         values = [value]
-        self._exchange(lambda: distributed.broadcast_object_list(values, 0, group=self._group))
+        self._exchange(lambda: distributed.broadcast_object_list(values, 0, group=self.group))
         return values[0]
 
     def of_all(self, value: _Value) -> list[_Value]:
         """Return the values of all processes, by rank."""
         values: list[Any] = [None] * self.world
-        self._exchange(lambda: distributed.all_gather_object(values, value, group=self._group))
+        self._exchange(lambda: distributed.all_gather_object(values, value, group=self.group))
         return values
+
+    def gather(self, tensor: Tensor) -> list[Tensor] | None:
+        """Return the tensors of all processes, by rank, in the first one. They are on the CPU and of one shape."""
+        tensors = [torch.empty_like(tensor) for _ in range(self.world)] if self.leads else None
+        self._exchange(lambda: distributed.gather(tensor, tensors, dst=0, group=self.group))
+        return tensors
 
     def together(self, function: Callable[[], _Value]) -> _Value:
         """Call a function in all processes; an error in any of them ends all, and the first process raises it."""
