@@ -16,7 +16,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["vitreous.train.run", "vitreous.report.run_report", "vitreous.predictor"])
+_FORKS.set_forkserver_preload(
+    [
+        *("vitreous.train.run", "vitreous.report.run_report", "vitreous.predictor"),
+        *("torch.distributed.fsdp", "torch.distributed.checkpoint"),
+    ]
+)
 
 
 class Forked:

@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from vitreous.checkpoint.model_file import KEY
 from vitreous.report.run_report import PICTURES
-from vitreous.runs.state_file import read_state
+from vitreous.train.resume.saving import load_newest
 
 __all__ = ["differences", "timeless", "unlike"]
 
@@ -26,12 +26,17 @@ TIMES = ("seconds", "images_per_second")
 
 def differences(left: Path, right: Path) -> list[str]:
     """Return the differences of two finished runs, times excepted."""
-    found = list(unlike(timeless(read_state(left / "last.ckpt")), timeless(read_state(right / "last.ckpt")), "state"))
+    found = list(unlike(*(timeless(_state(folder)) for folder in (left, right)), "state"))
     found += unlike(*(_model(folder / "model.safetensors") for folder in (left, right)), "model")
     found += unlike(*(_rows(folder / "metrics.csv") for folder in (left, right)), "metrics")
     found += unlike(*(_report(folder / "report.json") for folder in (left, right)), "report")
     found += [name for name in PICTURES if (left / name).read_bytes() != (right / name).read_bytes()]
     return found
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    found = load_newest(folder, print)
+    return found[1].to_dict() if found else {}
 
 
 def timeless(state: dict[str, Any]) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/
 
-from scale.ranks import SMALL, start, wait
+from scale.ranks import SMALL, start, wait, wait_for_file
 from vitreous.errors import DataError
-from vitreous.runs.state_file import read_state
+from vitreous.train.resume.saving import load_newest
 from vitreous.train.scale.shares import SharedVitModule
 
 SENT = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL, "int": signal.SIGINT, "term": signal.SIGTERM}
@@ -46,8 +46,9 @@ def break_step(kind: str, seconds: float, at: int) -> None:
     SharedVitModule._backward = broken  # type: ignore[method-assign]
 
 
-def one(kind: str, world: int, seconds: float, rng: random.Random, out: Path) -> tuple[bool, float]:
+def one(asked: argparse.Namespace, rng: random.Random, out: Path) -> tuple[bool, float]:
     """Do it once; return whether all was as promised, and the seconds until the end."""
+    kind, world, seconds = asked.kind, asked.world, asked.seconds
     victim, at = rng.randrange(world), rng.randrange(20, 60)
 
     def before(rank: int) -> None:
@@ -57,9 +58,10 @@ def one(kind: str, world: int, seconds: float, rng: random.Random, out: Path) ->
             break_step(kind, seconds, at)
 
     words = ["train", "digits", *SMALL, "--epochs", "5000", "--checkpoint_every", "1h", "--out", str(out)]
+    words += ["--strategy", asked.strategy, *(["--checkpoint_epochs", "1"] if asked.strategy == "fsdp" else [])]
     pids = start(words, world, before)
-    while not (out / "metrics.csv").exists():
-        time.sleep(0.1)
+    begun = "last.ckpt" if asked.strategy == "fsdp" else "metrics.csv"  # what one process cannot save must be there
+    wait_for_file(out / begun, pids, out.with_suffix(f".{victim}"))
     time.sleep(rng.uniform(0, 3))
     began = time.monotonic()
     if kind in SENT:
@@ -75,7 +77,7 @@ def one(kind: str, world: int, seconds: float, rng: random.Random, out: Path) ->
     good = all(
         code == EXIT[kind] for rank, code in enumerate(codes) if rank != victim or kind not in ("stop", "kill", "hang")
     )
-    good &= (out / "last.ckpt").exists() and read_state(out / "last.ckpt")["epoch"] >= 1
+    good &= (found := load_newest(out, print)) is not None and found[1].epoch >= 1
     if kind in ("stop", "kill", "hang", "error"):
         good &= told.count("vitreous: ") == 1 and f"process {victim} (pid {pids[victim]}" in told and took < 60
     if kind in ("stop", "hang"):
@@ -93,6 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=sorted(EXIT))
     parser.add_argument("--world", type=int, default=3)
+    parser.add_argument("--strategy", default="ddp", choices=["ddp", "fsdp"])
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -100,7 +103,7 @@ def main() -> None:
     rng, results = random.Random(asked.seed), []
     for n in range(asked.times):
         with tempfile.TemporaryDirectory() as name:
-            results.append(one(asked.kind, asked.world, asked.seconds, rng, Path(name, f"run{n}")))
+            results.append(one(asked, rng, Path(name, f"run{n}")))
     longest = max(took for _, took in results)
     print(
         f"{asked.kind}: {sum(good for good, _ in results)} of {len(results)} as promised, the longest {longest:.0f} s"

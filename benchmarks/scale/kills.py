@@ -1,6 +1,6 @@
 """Kill runs at random moments, resume them in another number of processes, and check images and bits.
 
-    python benchmarks/scale/kills.py --kills 50
+    python benchmarks/scale/kills.py --kills 50 [--strategy fsdp]
 
 Each chain starts a run of the digits, kills all its processes, and copies the directory. One copy is resumed in another
 number of processes to its end; the other is killed there once more, and resumed in the same number. Both must end with
@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/
 
 from resume.same_run import differences
-from scale.ranks import SMALL, start, wait
+from scale.ranks import SMALL, start, wait, wait_for_file
 from vitreous.train.module import VitModule
 
 WORLDS = ((4, 2), (2, 4), (1, 3), (3, 1))
@@ -35,7 +35,7 @@ WORKERS = (0, 2, 4)
 IMAGES, BATCH = 1284, 64
 
 
-def run(out: Path, world: int, workers: int, kill_after: float | None) -> bool:
+def run(out: Path, world: int, workers: int, kill_after: float | None, strategy: str) -> bool:
     """Start or resume; return whether the run ended before the kill."""
 
     stamp = time.time_ns()
@@ -59,13 +59,13 @@ def run(out: Path, world: int, workers: int, kill_after: float | None) -> bool:
     memory = ["--data.memory_gb", "0"] if workers else []  # in memory there is nothing for workers to do
     words = [*("train", "digits", *SMALL, "--epochs", "3", "--batch_size", str(BATCH)), *memory]
     words += ["--optim.name", "adamw", "--checkpoint_every", "0.05s", "--data.workers", str(workers)]
+    words += ["--strategy", strategy] if world > 1 else []
     pids = start([*words, "--out", str(out), "--resume"], world, before)
     if kill_after is None:
         if any(codes := wait(pids)):
             raise SystemExit(f"{out} ended with {codes}: {out.with_suffix('.log').read_text()[-2000:]}")
         return True
-    while not (out / "recipe.yaml").exists():
-        time.sleep(0.01)
+    wait_for_file(out / "recipe.yaml", pids, out.with_suffix(".log"))
     time.sleep(kill_after)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -96,21 +96,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--strategy", default="ddp", choices=["ddp", "fsdp", "both"], help="both: fsdp, then ddp")
     parser.add_argument("--longest", type=float, default=4.0, help="seconds from the start of training to a kill")
     asked = parser.parse_args()
     rng, kills, chains, wrong = random.Random(asked.seed), 0, 0, []
+    before, after = ("fsdp", "ddp") if asked.strategy == "both" else (asked.strategy, asked.strategy)
     while kills < asked.kills:
         (first, second), workers = WORLDS[chains % len(WORLDS)], WORKERS[chains % len(WORKERS)]
         chains += 1
         with tempfile.TemporaryDirectory() as name:
             one, two = Path(name, "one"), Path(name, "two")
-            if run(one, first, workers, rng.uniform(0, asked.longest)):
+            if run(one, first, workers, rng.uniform(0, asked.longest), before):
                 continue
             shutil.copytree(one, two)
             kills += 1
-            run(one, second, workers, None)
-            kills += not run(two, second, workers, rng.uniform(0, asked.longest))
-            run(two, second, workers, None)
+            run(one, second, workers, None, after)
+            kills += not run(two, second, workers, rng.uniform(0, asked.longest), after)
+            run(two, second, workers, None, after)
             found = differences(one, two)
             complete = images_are_complete(
                 [p for p in Path(name).iterdir() if p.name.startswith("one.") and "-" in p.suffix]

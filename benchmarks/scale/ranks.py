@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # this process forks, so it must have no threads
 
@@ -16,7 +19,9 @@ from vitreous.cli.main import main
 from vitreous.train.scale.launch import rank_environment
 from vitreous.train.scale.place import Place
 
-__all__ = ["SMALL", "fork", "start", "wait"]
+__all__ = ["SMALL", "fork", "start", "wait", "wait_for_file"]
+
+_LONGEST = 900.0  # seconds that a run may take: it should end long before, or be ended by its processes
 
 SMALL = (
     *("--device", "cpu", "--precision", "float32", "--model.width", "32", "--model.depth", "2"),
@@ -61,5 +66,30 @@ def fork(function: Callable[[], int], world: int, before: Callable[[int], None] 
 
 
 def wait(pids: Sequence[int]) -> list[int]:
-    """Wait for processes, and return their exit codes, negative after a signal."""
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    """Wait for processes, and return their exit codes, negative after a signal. Those that hang are killed."""
+    deadline = time.monotonic() + _LONGEST
+    while not all(map(_has_ended, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    hanging = [pid for pid in pids if not _has_ended(pid)]
+    for pid in hanging:
+        os.kill(pid, signal.SIGKILL)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    if hanging:
+        raise SystemExit(f"processes {hanging} did not end within {_LONGEST:.0f} s: {codes}")
+    return codes
+
+
+def wait_for_file(path: Path, pids: Sequence[int], log: Path) -> None:
+    """Wait until a run writes a file; end with its log if a process ends before."""
+    deadline = time.monotonic() + _LONGEST
+    while not path.exists():
+        if any(map(_has_ended, pids)) or time.monotonic() > deadline:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            told = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+            raise SystemExit(f"the run ended with {wait(pids)} and without {path}: {told}")
+        time.sleep(0.02)
+
+
+def _has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

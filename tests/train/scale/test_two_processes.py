@@ -2,57 +2,54 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
+import hashlib
 import os
+import shutil
 import signal
-import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from forked import Forked, run_forked
+from forked import run_forked
+from several import WORDS, processes
 from vitreous.errors import UsageError
 from vitreous.recipes import recipe
 from vitreous.runs.state_file import read_state
+from vitreous.train.resume.saving import load_newest
 from vitreous.train.run import run
-from vitreous.train.scale.launch import rank_environment
-from vitreous.train.scale.place import Place
-
-WORDS = (
-    *("train", "digits", "--device", "cpu", "--precision", "float32", "--optim.name", "adamw", "--optim.lr", "1e-3"),
-    *("--model.width", "16", "--model.depth", "1", "--model.heads", "2", "--model.mlp_dim", "32", "--epochs", "2"),
-    *("--augment.mixup", "0.2", "--augment.cutmix", "1.0", "--batch_size", "256", "--checkpoint_every", "1h"),
-)
-
 
 ALONE = """
 import sys
 from vitreous.cli.main import main
 assert main(sys.argv[1:]) == 0
-print("modules:", [name for name in sys.modules if name.startswith("vitreous.train.scale")])
+print("modules:", [name for name in sys.modules if name.startswith(("vitreous.train.scale", "vitreous.runs.shards"))])
 """
 
-
-@contextlib.contextmanager
-def processes(folder: Path, world: int, *words: str, **environment: str) -> Iterator[list[Forked]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = Place(world, 1, 0, "127.0.0.1", probe.getsockname()[1])
-    started = [
-        Forked(folder, *WORDS, *words, **(rank_environment(place, place.port, rank) | environment))
-        for rank in range(world)
-    ]
-    try:
-        yield started
-    finally:
-        for process in started:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
+LOAD = """
+import hashlib
+from pathlib import Path
+import torch
+from vitreous.runs.shards import fill
+from vitreous.train.resume.saving import load_newest
+from vitreous.train.scale.fsdp.layout import Layout
+from vitreous.train.scale.place import find_place
+from vitreous.train.scale.team import Team
+team = Team(find_place(1, 1), on_cuda=False)
+layout, digest = Layout(team, torch.device("cpu")), hashlib.sha256()
+content = fill(Path("run"), load_newest(Path("run"), print, whole=False)[1].to_dict(), layout.empty)
+for weights in (content["model"], content["average"], *content["optimizer"]["state"].values()):
+    for name in sorted(weights):
+        whole = layout.gather(weights[name])
+        digest.update(whole.contiguous().numpy().tobytes())
+if team.leads:
+    print(digest.hexdigest())
+team.close()
+"""
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
@@ -106,3 +103,45 @@ def test_a_killed_process_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None
     state = read_state(tmp_path / "run" / "last.ckpt")
     assert state["epoch"] >= 1
     assert not state["trained"]
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sharded")
+    with processes(folder, 4, "--out", "run", "--strategy", "fsdp") as four:
+        (told, errors), *_ = (process.communicate() for process in four)
+    assert [process.returncode for process in four] == [0] * 4, errors
+    assert "4 processes, each with a share of every batch and a part of the weights (fsdp, about" in told
+    return folder / "run"
+
+
+def test_four_processes_with_a_part_of_the_model_each_do_what_one_does(alone: Path, sharded: Path) -> None:
+    assert rows(sharded) == [pytest.approx(each, abs=1e-5) for each in rows(alone)]
+    one, four = (load_file(folder / "model.safetensors") for folder in (alone, sharded))
+    assert {name: (value.dtype, value.shape) for name, value in one.items()} == {
+        name: (value.dtype, value.shape) for name, value in four.items()
+    }
+    assert all(torch.allclose(one[name], four[name], atol=1e-4) for name in one)
+
+
+def test_a_checkpoint_in_shards_is_the_same_in_any_number_of_processes(sharded: Path) -> None:
+    found = load_newest(sharded, pytest.fail)
+    assert found is not None
+    state, digest = found[1], hashlib.sha256()
+    for weights in (state.model, state.average or {}, *state.optimizer["state"].values()):
+        for name in sorted(weights):
+            digest.update(weights[name].contiguous().numpy().tobytes())
+    selected, saved = (state.best or {})["weights"], load_file(sharded / "model.safetensors")
+    assert all(torch.equal(saved[name], value) for name, value in selected.items())
+    for world in (2, 3, 4):
+        with processes(sharded.parent, world, code=LOAD) as several:
+            told = [process.communicate() for process in several]
+        assert told[0] == (f"{digest.hexdigest()}\n", "")
+
+
+def test_one_process_continues_a_run_in_shards(sharded: Path, tmp_path: Path) -> None:
+    shutil.copytree(sharded, tmp_path / "run")
+    (tmp_path / "run" / "report.json").unlink()  # as if it had been killed before the end
+    done = run_forked(tmp_path, *WORDS, "--out", "run", "--resume")
+    assert "continues from the end of training, epoch 2" in done.stdout, done.stderr
+    assert load_file(tmp_path / "run" / "model.safetensors").keys() == load_file(sharded / "model.safetensors").keys()
