@@ -17,6 +17,7 @@ WORDS = (
     *("train", "digits", "--device", "cpu", "--precision", "float32", "--optim.name", "muon", "--ema", "0.9"),
     *("--model.width", "16", "--model.depth", "1", "--model.heads", "2", "--model.mlp_dim", "32", "--epochs", "2"),
     *("--augment.mixup", "0.2", "--augment.cutmix", "1.0", "--batch_size", "256", "--checkpoint_every", "1h"),
+    *("--model.block.checkpoint", "true", "--model.block.drop_path", "0.2"),
 )
 """Trains a tiny model of the digits, whose checkpoints are saved only at the end."""
 

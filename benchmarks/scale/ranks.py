@@ -13,6 +13,10 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # this process forks, so it must have no threads
 
+import sklearn.datasets  # noqa: F401
+import torch.distributed.checkpoint
+import torch.distributed.fsdp  # noqa: F401
+
 import vitreous.report.run_report
 import vitreous.train.scale.run  # noqa: F401
 from vitreous.cli.main import main
