@@ -75,7 +75,7 @@ def test_every_changed_byte_and_missing_file_is_noticed(saved: Path) -> None:
 def test_a_folder_outside_the_run_is_refused(saved: Path, name: str) -> None:
     content = read_state(saved / "last.ckpt")
     content["shards"]["folder"] = name
-    with pytest.raises(CheckpointError, match="name the folder|does not have"):
+    with pytest.raises(CheckpointError, match=r"name the folder|does not have"):
         open_shards(saved, content)
 
 
