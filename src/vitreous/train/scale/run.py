@@ -207,13 +207,7 @@ def _run_phases(
                     exit_seconds=exit_seconds,
                     kit=sharing.kit(setup),
                 )
-                leave_signals_alone(session.trainer)
-                _probe(session, team)
-                if state is None and isinstance(session.clock, Budget):
-                    check_budget(session.clock)
-                sharing.begin(session)
-                _fit(session, signals)
-                sharing.end(session)
+                _train(session, state, signals, sharing)
                 run_dir.lock.record(phase="selecting")
                 selected, training_scores = select_weights(session)
                 temperature = choose_temperature(selected.logits, selected.labels) if team.leads else 1.0
@@ -250,13 +244,18 @@ def _probe(session: Session, team: Team) -> None:
     session.probe = ProbeResult.from_dict(found) if found is not None else None
 
 
-def _fit(session: Session, signals: SharedSignals) -> None:
+def _train(session: Session, state: RunState | None, signals: SharedSignals, sharing: Replicated) -> None:
     """Train until the clock, early stopping or a signal ends training."""
-    if session.trained:
-        return
-    fit_once(session)
-    signals.agree()
-    signals.raise_if_received()
+    leave_signals_alone(session.trainer)
+    _probe(session, sharing.team)
+    if state is None and isinstance(session.clock, Budget):
+        check_budget(session.clock)
+    sharing.begin(session)
+    if not session.trained:
+        fit_once(session)
+        signals.agree()
+        signals.raise_if_received()
+    sharing.end(session)
 
 
 def _fail(error: Exception, team: Team, watch: Watch) -> None:
