@@ -1,6 +1,6 @@
 """Compare the confusion matrix of every dataset size from 1 to 4 batches + 1 in 1 to 4 processes with that of one.
 
-    python benchmarks/scale/evaluation.py --batch 7
+    python benchmarks/scale/evaluation.py --batch 7 [--strategy fsdp]
 
 The images and the model's weights are random; the loop is Lightning's, as at the end of `vitreous train`.
 """
@@ -30,8 +30,10 @@ from vitreous.data.sources.opening import Split
 from vitreous.model.config import ViTConfig
 from vitreous.train.config import OptimConfig
 from vitreous.train.module import VitModule
-from vitreous.train.scale.callbacks import make_kit
+from vitreous.train.scale.fsdp.layout import Layout
+from vitreous.train.scale.fsdp.module import ShardedStrategy, ShardedVitModule
 from vitreous.train.scale.place import find_place
+from vitreous.train.scale.replicated import trainer_arguments
 from vitreous.train.scale.shares import SharedVitModule
 from vitreous.train.scale.team import Team
 from vitreous.train.trainer import build_trainer, silence_lightning
@@ -42,7 +44,7 @@ MODEL = ViTConfig(
 )
 
 
-def matrices(folder: Path, batch: int, world: int) -> int:
+def matrices(folder: Path, batch: int, world: int, strategy: str) -> int:
     """Evaluate every size in this process and its peers; the first one saves the confusion matrices."""
     torch.manual_seed(0)
     model = build(MODEL)
@@ -53,11 +55,16 @@ def matrices(folder: Path, batch: int, world: int) -> int:
     pipeline = EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.5,), std=(0.25,)))
     arguments = model, OptimConfig(), BatchAugment(AugmentConfig(), pipeline, CLASSES, 0), pipeline
     team, device = (Team(find_place(1, 1), False) if world > 1 else None), torch.device("cpu")
-    kit = make_kit(team, device) if team is not None else None
-    module = SharedVitModule(team, *arguments) if team is not None else VitModule(*arguments)
+    options, module = None, VitModule(*arguments)
+    if team is not None and strategy == "fsdp":
+        options = trainer_arguments(team, device, ShardedStrategy)
+        module = ShardedVitModule(Layout(team, device), False, *arguments)
+        module.shard(in_bf16=False)
+    elif team is not None:
+        options, module = trainer_arguments(team, device), SharedVitModule(team, *arguments)
     found = []
     with silence_lightning():
-        trainer = build_trainer(folder, device, "float32", (), [], strategy=kit.strategy if kit is not None else None)
+        trainer = build_trainer(folder, device, "float32", (), [], strategy=options)
         for size in range(1, 4 * batch + 2):
             share = Share(team.rank, team.world) if team is not None else None
             split = Split(labels[:size], tuple(map(str, range(size))), arrays=images[:size])
@@ -75,11 +82,12 @@ def main() -> None:
     """Compare all sizes and numbers of processes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=7)
+    parser.add_argument("--strategy", default="ddp", choices=["ddp", "fsdp"])
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for world in range(1, 5):
-            codes = wait(fork(lambda world=world: matrices(folder, asked.batch, world), world))
+            codes = wait(fork(lambda world=world: matrices(folder, asked.batch, world, asked.strategy), world))
             if any(codes):
                 raise SystemExit(f"{world} processes ended with {codes}")
         one = torch.load(folder / "1.pt")

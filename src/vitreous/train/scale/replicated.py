@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy
@@ -25,7 +26,16 @@ from vitreous.train.scale.shares import SharedVitModule
 from vitreous.train.scale.team import Team
 from vitreous.train.setup import Setup
 
-__all__ = ["Replicated"]
+__all__ = ["Replicated", "trainer_arguments"]
+
+
+def trainer_arguments(team: Team, device: torch.device, kind: type[DDPStrategy] = DDPStrategy) -> dict[str, Any]:
+    """Return the Trainer's arguments for several processes."""
+    place = team.place
+    strategy = kind(
+        parallel_devices=[device] * place.devices, cluster_environment=PlaceEnvironment(place), broadcast_buffers=False
+    )
+    return {"strategy": strategy, "num_nodes": place.nodes, "use_distributed_sampler": False}
 
 
 class Replicated:
@@ -47,19 +57,14 @@ class Replicated:
 
     def kit(self, setup: Setup) -> Kit:
         """Return what the run of one of several processes is assembled from."""
-        team, place = self.team, self.team.place
-        strategy = DDPStrategy(
-            parallel_devices=[self.device] * place.devices,
-            cluster_environment=PlaceEnvironment(place),
-            broadcast_buffers=False,
-        )
+        team = self.team
         return Kit(
             module=lambda setup, progress: make_module(setup, progress, partial(SharedVitModule, team)),
             metrics=partial(SharedMetricsLog, team),
             checkpoint=partial(SharedCheckpoint, team),
             writer=partial(SharedWriter, team),
             budget=partial(SharedBudget, team),
-            strategy={"strategy": strategy, "num_nodes": place.nodes, "use_distributed_sampler": False},
+            strategy=trainer_arguments(team, self.device),
         )
 
     def begin(self, session: Session) -> None:

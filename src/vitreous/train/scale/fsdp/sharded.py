@@ -14,12 +14,11 @@ from vitreous.runs.shards import fill
 from vitreous.train.assembly import Kit, Session, make_module
 from vitreous.train.results import copy_weights
 from vitreous.train.resume.state import RunState
-from vitreous.train.scale.callbacks import PlaceEnvironment
 from vitreous.train.scale.fsdp.layout import Layout
 from vitreous.train.scale.fsdp.module import ShardedStrategy, ShardedVitModule
 from vitreous.train.scale.fsdp.saving import ShardedCheckpoint, ShardedSaver, ShardedWriter, gather
 from vitreous.train.scale.fsdp.sharding import refuse_unsharded
-from vitreous.train.scale.replicated import Replicated
+from vitreous.train.scale.replicated import Replicated, trainer_arguments
 from vitreous.train.scale.team import Team
 from vitreous.train.setup import Setup
 
@@ -69,16 +68,12 @@ class Sharded(Replicated):
     def kit(self, setup: Setup) -> Kit:
         """Return what the run of one of several processes is assembled from."""
         team, layout, compiles = self.team, self.layout, setup.config.compile
-        strategy = ShardedStrategy(
-            parallel_devices=[self.device] * team.place.devices, cluster_environment=PlaceEnvironment(team.place)
-        )
-        kit = super().kit(setup)
         return replace(
-            kit,
+            super().kit(setup),
             module=lambda setup, progress: make_module(setup, progress, partial(ShardedVitModule, layout, compiles)),
             checkpoint=partial(ShardedCheckpoint, team),
             writer=partial(ShardedWriter, layout),
-            strategy={**cast("dict[str, Any]", kit.strategy), "strategy": strategy},
+            strategy=trainer_arguments(team, self.device, ShardedStrategy),
             saver=partial(ShardedSaver, team),
             compile=lambda model: None,  # block by block, where it is sharded
             restore=lambda module, state: cast(ShardedVitModule, module).restore_later(state),
