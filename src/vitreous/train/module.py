@@ -1,8 +1,7 @@
 """The Lightning module: training steps and validation passes. You can also use it in your own Lightning script.
 
 Optimisation is manual. Each step sets the learning rate, augments a batch, accumulates the gradients of its
-micro-batches, clips them, and updates the weights only if the loss and the gradients are finite. The callbacks are in
-callbacks.py, and the phases of a run in run.py.
+micro-batches, clips them, and updates the weights only if the loss and the gradients are finite.
 
 Shapes: B batch, C channels, H x W pixels, K classes, N images of a split.
 """
@@ -30,7 +29,7 @@ from vitreous.evaluate.metrics import Scores, evaluate
 from vitreous.machine.allocator import keep_freed_memory
 from vitreous.train.config import OptimConfig
 from vitreous.train.finetune.trainable import freeze_modules
-from vitreous.train.optim import build_optimizer, schedule, set_learning_rate
+from vitreous.train.optim import build_optimizer, move_average, schedule, set_learning_rate
 from vitreous.train.resume.non_finite import FiniteWatch, Step
 
 if TYPE_CHECKING:  # runs without a teacher or a second task do not import them
@@ -63,8 +62,7 @@ class VitModule(lightning.LightningModule):
             loss is averaged over images instead of weights, so that mixing and accumulation do not change how much an
             image counts. None weights all classes equally.
         patches_last: Fraction of the run, at its end, that uses all patches of a model with patch dropout.
-        progress: Maps the index of a step to the fraction of the run done before it, in [0, 1]; None derives it from
-            the Trainer's number of steps.
+        progress: Maps the index of a step to the fraction of the run done before it; None derives it from the Trainer.
         distiller: The teacher's part in the loss.
         auxiliary: The second task's part in the loss. Without this and a teacher, the targets alone are learnt.
     """
@@ -245,17 +243,8 @@ class VitModule(lightning.LightningModule):
             return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         return torch.nn.utils.clip_grad_norm_(parameters, self.optim.clip)
 
-    @torch.no_grad()
     def _update_average(self, average: nn.Module, decay: float) -> None:
-        """Update the moving average of the weights and of batch norm's statistics."""
-        averaged, current = self._values(average), self._values(self.model)
-        floats = [name for name, value in averaged.items() if value.is_floating_point()]
-        torch._foreach_lerp_([averaged[n] for n in floats], [current[n] for n in floats], 1 - decay)
-        for name in averaged.keys() - set(floats):
-            averaged[name].copy_(current[name])
-
-    def _values(self, model: nn.Module) -> dict[str, Tensor]:
-        return model.state_dict()  # of which one of several processes may hold a part
+        move_average(average.state_dict(), self.model.state_dict(), decay)
 
     def _trainer_progress(self, step: int) -> float:
         """Return the fraction of the run that is done at the middle of a step.

@@ -23,6 +23,7 @@ __all__ = [
     "StackedMuon",
     "build_optimizer",
     "layer_factors",
+    "move_average",
     "orthogonalise",
     "parameter_groups",
     "schedule",
@@ -241,6 +242,15 @@ def build_optimizer(model: nn.Module, config: OptimConfig, extra: nn.Module | No
         group["lr"] *= group["lr_factor"]
         group["initial_lr"] = group["lr"]
     return optimizer
+
+
+@torch.no_grad()
+def move_average(averaged: dict[str, Tensor], current: dict[str, Tensor], decay: float) -> None:
+    """Update a moving average of weights and of batch norm's statistics."""
+    floats = [name for name, value in averaged.items() if value.is_floating_point()]
+    torch._foreach_lerp_([averaged[n] for n in floats], [current[n] for n in floats], 1 - decay)
+    for name in averaged.keys() - set(floats):
+        averaged[name].copy_(current[name])
 
 
 def _adamw(groups: list[dict[str, Any]], config: OptimConfig) -> Optimizer:

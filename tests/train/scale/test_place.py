@@ -31,6 +31,9 @@ def test_one_process_alone_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in rank_environment(Place(1, 1, 0, "127.0.0.1", 1), 1, 0).items():
         monkeypatch.setenv(name, value)
     assert launch_or_join(["train"], 1, 1, started=0.0) == (None, None)
+    code, place = launch_or_join(["train"], 1, 1, started=0.0, joins=True)  # as a model that is sharded
+    assert place is not None
+    assert (code, place.world, place.rank, place.local_rank, place.port > 0) == (None, 1, 0, 0, True)
 
 
 @pytest.mark.parametrize(

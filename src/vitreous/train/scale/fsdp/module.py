@@ -17,7 +17,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.optim import Optimizer
 
-from vitreous.train.optim import MuonWithAdamW, StackedMuon
+from vitreous.train.optim import MuonWithAdamW, StackedMuon, move_average
 from vitreous.train.resume.state import RunState, restore_module
 from vitreous.train.scale.fsdp.layout import Layout
 from vitreous.train.scale.fsdp.sharding import shard_model
@@ -83,9 +83,8 @@ class ShardedVitModule(SharedVitModule):
             torch._foreach_mul_(gradients, (self.optim.clip / (norm + 1e-6)).clamp(max=1.0))
         return norm
 
-    def _values(self, model: nn.Module) -> dict[str, Tensor]:
-        values = super()._values(model)
-        return {name: value.to_local() if isinstance(value, DTensor) else value for name, value in values.items()}
+    def _update_average(self, average: nn.Module, decay: float) -> None:
+        move_average(_own(average.state_dict()), _own(self.model.state_dict()), decay)
 
     def _evaluate_batch(self, model: Callable[[Tensor], Tensor], batch: dict[str, Any]) -> None:
         """Compute logits (B, K). A process without images computes those of a black one, since all gather weights."""
@@ -95,6 +94,11 @@ class ShardedVitModule(SharedVitModule):
         logits = self.eval_model(self.pipeline.normalise(images))
         if count:
             self._evaluated_batches.append((logits.float().cpu(), batch["labels"].cpu()))
+
+
+def _own(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the rows of this process, and whole buffers."""
+    return {name: value.to_local() if isinstance(value, DTensor) else value for name, value in weights.items()}
 
 
 class _ShardedMuon(StackedMuon):
