@@ -155,7 +155,9 @@ class StackedMuon(Optimizer):
         gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
         momenta = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        stack = torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"]))  # (matrices, A, B, ...)
+        # In place: of sharded matrices, torch 2.11 can only do this. The gradients are not read again.
+        torch._foreach_lerp_(gradients, momenta, group["momentum"])
+        stack = torch.stack(gradients)  # (matrices, A, B, ...)
         updates = self.orthogonal(stack)
         rows, columns = matrices[0].flatten(1).shape
         rate = group["lr"] * math.sqrt(max(1, rows / columns))
