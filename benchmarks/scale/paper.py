@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scale.paper_inputs import DATASETS, STEPS, Dataset, values
 from vitreous.accelerate.cost import cost
@@ -91,12 +91,13 @@ class Case:
     given: Mapping[str, float] = field(default_factory=values)
 
     @classmethod
-    def of(cls, dataset: str, size: str, gpus: int, **others: object) -> Case:
+    def of(cls, dataset: str, size: str, gpus: int, **others: Any) -> Case:
         """Return the case of a known dataset and size, with the published step times unless others are given."""
         work = work_of(size, DATASETS[dataset].classes)
-        model = published()
-        step = StepModel(model.overhead, model.per_unit * work.flops)
-        return cls(**{"dataset": DATASETS[dataset], "gpus": gpus, "work": work, "step": step} | others)
+        if "step" not in others:
+            model = published()
+            others["step"] = StepModel(model.overhead, model.per_unit * work.flops)
+        return cls(DATASETS[dataset], gpus, work, **others)
 
     def __post_init__(self) -> None:
         if self.batch < 2 * self.gpus:

@@ -91,7 +91,12 @@ INPUTS = {
     "capture_rate": Input(10e9, "bytes/s", "judged", "the copy of a state into main memory; training waits"),
     "write_rate": Input(1e9, "bytes/s", "judged", "one process to a shared file system; training continues"),
     "store_latency": Input(0.15, "s", "read", f"{_S3}: 100 to 200 ms to the first byte; the middle"),
-    "in_flight": Input(16, "", "judged", "requests of one loader at a time"),
+    "in_flight": Input(
+        5718 / 8 * 0.15,
+        "",
+        "computed",
+        "requests of a loader at a time, after LitData's README: 5,718 JPEGs/s, 8 loaders, S3",
+    ),
     "store_requests": Input(5500 * 16, "1/s", "judged", f"5,500 per prefix ({_S3}), 16 prefixes"),
     "store_rate": Input(5e9, "bytes/s", "judged", "from the store to one machine: 40 Gbit/s"),
     "shard_bytes": Input(64 * 2**20, "bytes", "read", "chunks of LitData's README"),

@@ -1,4 +1,4 @@
-"""Simulates steps of all processes: loaders, the store, GPUs that are not equally fast, and the exchange that waits for all.
+"""Simulates steps of all processes: loaders, the store, GPUs of different speed, and the exchange that waits for all.
 
 Each process has the loaders that a run's DataLoader has: each prepares whole batches in turn and is two batches ahead.
 Which process gets how many images is the program's own share. Draws are a function of (seed, step), the same for any
@@ -46,6 +46,8 @@ class _Simulation:
         self.images = case.shares()
         self.jitter, self.decode = given["jitter"] * jitter, given["decode"] * decode
         self.loaders = int(given["cores_per_gpu"])
+        in_turn = math.ceil(max(self.images) / given["in_flight"])  # requests of a batch, one after the other
+        self.rounds = in_turn if case.layout == "images" else 1
         self.now, self.longest_wait = 0.0, 0.0
         self._events: list[tuple[float, int, str, int, int]] = []
         self._order = itertools.count()
@@ -57,15 +59,16 @@ class _Simulation:
         self._step, self._computing = 0, 0
         self._finished = [0.0] * len(self.images)
         self._ends: list[float] = []
-        self._draws: dict[int, np.ndarray] = {}
+        self._draws: dict[tuple[str, int], np.ndarray] = {}
         self._store = _Store(self) if store else None
 
     def run(self) -> list[float]:
         """Simulate all steps; return when each ended."""
         if self._store is not None:
             self._store.begin()
-        for rank in range(len(self.images)):
-            self._queue(rank, _AHEAD * self.loaders)
+        for ahead in range(1, _AHEAD * self.loaders + 1):
+            for rank in range(len(self.images)):
+                self._queue(rank, ahead)
         self._begin_step()
         while len(self._ends) < self.count:
             self.now, _, kind, who, number = heapq.heappop(self._events)
@@ -78,11 +81,11 @@ class _Simulation:
 
     def draws(self, step: int, stream: str) -> np.ndarray:
         """Return a number for each process, a function of (seed, step, stream)."""
-        key = 2 * step + (stream == "latency")
-        if key not in self._draws:
-            random = generator(self.seed, step, stream=stream)
-            self._draws[key] = (random.standard_exponential if key % 2 else random.standard_normal)(len(self.images))
-        return self._draws[key]
+        if (stream, step) not in self._draws:
+            random, count = generator(self.seed, step, stream=stream), len(self.images)
+            drawn = random.standard_normal(count) if stream == "jitter" else random.standard_gamma(self.rounds, count)
+            self._draws[stream, step] = drawn
+        return self._draws[stream, step]
 
     # Loaders
 
@@ -179,8 +182,7 @@ class _Store:
             else:
                 self._waiting[machine, batch].append(rank)
             return
-        drawn = 0.5 + 0.5 * float(self._simulation.draws(batch, "latency")[rank])
-        latency = math.ceil(images / given["in_flight"]) * given["store_latency"] * drawn
+        latency = self._latency(batch, rank)
         there = max(self._simulation.now + latency, self._send(machine, images, images * given["image_bytes"]))
         self._simulation.at(there, "received", rank, batch)
 
@@ -191,8 +193,7 @@ class _Store:
         for machine in range(self._case.machines):
             while self._asked[machine] < min(step + self._ahead, self._simulation.count):
                 there = self._send(machine, self._step_bytes / self._given["shard_bytes"], self._step_bytes)
-                drawn = 0.5 + 0.5 * float(self._simulation.draws(self._asked[machine], "latency")[machine])
-                there += self._given["store_latency"] * drawn
+                there += self._latency(self._asked[machine], machine)
                 self._simulation.at(there, "arrived", machine, self._asked[machine])
                 self._asked[machine] += 1
 
@@ -201,6 +202,11 @@ class _Store:
         self._there[machine] = max(self._there[machine], step + 1)
         for rank in self._waiting.pop((machine, step), ()):
             self._simulation._received(rank, step)
+
+    def _latency(self, step: int, who: int) -> float:
+        """Return the time that requests made in turn wait: half of the mean latency, and at random as much again."""
+        drawn = float(self._simulation.draws(step, "latency")[who])
+        return self._given["store_latency"] * (self._simulation.rounds + drawn) / 2
 
     def _send(self, machine: int, requests: float, count: float) -> float:
         """Occupy the store's requests and the machine's link; return when both are done."""
