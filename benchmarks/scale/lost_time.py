@@ -8,6 +8,7 @@ from statistics import fmean
 from scale.paper import DAY, Case
 from scale.run_events import Run, arrivals, ending_seconds, noticed_after, simulate_run
 from scale.step_events import Steps, simulate_steps
+from vitreous.data.rng import generator
 
 __all__ = ["LOST", "Outcome", "failure_noticed", "simulate"]
 
@@ -73,8 +74,8 @@ def _run(case: Case, steps: Steps, seed: int) -> Run:
     given, end = case.given, 10 * case.steps * steps.seconds
     failures = arrivals(case.failures_per_day / DAY, end, seed, "failures")
     near, hangs = int(given["gpus_per_machine"]) / case.gpus, given["hangs"]
-    kinds = arrivals(1.0, 3.0 * len(failures) + 30.0, seed, "kinds")  # whose fractions are uniform numbers
-    noticed = [failure_noticed(case, near=kind % 1 < near, hangs=7 * kind % 1 < hangs) for kind in kinds]
+    kinds = generator(seed, stream="kinds").random((len(failures), 2))
+    noticed = [failure_noticed(case, near=bool(place < near), hangs=bool(kind < hangs)) for place, kind in kinds]
     return Run(
         steps=case.steps,
         step=steps.seconds,

@@ -90,7 +90,9 @@ INPUTS = {
     "bucket": Input(25 * 2**20, "bytes", "read", "torch's DistributedDataParallel, bucket_cap_mb"),
     "capture_rate": Input(10e9, "bytes/s", "judged", "the copy of a state into main memory; training waits"),
     "write_rate": Input(1e9, "bytes/s", "judged", "one process to a shared file system; training continues"),
-    "store_latency": Input(0.15, "s", "read", f"{_S3}: 100 to 200 ms to the first byte; the middle"),
+    "store_latency": Input(
+        0.15, "s", "read", "100 to 200 ms to the first byte, as lucaraveri.com quotes Amazon; the middle"
+    ),
     "in_flight": Input(
         5718 / 8 * 0.15,
         "",
@@ -104,7 +106,9 @@ INPUTS = {
     "failures_per_gpu_day": Input(419 / 54 / 16384, "1/day", "computed", _LLAMA),
     "hangs": Input(0.1, "", "judged", "share of the failures in which all processes still run"),
     "preemptions_per_machine_day": Input(0.2, "1/day", "judged", "spot machines only"),
-    "notice": Input(120, "s", "read", "AWS EC2 user guide: notice before a spot machine is taken"),
+    "notice": Input(
+        120, "s", "read", "before a spot machine is taken: 30 s to 2 min, computespec.pages.dev; the longer"
+    ),
     "replace": Input(600, "s", "judged", "until another machine is found for one that was taken"),
     "requeue": Input(120, "s", "judged", "until a scheduler has started the command again"),
     "start": Input(120, "s", "judged", "from the command to the first step: imports, NCCL, compilation"),

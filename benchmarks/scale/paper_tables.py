@@ -61,12 +61,12 @@ def data_table() -> str:
                 *(dataset.title, f"{dataset.images:,}", f"{few.bytes / 1e12:.2f} TB"),
                 *(f"{few.bytes / few.given['shard_bytes']:,.0f}", f"{each.requests_per_epoch:,.0f}"),
                 *(f"{case.bytes_per_epoch / 1e12:,.1f} TB, {case.requests_per_epoch:,.0f}" for case in (few, many)),
-                f"{few.list_bytes / 1e9:.1f} GB",
+                f"{few.list_bytes / 1e9:.1f} GB, {few.list_bytes * few.gpus / 1e9:.0f} GB",
             )
         ]
     head = ("dataset", "images", "size", "shards", "requests per epoch, one for each image")
     head += tuple(f"bytes and requests per epoch, shards, {gpus} GPUs" for gpus in (GPUS[0], GPUS[-1]))
-    return _table((*head, "list of images, each process"), rows)
+    return _table((*head, "list of images, each process and each machine"), rows)
 
 
 def runs_table(outcomes: Iterable[Outcome]) -> str:
@@ -126,7 +126,7 @@ def checkpoints_table() -> str:
 def changes_table() -> str:
     """Return what other settings change, for the JFT-size dataset."""
     rows = []
-    for gpus in (64, 512):
+    for gpus in (8, 64, 512):
         base = Case.of("jft", "B/16", gpus)
         cases = {
             "B/16, shards, batch 4,096": base,
