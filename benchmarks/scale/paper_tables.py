@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from scale.lost_time import Outcome, failure_noticed, simulate
-from scale.paper import DAY, Case, published, work_of
+from scale.paper import DAY, Case, StepModel, published, work_of
 from scale.paper_inputs import DATASETS, INPUTS, STEPS
 
 __all__ = ["GPUS", "TABLES", "runs_table"]
@@ -54,7 +54,7 @@ def data_table() -> str:
     """Return bytes and requests of the datasets."""
     rows = []
     for name, dataset in DATASETS.items():
-        few, many = (Case.of(name, "B/16", gpus) for gpus in (GPUS[0], GPUS[-1]))
+        few, many = (Case.of(name, "B/16", gpus, step=StepModel(0.0, 0.0)) for gpus in (GPUS[0], GPUS[-1]))
         each = replace(many, layout="images")
         rows += [
             (

@@ -19,6 +19,7 @@ import scale_simulation  # noqa: E402
 from scale.lost_time import LOST, simulate  # noqa: E402
 from scale.paper import Case, StepModel, Work, fit  # noqa: E402
 from scale.paper_inputs import Dataset, values  # noqa: E402
+from scale.paper_tables import TABLES, runs_table  # noqa: E402
 from scale.run_events import Run, arrivals, noticed_after, simulate_run  # noqa: E402
 from scale.step_events import simulate_steps  # noqa: E402
 
@@ -187,3 +188,13 @@ def test_step_times_are_fitted_to_what_was_measured(tmp_path):
 def test_wrong_words_are_one_line(words, named):
     with pytest.raises(SystemExit, match=named):
         scale_simulation.main([*words, *([] if "--plan" in words else ["--step-ms", "64:69"]), "--model", "mu/16"])
+
+
+def test_the_page_has_what_the_script_writes():
+    page = (ROOT / "docs/explanation/scale-on-paper.md").read_text(encoding="utf-8")
+    places = {
+        name: page.partition(f"<!-- {name} -->\n\n")[2].partition(f"\n\n<!-- end of {name} -->")[0] for name in TABLES
+    }
+    assert {name: places[name] for name in ("inputs", "data")} == {name: TABLES[name]() for name in ("inputs", "data")}
+    smallest = runs_table([simulate(Case.of("jft", "B/16", 8))]).splitlines()[-1]
+    assert smallest in places["runs jft"].splitlines()
