@@ -64,10 +64,14 @@ def measured_steps(asked: argparse.Namespace) -> StepModel | None:
     """Fit the step times that one machine measured, if any are given."""
     points = []
     for pair in asked.step_ms or ():
-        images, _, milliseconds = pair.partition(":")
+        images, colon, milliseconds = pair.partition(":")
+        if not colon:
+            raise ValueError(f"--step-ms '{pair}' has no colon: write IMAGES:MS, such as 256:33.2")
         points.append((float(images), float(milliseconds) / 1000))
     for file in asked.plan or ():
         plan = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(plan, dict) or not {"batch_size", "step_seconds"} <= plan.keys():
+            raise ValueError(f"'{file}' has no batch_size and step_seconds: give a file of `vitreous plan --json`")
         points.append((float(plan["batch_size"]), float(plan["step_seconds"])))
     return fit(points) if points else None
 
@@ -107,7 +111,7 @@ def main(words: Sequence[str] | None = None) -> None:
             draw(panels, TITLE, asked.figure)
         if asked.write is None and asked.figure is None:
             print(runs_table(simulate(case, seed=asked.seed, runs=asked.runs) for case in cases(asked)))
-    except (VitreousError, ValueError, KeyError, OSError) as error:
+    except (VitreousError, ValueError, OSError) as error:
         raise SystemExit(f"{Path(__file__).name}: {error}") from None
 
 

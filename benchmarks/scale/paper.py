@@ -57,6 +57,10 @@ def fit(points: Sequence[tuple[float, float]]) -> StepModel:
     if not spread:
         raise ValueError("steps with different numbers of images are needed to fit their time")
     slope = math.fsum((work - mean) * (time - middle) for work, time in points) / spread
+    if slope <= 0:
+        raise ValueError("steps with more images do not take longer: measure them again on an idle machine")
+    if slope * mean > middle:  # a fixed part below zero is noise
+        return StepModel(0.0, math.fsum(work * time for work, time in points) / math.fsum(work**2 for work in works))
     return StepModel(middle - slope * mean, slope)
 
 
@@ -100,6 +104,8 @@ class Case:
         return cls(DATASETS[dataset], gpus, work, **others)
 
     def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise ValueError(f"{self.gpus} GPUs: give at least 1")
         if self.batch < 2 * self.gpus:
             raise ValueError(f"batch {self.batch} is below 2 images for each of {self.gpus} GPUs: use a larger --batch")
 

@@ -170,6 +170,9 @@ def test_step_times_are_fitted_to_what_was_measured(tmp_path):
     assert fit([(64, 0.064)]) == (0, 0.001)
     with pytest.raises(ValueError, match="different numbers of images"):
         fit([(64, 0.064), (64, 0.065)])
+    with pytest.raises(ValueError, match="do not take longer"):
+        fit([(64, 0.4), (128, 0.3)])
+    assert fit([(1, 0.001), (2, 0.003)]) == pytest.approx((0, 0.0014))
     for images in (64, 128):
         (tmp_path / f"{images}.json").write_text(f'{{"batch_size": {images}, "step_seconds": {0.005 + images / 1000}}}')
     plans = scale_simulation.parse(["--plan", *map(str, sorted(tmp_path.glob("*.json")))])
@@ -183,11 +186,15 @@ def test_step_times_are_fitted_to_what_was_measured(tmp_path):
         (["--set", "store_speed=1"], "unknown input store_speed"),
         (["--gpus", "4096"], "batch 4096 is below 2 images for each of 4096 GPUs"),
         (["--plan", "absent.json"], "absent.json"),
+        (["--step-ms", "64"], "--step-ms '64' has no colon"),
+        (["--gpus", "0"], "0 GPUs: give at least 1"),
     ],
 )
 def test_wrong_words_are_one_line(words, named):
     with pytest.raises(SystemExit, match=named):
-        scale_simulation.main([*words, *([] if "--plan" in words else ["--step-ms", "64:69"]), "--model", "mu/16"])
+        scale_simulation.main(
+            [*words, *([] if {"--plan", "--step-ms"} & set(words) else ["--step-ms", "64:69"]), "--model", "mu/16"]
+        )
 
 
 def test_the_page_has_what_the_script_writes():
