@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from scale.paper_inputs import DATASETS, STEPS, Dataset, values
 from vitreous.accelerate.cost import cost
-from vitreous.data.batches.sampler import Share
+from vitreous.data.batches.sampler import Share, TrainSampler
 from vitreous.model.sizes import config_of
 from vitreous.train.config import RunConfig, parse_duration
 
@@ -117,7 +117,7 @@ class Case:
     @property
     def steps(self) -> int:
         """Steps of the run; the images that do not fill the last step of an epoch are left out."""
-        return self.dataset.images // self.batch * self.dataset.epochs
+        return TrainSampler(self.dataset.images, self.batch).steps * self.dataset.epochs
 
     def shares(self) -> list[int]:
         """Return the number of images that each process gets of a step."""
