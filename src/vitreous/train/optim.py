@@ -152,20 +152,24 @@ class StackedMuon(Optimizer):
         for matrix in matrices:
             if "momentum_buffer" not in self.state[matrix]:
                 self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
-        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
-        momenta = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+        gradients = [self.own(matrix.grad) for matrix in matrices if matrix.grad is not None]
+        momenta = [self.own(self.state[matrix]["momentum_buffer"]) for matrix in matrices]
+        values = [self.own(matrix) for matrix in matrices]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        # In place: of sharded matrices, torch 2.11 can only do this. The gradients are not read again.
-        torch._foreach_lerp_(gradients, momenta, group["momentum"])
-        stack = torch.stack(gradients)  # (matrices, A, B, ...)
-        updates = self.orthogonal(stack)
-        rows, columns = matrices[0].flatten(1).shape
+        stack = torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"]))  # (matrices, A, B, ...)
+        updates = self.orthogonal(stack, matrices[0].shape)
+        rows = matrices[0].shape[0]
+        columns = matrices[0].numel() // rows
         rate = group["lr"] * math.sqrt(max(1, rows / columns))
-        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(matrices, updates, alpha=-rate)
+        torch._foreach_mul_(values, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(values, updates, alpha=-rate)
 
-    def orthogonal(self, stack: Tensor) -> list[Tensor]:
-        """Return the updates of a stack of matrices, (count, A, B, ...)."""
+    def own(self, tensor: Tensor) -> Tensor:
+        """Return what this process holds of a tensor: all of it, but for a model in shards (scale/fsdp)."""
+        return tensor
+
+    def orthogonal(self, stack: Tensor, shape: torch.Size) -> list[Tensor]:
+        """Return the updates of a stack of matrices, (count, A, B, ...), whose shape is (A, B, ...)."""
         return list(orthogonalise(stack.flatten(2)).to(stack.dtype).reshape(stack.shape).unbind())
 
 

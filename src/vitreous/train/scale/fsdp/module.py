@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, distributed, nn
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
 from vitreous.train.optim import MuonWithAdamW, StackedMuon, move_average
@@ -106,12 +106,18 @@ class _ShardedMuon(StackedMuon):
 
     layout: Layout
 
-    def orthogonal(self, stack: Tensor) -> list[Tensor]:
-        """Return the updates of a sharded stack of matrices, (count, A, B, ...)."""
+    def own(self, tensor: Tensor) -> Tensor:
+        """Return the rows of this process."""
+        return cast(DTensor, tensor).to_local()
+
+    def orthogonal(self, stack: Tensor, shape: torch.Size) -> list[Tensor]:
+        """Return the rows of this process of the updates, given the same rows of a stack of matrices."""
+        size, mesh = torch.Size((len(stack), *shape)), self.layout.mesh
+        stride = torch.empty(size, device="meta").stride()
+        parts = DTensor.from_local(stack, mesh, [Shard(1)], run_check=False, shape=size, stride=stride)
         with self.layout.team.pulse.waiting():
-            whole = cast(DTensor, stack).full_tensor()
-        mesh = self.layout.mesh
-        return [distribute_tensor(each, mesh, [Shard(0)], src_data_rank=None) for each in super().orthogonal(whole)]
+            whole = parts.full_tensor()
+        return [each[self.layout.rows(shape[0])] for each in super().orthogonal(whole, shape)]
 
 
 class ShardedStrategy(DDPStrategy):
