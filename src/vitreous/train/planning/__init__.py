@@ -1,4 +1,4 @@
-"""The cost of a run before it starts: `plan.py` estimates time, memory and FLOPs, `trials.py` makes steps to measure them.
+"""The cost of a run: `plan.py` estimates time, memory and FLOPs from the steps that `trials.py` makes before it starts.
 
 `memory.py` counts the memory that does not depend on the batch, without a step.
 """
