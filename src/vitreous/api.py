@@ -297,7 +297,7 @@ def _run(configure: Configure, arguments: Sequence[str], quiet: bool, resume: bo
     started = time.monotonic()  # a time budget counts from the call
     config, given, _ = configure(arguments)
     if config.tune.source is None:  # fine-tuning reports a missing model before missing data
-        from vitreous.data.sources.opening import find_source
+        from vitreous.data.sources.locating import find_source
 
         find_source(config.data.source)
     from rich.console import Console

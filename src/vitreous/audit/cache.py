@@ -21,6 +21,7 @@ import PIL
 
 from vitreous.audit.look import THUMB, Inspection
 from vitreous.audit.watch import DECODER_EXIT_PREFIX
+from vitreous.data.images.stored import ImagePath, StoredImage
 from vitreous.errors import OutputError
 from vitreous.files.opening import open_regular
 from vitreous.files.user_cache import user_cache
@@ -56,12 +57,12 @@ class Cache:
             with contextlib.suppress(*_DAMAGED):
                 self._read(self.file)
 
-    def find(self, path: Path, stamp: Stamp | None) -> Inspection | None:
+    def find(self, path: ImagePath, stamp: Stamp | None) -> Inspection | None:
         """Return the inspection of a file that has not changed since; None if there is none."""
         known = self.facts.get(os.path.abspath(path))
         return known[1] if known is not None and known[0] == stamp else None
 
-    def replace(self, facts: Mapping[Path, Inspection], stamps: Mapping[Path, Stamp | None]) -> None:
+    def replace(self, facts: Mapping[ImagePath, Inspection], stamps: Mapping[ImagePath, Stamp | None]) -> None:
         """Replace the content of the cache; `stamps` are those of the files before their inspection."""
         # Files that crashed a process or could not be opened are not kept: the next attempt may succeed.
         self.facts = {
@@ -106,8 +107,10 @@ class Cache:
         self.facts, self.pixels = facts, {str(digest): str(hashed) for digest, hashed in header["pixels"].items()}
 
 
-def stamp_of(path: Path) -> Stamp | None:
-    """Return size and modification time of a file; None if they cannot be read."""
+def stamp_of(path: ImagePath) -> Stamp | None:
+    """Return size and modification time of a file, of an image in a shard size and hash; None if they are unknown."""
+    if isinstance(path, StoredImage):
+        return (path.length, int(path.digest[:15], 16)) if path.digest else None
     try:
         status = os.stat(path)
     except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 import unicodedata
@@ -86,7 +87,7 @@ def _oddities(image: AuditImage, median_side: float) -> Iterator[tuple[str, str]
     if width * height > pixels and width * height > density * facts.length:
         yield "inflates", f"{shape} in {facts.length:,} bytes"
     accepted = _EXTENSIONS.get(facts.form, ())
-    extension = image.path.suffix.lower().lstrip(".")
+    extension = os.path.splitext(image.path)[1].lower().lstrip(".")
     if accepted and extension not in accepted:
         actual = f"with extension .{visible(extension)}" if extension else "without extension"
         yield "extension", f"{facts.form} {actual}, expected .{accepted[0]}"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from vitreous.audit.duplicates import MIN_SIDE, Pair, components, near_pairs
 from vitreous.audit.findings import AuditImage, Finding
+from vitreous.data.images.stored import ImagePath
 from vitreous.data.sources.scan import Progress
 
 __all__ = ["Copies", "check_copies", "find_copies"]
 
-HashPixels = Callable[[Sequence[Path]], Sequence[str]]
+HashPixels = Callable[[Sequence[ImagePath]], Sequence[str]]
 """Returns a hash of the pixels of each file; empty for a file that cannot be read."""
 
 

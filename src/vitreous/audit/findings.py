@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from PIL import Image
 
 from vitreous.audit.look import Inspection
+from vitreous.data.images.stored import ImagePath
 from vitreous.data.sources.listing import pluralize
 
 __all__ = ["KINDS", "LEVELS", "Audit", "AuditImage", "Finding", "Kind"]
@@ -125,7 +125,7 @@ class AuditImage:
     label: str
     split: str  # `train`, `val`, `test`, or `all`
     facts: Inspection
-    path: Path | None = None  # None for pixels in memory
+    path: ImagePath | None = None  # None for pixels in memory
     pixels: Callable[[], Image.Image] = Image.Image  # returns the image where it is in memory
 
 

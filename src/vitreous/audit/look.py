@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 
 import imagehash
 import numpy as np
 from PIL import Image
 
+from vitreous.data.images.content import Content
 from vitreous.data.images.decoding import TOO_LARGE, FileFacts, iter_row_bytes
 from vitreous.data.images.headers import UnreadableError
 from vitreous.data.images.reading import decode_with_limits, open_image_file, read_image, read_reduced
@@ -42,10 +44,10 @@ class Inspection(FileFacts):
     spread: int = 255  # levels from the darkest to the brightest of 32 x 32 cells, in the channel where that is largest
 
 
-def look(path: str) -> Inspection:
-    """Inspect a file. Problems are reported in the result, never raised."""
+def look(path: str | bytes) -> Inspection:
+    """Inspect a file, or the bytes of one. Problems are reported in the result, never raised."""
     try:
-        with open_image_file(path) as content:
+        with nullcontext(Content(path)) if isinstance(path, bytes) else open_image_file(path) as content:
             digest, length = content_hash(content.data), len(content)
             header, image = decode_with_limits(content, _DRAFT)
     except UnreadableError as error:
@@ -73,7 +75,7 @@ def spread_of(image: Image.Image) -> int:
     return int(np.ptp(cells, axis=0).max())
 
 
-def pixels_digest(path: str) -> str:
+def pixels_digest(path: str | bytes) -> str:
     """Return the BLAKE2b of an image's size and of its pixels as used in training; empty if it cannot be read."""
     try:
         image = read_image(path)
@@ -85,7 +87,7 @@ def pixels_digest(path: str) -> str:
     return digest.hexdigest()
 
 
-def small_jpeg(path: str) -> bytes:
+def small_jpeg(path: str | bytes) -> bytes:
     """Return a thumbnail of an image file as JPEG; empty if the file cannot be read."""
     try:
         return to_jpeg(read_reduced(path, SHOWN)[0])

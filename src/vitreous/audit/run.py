@@ -18,6 +18,7 @@ from vitreous.audit.findings import KINDS, Audit, AuditImage
 from vitreous.audit.look import Inspection, fingerprint, spread_of
 from vitreous.audit.watch import hash_pixels, look_at
 from vitreous.data.config import DataConfig
+from vitreous.data.images.stored import ImagePath
 from vitreous.data.sources.listing import Listing, exclusion_line, match_exclusions, read_list
 from vitreous.data.sources.opening import list_source, open_source
 from vitreous.data.sources.scan import Progress, content_hash
@@ -42,7 +43,7 @@ def audit(
     cache folder by path, size and modification time of each file; `fresh` ignores them.
     """
     started = time.monotonic()
-    facts: dict[Path, Inspection] = {}
+    facts: dict[ImagePath, Inspection] = {}
     source = list_source(config)
     listing = _without_excluded(config, source) if isinstance(source, Listing) else None
     result = Audit(Path(config.source).name or config.source, [], [])
@@ -100,7 +101,7 @@ def _without_excluded(config: DataConfig, listing: Listing) -> Listing:
 
 def _inspect_files(
     listing: Listing, cache: Cache, workers: int | None, progress: Progress
-) -> tuple[dict[Path, Inspection], int]:
+) -> tuple[dict[ImagePath, Inspection], int]:
     """Return the inspection of each file, and how many came from the cache."""
     stamps = {path: stamp_of(path) for path in dict.fromkeys(entry.path for entry in listing.entries)}
     known = {path: found for path, stamp in stamps.items() if (found := cache.find(path, stamp)) is not None}
@@ -111,7 +112,9 @@ def _inspect_files(
     return facts, len(known)
 
 
-def _with_training_splits(config: DataConfig, listing: Listing, facts: Mapping[Path, Inspection]) -> list[AuditImage]:
+def _with_training_splits(
+    config: DataConfig, listing: Listing, facts: Mapping[ImagePath, Inspection]
+) -> list[AuditImage]:
     """Return the images in the splits that training would use; in `all` if it can make no splits."""
     entries = listing.entries
     all_splits = np.asarray([entry.split or "train" for entry in entries])
@@ -146,7 +149,7 @@ def _inspect_in_memory(config: DataConfig, progress: Progress) -> Iterator[Audit
 
 
 def _hash_pixels(
-    paths: Sequence[Path], facts: Mapping[Path, Inspection], cache: Cache | None, workers: int | None
+    paths: Sequence[ImagePath], facts: Mapping[ImagePath, Inspection], cache: Cache | None, workers: int | None
 ) -> list[str]:
     """Return a hash of the pixels of each file, from the cache where it has one."""
     if cache is None:

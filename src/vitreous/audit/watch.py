@@ -6,6 +6,7 @@ One thread per process sends it one file after another and waits for the result.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import math
 import os
 import queue
@@ -13,16 +14,17 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from vitreous.audit.look import Inspection
 from vitreous.audit.worker import SECONDS
+from vitreous.data.images.headers import UnreadableError
+from vitreous.data.images.stored import ImagePath, StoredImage
 from vitreous.data.images.watched.child import Child, ChildExited
 from vitreous.data.images.watched.limits import exit_reason
 from vitreous.data.images.watched.pool import DECODER_EXIT_PREFIX
 from vitreous.data.sources.scan import Progress
-from vitreous.errors import DataError
+from vitreous.errors import DataError, VitreousError
 from vitreous.machine.cores import num_cores
 
 __all__ = ["DECODER_EXIT_PREFIX", "hash_pixels", "look_at", "make_thumbnails"]
@@ -41,7 +43,9 @@ class _Failed(str):
     __slots__ = ()
 
 
-def look_at(paths: Sequence[Path], workers: int | None = None, progress: Progress | None = None) -> list[Inspection]:
+def look_at(
+    paths: Sequence[ImagePath], workers: int | None = None, progress: Progress | None = None
+) -> list[Inspection]:
     """Inspect files in processes, by default one per core; a file that its process did not survive has a `reason`."""
 
     def read(result: Any) -> Inspection:
@@ -53,17 +57,19 @@ def look_at(paths: Sequence[Path], workers: int | None = None, progress: Progres
     return [read(result) for result in _process("look", paths, workers, progress)]
 
 
-def hash_pixels(paths: Sequence[Path], workers: int | None = None, progress: Progress | None = None) -> list[str]:
+def hash_pixels(paths: Sequence[ImagePath], workers: int | None = None, progress: Progress | None = None) -> list[str]:
     """Hash the pixels of files, as :func:`vitreous.audit.look.pixels_digest`; empty where that fails."""
     return ["" if isinstance(r, _Failed) else str(r) for r in _process("pixels", paths, workers, progress)]
 
 
-def make_thumbnails(paths: Sequence[Path], workers: int | None = None, progress: Progress | None = None) -> list[str]:
+def make_thumbnails(
+    paths: Sequence[ImagePath], workers: int | None = None, progress: Progress | None = None
+) -> list[str]:
     """Return base64 JPEGs of files, as :func:`vitreous.audit.look.small_jpeg`; empty where that fails."""
     return ["" if isinstance(r, _Failed) else str(r) for r in _process("thumbnail", paths, workers, progress)]
 
 
-def _process(action: Action, paths: Sequence[Path], workers: int | None, progress: Progress | None) -> list[Any]:
+def _process(action: Action, paths: Sequence[ImagePath], workers: int | None, progress: Progress | None) -> list[Any]:
     results: list[Any] = [None] * len(paths)
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
@@ -92,6 +98,8 @@ def _next(done: queue.SimpleQueue[tuple[int, Any]], pool: Iterable[_Worker]) -> 
             for worker in pool:
                 worker.check_time()
             continue
+        if isinstance(result, VitreousError):  # the images lie in a store, which fails
+            raise result
         if index < 0:
             raise DataError(f"a process for reading images could not be started: {result}")
         return index, result
@@ -103,7 +111,7 @@ class _Worker:
     def __init__(
         self,
         action: Action,
-        paths: Sequence[Path],
+        paths: Sequence[ImagePath],
         waiting: queue.SimpleQueue[int],
         done: queue.SimpleQueue[tuple[int, Any]],
     ) -> None:
@@ -137,20 +145,24 @@ class _Worker:
                 except queue.Empty:
                     break
                 self.done.put((index, self._request(self.paths[index])))
-        except OSError as error:
+        except (OSError, VitreousError) as error:
             self.done.put((-1, error))
         finally:
             child, self.child = self.child, None
             if child is not None:
                 child.end()
 
-    def _request(self, path: Path) -> Any:
+    def _request(self, path: ImagePath) -> Any:
         """Return the result for a file, or :class:`_Failed` if the process did not survive it."""
         if self.child is None:
             self.child = _start()
+        try:
+            stored = [path.read()] if isinstance(path, StoredImage) else []
+        except UnreadableError as error:
+            return dataclasses.asdict(Inspection(str(error))) | {"thumb": ""} if self.action == "look" else ""
         self.is_late, self.started = False, time.monotonic()
         try:
-            return self.child.ask((self.action, os.fspath(path)))[0]
+            return self.child.ask((self.action, os.fspath(path)), stored, sum(map(len, stored)))[0]
         except ChildExited as gone:
             self.child = None
             return _Failed(exit_reason(gone.code, self.is_late, SECONDS))

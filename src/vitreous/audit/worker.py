@@ -25,8 +25,11 @@ SECONDS = 5
 """Limit of processor time for one file; decoding alone has a lower one, see `vitreous.data.images.watched`."""
 
 
-def answer(action: str, path: str) -> Any:
-    """Answer a request: `look` inspects and returns a dictionary, `pixels` a digest, and `thumbnail` a base64 JPEG."""
+def answer(action: str, path: str | bytes) -> Any:
+    """Answer a request: `look` inspects and returns a dictionary, `pixels` a digest, and `thumbnail` a base64 JPEG.
+
+    The path is that of a file, or the bytes of one that lies in a shard.
+    """
     if action == "pixels":
         return pixels_digest(path)
     if action == "thumbnail":
@@ -45,14 +48,15 @@ def main() -> None:
     serve(_reply)
 
 
-def _reply(request: Any, _: Content, output: IO[bytes]) -> None:
+def _reply(request: Any, content: Content, output: IO[bytes]) -> None:
     """Answer a request; the system ends this process after SECONDS more of processor time."""
     with contextlib.suppress(ImportError):  # Windows has no limits: only the watching thread limits the time
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + SECONDS, hard))
-    send(output, answer(*request))
+    action, path = request
+    send(output, answer(action, content.data or path))
 
 
 if __name__ == "__main__":

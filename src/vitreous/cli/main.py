@@ -26,7 +26,7 @@ from vitreous.files.text import printable
 __all__ = ["HELP", "VERBS", "main"]
 
 _NAMES = (
-    *("train", "plan", "finetune", "pretrain", "replay", "audit", "select", "evaluate", "calibrate"),
+    *("train", "plan", "finetune", "pretrain", "replay", "audit", "select", "shard", "evaluate", "calibrate"),
     *("predict", "serve", "watch", "inspect", "embed", "probe", "export", "convert", "models", "doctor", "completion"),
 )
 VERBS = {verb: f"vitreous.cli.verbs.{verb}" for verb in _NAMES}
@@ -48,6 +48,7 @@ Make a model
 Check and label the data
   audit       find problems in labelled images: broken files, duplicates, leaks between splits, wrong labels
   select      propose which images to label next, as a table and a contact sheet
+  shard       pack images into a few large files, for slow disks and stores
 
 Use a model
   predict     classify images: labels and probabilities

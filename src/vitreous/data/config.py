@@ -33,6 +33,8 @@ class DataConfig:
         exclude: Text file of paths to leave out, one per line, as `vitreous audit --write-exclude` writes it.
         memory_gb: Keep decoded images in memory if they fit into this many GiB; otherwise stream them from disk.
         workers: Worker processes that decode streamed images. None chooses by the number of cores.
+        shuffle_shards: Shards that are mixed at a time in training, where images lie in more (`vitreous shard`).
+        cache_gb: GiB of shards from a store (s3://, gs://, az://, hf://) that are kept in the user's cache folder.
     """
 
     source: str = "digits"
@@ -43,9 +45,15 @@ class DataConfig:
     exclude: str | None = None
     memory_gb: float = 2.0
     workers: int | None = None
+    shuffle_shards: int = 16
+    cache_gb: float = 10.0
 
     def __post_init__(self) -> None:
         problems = []
+        if self.shuffle_shards < 1:
+            problems.append(f"shuffle_shards is {self.shuffle_shards}, it must be at least 1")
+        if not 0 <= self.cache_gb < 1 << 20:
+            problems.append(f"cache_gb is {self.cache_gb}, it must be between 0 and 1,048,576")
         if not 0 < self.val_fraction < 1:
             problems.append(f"val_fraction is {self.val_fraction}, it must be between 0 and 1")
         _raise_all([*problems, *unknown_choices(self)])

@@ -47,7 +47,17 @@ _LARGEST_RECIPE = 1 << 20  # bytes
 # Settings that may change on resume, because they do not affect the result: where things are, how they are read and
 # written, and what follows the run. The device and precision that `auto` resolved to are compared elsewhere.
 _MAY_CHANGE = (
-    *("data.source", "data.dir", "data.workers", "data.strict", "device", "precision", "loggers", "out"),
+    *(
+        "data.source",
+        "data.dir",
+        "data.workers",
+        "data.strict",
+        "data.cache_gb",
+        "device",
+        "precision",
+        "loggers",
+        "out",
+    ),
     *("compile", "checkpoint_every", "checkpoint_epochs", "devices", "nodes", "strategy"),
 )
 

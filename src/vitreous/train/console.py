@@ -6,6 +6,7 @@ Each epoch leaves one line. On a terminal, a live line below them shows the prog
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -83,7 +84,7 @@ class Display:
         sizes = f"{pluralize(sum(counts.values()), 'image')}, {pluralize(len(counts), 'class', 'classes')}"
         self.line("data", f"{name}: {sizes}: {', '.join(shown)}{more}")
 
-    def unreadable(self, files: Sequence[tuple[Path, str]], listed: Path) -> None:
+    def unreadable(self, files: Sequence[tuple[os.PathLike[str], str]], listed: Path) -> None:
         """Print the number of unreadable files, the first ten, and the file that lists all of them."""
         what = "file cannot be read and is" if len(files) == 1 else "files cannot be read and are"
         self.line("unreadable", f" {len(files):,} {what} left out; list: {listed}")

@@ -176,9 +176,9 @@ class RunWriter:
     def example_image(self) -> str:
         """Return the path of a validation image to predict; write it first if the data set has no image files."""
         split = self.setup.data.splits["val"]
-        if split.paths is not None:
-            relative = os.path.relpath(split.paths[0])
-            return relative if not relative.startswith(os.pardir) else str(split.paths[0])
+        if split.paths is not None and isinstance(first := split.paths[0], Path):
+            relative = os.path.relpath(first)
+            return relative if not relative.startswith(os.pardir) else str(first)
         path = self.folder / "example.png"
         with atomic_write(path, follow=False) as temporary:
             split.image(0).save(temporary, format="PNG")

@@ -138,6 +138,7 @@ def make_loading(
         label_smoothing=config.label_smoothing,
         balanced=config.balanced_sampling,
         views=config.distil.views if config.distil.teacher is not None else None,
+        shuffle_shards=config.data.shuffle_shards,
         crop_on_device=crop_on_device,
     )
     return pipeline, loading

@@ -69,11 +69,12 @@ def data_files(source: str, folder: str | None = None, *lists: str | None) -> Ca
                 from vitreous.data.sources.manifest import list_manifest  # imports Pillow
 
                 yield path
-                yield from (entry.path for entry in list_manifest(path, needs_labels=False).entries)
+                yield from (Path(entry.path) for entry in list_manifest(path, needs_labels=False).entries)
             elif path.is_dir():
                 from vitreous.data.sources.finding import find_images
 
                 yield from find_images(path)[0]
+                yield from (*path.glob("*.tar"), *path.glob("*.parquet"), path / "index.json")  # shards
             else:
                 for parent, _, names in os.walk(Path(folder or DataConfig.dir).expanduser()):
                     yield from (Path(parent, name) for name in names)

@@ -124,7 +124,7 @@ def refuse_missing_data(argv: Sequence[str]) -> None:
     if not argv:
         raise UsageError(_NO_DATA)
     if not argv[0].startswith("-") and "=" not in argv[0] and not {"--print-config", "--print_config"} & set(argv):
-        from vitreous.data.sources.opening import find_source
+        from vitreous.data.sources.locating import find_source
 
         find_source(argv[0])
 
@@ -160,7 +160,7 @@ def run_training(verb: str, argv: Sequence[str], configure: Configure) -> int:
         sys.stdout.write(recipe_text(config))
         return 0
     if not config.tune.names_model:  # in fine-tuning, a missing source model is reported first
-        from vitreous.data.sources.opening import find_source
+        from vitreous.data.sources.locating import find_source
 
         find_source(config.data.source)
     if batch_image is not None:

@@ -18,8 +18,9 @@ from vitreous.cli.output.terminal import narrate, progress_bar
 from vitreous.cli.work import scoring
 from vitreous.cli.work.robustness import DEFAULT_IMAGES, measure_robustness
 from vitreous.data.sources.listing import first_ten
+from vitreous.data.sources.locating import find_source
 from vitreous.data.sources.manifest import read_columns
-from vitreous.data.sources.opening import ImageData, Split, find_source
+from vitreous.data.sources.opening import ImageData, Split
 from vitreous.errors import ConfigError, UsageError, did_you_mean
 from vitreous.files.text import visible
 from vitreous.inspection.explain import explain

@@ -58,7 +58,12 @@ def find_pool(source: str, labelled: str | None, count: int) -> Pool:
         DataError: If fewer than ``count`` are left.
     """
     if Path(source).is_dir():
-        candidates, known = expand([source]), []
+        found = expand([source])
+        candidates, known = [path for path in found if isinstance(path, str)], []
+        if len(candidates) < len(found):
+            raise UsageError(
+                f"DATA is '{source}', which has shards: give the folder of images that they were made from"
+            )
     else:
         entries = _entries(source, "DATA")
         candidates = [str(entry.path) for entry in entries if entry.label == UNLABELLED]

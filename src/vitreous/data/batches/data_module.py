@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.augment.resized_crop import RandomResizedCrop
 from vitreous.data.batches.dataset import Batch, MemoryDataset, StreamedDataset, decoded_bytes
-from vitreous.data.batches.sampler import OrderedSampler, Share, TrainSampler
-from vitreous.data.config import AugmentConfig
+from vitreous.data.batches.sampler import OrderedSampler, Share, TrainSampler, Window
+from vitreous.data.config import AugmentConfig, DataConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import ImageData
 from vitreous.data.sources.scan import Progress
@@ -54,6 +54,7 @@ class ImageDataModule(LightningDataModule):
         balanced: Show all classes equally often in training (:func:`vitreous.data.batches.sampler.balanced_order`).
         views: Number of fixed views that each training image has, as in
             :class:`~vitreous.data.augment.pipeline.BatchAugment`; None draws new ones in each epoch.
+        shuffle_shards: Shards that are mixed at a time, for images in shards.
         crop_on_device: Leave random resized crops to the device, which may cut several from each image.
         ready: Yield (images float32, targets float32 (B, K)) for training and (images float32, labels) for evaluation,
             instead of the dicts described in :mod:`vitreous.data.batches.dataset`.
@@ -74,6 +75,7 @@ class ImageDataModule(LightningDataModule):
         label_smoothing: float = 0.0,
         balanced: bool = False,
         views: int | None = None,
+        shuffle_shards: int = DataConfig.shuffle_shards,
         crop_on_device: bool = False,
         ready: bool = False,
         progress: Progress | None = None,
@@ -84,7 +86,9 @@ class ImageDataModule(LightningDataModule):
         self.progress, self.ready = progress, ready
         self.batch_augment = BatchAugment(self.augment, pipeline, len(data.classes), seed, label_smoothing, views=views)
         train = data.splits["train"]
-        self.train_sampler = TrainSampler(len(train), batch_size, accumulate, seed, train.labels if balanced else None)
+        window = Window.of(train.shard_of(), shuffle_shards)
+        balance = train.labels if balanced else None
+        self.train_sampler = TrainSampler(len(train), batch_size, accumulate, seed, balance, window=window)
         is_cut = self.augment.resized_crop < 1
         self._crop = RandomResizedCrop(pipeline, self.augment, seed, views, crop_on_device) if is_cut else None
         self.in_memory = self.decoded_bytes <= memory_gb * 2**30
@@ -148,9 +152,10 @@ class ImageDataModule(LightningDataModule):
 
     def restarted(self) -> ImageDataModule:
         """Return a module for another training on the same images, which shares those that are decoded."""
-        other, train = copy.copy(self), self.data.splits["train"]
-        balance = train.labels if self.train_sampler.balance is not None else None
-        other.train_sampler = TrainSampler(len(train), self.batch_size, self.accumulate, self.seed, balance)
+        other, used = copy.copy(self), self.train_sampler
+        other.train_sampler = TrainSampler(
+            used.num_images, self.batch_size, self.accumulate, self.seed, used.balance, window=used.window
+        )
         return other
 
     def set_accumulation(self, accumulate: int) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import Sampler
 from vitreous.data.rng import generator
 from vitreous.errors import CheckpointError
 
-__all__ = ["BatchPlan", "OrderedSampler", "Share", "TrainSampler", "balanced_order"]
+__all__ = ["BatchPlan", "OrderedSampler", "Share", "TrainSampler", "Window", "balanced_order"]
 
 
 class BatchPlan(NamedTuple):
@@ -48,6 +48,29 @@ class Share(NamedTuple):
         return np.append(own, count - 1) if count % 2 and self.rank == 0 else own
 
 
+class Window(NamedTuple):
+    """How images in shards are shuffled: those of a few shards at a time, which a cache can hold."""
+
+    shard_of: npt.NDArray[np.int64]  # (n,) number of the shard of each image
+    shards: int  # that are mixed at a time
+
+    @classmethod
+    def of(cls, shard_of: npt.NDArray[np.int64] | None, shards: int) -> Window | None:
+        """Return the window of images in shards; None if there are so few shards that all are mixed."""
+        return None if shard_of is None or int(shard_of.max()) < shards else cls(shard_of, shards)
+
+    def shuffle(self, images: npt.NDArray[np.int64], draws: np.random.Generator) -> npt.NDArray[np.int64]:
+        """Return images (m,) in random order; those of a shard lie within a part of it that is `shards` shards long.
+
+        Of S shards in random order, that at position p begins at p and each of its images follows it by up to `shards`,
+        uniformly and modulo S. `shards` of them are mixed at any time, so the last ones are also among the first.
+        """
+        count = int(self.shard_of.max()) + 1
+        position = draws.permutation(count)
+        keys = (position[self.shard_of[images]] + self.shards * draws.random(len(images))) % count
+        return images[np.argsort(keys, kind="stable")]
+
+
 class TrainSampler(Sampler[BatchPlan]):
     """Yield the batches of an epoch in random order; resumable at any batch.
 
@@ -60,6 +83,7 @@ class TrainSampler(Sampler[BatchPlan]):
         accumulate: Batches per optimiser step; the order does not depend on it.
         seed: Seed of the order.
         balance: Class of each image, (num_images,), to show all classes equally often; None: each image once per epoch.
+        window: How images in shards are shuffled; None mixes all images.
     """
 
     def __init__(
@@ -69,20 +93,19 @@ class TrainSampler(Sampler[BatchPlan]):
         accumulate: int = 1,
         seed: int = 0,
         balance: npt.NDArray[np.int64] | None = None,
+        *,
+        window: Window | None = None,
     ) -> None:
         self.num_images, self.batch_size = num_images, min(batch_size, num_images)
         self.accumulate = min(accumulate, self.batch_size)
-        self.seed, self.balance = seed, balance
+        self.seed, self.balance, self.window = seed, balance, window
         self.share: Share | None = None  # the part of each batch that this process gets; None is all of it
         self.epoch = self.start = 0
 
     def __iter__(self) -> Iterator[BatchPlan]:
         """Yield the batches of the current epoch, from the batch that :meth:`seek` chose or from the first."""
         epoch, start, self.start = self.epoch, self.start, 0
-        if self.balance is None:
-            order = generator(self.seed, epoch, stream="order").permutation(self.num_images)
-        else:
-            order = balanced_order(self.balance, self.seed, epoch)
+        order = self.order(epoch)
         for batch in range(start, len(self)):
             step, micro_batch = divmod(batch, self.accumulate)
             in_step = order[step * self.batch_size : (step + 1) * self.batch_size]
@@ -93,6 +116,18 @@ class TrainSampler(Sampler[BatchPlan]):
             else:
                 positions = first + self.share.of_batch(end - first)
                 yield BatchPlan(epoch, step, first, in_step[positions], positions, end - first)
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the images of an epoch in their order."""
+        if self.balance is not None:
+            order = balanced_order(self.balance, self.seed, epoch)
+            return order if self.window is None else self.window.shuffle(order, self._draws(epoch))
+        if self.window is not None:
+            return self.window.shuffle(np.arange(self.num_images), self._draws(epoch))
+        return self._draws(epoch).permutation(self.num_images)
+
+    def _draws(self, epoch: int) -> np.random.Generator:
+        return generator(self.seed, epoch, stream="order")
 
     @property
     def steps(self) -> int:
@@ -120,7 +155,8 @@ class TrainSampler(Sampler[BatchPlan]):
             "batch_size": self.batch_size,
             "accumulate": self.accumulate,
         }
-        return counts | {"balanced": self.balance is not None}
+        window = {} if self.window is None else {"shuffle_shards": self.window.shards}
+        return counts | window | {"balanced": self.balance is not None}
 
     def check(self, state: dict[str, Any]) -> None:
         """Raise CheckpointError unless the :meth:`identity` of a checkpoint is this one."""

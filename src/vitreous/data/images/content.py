@@ -1,10 +1,16 @@
-"""The bytes of an image file, held so that a decoder can drop them before the decoded image takes memory."""
+"""The bytes of an image file: their hash, and a holder from which a decoder can drop them before it takes memory."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
-__all__ = ["Content"]
+__all__ = ["Content", "content_hash"]
+
+
+def content_hash(content: bytes | memoryview) -> str:
+    """Return the 16-byte BLAKE2b of some bytes, in hex."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 class Content:

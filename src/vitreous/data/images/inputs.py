@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.data.images.reading import ImageSource
+from vitreous.data.images.stored import StoredImage
 from vitreous.data.sources.urls import refuse_url
 from vitreous.errors import DataError
 from vitreous.files.text import printable
@@ -49,7 +50,7 @@ def split_inputs(x: Any) -> tuple[bool, Iterable[Any]]:
 
 def to_source(item: Any) -> ImageSource:
     """Convert one image to a form that :func:`vitreous.data.images.reading.read_image` accepts."""
-    if isinstance(item, str | os.PathLike):
+    if isinstance(item, str | os.PathLike) and not isinstance(item, StoredImage):
         if not os.fspath(item):
             raise DataError("an empty path: pass the path of a file")
         refuse_url(os.fspath(item))
@@ -60,7 +61,7 @@ def to_source(item: Any) -> ImageSource:
         raise DataError(f"shape {shape} is a batch inside a list: pass the batch alone, or its images one by one")
     elif isinstance(item, Tensor):
         return _to_array(item)
-    elif not isinstance(item, bytes | Image.Image | np.ndarray) and not hasattr(item, "read"):
+    elif not isinstance(item, bytes | Image.Image | np.ndarray | StoredImage) and not hasattr(item, "read"):
         raise DataError(f"{_describe(item)} is not an image: pass {_EXPECTED}")
     return item
 

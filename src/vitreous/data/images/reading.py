@@ -22,6 +22,7 @@ from vitreous.data.images.decoding import TOO_LARGE, FileFacts, decode, to_rgb, 
 from vitreous.data.images.formats import FORMATS, MAX_BYTES
 from vitreous.data.images.headers import Header, UnreadableError, check_size, read_header
 from vitreous.data.images.memory_budget import BUDGET
+from vitreous.data.images.stored import StoredImage
 from vitreous.data.images.watched.limits import cpu_time_limit
 from vitreous.data.images.watched.pool import decode_watched
 from vitreous.errors import DataError
@@ -82,7 +83,7 @@ def read_image(source: ImageSource) -> Image.Image:
     return _decode(source)[0]
 
 
-def read_reduced(path: str | os.PathLike[str], min_side: int) -> tuple[Image.Image, tuple[int, int]]:
+def read_reduced(path: str | os.PathLike[str] | bytes, min_side: int) -> tuple[Image.Image, tuple[int, int]]:
     """Decode an image, a JPEG at 1/2, 1/4 or 1/8 of its size if both sides keep at least ``min_side`` pixels.
 
     Return it as :func:`read_image` does, and its full height and width.
@@ -143,6 +144,10 @@ def inspect_image(content: Content | bytes) -> ImageFacts:
 @contextmanager
 def open_image_file(path: str | os.PathLike[str]) -> Iterator[Content]:
     """Read a file that may be an image, once the memory budget has room; raise UnreadableError if it cannot be."""
+    if isinstance(path, StoredImage):
+        with BUDGET.content(path.length):
+            yield Content(path.read())
+        return
     try:
         handle, size = open_descriptor(path, MAX_BYTES)
     except OSError as error:

@@ -63,7 +63,7 @@ def _check_split_folders(root: Path, folders: set[str]) -> None:
 
 def _empty_folders(root: Path, depth: int, entries: list[Entry]) -> list[str]:
     """Note the splits and class folders in which no image was found."""
-    full = {entry.path.relative_to(root).parts[: depth + 1] for entry in entries}
+    full = {tuple(entry.name.split("/"))[: depth + 1] for entry in entries}
     candidates = _folders_in(root)
     notes = []
     if depth == 1:

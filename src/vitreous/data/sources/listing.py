@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vitreous.data.images.stored import ImagePath
 from vitreous.errors import DataError
 from vitreous.files.opening import read_regular
 from vitreous.files.text import visible
@@ -47,7 +48,7 @@ UNLABELLED = "unlabelled"
 class Entry:
     """One labelled file."""
 
-    path: Path
+    path: ImagePath
     name: str  # the path as the user writes it: relative to the data folder, or as in the manifest
     label: str  # class name
     split: str | None  # `train`, `val` or `test`; None if the data does not say
@@ -88,7 +89,7 @@ def pluralize(count: int, what: str, plural: str | None = None) -> str:
 
 
 def match_exclusions(
-    list_file: str, names: Sequence[str], paths: Sequence[Path] | None = None, root: Path | None = None
+    list_file: str, names: Sequence[str], paths: Sequence[ImagePath] | None = None, root: Path | None = None
 ) -> tuple[set[int], list[str]]:
     """Return the positions of the images that a list of exclusions names, and notes, also about lines without effect.
 

@@ -121,10 +121,10 @@ def _check_cells(
 
 def _conflicts(entries: Sequence[Entry]) -> list[str]:
     """Note the files that are listed with more than one label."""
-    labels: dict[Path, set[str]] = {}
+    labels: dict[str, set[str]] = {}
     for entry in entries:
-        labels.setdefault(entry.path, set()).add(entry.label)
-    several = [path.name for path, names in labels.items() if len(names) > 1]
+        labels.setdefault(os.fspath(entry.path), set()).add(entry.label)
+    several = [os.path.basename(path) for path, names in labels.items() if len(names) > 1]
     if not several:
         return []
     return [f"{pluralize(len(several), 'image')} listed with more than one label: {first_ten(several)}"]

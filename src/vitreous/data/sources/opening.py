@@ -18,17 +18,19 @@ from PIL import Image
 
 from vitreous.data.config import DataConfig
 from vitreous.data.images.reading import read_image, read_reduced
+from vitreous.data.images.stored import ImagePath, StoredImage
+from vitreous.data.shards.listing import find_shards, list_shards
 from vitreous.data.sources.folders import LAYOUT, list_folder
 from vitreous.data.sources.known import KNOWN, PixelSet, load_known
 from vitreous.data.sources.listing import Entry, Listing, first_ten, match_exclusions, ordered_classes, pluralize
-from vitreous.data.sources.manifest import MANIFEST_SUFFIXES, list_manifest
+from vitreous.data.sources.locating import find_source
+from vitreous.data.sources.manifest import list_manifest
 from vitreous.data.sources.scan import Progress, Scanned, content_hash, scan, unopened
 from vitreous.data.sources.split import absent_classes, copies_across, held_out, hold_out_val
 from vitreous.data.sources.unlabelled import list_unlabelled
-from vitreous.data.sources.urls import refuse_url
-from vitreous.errors import DataError, UsageError, did_you_mean
+from vitreous.errors import DataError
 
-__all__ = ["ImageData", "Split", "find_source", "fingerprint_of", "list_source", "open_source"]
+__all__ = ["ImageData", "Split", "fingerprint_of", "list_source", "open_source"]
 
 _ORDER = ("all", "train", "val", "test")
 
@@ -39,7 +41,7 @@ class Split:
 
     labels: npt.NDArray[np.int64]  # (n,) indices of classes
     names: tuple[str, ...]  # of each image: its path relative to the data folder, or `train/17`
-    paths: list[Path] | None = None  # None for pixels in memory
+    paths: list[ImagePath] | None = None  # None for pixels in memory
     arrays: npt.NDArray[np.uint8] | None = None  # pixels (n, H, W, C); None for files
     digests: tuple[str, ...] = ()  # content hash of each image; of its name and length for trusted files
 
@@ -61,6 +63,14 @@ class Split:
             return image, image.width / image.height
         image, (height, width) = read_reduced(self.paths[index], min_side)
         return image, width / height
+
+    def shard_of(self) -> npt.NDArray[np.int64] | None:
+        """Return the number of the shard that each image lies in, (n,); None if some lie in files of their own."""
+        if self.paths is None or not all(isinstance(path, StoredImage) for path in self.paths):
+            return None
+        numbers: dict[int, int] = {}
+        shards = (id(path.container) for path in self.paths if isinstance(path, StoredImage))
+        return np.asarray([numbers.setdefault(shard, len(numbers)) for shard in shards], np.int64)
 
     def name_of(self, index: int) -> str:
         """Return the name of one image."""
@@ -94,7 +104,7 @@ class ImageData:
     fingerprint: str
     order: str = ""
     held_out: str | None = None
-    unreadable: list[tuple[Path, str]] = field(default_factory=list)
+    unreadable: list[tuple[ImagePath, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
@@ -144,6 +154,8 @@ def list_source(config: DataConfig, *, needs_labels: bool = True) -> PixelSet | 
     path = find_source(config.source)
     if path is None:
         listing = load_known(config.source, config.dir)
+    elif (shards := find_shards(path)) is not None:
+        listing = list_shards(shards, needs_labels=needs_labels)
     elif path.is_dir():
         listing = list_folder(path) if needs_labels else list_unlabelled(path)
     else:
@@ -151,35 +163,6 @@ def list_source(config: DataConfig, *, needs_labels: bool = True) -> PixelSet | 
     if isinstance(listing, Listing):
         listing.entries.sort(key=lambda entry: (entry.name, entry.label, entry.split or ""))
     return listing
-
-
-def find_source(source: str) -> Path | None:
-    """Return the path of a folder or manifest, or None for a known dataset, without opening anything."""
-    if source in KNOWN:
-        return None
-    path = Path(os.path.expanduser(source))
-    if path.is_dir() or (path.is_file() and path.suffix.lower() in MANIFEST_SUFFIXES):
-        return path
-    if path.is_file():
-        kinds = f"a folder of images, unpacked if it is an archive, or a manifest ({', '.join(MANIFEST_SUFFIXES)})"
-        raise UsageError(f"{source} is a file: give {kinds}")
-    if path.exists():
-        raise UsageError(f"{source} is neither a folder nor a regular file: give a folder of images, or a manifest")
-    refuse_url(source, as_data=True)
-    near = path.parent if path.parent.is_dir() else Path()
-    siblings = [str(near / name) if near != Path() else name for name in _folders_in(near)]
-    if os.sep in source or "/" in source or "." in source or source.startswith("~"):
-        hint = did_you_mean(os.path.normpath(path), siblings) or " Check the spelling and the current folder"
-        raise DataError(f"folder not found: {source}.{hint}")
-    hint = did_you_mean(source, [*KNOWN, *siblings])
-    raise UsageError(f"'{source}' is neither a folder nor a known dataset ({', '.join(KNOWN)}).{hint}")
-
-
-def _folders_in(folder: Path) -> list[str]:
-    try:
-        return [entry.name for entry in folder.iterdir() if entry.is_dir()]
-    except OSError:
-        return []
 
 
 def _from_pixels(config: DataConfig, pixels: PixelSet, record: object) -> ImageData:
@@ -275,7 +258,9 @@ def _from_files(
     )
 
 
-def _check_readable(config: DataConfig, entries: Sequence[Entry], scanned: Sequence[Scanned]) -> list[tuple[Path, str]]:
+def _check_readable(
+    config: DataConfig, entries: Sequence[Entry], scanned: Sequence[Scanned]
+) -> list[tuple[ImagePath, str]]:
     """Return the files that cannot be decoded, with reasons; raise with `strict`, or if no file can be."""
     files = {entry.path: (entry, file.facts.reason) for entry, file in zip(entries, scanned, strict=True)}
     bad = [(entry, reason) for entry, reason in files.values() if reason]  # once each: a table may repeat a file
@@ -316,7 +301,7 @@ def _by_split(
     digests: Sequence[str],
     sides: npt.NDArray[np.str_],
     *,
-    paths: Sequence[Path] | None = None,
+    paths: Sequence[ImagePath] | None = None,
     arrays: npt.NDArray[np.uint8] | None = None,
 ) -> tuple[dict[str, Split], str]:
     """Return the splits and the hash of their order; runs on data of equal hash see the same images in each step."""

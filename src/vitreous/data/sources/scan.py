@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
+from vitreous.data.images.content import content_hash
 from vitreous.data.images.decoding import TOO_LARGE
 from vitreous.data.images.headers import UnreadableError
 from vitreous.data.images.reading import ImageFacts, inspect_image, open_image_file
+from vitreous.data.images.stored import ImagePath, StoredImage
 
 __all__ = ["Progress", "Scanned", "content_hash", "scan", "unopened"]
 
@@ -29,7 +29,7 @@ class Scanned:
     facts: ImageFacts
 
 
-def scan(paths: Sequence[Path], workers: int | None = None, progress: Progress | None = None) -> list[Scanned]:
+def scan(paths: Sequence[ImagePath], workers: int | None = None, progress: Progress | None = None) -> list[Scanned]:
     """Read every file once: hash its bytes and decode it fully.
 
     Runs in ``workers`` threads, by default one per core: Pillow and hashlib release the GIL. The results are in the
@@ -45,7 +45,9 @@ def scan(paths: Sequence[Path], workers: int | None = None, progress: Progress |
     return results
 
 
-def _scan_one(path: Path) -> Scanned:
+def _scan_one(path: ImagePath) -> Scanned:
+    if isinstance(path, StoredImage) and path.size is not None:  # an index says so, and reading compares the digest
+        return Scanned(path.digest, ImageFacts(path.size, path.grey, None))
     try:
         with open_image_file(path) as content:
             return Scanned(content_hash(content.data), inspect_image(content))
@@ -55,12 +57,7 @@ def _scan_one(path: Path) -> Scanned:
         return Scanned("", ImageFacts((0, 0), False, TOO_LARGE))
 
 
-def content_hash(content: bytes | memoryview) -> str:
-    """Return the 16-byte BLAKE2b of some bytes, in hex."""
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def unopened(name: str, path: Path) -> Scanned:
+def unopened(name: str, path: ImagePath) -> Scanned:
     """Return the result for a trusted file, which is not read: name and length stand for its content."""
-    identity = f"{name} {path.stat().st_size}"
+    identity = f"{name} {os.stat(path).st_size}"
     return Scanned(content_hash(identity.encode()), ImageFacts((0, 0), False, None))

@@ -9,6 +9,7 @@ Whatever follows a step, such as the clock or a validation, then happens as it w
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
@@ -139,11 +140,17 @@ def identity(setup: Setup) -> dict[str, str]:
     return {
         "recipe": recipe_text(setup.config),
         "fingerprint": setup.data.fingerprint,
-        "order": setup.data.order,
+        "order": setup.data.order + _shard_order(setup),
         "device": setup.device.type,
         "precision": setup.precision,
         **({} if setup.distiller is None else {"teacher": setup.distiller.teacher.digest}),
     }
+
+
+def _shard_order(setup: Setup) -> str:
+    """Return a hash of which images share a shard, where the order of an epoch depends on it."""
+    window = setup.data_module.train_sampler.window
+    return "" if window is None else hashlib.blake2b(window.shard_of.tobytes(), digest_size=16).hexdigest()
 
 
 def check_identity(stored: Mapping[str, str], current: Mapping[str, str], source: str) -> None:

@@ -1,0 +1,94 @@
+"""`vitreous shard`: pack labelled images into a few large files, which disks and stores read faster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse.typing import PositiveInt
+
+from vitreous.cli.options.model import add_data, add_data_dir
+from vitreous.cli.options.outputs import add_json_options, data_files, make_outputs, write_document
+from vitreous.cli.options.parser import Parser
+from vitreous.cli.output.terminal import narrate, progress_bar
+from vitreous.errors import UsageError
+from vitreous.files.text import visible
+
+__all__ = ["run"]
+
+_MIB = 1 << 20
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "shard",
+        "DATA DEST [options]",
+        "Pack labelled images into shards: tar files of about 64 MiB in the convention of WebDataset, and an index "
+        "with the place, label, size and hash of each image. `train`, `evaluate`, `audit` and other verbs take the "
+        "folder in place of the images, with the same results: the files are unchanged, and what training holds out "
+        "depends on their content.\n"
+        "An interrupted job goes on when the same command is run again. Files that cannot be read are left out and "
+        "named.",
+        [
+            ("vitreous shard photos/ shards/", "about as many bytes, in a few files"),
+            ("vitreous train shards/", "the run that `vitreous train photos/` would be"),
+        ],
+    )
+    add_data(parser, model=False)
+    add = parser.add_argument
+    add("dest", type=str, metavar="DEST", help="folder for the shards, new or empty")
+    add("--shard-size", type=PositiveInt, default=64, metavar="MIB", help="MiB of images in a shard")
+    add("--workers", type=PositiveInt | None, metavar="N", help="images and shards at a time [one per core]")
+    add(
+        "--exclude",
+        type=str | None,
+        metavar="FILE",
+        help="leave out the images of a list, as `vitreous audit` writes it",
+    )
+    add("--strict", type=bool, default=False, help="fail if a file cannot be read")
+    add("--no-labels", type=bool, default=False, help="images without labels too, for `vitreous pretrain`")
+    add_json_options(parser, content="counts and the files left out")
+    add_data_dir(parser)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb."""
+    options = _parser().parse_args(argv)
+    files = make_outputs(options, (data_files(options.data, options.data_dir, options.exclude),))
+    files.claim("--json", options.json)
+    from vitreous.data.config import DataConfig
+    from vitreous.data.shards.destination import LocalDestination
+    from vitreous.data.shards.writing import write_shards
+    from vitreous.data.sources.listing import pluralize
+
+    config = DataConfig(
+        options.data, dir=options.data_dir or DataConfig.dir, exclude=options.exclude, strict=options.strict
+    )
+    dest = Path(options.dest).expanduser()
+    if Path(options.data).expanduser().resolve() == dest.resolve():
+        raise UsageError(f"DATA and DEST are both '{visible(options.dest)}': name another folder for the shards")
+    written = write_shards(
+        config,
+        LocalDestination(dest, overwrite=options.overwrite),
+        shard_bytes=options.shard_size * _MIB,
+        workers=options.workers,
+        needs_labels=not options.no_labels,
+        bar=progress_bar,
+    )
+    for note in written.notes:
+        narrate(note)
+    if written.unreadable:
+        name, reason = written.unreadable[0]
+        count = pluralize(len(written.unreadable), "file")
+        narrate(f"unreadable: {count} left out (first: {visible(name)}: {reason})")
+    earlier = f", {written.kept:,} of them by the interrupted job" if written.kept else ""
+    size = f"{written.bytes / _MIB:,.1f} MiB"
+    narrate(f"{pluralize(written.images, 'image')} in {pluralize(written.shards, 'shard')} of {size}{earlier}: {dest}")
+    if options.json:
+        left_out = [{"path": name, "reason": reason} for name, reason in written.unreadable]
+        counts = {"images": written.images, "shards": written.shards, "bytes": written.bytes, "kept": written.kept}
+        write_document(
+            files, options.json, {"data": options.data, "dest": options.dest, **counts, "unreadable": left_out}
+        )
+    return 0

@@ -1,0 +1,42 @@
+"""What a source of images is, before anything of it is opened: a known dataset, a folder, shards or a manifest."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from vitreous.data.sources.known import KNOWN
+from vitreous.data.sources.manifest import MANIFEST_SUFFIXES
+from vitreous.data.sources.urls import refuse_url
+from vitreous.errors import DataError, UsageError, did_you_mean
+
+__all__ = ["find_source"]
+
+
+def find_source(source: str) -> Path | None:
+    """Return the path of a folder or manifest, or None for a known dataset, without opening anything."""
+    if source in KNOWN:
+        return None
+    path = Path(os.path.expanduser(source))
+    if path.is_dir() or (path.is_file() and path.suffix.lower() in MANIFEST_SUFFIXES):
+        return path
+    if path.is_file():
+        kinds = f"a folder of images, unpacked if it is an archive, or a manifest ({', '.join(MANIFEST_SUFFIXES)})"
+        raise UsageError(f"{source} is a file: give {kinds}")
+    if path.exists():
+        raise UsageError(f"{source} is neither a folder nor a regular file: give a folder of images, or a manifest")
+    refuse_url(source, as_data=True)
+    near = path.parent if path.parent.is_dir() else Path()
+    siblings = [str(near / name) if near != Path() else name for name in _folders_in(near)]
+    if os.sep in source or "/" in source or "." in source or source.startswith("~"):
+        hint = did_you_mean(os.path.normpath(path), siblings) or " Check the spelling and the current folder"
+        raise DataError(f"folder not found: {source}.{hint}")
+    hint = did_you_mean(source, [*KNOWN, *siblings])
+    raise UsageError(f"'{source}' is neither a folder nor a known dataset ({', '.join(KNOWN)}).{hint}")
+
+
+def _folders_in(folder: Path) -> list[str]:
+    try:
+        return [entry.name for entry in folder.iterdir() if entry.is_dir()]
+    except OSError:
+        return []
