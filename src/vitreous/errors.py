@@ -7,6 +7,7 @@ VitreousError (exit 1)
 ├── CheckpointError (exit 1)    a model file is damaged, unsupported or does not fit
 ├── TrainingError (exit 1)      training cannot continue
 │   └── NonFiniteError          the loss or a gradient is NaN or infinite
+├── StoreError (exit 1)         a store such as S3 fails, also when asked again
 ├── OutputError (exit 1)        a result cannot be written
 └── MissingExtraError (exit 1)  an optional package is not installed
 """
@@ -26,6 +27,7 @@ __all__ = [
     "MissingExtraError",
     "NonFiniteError",
     "OutputError",
+    "StoreError",
     "TrainingError",
     "UsageError",
     "VitreousError",
@@ -78,6 +80,10 @@ class TrainingError(VitreousError):
 
 class NonFiniteError(TrainingError):
     """The loss or the gradient norm is NaN or infinite."""
+
+
+class StoreError(VitreousError):
+    """An object of a store (s3://, gs://, az://, hf://) cannot be read or written; the message names its key."""
 
 
 class OutputError(VitreousError):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from vitreous.choices import unknown_choices
 from vitreous.data.augment import POLICIES
+from vitreous.data.sources.urls import check_address
 from vitreous.errors import ConfigError
 
 __all__ = ["AugmentConfig", "DataConfig", "PreprocessConfig"]
@@ -23,7 +24,8 @@ class DataConfig:
     """Source of the labelled images and how they are split (:mod:`vitreous.data.sources.opening`).
 
     Args:
-        source: A known dataset (`digits`, `cifar10`, ...), a folder, or a .csv / .parquet manifest of paths and labels.
+        source: A known dataset (`digits`, `cifar10`, ...), a folder of images or shards, also one in a store (s3://,
+            gs://, az://, hf://), or a .csv / .parquet manifest of paths and labels.
         dir: Folder of the known datasets. A dataset that is not in it is downloaded to it.
         val_fraction: Fraction of the training images held out for validation if the data has no validation split.
         split: How these images are chosen. `stratified`: the same fraction of every class, to within one image. `hash`:
@@ -56,6 +58,7 @@ class DataConfig:
             problems.append(f"cache_gb is {self.cache_gb}, it must be between 0 and 1,048,576")
         if not 0 < self.val_fraction < 1:
             problems.append(f"val_fraction is {self.val_fraction}, it must be between 0 and 1")
+        check_address(self.source)
         _raise_all([*problems, *unknown_choices(self)])
 
 

@@ -9,9 +9,10 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from vitreous.cli.output.terminal import narrate
+from vitreous.data.config import DataConfig
 from vitreous.errors import DataError, UsageError, VitreousError
 from vitreous.files.text import printable
 from vitreous.files.writing import Read
@@ -24,37 +25,45 @@ __all__ = ["expand", "image_files"]
 _MAX_LIST_BYTES = 1 << 28
 
 
-def expand(words: Iterable[str]) -> list[str | StoredImage]:
+def expand(words: Iterable[str], cache_gb: float = DataConfig.cache_gb) -> list[str | StoredImage]:
     """Return the paths of images, in the order of the arguments; those of a folder or a glob are sorted.
 
     Args:
-        words: Each a file; a folder, searched recursively; shards; a glob such as ``'photos/**/*.jpg'``, for shells
-            that do not expand it; or ``-`` for a list of paths on standard input, one per line, or NUL-terminated as
-            by ``find -print0``. A missing file is returned too, and reported when it is opened.
+        words: Each a file; a folder, searched recursively, or with shards; a folder in a store, such as s3://; a glob
+            such as ``'photos/**/*.jpg'``, for shells that do not expand it; or ``-`` for a list of paths on standard
+            input, one per line, or NUL-terminated as by ``find -print0``. A missing file is returned too, and reported
+            when it is opened.
+        cache_gb: GiB of shards from a store to keep on this machine.
     """
-    return [path for word in words for path in _expand_one(word, narrate)]
+    return [path for word in words for path in _expand_one(word, narrate, cache_gb)]
 
 
 def image_files(words: Sequence[str]) -> Callable[[], Iterable[Read]]:
     """Return a function that lists the files of the arguments, for overwrite checks; standard input is 0."""
 
     def list_files() -> Iterable[Read]:
-        for word in words:
+        for word in (each for each in words if not each.startswith(("s3://", "gs://", "az://", "hf://"))):
             with contextlib.suppress(VitreousError):  # reported when the images are opened
                 yield from [0] if word == "-" else _expand_one(word, warn=lambda note: None)
 
     return list_files
 
 
-def _expand_one(word: str, warn: Callable[[str], None]) -> Iterator[str | StoredImage]:
+def _expand_one(
+    word: str, warn: Callable[[str], None], cache_gb: float = DataConfig.cache_gb
+) -> Iterator[str | StoredImage]:
     from vitreous.data.shards.listing import find_shards, images_of  # imports Pillow
     from vitreous.data.sources.finding import find_images
-    from vitreous.data.sources.urls import refuse_url
+    from vitreous.data.sources.urls import is_store, refuse_url
 
     if word == "-":
         yield from _read_list()
     elif "\0" in word:
         yield word  # reported when it is opened; the functions below would raise
+    elif is_store(word):
+        from vitreous.data.shards.remote import list_store
+
+        yield from (cast("StoredImage", entry.path) for entry in list_store(word, cache_gb, needs_labels=False).entries)
     elif (shards := find_shards(Path(word))) is not None:
         yield from images_of(shards)
     elif os.path.isdir(word):

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import Namespace
-from jsonargparse.typing import NonNegativeInt, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MODEL_HELP",
     "Resample",
+    "add_cache_option",
     "add_data",
     "add_data_dir",
     "add_images",
@@ -56,20 +57,26 @@ def add_data(parser: Parser, model: bool = True) -> None:
     """Add the positional arguments MODEL and DATA, or DATA alone."""
     if model:
         parser.add_argument("model", type=str, metavar="MODEL", help=MODEL_HELP)
-    text = "a folder, a .csv or .parquet manifest, or a known dataset, as for training"
+    text = "a folder of images or shards, also s3://, gs://, az://, hf://; a .csv or .parquet manifest; a known dataset"
     parser.add_argument("data", type=str, metavar="DATA", help=text)
 
 
 def add_images(parser: Parser) -> None:
     """Add the positional arguments MODEL and IMAGES."""
     parser.add_argument("model", type=str, metavar="MODEL", help=MODEL_HELP)
-    text = "files, folders, quoted globs, or - for a list on stdin"
+    text = "files, folders, shards, also in s3://, gs://, az://, hf://; quoted globs; - for a list on stdin"
     parser.add_argument("images", type=str, nargs="+", metavar="IMAGES", help=text)
 
 
 def add_data_dir(parser: Parser) -> None:
     """Add the folder of the known datasets."""
     parser.add_argument("--data-dir", type=str, metavar="DIR", help="folder of known datasets [~/.cache/vitreous]")
+
+
+def add_cache_option(parser: Parser) -> None:
+    """Add ``--cache-size``."""
+    text = "GiB of shards from a store that are kept in ~/.cache/vitreous"
+    parser.add_argument("--cache-size", type=NonNegativeFloat, default=10.0, metavar="GIB", help=text)
 
 
 def add_threshold_option(parser: Parser) -> None:

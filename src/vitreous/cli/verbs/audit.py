@@ -13,7 +13,14 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from vitreous.cli.options.model import MODEL_HELP, add_data, add_data_dir, add_inference_options, load_model
+from vitreous.cli.options.model import (
+    MODEL_HELP,
+    add_cache_option,
+    add_data,
+    add_data_dir,
+    add_inference_options,
+    load_model,
+)
 from vitreous.cli.options.outputs import add_json_options, data_files, make_outputs, model_files, write_document
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate, print_table, progress_bar
@@ -59,6 +66,7 @@ def _parser() -> Parser:
     add("--fresh", type=bool, default=False, help="ignore cached results and read every file again")
     add("--workers", type=PositiveInt, metavar="N", help="processes [one per core]")
     add_data_dir(parser)
+    add_cache_option(parser)
     add_inference_options(parser)
     return parser
 
@@ -73,7 +81,8 @@ def run(argv: Sequence[str]) -> int:
     from vitreous.audit.run import audit, exclusions  # slow imports, so only after the options are checked
     from vitreous.data.config import DataConfig
 
-    config = DataConfig(options.data, dir=options.data_dir or DataConfig.dir, exclude=options.exclude)
+    folder, size = options.data_dir or DataConfig.dir, options.cache_size
+    config = DataConfig(options.data, dir=folder, exclude=options.exclude, cache_gb=size)
     classifier = None
     if options.model:
         from vitreous.cli.work.scoring import split_as_trained

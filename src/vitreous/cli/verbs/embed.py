@@ -7,7 +7,14 @@ import time
 from collections.abc import Sequence
 
 from vitreous.cli.options.inputs import expand, image_files
-from vitreous.cli.options.model import add_images, add_inference_options, describe_compute, load_model, throughput_line
+from vitreous.cli.options.model import (
+    add_cache_option,
+    add_images,
+    add_inference_options,
+    describe_compute,
+    load_model,
+    throughput_line,
+)
 from vitreous.cli.options.outputs import add_json_options, make_outputs, model_files, write_document
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate, progress_bar
@@ -31,6 +38,7 @@ def _parser() -> Parser:
         ],
     )
     add_images(parser)
+    add_cache_option(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -59,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
 
     require_packages(suffix)
     classifier = load_model(options)
-    paths = expand(options.images)
+    paths = expand(options.images, options.cache_size)
     files.reads(each=lambda: paths)
     engine = classifier.prepare(len(paths), options.batch_size)
     written, start = 0, time.perf_counter()

@@ -8,7 +8,13 @@ from typing import Literal
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
-from vitreous.cli.options.model import add_data, add_data_dir, add_inference_options, add_threshold_option
+from vitreous.cli.options.model import (
+    add_cache_option,
+    add_data,
+    add_data_dir,
+    add_inference_options,
+    add_threshold_option,
+)
 from vitreous.cli.options.outputs import add_json_options, data_files, make_outputs, model_files, write_document
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import print_table
@@ -44,6 +50,7 @@ def _parser() -> Parser:
         help="images to score, instead of the split chosen as above",
     )
     add_data_dir(parser)
+    add_cache_option(parser)
     add_json_options(parser)
     add_threshold_option(parser)
     _add_report_options(parser)

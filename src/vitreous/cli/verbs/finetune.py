@@ -40,6 +40,8 @@ _SHORT = {
     "--no_probe": "--tune.probe=false",
     "--resample": "--model.position.resample",
     "--data-dir": "--data.dir",
+    "--cache-size": "--data.cache_gb",
+    "--cache_size": "--data.cache_gb",
     "--data_dir": "--data.dir",
     "--strict": "--data.strict",
     "--exclude": "--data.exclude",

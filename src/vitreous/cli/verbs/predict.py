@@ -12,6 +12,7 @@ from jsonargparse.typing import PositiveInt
 
 from vitreous.cli.options.inputs import expand, image_files
 from vitreous.cli.options.model import (
+    add_cache_option,
     add_images,
     add_inference_options,
     add_threshold_option,
@@ -48,6 +49,7 @@ def _parser() -> Parser:
         ],
     )
     add_images(parser)
+    add_cache_option(parser)
     parser.add_argument("--top-k", type=PositiveInt, default=5, help="classes per image")
     parser.add_argument(
         "--format",
@@ -84,7 +86,7 @@ def run(argv: Sequence[str]) -> int:
 
     classifier = load_model(options)
     classifier.require_classes()
-    paths = expand(options.images)
+    paths = expand(options.images, options.cache_size)
     files.reads(each=lambda: paths)
     top_k = min(options.top_k, len(classifier.classes))
     output_format = options.format or _FORMATS.get(os.path.splitext(options.output or "")[1].lower(), "table")

@@ -34,6 +34,8 @@ __all__ = ["configure", "run"]
 _SHORT = {
     "--from": "--tune.source",
     "--data-dir": "--data.dir",
+    "--cache-size": "--data.cache_gb",
+    "--cache_size": "--data.cache_gb",
     "--data_dir": "--data.dir",
     "--strict": "--data.strict",
     "--exclude": "--data.exclude",

@@ -11,6 +11,7 @@ from vitreous.cli.options.model import add_data, add_data_dir
 from vitreous.cli.options.outputs import add_json_options, data_files, make_outputs, write_document
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate, progress_bar
+from vitreous.data.sources.urls import is_store, refuse_url
 from vitreous.errors import UsageError
 from vitreous.files.text import visible
 
@@ -31,12 +32,15 @@ def _parser() -> Parser:
         "named.",
         [
             ("vitreous shard photos/ shards/", "about as many bytes, in a few files"),
+            ("vitreous shard photos/ s3://bucket/shards", "into a store, with pip install 'vitreous[remote]'"),
             ("vitreous train shards/", "the run that `vitreous train photos/` would be"),
         ],
     )
     add_data(parser, model=False)
     add = parser.add_argument
-    add("dest", type=str, metavar="DEST", help="folder for the shards, new or empty")
+    add(
+        "dest", type=str, metavar="DEST", help="folder for the shards, new or empty, also in s3://, gs://, az://, hf://"
+    )
     add("--shard-size", type=PositiveInt, default=64, metavar="MIB", help="MiB of images in a shard")
     add("--workers", type=PositiveInt | None, metavar="N", help="images and shards at a time [one per core]")
     add(
@@ -58,19 +62,26 @@ def run(argv: Sequence[str]) -> int:
     files = make_outputs(options, (data_files(options.data, options.data_dir, options.exclude),))
     files.claim("--json", options.json)
     from vitreous.data.config import DataConfig
-    from vitreous.data.shards.destination import LocalDestination
+    from vitreous.data.shards.destination import Destination, LocalDestination
     from vitreous.data.shards.writing import write_shards
     from vitreous.data.sources.listing import pluralize
 
     config = DataConfig(
         options.data, dir=options.data_dir or DataConfig.dir, exclude=options.exclude, strict=options.strict
     )
-    dest = Path(options.dest).expanduser()
-    if Path(options.data).expanduser().resolve() == dest.resolve():
+    destination: Destination
+    if is_store(options.dest):
+        from vitreous.data.shards.remote_destination import RemoteDestination
+
+        destination = RemoteDestination(options.dest, overwrite=options.overwrite)
+    else:
+        refuse_url(options.dest, as_data=True)
+        destination = LocalDestination(Path(options.dest).expanduser(), overwrite=options.overwrite)
+    if _place(options.data) == _place(options.dest):
         raise UsageError(f"DATA and DEST are both '{visible(options.dest)}': name another folder for the shards")
     written = write_shards(
         config,
-        LocalDestination(dest, overwrite=options.overwrite),
+        destination,
         shard_bytes=options.shard_size * _MIB,
         workers=options.workers,
         needs_labels=not options.no_labels,
@@ -84,7 +95,9 @@ def run(argv: Sequence[str]) -> int:
         narrate(f"unreadable: {count} left out (first: {visible(name)}: {reason})")
     earlier = f", {written.kept:,} of them by the interrupted job" if written.kept else ""
     size = f"{written.bytes / _MIB:,.1f} MiB"
-    narrate(f"{pluralize(written.images, 'image')} in {pluralize(written.shards, 'shard')} of {size}{earlier}: {dest}")
+    narrate(
+        f"{pluralize(written.images, 'image')} in {pluralize(written.shards, 'shard')} of {size}{earlier}: {visible(options.dest)}"
+    )
     if options.json:
         left_out = [{"path": name, "reason": reason} for name, reason in written.unreadable]
         counts = {"images": written.images, "shards": written.shards, "bytes": written.bytes, "kept": written.kept}
@@ -92,3 +105,8 @@ def run(argv: Sequence[str]) -> int:
             files, options.json, {"data": options.data, "dest": options.dest, **counts, "unreadable": left_out}
         )
     return 0
+
+
+def _place(word: str) -> str:
+    """Return where a path or address leads."""
+    return word.rstrip("/") if is_store(word) else str(Path(word).expanduser().resolve())

@@ -45,6 +45,8 @@ __all__ = [
 
 _SHORT = {
     "--data-dir": "--data.dir",
+    "--cache-size": "--data.cache_gb",
+    "--cache_size": "--data.cache_gb",
     "--data_dir": "--data.dir",
     "--strict": "--data.strict",
     "--exclude": "--data.exclude",

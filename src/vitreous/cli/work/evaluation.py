@@ -81,7 +81,7 @@ def evaluated(options: Namespace, classifier: Classifier | None = None) -> Evalu
     check_options(options)
     classifier = load_model(options) if classifier is None else classifier
     classifier.require_classes()
-    data = scoring.open_data(classifier.info, options.data, options.data_dir, options.split)
+    data = scoring.open_data(classifier.info, options.data, options.data_dir, options.split, options.cache_size)
     name, split = scoring.choose_split(data, options.split)
     labels = scoring.labels_by_name(classifier.classes, data, split)
     engine = classifier.prepare(len(split), options.batch_size)

@@ -52,18 +52,20 @@ _MAX_CLASSES = 40  # with more, the table has only the worst
 _MAX_NAMES = 10  # in a message
 
 
-def open_data(info: ModelInfo, source: str, folder: str | None, split: str | None) -> ImageData:
+def open_data(
+    info: ModelInfo, source: str, folder: str | None, split: str | None, cache_gb: float = DataConfig.cache_gb
+) -> ImageData:
     """Open labelled images, with the split of the model's training if they are the data it was trained on.
 
     Other data without splits is used as a whole, unless a split is requested. If images were added or moved since the
     training, val is what the training held out, as far as the model file records it. ``folder`` holds the known
-    datasets; None is that of the training, or the default.
+    datasets; None is that of the training, or the default. ``cache_gb`` GiB of shards from a store are kept.
     """
     trained = _section(_section(info.provenance, "config"), "data")
     is_same_source = is_training_source(info, source)
     if folder is None and is_same_source and isinstance(trained.get("dir"), str):
         folder = trained["dir"]
-    config = DataConfig(source=source, dir=folder or DataConfig.dir)
+    config = DataConfig(source=source, dir=folder or DataConfig.dir, cache_gb=cache_gb)
     as_trained = split_as_trained(config, info)
     if isinstance(trained.get("exclude"), str):
         as_trained = replace(as_trained, exclude=trained["exclude"])
@@ -137,8 +139,11 @@ def labels_by_name(classes: Sequence[str], data: ImageData, split: Split) -> Ten
 
 def compute_logits(classifier: Classifier, split: Split, batch_size: int, label: str = "evaluate") -> Tensor:
     """Compute the logits (n, K) of the images of a split; `label` names the work in the progress bar."""
-    logits = classifier.logits_stream(images_of(split), batch_size)
-    return torch.from_numpy(stack_results(label, logits, [split.name_of(n) for n in range(len(split))]))
+    order = split.reading_order()
+    images = images_of(split)
+    logits = classifier.logits_stream([images[n] for n in order], batch_size)
+    stacked = stack_results(label, logits, [split.name_of(n) for n in order])
+    return torch.from_numpy(stacked[np.argsort(order)])
 
 
 def images_of(split: Split) -> list[Any]:

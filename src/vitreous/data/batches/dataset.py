@@ -119,6 +119,7 @@ class StreamedDataset(Dataset[Batch | VitreousError]):
         """
         aspects = {}
         try:
+            self.split.fetch(plan.indices.tolist())
             if self.crop is not None and self.crop.on_device:
                 storage = self.crop.storage
                 decoded = [self.split.reduced_image(n, max(storage.size)) for n in plan.indices.tolist()]

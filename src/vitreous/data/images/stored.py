@@ -6,13 +6,17 @@ What the larger files are, and where they lie, is in :mod:`vitreous.data.shards`
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from vitreous.data.images.content import content_hash
 from vitreous.data.images.headers import UnreadableError
 
-__all__ = ["Container", "ImagePath", "StoredImage"]
+__all__ = ["Container", "ImagePath", "StoredImage", "fetch_stored", "number_shards", "order_by_place"]
 
 
 class Container(Protocol):
@@ -73,3 +77,29 @@ class StoredImage(os.PathLike[str]):
 
 ImagePath = Path | StoredImage
 """Where an image is read from."""
+
+
+def number_shards(images: Sequence[ImagePath]) -> npt.NDArray[np.int64] | None:
+    """Return the number of the container of each image, (n,), by first appearance; None if some are files."""
+    if not all(isinstance(image, StoredImage) for image in images):
+        return None
+    numbers: dict[int, int] = {}
+    containers = (id(image.container) for image in images if isinstance(image, StoredImage))
+    return np.asarray([numbers.setdefault(each, len(numbers)) for each in containers], np.int64)
+
+
+def order_by_place(images: Sequence[ImagePath]) -> npt.NDArray[np.int64]:
+    """Return the positions of images, (n,), in the order of their containers and of their places in them."""
+    numbers = number_shards(images)
+    if numbers is None:
+        return np.arange(len(images))
+    offsets = np.asarray([image.offset for image in images if isinstance(image, StoredImage)], np.int64)
+    order: npt.NDArray[np.int64] = np.lexsort((offsets, numbers))
+    return order
+
+
+def fetch_stored(images: Sequence[StoredImage]) -> None:
+    """Have the images that lie in a store fetched, all at once, for the next time that they are read."""
+    fetch = getattr(images[0].container, "fetch", None) if images else None
+    if fetch is not None:
+        fetch(images)

@@ -7,5 +7,5 @@
 - finding.py: the image files under a folder.
 - scan.py: reads every file once: content hash, size, whether it can be decoded.
 - split.py: which images are held out, decided by content.
-- urls.py: refuses web addresses.
+- urls.py: tells addresses of stores from other web addresses, which are refused.
 """

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from vitreous.data.images.stored import ImagePath
 from vitreous.data.sources.finding import find_images
 from vitreous.data.sources.listing import SPLIT_NAMES, Entry, Listing, first_ten, plain_name, pluralize
 from vitreous.errors import DataError
 
-__all__ = ["LAYOUT", "list_folder"]
+__all__ = ["LAYOUT", "label_by_folder", "list_folder"]
 
 LAYOUT = (
     "expected is one folder per class, such as photos/daisy/1.jpg photos/tulips/2.jpg, "
@@ -23,10 +25,19 @@ def list_folder(root: Path) -> Listing:
     contains folders with images; `valid`, `validation` and `testing` are recognised too.
     """
     images, others, notes = find_images(root)
-    if not images:
+    found = [(path, path.relative_to(root).parts) for path in images]
+    listing = label_by_folder(root, found, [path.relative_to(root).as_posix() for path in others], notes)
+    listing.notes += _empty_folders(root, 1 if listing.entries[0].split else 0, listing.entries)
+    return listing
+
+
+def label_by_folder(
+    root: Path, relative: Sequence[tuple[ImagePath, tuple[str, ...]]], others: Sequence[str], notes: list[str]
+) -> Listing:
+    """Label images by their folders below ``root``, the parts of their paths; ``others`` are other files."""
+    if not relative:
         rest = f" (it has {pluralize(len(others), 'other file')})" if others else ""
         raise DataError(f"folder {root} holds no images{rest}: {LAYOUT}")
-    relative = [(path, path.relative_to(root).parts) for path in images]
     has_splits = any(len(parts) >= 3 and SPLIT_NAMES.get(parts[0].lower()) == "train" for _, parts in relative)
     if not has_splits:
         _check_split_folders(root, {parts[0] for _, parts in relative if len(parts) > 1})
@@ -41,15 +52,14 @@ def list_folder(root: Path) -> Listing:
         else:
             entries.append(Entry(path, "/".join(parts), plain_name(parts[depth]), split))
     if not entries:
-        raise DataError(f"{root} holds {pluralize(len(images), 'image')}, but not in class folders: {LAYOUT}")
+        raise DataError(f"{root} holds {pluralize(len(relative), 'image')}, but not in class folders: {LAYOUT}")
     if others:
-        first = others[0].relative_to(root).as_posix()
-        notes.append(f"{pluralize(len(others), 'file')} ignored, not images (first: {first})")
+        notes.append(f"{pluralize(len(others), 'file')} ignored, not images (first: {others[0]})")
     if loose:
         notes.append(f"{pluralize(len(loose), 'image')} ignored, outside class folders (first: {loose[0]})")
     if beside:
         notes.append(f"folders beside the splits ignored: {first_ten(sorted(beside))}")
-    return Listing(root, entries, notes + _empty_folders(root, depth, entries))
+    return Listing(root, entries, notes)
 
 
 def _check_split_folders(root: Path, folders: set[str]) -> None:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from vitreous.data.sources.known import KNOWN
 from vitreous.data.sources.manifest import MANIFEST_SUFFIXES
-from vitreous.data.sources.urls import refuse_url
+from vitreous.data.sources.urls import is_store, refuse_url
 from vitreous.errors import DataError, UsageError, did_you_mean
 
 __all__ = ["find_source"]
 
 
 def find_source(source: str) -> Path | None:
-    """Return the path of a folder or manifest, or None for a known dataset, without opening anything."""
-    if source in KNOWN:
+    """Return the path of a folder or manifest, without opening anything; None for a known dataset or a store."""
+    if source in KNOWN or is_store(source):
         return None
     path = Path(os.path.expanduser(source))
     if path.is_dir() or (path.is_file() and path.suffix.lower() in MANIFEST_SUFFIXES):

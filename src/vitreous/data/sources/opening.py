@@ -18,7 +18,7 @@ from PIL import Image
 
 from vitreous.data.config import DataConfig
 from vitreous.data.images.reading import read_image, read_reduced
-from vitreous.data.images.stored import ImagePath, StoredImage
+from vitreous.data.images.stored import ImagePath, StoredImage, fetch_stored, number_shards, order_by_place
 from vitreous.data.shards.listing import find_shards, list_shards
 from vitreous.data.sources.folders import LAYOUT, list_folder
 from vitreous.data.sources.known import KNOWN, PixelSet, load_known
@@ -28,6 +28,7 @@ from vitreous.data.sources.manifest import list_manifest
 from vitreous.data.sources.scan import Progress, Scanned, content_hash, scan, unopened
 from vitreous.data.sources.split import absent_classes, copies_across, held_out, hold_out_val
 from vitreous.data.sources.unlabelled import list_unlabelled
+from vitreous.data.sources.urls import is_store
 from vitreous.errors import DataError
 
 __all__ = ["ImageData", "Split", "fingerprint_of", "list_source", "open_source"]
@@ -64,13 +65,18 @@ class Split:
         image, (height, width) = read_reduced(self.paths[index], min_side)
         return image, width / height
 
+    def fetch(self, indices: Sequence[int]) -> None:
+        """Fetch images that lie in a store, all at once, before they are read one by one."""
+        if self.paths is not None and len(indices) and isinstance(self.paths[indices[0]], StoredImage):
+            fetch_stored([path for n in indices if isinstance(path := self.paths[n], StoredImage)])
+
     def shard_of(self) -> npt.NDArray[np.int64] | None:
         """Return the number of the shard that each image lies in, (n,); None if some lie in files of their own."""
-        if self.paths is None or not all(isinstance(path, StoredImage) for path in self.paths):
-            return None
-        numbers: dict[int, int] = {}
-        shards = (id(path.container) for path in self.paths if isinstance(path, StoredImage))
-        return np.asarray([numbers.setdefault(shard, len(numbers)) for shard in shards], np.int64)
+        return None if self.paths is None else number_shards(self.paths)
+
+    def reading_order(self) -> npt.NDArray[np.int64]:
+        """Return the images in the order in which they lie in shards, (n,); files keep theirs."""
+        return np.arange(len(self)) if self.paths is None else order_by_place(self.paths)
 
     def name_of(self, index: int) -> str:
         """Return the name of one image."""
@@ -152,7 +158,11 @@ def list_source(config: DataConfig, *, needs_labels: bool = True) -> PixelSet | 
     Files are sorted by name and label, regardless of their order in a manifest or on disk.
     """
     path = find_source(config.source)
-    if path is None:
+    if is_store(config.source):
+        from vitreous.data.shards.remote import list_store
+
+        listing: PixelSet | Listing = list_store(config.source, config.cache_gb, needs_labels=needs_labels)
+    elif path is None:
         listing = load_known(config.source, config.dir)
     elif (shards := find_shards(path)) is not None:
         listing = list_shards(shards, needs_labels=needs_labels)
