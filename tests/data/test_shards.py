@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shutil
 import tarfile
@@ -111,9 +112,10 @@ def test_a_killed_job_goes_on_where_it_stopped(folder, shards, tmp_path, monkeyp
         original(self, shard, digest)
         recorded.append(shard.file)
 
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(LocalDestination, "record", record)
+    monkeypatch.setattr(LocalDestination, "record", record)
+    with pytest.raises(Killed):
         pack(folder, tmp_path / "s", workers=1)
+    monkeypatch.undo()
     assert not (tmp_path / "s" / "index.json").exists()
     before = {name: (tmp_path / "s" / name).stat().st_mtime_ns for name in recorded}
     assert pack(folder, tmp_path / "s").kept == survived
@@ -182,8 +184,6 @@ def test_a_damaged_index_is_one_error(shards, tmp_path, change, reason):
 
 
 def add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    import io
-
     info = tarfile.TarInfo(name)
     info.size = len(content)
     tar.addfile(info, io.BytesIO(content))
@@ -205,7 +205,9 @@ def test_tars_of_other_programs_are_read_as_they_are(folder, tmp_path):
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 8, "val": 8}
     for n, name in enumerate(data.splits["val"].names):
         assert name == f"set-val-0000.tar/x/{n:04d}.png"
-        assert np.array_equal(np.asarray(data.splits["val"].image(n)), np.asarray(Image.open(pictures[n]).convert("RGB")))
+        assert np.array_equal(
+            np.asarray(data.splits["val"].image(n)), np.asarray(Image.open(pictures[n]).convert("RGB"))
+        )
 
 
 def test_a_tar_that_cannot_be_read_by_offset_or_has_no_labels_is_refused(folder, tmp_path):

@@ -94,10 +94,8 @@ def run(argv: Sequence[str]) -> int:
         count = pluralize(len(written.unreadable), "file")
         narrate(f"unreadable: {count} left out (first: {visible(name)}: {reason})")
     earlier = f", {written.kept:,} of them by the interrupted job" if written.kept else ""
-    size = f"{written.bytes / _MIB:,.1f} MiB"
-    narrate(
-        f"{pluralize(written.images, 'image')} in {pluralize(written.shards, 'shard')} of {size}{earlier}: {visible(options.dest)}"
-    )
+    size, dest = f"{written.bytes / _MIB:,.1f} MiB", visible(options.dest)
+    narrate(f"{pluralize(written.images, 'image')} in {pluralize(written.shards, 'shard')} of {size}{earlier}: {dest}")
     if options.json:
         left_out = [{"path": name, "reason": reason} for name, reason in written.unreadable]
         counts = {"images": written.images, "shards": written.shards, "bytes": written.bytes, "kept": written.kept}

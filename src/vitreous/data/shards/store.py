@@ -18,9 +18,13 @@ from vitreous.errors import MissingExtraError, StoreError, first_line
 __all__ = ["Range", "Store"]
 
 _PACKAGES = {"s3": "'vitreous[remote]'", "gs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub"}
-_TRIES = 6
+_TRIES = 8
 _PAUSE = 0.1  # seconds before the second try; doubled before each further one, and varied by half
-_TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 1}}  # seconds; tries are made here
+_TIMEOUTS = {
+    "connect_timeout": 10,
+    "read_timeout": 30,
+    "retries": {"total_max_attempts": 1},
+}  # seconds; tries are made here
 _SECRETS = re.compile(r"(?<=//)[^/@\s]*@|\?[^\s\"']*")
 
 Result = TypeVar("Result")

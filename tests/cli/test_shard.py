@@ -1,0 +1,79 @@
+"""`vitreous shard`, and the verbs that read what it writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch) -> Path:
+    """40 digits of two classes, one of them twice in different classes, and a file that is no image."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for n, pixels in enumerate(load_digits().images[:40]):
+        folder = tmp_path / "photos" / ("zero", "one")[n % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((pixels * 15).astype("uint8")).save(folder / f"{n}.png")
+    shutil.copy(tmp_path / "photos" / "zero" / "0.png", tmp_path / "photos" / "one" / "again.png")
+    (tmp_path / "photos" / "zero" / "broken.png").write_bytes(b"no image")
+    return tmp_path / "photos"
+
+
+def test_every_verb_gives_for_shards_what_it_gives_for_the_folder(vitreous, photos, model_file):
+    run = vitreous("shard", photos, "shards", "--json", "-")
+    assert run.returncode == 0, run.stderr
+    document = json.loads(run.stdout)
+    assert [document[name] for name in ("images", "shards", "kept")] == [41, 2, 0]
+    assert [one["path"] for one in document["unreadable"]] == ["zero/broken.png"]
+    assert "unreadable: 1 file left out (first: zero/broken.png:" in run.stderr
+    (photos / "zero" / "broken.png").unlink()
+    found = {}
+    for data in (photos, "shards"):
+        assert vitreous("evaluate", model_file, data, "--json", f"{Path(data).name}.json").returncode == 0
+        assert vitreous("predict", model_file, data, "-o", f"{Path(data).name}.jsonl").returncode == 0
+        assert vitreous("embed", model_file, data, "-o", f"{Path(data).name}.npz").returncode == 0
+        assert vitreous("audit", data, "--json", f"{Path(data).name}-audit.json").returncode == 0
+        lines = [json.loads(line) for line in Path(f"{Path(data).name}.jsonl").read_text().splitlines()]
+        vectors = np.load(f"{Path(data).name}.npz")
+        audit = json.loads(Path(f"{Path(data).name}-audit.json").read_text())
+        found[str(data)] = (
+            json.loads(Path(f"{Path(data).name}.json").read_text())["scores"],
+            sorted((Path(line["path"]).name, line["label"]) for line in lines),
+            {Path(str(path)).name: row.round(4).tolist() for path, row in zip(*vectors.values(), strict=True)},
+            {kind: audit["counts"][kind] for kind in ("error", "warning")},
+        )
+    one, other = found.values()
+    assert one == other
+    assert one[3]["error"] == 1  # one image under two labels
+
+
+def test_an_interrupted_job_and_a_taken_folder_are_told(vitreous, photos):
+    assert vitreous("shard", photos, photos).returncode == 2
+    assert vitreous("shard", photos, "shards").returncode == 0
+    again = vitreous("shard", photos, "shards")
+    assert again.returncode == 2
+    assert "--overwrite replaces them" in again.stderr
+    assert vitreous("shard", photos, "shards", "--overwrite", "--shard-size", "1").returncode == 0
+    assert vitreous("shard", photos, "other", "--json", "shards/train-000000.tar").returncode == 2
+
+
+def test_images_without_labels_are_packed_when_asked(vitreous, photos, tmp_path):
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    for path in sorted(photos.glob("one/*.png"))[:5]:
+        shutil.copy(path, loose)
+    assert vitreous("shard", loose, "s").returncode == 1
+    assert vitreous("shard", loose, "s", "--no-labels").returncode == 0
+    assert json.loads(Path("s/index.json").read_text())["classes"] == ["unlabelled"]
+
+
+def test_select_asks_for_the_files_themselves(vitreous, photos, model_file):
+    assert vitreous("shard", photos, "s").returncode == 0
+    run = vitreous("select", model_file, "s", "-o", "t.csv", "-n", "2")
+    assert run.returncode == 2

@@ -1,0 +1,93 @@
+"""Stores through fsspec, without a server: a folder of this machine stands for the bucket."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from vitreous.data.config import DataConfig
+from vitreous.data.shards import store
+from vitreous.data.shards.cache import _only_one
+from vitreous.data.shards.destination import LocalDestination
+from vitreous.data.shards.listing import list_shards
+from vitreous.data.shards.remote import RemoteFolder
+from vitreous.data.shards.store import Range, Store
+from vitreous.data.shards.writing import write_shards
+from vitreous.errors import StoreError
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """20 digits in two classes, in `photos`; the cache and the pauses are those of tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(store, "_PAUSE", 0.0001)
+    for n, pixels in enumerate(load_digits().images[:20]):
+        (tmp_path / "photos" / "ab"[n % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray((pixels * 15).astype("uint8")).save(tmp_path / "photos" / "ab"[n % 2] / f"{n}.png")
+    return tmp_path / "photos"
+
+
+def test_shards_in_a_store_are_listed_fetched_and_kept(photos, tmp_path):
+    write_shards(DataConfig(str(photos)), LocalDestination(tmp_path / "s"), shard_bytes=600)
+    folder = RemoteFolder(f"file://{tmp_path}/s", 1)
+    images = [entry.path for entry in list_shards(folder).entries]
+    folder.fetch(images)
+    for image in images:
+        assert image.read() == (photos / image.name).read_bytes()
+    files = {id(image.container): image.container for image in images}.values()
+    for file in files:
+        folder.cache._fetch(file)
+        (tmp_path / "s" / file.file).unlink()
+    assert all(image.read() == (photos / image.name).read_bytes() for image in images)  # now from the cache
+
+
+def test_a_store_is_asked_again_until_it_answers_in_full(photos, tmp_path, monkeypatch):
+    (tmp_path / "object").write_bytes(bytes(range(100)))
+    asked, answers = Store(f"file://{tmp_path}"), [OSError("reset by peer"), [bytes(range(10, 15)), b"cut"], None]
+    calls = []
+
+    def once(self, ranges, original=Store._read_once):
+        calls.append(len(ranges))
+        answer = answers[len(calls) - 1]
+        return original(self, ranges) if answer is None else [answer] * 2 if isinstance(answer, OSError) else answer
+
+    monkeypatch.setattr(Store, "_read_once", once)
+    ranges = [Range("object", 10, 5), Range("object", 90, 10)]
+    assert asked.read_many(ranges) == [bytes(range(10, 15)), bytes(range(90, 100))]
+    assert calls == [2, 2, 1]  # the range that came in full is not asked for again
+
+
+def test_an_error_names_the_key_and_hides_queries_and_users(photos, tmp_path, monkeypatch):
+    secret = "https://me:pw@store.example/object?X-Amz-Signature=abc"
+    monkeypatch.setattr(Store, "_read_once", lambda self, ranges: [OSError(f"cannot reach {secret} now")])
+    with pytest.raises(
+        StoreError, match=r"bucket/object failed 8 times .cannot reach https://store.example/object now"
+    ):
+        Store(f"file://{tmp_path}/bucket").read("object", 0, 1)
+
+
+def test_a_shard_that_is_not_the_one_of_the_index_is_not_kept(photos, tmp_path):
+    write_shards(DataConfig(str(photos)), LocalDestination(tmp_path / "s"), shard_bytes=1 << 20)
+    folder = RemoteFolder(f"file://{tmp_path}/s", 1)
+    file = list_shards(folder).entries[0].path.container
+    content = bytearray((tmp_path / "s" / file.file).read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "s" / file.file).write_bytes(content)
+    folder.cache._fetch(file)
+    assert folder.cache.find(file) is None
+
+
+def test_many_processes_fetch_a_shard_once(photos, tmp_path):
+    write_shards(DataConfig(str(photos)), LocalDestination(tmp_path / "s"), shard_bytes=1 << 20)
+    folder = RemoteFolder(f"file://{tmp_path}/s", 1)
+    file = list_shards(folder).entries[0].path.container
+    place = folder.cache._place()
+    with _only_one(place / f"{file.cache_key}.lock") as is_mine:
+        assert is_mine
+        folder.cache._fetch(file)  # another process has the lock, so this one leaves it alone
+        assert not (place / file.cache_key).exists()
+    folder.cache._fetch(file)
+    assert (place / file.cache_key).stat().st_size == file.size
+    assert np.all([path.suffix != ".tmp" for path in place.iterdir()])
