@@ -216,8 +216,41 @@ def test_a_tar_that_cannot_be_read_by_offset_or_has_no_labels_is_refused(folder,
         place.mkdir()
         with tarfile.open(place / name, mode) as tar:
             tar.add(folder / "a" / "3.png", "3.png")
-        with pytest.raises(DataError, match=reason):
-            open_source(DataConfig(str(place)))
+        for source in (place, place / name):
+            with pytest.raises(DataError, match=reason):
+                open_source(DataConfig(str(source)))
+
+
+def test_parquet_of_images_is_read_as_it_is(folder, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pictures = [path for path in sorted(folder.glob("*/*.png")) if path.name != "broken.png"][:30]
+    bytes_of = [{"bytes": path.read_bytes(), "path": path.name} for path in pictures]
+    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}
+    table = pa.table({"image": bytes_of, "label": [n % 2 for n in range(30)]})
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    for split in ("train", "validation"):
+        pq.write_table(table, tmp_path / f"{split}-00000-of-00001.parquet", row_group_size=4)
+    data = open_source(DataConfig(str(tmp_path)))
+    assert data.classes == ("cat", "dog")
+    assert {name: len(split) for name, split in data.splits.items()} == {"train": 30, "val": 30}
+    assert int(data.splits["train"].shard_of().max()) == 7  # a row group is a shard
+    for n in (29, 3, 17):
+        assert np.array_equal(
+            np.asarray(data.splits["val"].image(n)), np.asarray(Image.open(pictures[n]).convert("RGB"))
+        )
+    single = open_source(DataConfig(str(tmp_path / "train-00000-of-00001.parquet")))
+    assert sum(map(len, single.splits.values())) == 30
+    packed = pack(tmp_path, tmp_path.parent / f"{tmp_path.name}-packed")
+    assert packed.images == 60
+
+
+def test_a_tar_beside_images_or_folders_changes_nothing(folder, shards, tmp_path):
+    shutil.copytree(folder / "a", tmp_path / "loose")
+    for place in (tmp_path, tmp_path / "loose"):
+        shutil.copy(shards / "train-000000.tar", place / "more.tar")
+        assert find_shards(place) is None
 
 
 SHARD_OF = np.repeat(np.arange(40), 25)

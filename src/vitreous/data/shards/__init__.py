@@ -2,7 +2,9 @@
 
 - index.py: the index of a folder of shards, checked when it is read.
 - tar.py: the files themselves, tars in the convention of WebDataset.
+- parquet.py: Parquet files as Hugging Face's datasets have them.
 - listing.py: the images of shards, with an index or without, as entries for :mod:`vitreous.data.sources`.
-- local.py: where the files lie, and how bytes of them are read.
-- planning.py, writing.py, destination.py, known.py: from any source to shards.
+- local.py, reader.py: files of this machine, and how bytes of them are read.
+- remote.py, store.py, cache.py: the same for a store such as S3, with a cache.
+- planning.py, writing.py, destination.py, remote_destination.py, known.py: from any source to shards.
 """

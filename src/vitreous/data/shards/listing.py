@@ -12,16 +12,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Protocol, cast
 
+from vitreous.data.images.formats import image_extensions
 from vitreous.data.images.stored import Container, StoredImage
 from vitreous.data.shards.index import INDEX, MOST_BYTES, is_index, parse_index
-from vitreous.data.shards.local import LocalFolder
+from vitreous.data.shards.local import LocalFile, LocalFolder
+from vitreous.data.shards.parquet import PARQUET_SUFFIXES, has_images, read_parquet
+from vitreous.data.shards.reader import ContainerReader
 from vitreous.data.shards.tar import read_samples
 from vitreous.data.sources.listing import SPLIT_NAMES, UNLABELLED, Entry, Listing, first_ten, plain_name, pluralize
 from vitreous.errors import DataError
 from vitreous.files.opening import open_regular
 
-__all__ = ["ShardFolder", "find_shards", "images_of", "list_shards"]
+__all__ = ["SUFFIXES", "ShardFolder", "find_shards", "images_of", "list_shards"]
 
+SUFFIXES = (".tar", *PARQUET_SUFFIXES)
+"""Extensions of files with many images."""
+
+_EXTENSIONS = image_extensions()
 _START = 64  # bytes that identify an index
 _SPLIT_IN_NAME = re.compile(r"(?:^|[-_.])(" + "|".join(SPLIT_NAMES) + r")(?=[-_.])", re.IGNORECASE)
 
@@ -46,7 +53,15 @@ class ShardFolder(Protocol):
 
 
 def find_shards(path: Path) -> ShardFolder | None:
-    """Return a local folder as shards if it has their index, or tar files and no folders; else None."""
+    """Return what a path leads to as shards; None if it is something else.
+
+    Shards are a tar file, a Parquet file of images, and a folder with an index, or with such files and neither folders
+    nor images.
+    """
+    if path.is_file():
+        suffix, size = path.suffix.lower(), path.stat().st_size
+        holds = suffix == ".tar" or (suffix in PARQUET_SUFFIXES and has_images(LocalFile(path), size))
+        return LocalFolder(path.parent, only=path.name) if holds else None
     if not path.is_dir():
         return None
     try:
@@ -55,14 +70,16 @@ def find_shards(path: Path) -> ShardFolder | None:
                 return LocalFolder(path)
     except OSError:
         pass
-    with os.scandir(path) as entries:
-        has_tars = False
-        for entry in entries:
-            if not entry.name.startswith("."):
-                if entry.is_dir():
-                    return None
-                has_tars = has_tars or entry.name.endswith(".tar")
-    return LocalFolder(path) if has_tars else None
+    with os.scandir(path) as found:
+        entries = [entry for entry in found if not entry.name.startswith(".")]
+    names = [entry.name for entry in entries]
+    if any(entry.is_dir() for entry in entries) or any(name.lower().endswith(_EXTENSIONS) for name in names):
+        return None
+    if any(name.endswith(".tar") for name in names) or (
+        names and all(name.endswith(PARQUET_SUFFIXES) for name in names)
+    ):
+        return LocalFolder(path)
+    return None
 
 
 def list_shards(folder: ShardFolder, *, needs_labels: bool = True) -> Listing:
@@ -91,54 +108,35 @@ def list_shards(folder: ShardFolder, *, needs_labels: bool = True) -> Listing:
 
 
 def _list_foreign(folder: ShardFolder, *, needs_labels: bool) -> Listing:
-    """List tar files without an index, which have to be read once."""
-    files = {name: size for name, size in folder.files().items() if name.endswith(".tar")}
+    """List tar and Parquet files without an index, which have to be read once."""
+    files = {name: size for name, size in folder.files().items() if name.endswith(SUFFIXES)}
     if not files:
-        raise DataError(f"{folder.name} has neither {INDEX} nor tar files: give a folder of shards")
-    splits = {name: _SPLIT_IN_NAME.search(name) for name in files}
+        raise DataError(f"{folder.name} has neither {INDEX} nor tar or Parquet files: give a folder of shards")
     entries, unlabelled = [], []
     for name, size in files.items():
-        file = folder.open(name, size)
-        found = splits[name]
+        found = _SPLIT_IN_NAME.search(name.rpartition("/")[2])
         split = SPLIT_NAMES[found[1].lower()] if found else None
-        for sample in read_samples(cast(IO[bytes], _Reader(file, size)), file.read, file.name):
-            label = plain_name(sample.label) if sample.label else UNLABELLED
-            if not sample.label:
-                unlabelled.append(f"{name}/{sample.name}")
-            image = StoredImage(file, sample.name, sample.offset, sample.length)
-            entries.append(Entry(image, f"{name}/{sample.name}", label, split))
+        for inner, label, image in _samples(folder.open(name, size), size):
+            if not label:
+                unlabelled.append(f"{name}/{inner}")
+            entries.append(Entry(image, f"{name}/{inner}", plain_name(label) if label else UNLABELLED, split))
     if not entries:
-        raise DataError(f"{folder.name}: {pluralize(len(files), 'tar file')} and no image in them")
+        raise DataError(f"{folder.name}: {pluralize(len(files), 'file')} and no image in them")
     if needs_labels and unlabelled:
         raise DataError(
-            f"{folder.name}: {pluralize(len(unlabelled), 'image')} without a label ({first_ten(unlabelled)}): beside "
-            "1.jpg there must be 1.cls, or 1.json with a field label"
+            f"{folder.name}: {pluralize(len(unlabelled), 'image')} without a label ({first_ten(unlabelled)}): in a tar "
+            "file 1.cls must be beside 1.jpg, or 1.json with a field label; in Parquet a column label"
         )
-    return Listing(folder.root, entries, [f"{pluralize(len(files), 'tar file')} without an index; all images are read"])
+    return Listing(folder.root, entries, [f"{pluralize(len(files), 'file')} without an index; all images are read"])
 
 
-class _Reader:
-    """A container as a file object: what the tar reader needs of one."""
-
-    def __init__(self, container: Container, size: int) -> None:
-        self.container, self.size, self.position = container, size, 0
-
-    def read(self, count: int = -1) -> bytes:
-        """Return the next bytes."""
-        left = self.size - self.position
-        content = self.container.read(self.position, left if count < 0 else min(count, left))
-        self.position += len(content)
-        return content
-
-    def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a position."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.size}[whence]
-        self.position = base + position
-        return self.position
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self.position
+def _samples(file: Container, size: int) -> Iterator[tuple[str, str | None, StoredImage]]:
+    """Yield name, label and image of each sample of a tar or Parquet file."""
+    if file.name.endswith(PARQUET_SUFFIXES):
+        yield from read_parquet(file, size)
+        return
+    for sample in read_samples(cast(IO[bytes], ContainerReader(file, size)), file.read, file.name):
+        yield sample.name, sample.label, StoredImage(file, sample.name, sample.offset, sample.length)
 
 
 def images_of(folder: ShardFolder) -> Iterator[StoredImage]:

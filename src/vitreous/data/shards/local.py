@@ -34,13 +34,15 @@ class LocalFile:
 
 
 class LocalFolder:
-    """A folder with shards and their index."""
+    """A folder with shards and their index; ``only`` one of its files, if a single file is given as data."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name, self.root = path, os.fspath(path), path
+    def __init__(self, path: Path, only: str | None = None) -> None:
+        self.path, self.name, self.root, self.only = path, os.fspath(path), path, only
 
     def read_index(self) -> bytes | None:
         """Return the content of the index; None if there is none."""
+        if self.only is not None:
+            return None
         try:
             return read_regular(self.path / INDEX, MOST_BYTES)
         except FileNotFoundError:
@@ -48,12 +50,11 @@ class LocalFolder:
 
     def files(self) -> dict[str, int]:
         """Return the bytes of each file in the folder, by name, sorted."""
+        if self.only is not None:
+            return {self.only: (self.path / self.only).stat().st_size}
         with os.scandir(self.path) as entries:
-            return {
-                entry.name: entry.stat().st_size
-                for entry in sorted(entries, key=lambda one: one.name)
-                if entry.is_file()
-            }
+            files = sorted((entry for entry in entries if entry.is_file()), key=lambda entry: entry.name)
+            return {entry.name: entry.stat().st_size for entry in files}
 
     def open(self, file: str, size: int, sha256: str = "") -> LocalFile:
         """Return a file of the folder, which is opened when it is read."""

@@ -17,7 +17,7 @@ from vitreous.data.images.headers import UnreadableError
 from vitreous.data.images.stored import ImagePath, StoredImage
 from vitreous.data.shards.cache import ShardCache
 from vitreous.data.shards.index import INDEX
-from vitreous.data.shards.listing import list_shards
+from vitreous.data.shards.listing import SUFFIXES, list_shards
 from vitreous.data.shards.local import LocalFile
 from vitreous.data.shards.store import Range, Store
 from vitreous.data.sources.folders import label_by_folder
@@ -37,7 +37,7 @@ def list_store(address: str, cache_gb: float, *, needs_labels: bool = True) -> L
     files = folder.files()
     if not any(files):
         raise DataError(f"{folder.name} is empty or not there: give s3://BUCKET/FOLDER with shards or images")
-    if INDEX in files or any(name.endswith(".tar") and "/" not in name for name in files):
+    if INDEX in files or any(name.endswith(SUFFIXES) for name in files):
         return list_shards(folder, needs_labels=needs_labels)
     images: list[tuple[ImagePath, tuple[str, ...]]] = []
     others = []

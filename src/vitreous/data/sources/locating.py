@@ -18,7 +18,7 @@ def find_source(source: str) -> Path | None:
     if source in KNOWN or is_store(source):
         return None
     path = Path(os.path.expanduser(source))
-    if path.is_dir() or (path.is_file() and path.suffix.lower() in MANIFEST_SUFFIXES):
+    if path.is_dir() or (path.is_file() and path.suffix.lower() in (*MANIFEST_SUFFIXES, ".tar")):
         return path
     if path.is_file():
         kinds = f"a folder of images, unpacked if it is an archive, or a manifest ({', '.join(MANIFEST_SUFFIXES)})"
