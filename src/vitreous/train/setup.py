@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 _MEASURED = 500  # training images from which mean and std are computed
+_FETCHED = 64  # of them that are fetched at once, where they lie in a store
 _TINY_STEP = 1e9  # FLOPs of the forward pass of a batch
 
 
@@ -163,7 +164,10 @@ def fit_to_data(config: RunConfig, data: ImageData, explicit: Collection[str] = 
 
 def _sample(split: Split) -> Iterator[Image.Image]:
     step = max(1, len(split) // _MEASURED)
-    return (split.image(index) for index in range(0, len(split), step))
+    indices = range(0, len(split), step)
+    for first in range(0, len(indices), _FETCHED):
+        split.fetch(indices[first : first + _FETCHED])
+        yield from (split.image(index) for index in indices[first : first + _FETCHED])
 
 
 def describe_model(config: ViTConfig, size: Cost) -> str:

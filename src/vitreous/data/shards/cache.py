@@ -14,21 +14,30 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from vitreous.data.shards.local import LocalFile
 from vitreous.errors import VitreousError
 from vitreous.files.user_cache import make_cache, remove_oldest
 
-if TYPE_CHECKING:
-    from vitreous.data.shards.remote import RemoteFile
-
-__all__ = ["ShardCache"]
+__all__ = ["Fetched", "ShardCache"]
 
 _FOLDER = "shards"
 _PART = 8 << 20  # bytes that are asked for at a time
 _AGAIN = 5.0  # seconds until a shard that could not be fetched is tried again
 _ABANDONED = 3600.0  # seconds after which a temporary file is that of a process which ended
+
+
+class Fetched(Protocol):
+    """A shard in a store."""
+
+    size: int
+    sha256: str  # empty if it is not known
+    cache_key: str  # name in the cache
+
+    def read_store(self, offset: int, length: int) -> bytes:
+        """Return bytes of the shard from the store."""
+        ...
 
 
 class ShardCache:
@@ -42,11 +51,11 @@ class ShardCache:
         self._process = os.getpid()
         self._found: dict[str, LocalFile] = {}
         self._asked: dict[str, float] = {}  # when a shard was last asked for
-        self._waiting: queue.SimpleQueue[RemoteFile] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Fetched] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._folder: Path | None = None
 
-    def find(self, file: RemoteFile) -> LocalFile | None:
+    def find(self, file: Fetched) -> LocalFile | None:
         """Return a shard if it is in the cache; else None, and have it fetched."""
         if file.size > self.limit:
             return None
@@ -72,7 +81,7 @@ class ShardCache:
                 self._thread.start()
         return None
 
-    def forget(self, file: RemoteFile) -> None:
+    def forget(self, file: Fetched) -> None:
         """Forget a shard that another process has removed."""
         self._found.pop(file.cache_key, None)
 
@@ -87,7 +96,7 @@ class ShardCache:
             with contextlib.suppress(OSError, VitreousError):  # what needs the images reports it
                 self._fetch(file)
 
-    def _fetch(self, file: RemoteFile) -> None:
+    def _fetch(self, file: Fetched) -> None:
         folder = self._place()
         path = folder / file.cache_key
         with _only_one(folder / f"{file.cache_key}.lock") as is_mine:
@@ -99,7 +108,7 @@ class ShardCache:
             try:
                 with open(temporary, "xb") as output:
                     for offset in range(0, file.size, _PART):
-                        part = file.folder.store.read(file.file, offset, min(_PART, file.size - offset))
+                        part = file.read_store(offset, min(_PART, file.size - offset))
                         total.update(part)
                         output.write(part)
                 if not file.sha256 or total.hexdigest() == file.sha256:

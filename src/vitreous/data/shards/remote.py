@@ -104,16 +104,13 @@ class RemoteFile:
         self.folder, self.file, self.size, self.sha256 = folder, file, size, sha256
         self.name = f"{folder.name}/{file}"
         self.is_shard = is_shard
+        # The name in the cache: the hash of the content, or where that is not known of address and size.
+        self.cache_key = sha256 or hashlib.sha256(f"{self.name} {size}".encode("utf-8", "replace")).hexdigest()
         self.held: dict[int, bytes] = {}  # images that are fetched and not yet read, by offset
 
     def fetch(self, images: Iterable[StoredImage]) -> None:
         """Fetch images of this folder, all at once, for the next time they are read."""
         self.folder.fetch(images)
-
-    @property
-    def cache_key(self) -> str:
-        """Name in the cache: the hash of the content, or where that is not known of address and size."""
-        return self.sha256 or hashlib.sha256(f"{self.name} {self.size}".encode("utf-8", "replace")).hexdigest()
 
     def cached(self) -> LocalFile | None:
         """Return the file in the cache; if it is not there, None, and have it fetched."""
@@ -128,4 +125,8 @@ class RemoteFile:
                 return local.read(offset, length)
             except UnreadableError:  # another process has made room for its shards
                 self.folder.cache.forget(self)
+        return self.read_store(offset, length)
+
+    def read_store(self, offset: int, length: int) -> bytes:
+        """Return bytes of the object from the store, whatever the cache has."""
         return self.folder.store.read(self.file, offset, length)

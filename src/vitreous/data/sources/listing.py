@@ -11,11 +11,14 @@ import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vitreous.data.images.stored import ImagePath
 from vitreous.errors import DataError
 from vitreous.files.opening import read_regular
 from vitreous.files.text import visible
+
+if TYPE_CHECKING:
+    from vitreous.data.images.stored import ImagePath  # imports Pillow
 
 __all__ = [
     "SPLIT_NAMES",

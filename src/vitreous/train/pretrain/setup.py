@@ -69,6 +69,7 @@ def describe_targets(objective: Objective, data: ImageData, pipeline: EvalPipeli
     """Return a line on the entropy of the targets, on a sample of the training images; refuse constant targets."""
     split = data.splits["train"]
     sample = range(0, len(split), -(-len(split) // _SAMPLED))
+    split.fetch(sample)
     pixels = np.stack([pipeline.pixels(split.image(n)) for n in sample])
     entropy, what = objective.target_entropy(torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous())
     if entropy < _LEAST_ENTROPY:
