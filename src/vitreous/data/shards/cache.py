@@ -56,7 +56,7 @@ class ShardCache:
         self._folder: Path | None = None
 
     def find(self, file: Fetched) -> LocalFile | None:
-        """Return a shard if it is in the cache; else None, and have it fetched."""
+        """Return a shard if it is in the cache; else None."""
         if file.size > self.limit:
             return None
         if self._process != os.getpid():  # forked: threads stay behind
@@ -69,17 +69,21 @@ class ShardCache:
             if path.stat().st_size == file.size:
                 os.utime(path)
                 return self._found.setdefault(key, LocalFile(path))
-        except FileNotFoundError:
+        except OSError:  # not there yet; or no home folder, or a disk that fails: images are fetched one by one
             pass
-        except OSError:  # no home folder, or a disk that fails: images are fetched one by one
-            return None
+        return None
+
+    def want(self, file: Fetched) -> None:
+        """Have a shard fetched, in a thread, unless that was tried just now."""
+        key = file.cache_key
+        if file.size > self.limit or key in self._found:
+            return
         if time.monotonic() - self._asked.get(key, -_AGAIN) >= _AGAIN:
             self._asked[key] = time.monotonic()
             self._waiting.put(file)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._fetch_waiting, name="vitreous-shards", daemon=True)
                 self._thread.start()
-        return None
 
     def forget(self, file: Fetched) -> None:
         """Forget a shard that another process has removed."""

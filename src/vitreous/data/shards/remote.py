@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +29,8 @@ __all__ = ["RemoteFile", "RemoteFolder", "list_store", "open_folder"]
 
 
 _EXTENSIONS = frozenset(image_extensions())
+_GAP = 1 << 20  # bytes between two images that take less time than another request
+_MOST_AT_ONCE = 8 << 20  # bytes of one request
 
 
 def list_store(address: str, cache_gb: float, *, needs_labels: bool = True) -> Listing:
@@ -87,14 +89,32 @@ class RemoteFolder:
 
     def fetch(self, images: Iterable[StoredImage]) -> None:
         """Fetch images that are not in the cache, all at once, for the next time they are read."""
-        wanted = []
+        missing: dict[RemoteFile, list[StoredImage]] = {}
         for image in images:
-            file = image.container
-            if isinstance(file, RemoteFile) and file.cached() is None:
-                wanted.append((file, Range(file.file, image.offset, image.length)))
-        contents = self.store.read_many([each for _, each in wanted]) if wanted else []
-        for (file, each), content in zip(wanted, contents, strict=True):
-            file.held[each.offset] = content
+            if isinstance(file := image.container, RemoteFile) and file.cached() is None:
+                missing.setdefault(file, []).append(image)
+        parts = [(file, part) for file, group in missing.items() for part in _neighbours(group)]
+        ranges = [Range(file.file, part[0].offset, _end(part[-1]) - part[0].offset) for file, part in parts]
+        for (file, part), each, content in zip(parts, ranges, self.store.read_many(ranges), strict=True):
+            for image in part:
+                file.held[image.offset] = content[image.offset - each.offset : _end(image) - each.offset]
+        for file in missing:
+            file.want()  # now: the images that a batch waits for come first
+
+
+def _neighbours(images: list[StoredImage]) -> Iterator[list[StoredImage]]:
+    """Yield the images of a file in groups that are fetched by one request each."""
+    images = sorted(images, key=lambda image: image.offset)
+    first = 0
+    for n, image in enumerate(images[1:], start=1):
+        if image.offset - _end(images[n - 1]) > _GAP or _end(image) - images[first].offset > _MOST_AT_ONCE:
+            yield images[first:n]
+            first = n
+    yield images[first:]
+
+
+def _end(image: StoredImage) -> int:
+    return image.offset + image.length
 
 
 class RemoteFile:
@@ -104,8 +124,9 @@ class RemoteFile:
         self.folder, self.file, self.size, self.sha256 = folder, file, size, sha256
         self.name = f"{folder.name}/{file}"
         self.is_shard = is_shard
-        # The name in the cache: the hash of the content, or where that is not known of address and size.
-        self.cache_key = sha256 or hashlib.sha256(f"{self.name} {size}".encode("utf-8", "replace")).hexdigest()
+        # The name in the cache: the hash of the content, or where that is not known of address, size and version.
+        known = f"{self.name} {size} {folder.store.versions.get(file, '')}"
+        self.cache_key = sha256 or hashlib.sha256(known.encode("utf-8", "replace")).hexdigest()
         self.held: dict[int, bytes] = {}  # images that are fetched and not yet read, by offset
 
     def fetch(self, images: Iterable[StoredImage]) -> None:
@@ -113,8 +134,13 @@ class RemoteFile:
         self.folder.fetch(images)
 
     def cached(self) -> LocalFile | None:
-        """Return the file in the cache; if it is not there, None, and have it fetched."""
+        """Return the file in the cache; None if it is not there."""
         return self.folder.cache.find(self) if self.is_shard else None
+
+    def want(self) -> None:
+        """Have the whole file fetched for the cache."""
+        if self.is_shard:
+            self.folder.cache.want(self)
 
     def read(self, offset: int, length: int) -> bytes:
         """Return bytes of the object."""
@@ -125,7 +151,9 @@ class RemoteFile:
                 return local.read(offset, length)
             except UnreadableError:  # another process has made room for its shards
                 self.folder.cache.forget(self)
-        return self.read_store(offset, length)
+        content = self.read_store(offset, length)
+        self.want()
+        return content
 
     def read_store(self, offset: int, length: int) -> bytes:
         """Return bytes of the object from the store, whatever the cache has."""

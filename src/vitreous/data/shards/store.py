@@ -11,6 +11,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from vitreous.errors import MissingExtraError, StoreError, first_line
@@ -25,6 +26,7 @@ _TIMEOUTS = {
     "read_timeout": 30,
     "retries": {"total_max_attempts": 1},
 }  # seconds; tries are made here
+_VERSIONS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "last_modified", "mtime")
 _SECRETS = re.compile(r"(?<=//)[^/@\s]*@|\?[^\s\"']*")
 
 Result = TypeVar("Result")
@@ -46,16 +48,14 @@ class Store:
 
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")
+        self.versions: dict[str, str] = {}  # what the store says of each object's content, by key, after `sizes`
         self._connection: tuple[int, Any, str] | None = None  # process id, file system, path of the address in it
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of every object, at any depth, by key, sorted."""
-
-        def find(system: Any, root: str) -> dict[str, int]:
-            found = system.find(root, detail=True)
-            return {path.removeprefix(root).lstrip("/"): int(facts["size"]) for path, facts in found.items()}
-
-        return dict(sorted(self._ask("", find).items()))
+        found = self._ask("", lambda system, root: self._with_keys(system.find(root, detail=True), root))
+        self.versions = {key: _version(facts) for key, facts in found.items()}
+        return {key: int(facts["size"]) for key, facts in sorted(found.items())}
 
     def read(self, key: str, offset: int, length: int) -> bytes:
         """Return bytes of an object; fewer if it ends before."""
@@ -63,6 +63,8 @@ class Store:
 
     def read_many(self, ranges: Sequence[Range]) -> Sequence[bytes]:
         """Return the bytes of each range, all asked for at once; raise StoreError if one fails in all tries."""
+        if not ranges:
+            return []
         found: dict[int, bytes] = {}
         failed: tuple[str, Any] = ("", None)
         for attempt in range(_TRIES):
@@ -143,6 +145,10 @@ class Store:
         reason = f"{len(answer):,} bytes came" if isinstance(answer, bytes) else _SECRETS.sub("", first_line(answer))
         return StoreError(f"{name} failed {_TRIES} times ({reason}): run the same command again when the store answers")
 
+    @staticmethod
+    def _with_keys(found: dict[str, Any], root: str) -> dict[str, Any]:
+        return {path.removeprefix(root).lstrip("/"): facts for path, facts in found.items()}
+
     def _connect(self) -> tuple[Any, str]:
         """Return the file system of this process, and the path of the address in it."""
         if self._connection is None or self._connection[0] != os.getpid():
@@ -150,15 +156,20 @@ class Store:
         return self._connection[1:]
 
 
+def _version(facts: dict[str, Any]) -> str:
+    """Return what changes with the content of an object; empty if the store says nothing of the kind."""
+    return next((str(facts[name]) for name in _VERSIONS if facts.get(name)), "")
+
+
 def _open(address: str) -> tuple[Any, str]:
     scheme = address.partition(":")[0]
     # A listing that is kept would hide what another process has written meanwhile.
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
-    if scheme == "s3":
-        options["config_kwargs"] = _TIMEOUTS
     try:
         import fsspec
 
+        if scheme == "s3":
+            options |= {"config_kwargs": _TIMEOUTS, "session": _s3_session()}
         system, root = fsspec.core.url_to_fs(address, **options)
     except ImportError as error:
         raise MissingExtraError(
@@ -167,6 +178,14 @@ def _open(address: str) -> tuple[Any, str]:
     if scheme == "s3":
         system.retries = 1
     return system, root
+
+
+@cache
+def _s3_session() -> Any:
+    """Return what connections of this process and of its forks share: no connection, but the service's description."""
+    from aiobotocore.session import get_session
+
+    return get_session()
 
 
 def _pause(attempt: int) -> None:
