@@ -28,10 +28,10 @@ from measuring import header, in_turn
 from vitreous.data.batches.data_module import ImageDataModule
 from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.data.shards.destination import Destination, LocalDestination
 from vitreous.data.shards.remote import open_folder
-from vitreous.data.shards.remote_destination import RemoteDestination
-from vitreous.data.shards.writing import write_shards
+from vitreous.data.shards.writing.destination import Destination, LocalDestination
+from vitreous.data.shards.writing.remote_destination import RemoteDestination
+from vitreous.data.shards.writing.writer import write_shards
 from vitreous.data.sources.opening import open_source
 
 TESTS = Path(__file__).resolve().parents[2] / "tests" / "data"

@@ -18,9 +18,9 @@ from vitreous.data.batches.sampler import TrainSampler, Window
 from vitreous.data.config import DataConfig
 from vitreous.data.images.reading import read_image
 from vitreous.data.images.stored import StoredImage
-from vitreous.data.shards.destination import LocalDestination
 from vitreous.data.shards.listing import find_shards, images_of
-from vitreous.data.shards.writing import write_shards
+from vitreous.data.shards.writing.destination import LocalDestination
+from vitreous.data.shards.writing.writer import write_shards
 from vitreous.data.sources.opening import open_source
 from vitreous.errors import CheckpointError, DataError, UsageError
 

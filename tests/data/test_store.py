@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from vitreous.cli.main import main
 from vitreous.data.config import DataConfig
 from vitreous.data.shards import store
 from vitreous.data.shards.cache import _only_one
-from vitreous.data.shards.destination import LocalDestination
 from vitreous.data.shards.listing import list_shards
 from vitreous.data.shards.remote import RemoteFolder
 from vitreous.data.shards.store import Range, Store
-from vitreous.data.shards.writing import write_shards
-from vitreous.errors import StoreError
+from vitreous.data.shards.writing.destination import LocalDestination
+from vitreous.data.shards.writing.writer import write_shards
+from vitreous.data.sources.opening import open_source
+from vitreous.errors import MissingExtraError, StoreError
 
 
 @pytest.fixture
@@ -91,3 +95,21 @@ def test_many_processes_fetch_a_shard_once(photos, tmp_path):
     folder.cache._fetch(file)
     assert (place / file.cache_key).stat().st_size == file.size
     assert np.all([path.suffix != ".tmp" for path in place.iterdir()])
+
+
+SECRET = "a-very-secret-key"
+
+
+@pytest.mark.parametrize("address", [f"s3://me:{SECRET}@b/x", f"s3://b/x?Signature={SECRET}", f"S3://{SECRET}@b/x"])
+@pytest.mark.parametrize("words", [["train", "{}"], ["audit", "{}"], ["shard", "{}", "d"], ["shard", "digits", "{}"]])
+def test_an_address_with_a_credential_is_refused_without_repeating_it(address, words, capsys):
+    assert main([word.format(address) for word in words]) == 2
+    written = capsys.readouterr()
+    assert "must not have a user name, password or query" in written.err
+    assert SECRET not in written.err + written.out
+
+
+def test_a_store_without_its_package_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(MissingExtraError, match="pip install gcsfs"):
+        open_source(DataConfig("gs://bucket/photos"))

@@ -62,8 +62,8 @@ def run(argv: Sequence[str]) -> int:
     files = make_outputs(options, (data_files(options.data, options.data_dir, options.exclude),))
     files.claim("--json", options.json)
     from vitreous.data.config import DataConfig
-    from vitreous.data.shards.destination import Destination, LocalDestination
-    from vitreous.data.shards.writing import write_shards
+    from vitreous.data.shards.writing.destination import Destination, LocalDestination
+    from vitreous.data.shards.writing.writer import write_shards
     from vitreous.data.sources.listing import pluralize
 
     config = DataConfig(
@@ -71,7 +71,7 @@ def run(argv: Sequence[str]) -> int:
     )
     destination: Destination
     if is_store(options.dest):
-        from vitreous.data.shards.remote_destination import RemoteDestination
+        from vitreous.data.shards.writing.remote_destination import RemoteDestination
 
         destination = RemoteDestination(options.dest, overwrite=options.overwrite)
     else:

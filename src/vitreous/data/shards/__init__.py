@@ -6,5 +6,5 @@
 - listing.py: the images of shards, with an index or without, as entries for :mod:`vitreous.data.sources`.
 - local.py, reader.py: files of this machine, and how bytes of them are read.
 - remote.py, store.py, cache.py: the same for a store such as S3, with a cache.
-- planning.py, writing.py, destination.py, remote_destination.py, known.py: from any source to shards.
+- writing/: from any source to shards.
 """

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vitreous.data.shards.destination import JOB, UNFINISHED, recorded, refuse_other_job, refuse_taken
 from vitreous.data.shards.index import INDEX, ShardEntry, is_index
 from vitreous.data.shards.store import Store
+from vitreous.data.shards.writing.destination import JOB, UNFINISHED, recorded, refuse_other_job, refuse_taken
 
 __all__ = ["RemoteDestination"]
 

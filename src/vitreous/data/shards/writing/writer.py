@@ -20,11 +20,11 @@ from vitreous.data.config import DataConfig
 from vitreous.data.images.content import content_hash
 from vitreous.data.images.formats import FORMATS, detect_format
 from vitreous.data.images.reading import open_image_file
-from vitreous.data.shards.destination import Destination
 from vitreous.data.shards.index import Index, Row, ShardEntry
-from vitreous.data.shards.known import as_entries
-from vitreous.data.shards.planning import Planned, ShardPlan, plan_shards
 from vitreous.data.shards.tar import end_of_tar, header_of, padding
+from vitreous.data.shards.writing.destination import Destination
+from vitreous.data.shards.writing.known import as_entries
+from vitreous.data.shards.writing.planning import Planned, ShardPlan, plan_shards
 from vitreous.data.sources.known import PixelSet
 from vitreous.data.sources.listing import Entry, Listing, first_ten, match_exclusions, ordered_classes
 from vitreous.data.sources.opening import list_source
