@@ -69,6 +69,13 @@ class _Proxy(BaseHTTPRequestHandler):
         pass
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing: a client that goes away is not an error of the test."""
+
+
 @contextmanager
 def s3_server():
     """Yield the address of the proxy, and its faults."""
@@ -76,8 +83,7 @@ def s3_server():
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
-    proxy = ThreadingHTTPServer(("127.0.0.1", 0), _Proxy)
-    proxy.daemon_threads = True
+    proxy = _Server(("127.0.0.1", 0), _Proxy)
     proxy.upstream, proxy.faults = server.get_host_and_port()[1], Faults()
     thread = threading.Thread(target=proxy.serve_forever, daemon=True)
     thread.start()

@@ -116,6 +116,8 @@ def test_a_resumed_epoch_asks_for_its_own_images_only(bucket, faults):
 def test_the_cache_holds_whole_shards_and_no_more_than_its_limit(bucket, faults, tmp_path):
     biggest = max(RemoteFolder(bucket, 0).files().values())
     data = open_source(DataConfig(bucket, cache_gb=3.5 * biggest / 2**30))
+    assert data.notes[0].startswith("a cache of ")
+    assert "has no room for the" in data.notes[0]
     containers = {id(path.container): path.container for path in data.splits["train"].paths}
     for file in containers.values():
         file.folder.cache._fetch(file)

@@ -33,14 +33,24 @@ _GAP = 1 << 20  # bytes between two images that take less time than another requ
 _MOST_AT_ONCE = 8 << 20  # bytes of one request
 
 
-def list_store(address: str, cache_gb: float, *, needs_labels: bool = True) -> Listing:
-    """List a folder in a store: shards if it has an index or tar files, else images in folders."""
+def list_store(address: str, cache_gb: float, *, mixed: int = 1, needs_labels: bool = True) -> Listing:
+    """List a folder in a store: shards if it has an index, tar or Parquet files, else images in folders.
+
+    A note says so if the cache has no room for as many shards as training mixes at a time, ``mixed``.
+    """
     folder = open_folder(address, cache_gb)
     files = folder.files()
     if not any(files):
         raise DataError(f"{folder.name} is empty or not there: give s3://BUCKET/FOLDER with shards or images")
     if INDEX in files or any(name.endswith(SUFFIXES) for name in files):
-        return list_shards(folder, needs_labels=needs_labels)
+        listing = list_shards(folder, needs_labels=needs_labels)
+        sizes = sorted((size for name, size in files.items() if name.endswith(SUFFIXES)), reverse=True)
+        if 0 < cache_gb * 2**30 < sum(sizes[:mixed]):
+            listing.notes.append(
+                f"a cache of {cache_gb:g} GiB has no room for the {len(sizes[:mixed])} shards that are mixed at a time; "
+                f"they are fetched again and again: give --cache-size {sum(sizes[:mixed]) / 2**30 * 1.05:.2g}"
+            )
+        return listing
     images: list[tuple[ImagePath, tuple[str, ...]]] = []
     others = []
     for key, size in files.items():

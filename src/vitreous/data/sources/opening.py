@@ -161,7 +161,9 @@ def list_source(config: DataConfig, *, needs_labels: bool = True) -> PixelSet | 
     if is_store(config.source):
         from vitreous.data.shards.remote import list_store
 
-        listing: PixelSet | Listing = list_store(config.source, config.cache_gb, needs_labels=needs_labels)
+        listing: PixelSet | Listing = list_store(
+            config.source, config.cache_gb, mixed=config.shuffle_shards, needs_labels=needs_labels
+        )
     elif path is None:
         listing = load_known(config.source, config.dir)
     elif (shards := find_shards(path)) is not None:

@@ -35,6 +35,8 @@ def scan(paths: Sequence[ImagePath], workers: int | None = None, progress: Progr
     Runs in ``workers`` threads, by default one per core: Pillow and hashlib release the GIL. The results are in the
     order of the paths.
     """
+    if all(isinstance(path, StoredImage) and path.size is not None for path in paths):
+        return [_scan_one(path) for path in paths]  # nothing is read
     results: list[Scanned] = []
     chunks = [paths[start : start + _CHUNK] for start in range(0, len(paths), _CHUNK)]
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
