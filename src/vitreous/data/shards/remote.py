@@ -47,7 +47,7 @@ def list_store(address: str, cache_gb: float, *, mixed: int = 1, needs_labels: b
         sizes = sorted((size for name, size in files.items() if name.endswith(SUFFIXES)), reverse=True)
         if 0 < cache_gb * 2**30 < sum(sizes[:mixed]):
             listing.notes.append(
-                f"a cache of {cache_gb:g} GiB has no room for the {len(sizes[:mixed])} shards that are mixed at a time; "
+                f"a cache of {cache_gb:g} GiB has no room for the {len(sizes[:mixed])} shards that are mixed at once; "
                 f"they are fetched again and again: give --cache-size {sum(sizes[:mixed]) / 2**30 * 1.05:.2g}"
             )
         return listing
