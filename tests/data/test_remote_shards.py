@@ -24,6 +24,7 @@ from vitreous.data.shards.writing.remote_destination import RemoteDestination
 from vitreous.data.shards.writing.writer import write_shards
 from vitreous.data.sources.opening import open_source
 from vitreous.errors import DataError, StoreError, UsageError
+from vitreous.train.resume.saving import Checkpoint
 
 pytest.importorskip("s3fs", reason="pip install 'vitreous[remote]': reads s3://")
 pytest.importorskip("moto.server", reason="pip install 'moto[s3,server]': an S3 server for tests")
@@ -180,6 +181,24 @@ def test_a_run_writes_no_credentials(bucket, faults, runs, tmp_path):
     assert any(bucket.encode() in path.read_bytes() for path in written)
     assert not any(SECRET.encode() in path.read_bytes() for path in written)
     assert SECRET not in said
+
+
+def test_a_run_whose_store_fails_saves_its_state_and_goes_on(bucket, faults, runs, tmp_path, monkeypatch):
+    data = DataConfig(bucket, memory_gb=0.0, workers=0, cache_gb=0)
+    asked = runs.config(tmp_path / "run", epochs=1, batch_size=8, data=data)
+
+    def fail_from_here(self, trainer, *rest, original=Checkpoint.on_train_batch_end):
+        original(self, trainer, *rest)
+        if trainer.global_step == 2:
+            faults.refuse_all = ".tar"
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoint, "on_train_batch_end", fail_from_here)
+        with pytest.raises(StoreError, match="failed 8 times"):
+            runs.train(asked)
+    faults.refuse_all = ""
+    _, said = runs.train(asked, resume=True)
+    assert "epoch 1, step 2" in said
 
 
 def test_images_in_folders_of_a_store_are_labelled_and_packed(faults, photos, bucket, tmp_path, capsys):
