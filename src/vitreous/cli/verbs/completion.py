@@ -22,7 +22,7 @@ __all__ = ["parser_of", "run"]
 
 _SHELLS = ("bash", "zsh", "fish")
 _FILE_PLACEHOLDERS = (
-    *("FILE", "FILE.png", "FILE.csv", "DIR", "FOLDER", "MODEL", "IMAGES", "DATA", "SRC", "DST", "[FILE.png]"),
+    *("FILE", "FILE.png", "FILE.csv", "DIR", "FOLDER", "MODEL", "IMAGES", "DATA", "SRC", "DST", "DEST", "[FILE.png]"),
 )
 _FILE_OPTIONS = (
     *("--out", "--data.dir", "--data-dir", "--data.exclude", "--exclude", "--from", "--tune.source"),

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import os
+import threading
+from functools import lru_cache
 from pathlib import Path
 
 from vitreous.data.images.headers import UnreadableError
 from vitreous.data.shards.index import INDEX, MOST_BYTES
-from vitreous.files.opening import open_descriptor, read_descriptor, read_regular
+from vitreous.files.opening import open_descriptor, read_regular
 
 __all__ = ["LocalFile", "LocalFolder"]
 
 _MOST_FILE_BYTES = 1 << 50
+_MOST_OPEN = 128
+_WINDOWS = threading.Lock()
+
+
+class _Handle:
+    """An open file, closed when nothing refers to it any more: a thread may still read while others open more files."""
+
+    def __init__(self, path: Path) -> None:
+        self.number, _ = open_descriptor(path, _MOST_FILE_BYTES)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            os.close(self.number)
 
 
 class LocalFile:
-    """A file with many images. It is opened for each read: processes that are forked share no position in it."""
+    """A file with many images. It stays open, and is read without a position, which forked processes would share."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, os.fspath(path)
@@ -23,14 +38,25 @@ class LocalFile:
     def read(self, offset: int, length: int) -> bytes:
         """Return bytes of the file; fewer if it ends before."""
         try:
-            handle, _ = open_descriptor(self.path, _MOST_FILE_BYTES)
-            try:
-                os.lseek(handle, offset, os.SEEK_SET)
-                return read_descriptor(handle, length)
-            finally:
-                os.close(handle)
+            handle, content = _opened(self), b""
+            while len(content) < length and (more := _read_at(handle, offset + len(content), length - len(content))):
+                content += more
+            return content
         except OSError as error:
             raise UnreadableError(f"{self.name} cannot be read: {(error.strerror or str(error)).lower()}") from error
+
+
+@lru_cache(maxsize=_MOST_OPEN)
+def _opened(file: LocalFile) -> _Handle:
+    return _Handle(file.path)
+
+
+def _read_at(handle: _Handle, offset: int, length: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(handle.number, length, offset)
+    with _WINDOWS:  # which has no such call, and no forks
+        os.lseek(handle.number, offset, os.SEEK_SET)
+        return os.read(handle.number, length)
 
 
 class LocalFolder:
