@@ -27,7 +27,7 @@ _HELD_BYTES = 512 << 20  # of the row groups that a process keeps
 _MOST_GROUP_BYTES = 4 << 30  # unpacked; a file of a few hundred bytes can claim any number
 
 
-class RowGroup:
+class _RowGroup:
     """One row group of a table; its images are addressed by their row."""
 
     def __init__(self, file: Container, size: int, group: int, column: str) -> None:
@@ -62,7 +62,7 @@ class _Held:
         self.lock = threading.Lock()
         self.groups: OrderedDict[tuple[str, int], Any] = OrderedDict()
 
-    def rows(self, group: RowGroup) -> Any:
+    def rows(self, group: _RowGroup) -> Any:
         """Return the images of a row group, one for each row."""
         key = (group.name, group.group)
         with self.lock:
@@ -101,7 +101,7 @@ def read_parquet(file: Container, size: int) -> Iterator[tuple[str, str | None, 
         count = table.metadata.row_group(number).num_rows
         if table.metadata.row_group(number).total_byte_size > _MOST_GROUP_BYTES:
             raise DataError(f"{file.name}: row group {number:,} unpacks to more than {_MOST_GROUP_BYTES:,} bytes")
-        group = RowGroup(file, size, number, column)
+        group = _RowGroup(file, size, number, column)
         labels: list[Any] = [None] * count
         if label_column is not None:
             labels = table.read_row_group(number, [label_column], use_threads=False).column(0).to_pylist()
