@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vitreous.cli.work.calibrating import CalibratedModel
     from vitreous.cli.work.evaluation import Evaluation
     from vitreous.data.images.inputs import ImageInput
-    from vitreous.evaluate.metrics import Scores
+    from vitreous.evaluate.any_labels import AnyScores
     from vitreous.predictor import Classifier
     from vitreous.report.inspection.results import Inspection
     from vitreous.train.finish import RunResult
@@ -67,12 +67,12 @@ class Training:
         return self.run.folder
 
     @property
-    def val(self) -> Scores | None:
+    def val(self) -> AnyScores | None:
         """Validation scores of the saved weights; None if the run had already finished before this call."""
         return self.run.val
 
     @property
-    def test(self) -> Scores | None:
+    def test(self) -> AnyScores | None:
         """Test scores; None without a test split."""
         return self.run.test
 
@@ -98,17 +98,19 @@ class Training:
         return self.run.to_dict()
 
     def __repr__(self) -> str:
-        top1 = f", val top-1 {self.val.top1:.4f}" if self.val is not None else ""
-        return f"Training({str(self.folder)!r}, {pluralize(self.run.epochs, 'epoch')}{top1}{self._status})"
+        name, value = self.val.headline if self.val is not None else ("", 0.0)
+        score = f", val {name} {value:.4f}" if name else ""
+        return f"Training({str(self.folder)!r}, {pluralize(self.run.epochs, 'epoch')}{score}{self._status})"
 
     def _repr_html_(self) -> str:
+        found = {split: scores for split, scores in self.to_dict()["scores"].items() if scores}
+        main, name = ("mean_ap", "mAP") if any("mean_ap" in each for each in found.values()) else ("top1", "top-1")
         rows = [
-            (split, f"{scores['top1']:.2%}", f"{scores['macro_f1']:.3f}", f"{scores['log_loss']:.3f}")
-            for split, scores in self.to_dict()["scores"].items()
-            if scores
+            (split, f"{scores[main]:.2%}", f"{scores['macro_f1']:.3f}", f"{scores['log_loss']:.3f}")
+            for split, scores in found.items()
         ]
         epochs = f"{pluralize(self.run.epochs, 'epoch')}, saved: epoch {self.run.selected_epoch}"
-        return html_table(f"{self.folder}: {epochs}{self._status}", rows, ("split", "top-1", "macro F1", "log loss"))
+        return html_table(f"{self.folder}: {epochs}{self._status}", rows, ("split", name, "macro F1", "log loss"))
 
     @property
     def _status(self) -> str:

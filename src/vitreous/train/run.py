@@ -12,12 +12,13 @@ import contextlib
 import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from vitreous.data.sources.listing import pluralize
 from vitreous.errors import UsageError
+from vitreous.evaluate.any_labels import AnyScores
 from vitreous.evaluate.calibration import choose_temperature
-from vitreous.evaluate.metrics import Scores
 from vitreous.files.writing import atomic_write
 from vitreous.machine.threads import torch_threads
 from vitreous.runs.folder import (
@@ -108,7 +109,7 @@ def run(
                 return announce_finished(folder, view)
             try:
                 with lock_run_dir(folder, recipe, resume) as run_dir, Signals().handled() as signals:
-                    run_phases = phases or _phases(setup.config)
+                    run_phases = phases or _phases(setup)
                     return run_phases(setup, run_dir, view, signals, started=started, exit_seconds=exit_seconds)
             except Stopped as stopped:
                 raise KeyboardInterrupt from stopped
@@ -123,9 +124,13 @@ def refuse_to_choose_again(config: RunConfig, resume: bool) -> None:
         )
 
 
-def _phases(config: RunConfig) -> Phases:
+def _phases(setup: Setup) -> Phases:
     """Return what runs the phases of a run: in stages if the mode of fine-tuning is left open."""
-    if config.tune.mode != AUTO:
+    if setup.data.several:
+        from vitreous.train.multilabel.run import KIT, finish
+
+        return partial(run_phases, kit=KIT, finish=finish)
+    if setup.config.tune.mode != AUTO:
         return run_phases
     from vitreous.train.finetune.stages.story import run_stages  # no other run pays for it
 
@@ -180,7 +185,7 @@ def write_results(
     selected: SelectedWeights,
     temperature: float,
     tested: SplitScores | None,
-    training_scores: Scores,
+    training_scores: AnyScores,
 ) -> RunResult:
     """Write the model and the report, and print the result. Scores as in :func:`announce_result`."""
     setup = session.setup
