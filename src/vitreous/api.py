@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vitreous.cli.verbs.train import Configure
     from vitreous.cli.work.calibrating import CalibratedModel
     from vitreous.cli.work.evaluation import Evaluation
+    from vitreous.cli.work.labels_evaluation import LabelEvaluation
     from vitreous.data.images.inputs import ImageInput
     from vitreous.evaluate.any_labels import AnyScores
     from vitreous.predictor import Classifier
@@ -177,7 +178,7 @@ def evaluate(
     quiet: bool = False,
     overwrite: bool = False,
     **options: Any,
-) -> Evaluation:
+) -> Evaluation | LabelEvaluation:
     """Evaluate a model on labelled images, as `vitreous evaluate` does.
 
     Args:
@@ -189,7 +190,7 @@ def evaluate(
             loading a model, such as ``engine``, are accepted only with a path.
 
     Returns:
-        The result: ``.scores``, ``.calibration``, ``.thresholds`` and ``.to_dict()``.
+        The result: ``.scores``, ``.to_dict()``, and of one class for each image ``.calibration`` and ``.thresholds``.
 
     Raises:
         CheckpointError: If the model cannot be opened.

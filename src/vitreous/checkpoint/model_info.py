@@ -92,6 +92,13 @@ class ModelInfo:
         multilabel = None if self.multilabel is None else self.multilabel.without_thresholds()
         return dataclasses.replace(self, abstention=None, conformal=None, multilabel=multilabel)
 
+    def require_one_class(self, what: str) -> None:
+        """Raise ConfigError if the model gives several labels, for work that needs one class; ``what`` names it."""
+        if self.multilabel is not None:
+            raise ConfigError(
+                f"{what} needs a model that gives each image one class, and this one gives several labels or none"
+            )
+
     def calibrated(self, logits: Tensor) -> Tensor:
         """Return logits (..., K) after temperature, or after slopes and offsets."""
         return logits / self.temperature if self.multilabel is None else self.multilabel.calibrated(logits)

@@ -138,6 +138,7 @@ def _described(graph: Any, file: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"'{visible(str(file))}' has no classes, so a page has nothing to show: export one with a head"
         )
+    info.require_one_class("a page")
     pipeline, rules = info.pipeline.to_dict(), thresholds_to_dict(info)
     return {
         "classes": info.classes,

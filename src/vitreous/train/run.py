@@ -45,6 +45,7 @@ __all__ = [
     "Phases",
     "Prepare",
     "RunResult",
+    "kit_of",
     "probe",
     "refuse_to_choose_again",
     "run",
@@ -126,15 +127,24 @@ def refuse_to_choose_again(config: RunConfig, resume: bool) -> None:
 
 def _phases(setup: Setup) -> Phases:
     """Return what runs the phases of a run: in stages if the mode of fine-tuning is left open."""
-    if setup.data.several:
-        from vitreous.train.multilabel.run import KIT, finish
+    if (kit := kit_of(setup)) is not None:
+        from vitreous.train.multilabel.run import finish
 
-        return partial(run_phases, kit=KIT, finish=finish)
+        return partial(run_phases, kit=kit, finish=finish)
     if setup.config.tune.mode != AUTO:
         return run_phases
     from vitreous.train.finetune.stages.story import run_stages  # no other run pays for it
 
     return run_stages
+
+
+def kit_of(setup: Setup) -> Kit | None:
+    """Return what a run on this data is assembled from; None for one class of each image."""
+    if not setup.data.several:
+        return None
+    from vitreous.train.multilabel.run import KIT  # no other run pays for it
+
+    return KIT
 
 
 def run_phases(

@@ -128,5 +128,6 @@ def run(argv: Sequence[str]) -> int:
 
 def _threshold_columns(classifier: Classifier) -> list[str]:
     """Return the fields of a prediction that the model's thresholds add."""
-    rules = {"unsure": classifier.info.abstention, "set": classifier.info.conformal}
+    info = classifier.info
+    rules = {"unsure": info.abstention, "set": info.conformal, "labels": info.multilabel}
     return [name for name, rule in rules.items() if rule is not None]

@@ -56,8 +56,8 @@ def refuse_several_labels(source: str, listing: Listing) -> None:
     """Raise if an image may have several labels, for work that needs one of each image."""
     if any(entry.labels is not None for entry in listing.entries[:1]):
         raise DataError(
-            f"{source} may have several labels for an image, and this needs one: give a column label, or use "
-            "train, finetune, evaluate or calibrate, which take several"
+            f"{source} may have several labels for an image, and this needs one: give a column label. Several are for "
+            "train and finetune, and for evaluate and calibrate with a model of several labels"
         )
 
 

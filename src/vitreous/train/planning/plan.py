@@ -34,6 +34,7 @@ from vitreous.train.planning.trials import Trials, validation_seconds
 from vitreous.train.recipe_file import recipe_text
 from vitreous.train.results import report_seconds, scoring_seconds
 from vitreous.train.resume.signals import Signals
+from vitreous.train.run import kit_of
 from vitreous.train.setup import Setup, describe_hardware, describe_model, one_thread_if_tiny, prepare
 from vitreous.train.trainer import silence_lightning
 
@@ -91,7 +92,9 @@ def plan(config: RunConfig, *, explicit: Collection[str] = (), started: float | 
         setup = prepare(dataclasses.replace(config, loggers=(), budget=None), explicit, view)
         meter = MemoryMeter(setup.device)
         with lock_run_dir(Path(folder), recipe_text(setup.config), resume=False) as run_dir:
-            session = assemble(setup, run_dir, silent, Signals(), None, started=started, exit_seconds=0.0)
+            session = assemble(
+                setup, run_dir, silent, Signals(), None, started=started, exit_seconds=0.0, kit=kit_of(setup)
+            )
             start_seconds = time.monotonic() - started
             teacher_seconds = _rehearse_teacher(setup)
             with one_thread_if_tiny(setup):
