@@ -70,7 +70,7 @@ def calibrated(options: Namespace, files: Outputs) -> CalibratedModel:
     located = locate(options.model)
     target = _target(options, located)
     # --precision is that of the answers here, not that of the arithmetic
-    classifier = load_model(options, precision="float32", ignore_thresholds=True)
+    classifier = load_model(options, precision="float32", ignore_thresholds=False)
     classifier.require_classes()
     info = classifier.info
     is_several = info.multilabel is not None

@@ -1,8 +1,8 @@
 """Fits the calibration and the thresholds of labels on images that the model was not trained on. N images, K labels.
 
 The calibration is none, one temperature (Guo et al. 2017, arXiv 1706.04599), or a slope and an offset for each label
-(Platt 1999, with his smoothed targets): whichever has the lowest log loss on halves that did not fit it. A slope and an
-offset undo the shift of the asymmetric loss, which makes every label more probable than it is.
+(Platt 1999, with his smoothed targets): the simplest, unless another is better on halves that did not fit it. A slope
+and an offset undo the shift of the asymmetric loss, which makes every label more probable than it is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOWEST, HIGHEST = 0.05, 20.0
 
 _FEWEST = 4  # images; with fewer, half of them say nothing
 _STEPS = 100  # of Newton's method, which takes about ten
-_CLOSE = 1e-9  # gradient at which it ends
+_CLOSE = 1e-9  # gradient at which it ends, and spread of equal logits
 
 _Linear = tuple[Tensor, Tensor]
 """Slopes and offsets, float64 (K,) each."""
@@ -67,20 +67,29 @@ def _shared(logits: Tensor, labels: Tensor) -> _Linear:
 
 
 def _choose(logits: Tensor, labels: Tensor) -> Callable[[Tensor, Tensor], _Linear]:
-    """Return the fit whose log loss on the other half of the images is lowest; the simplest of equals."""
+    """Return the simplest fit, unless another has a lower log loss on the halves that did not fit it.
+
+    Lower means by more than the standard error of the difference over images.
+    """
     if len(logits) < _FEWEST:
         return _none
-    fits: list[Callable[[Tensor, Tensor], _Linear]] = [_none, _shared, fit_slopes]
-    losses = []
-    for fit in fits:
-        total = 0.0
-        for fitted, judged in _halves(len(logits)):
-            slopes, offsets = fit(logits[fitted], labels[fitted])
-            target = labels[judged].double()
-            loss = F.binary_cross_entropy_with_logits(logits[judged] * slopes + offsets, target, reduction="sum")
-            total += float(loss)
-        losses.append(total)
-    return fits[int(np.argmin(losses))]
+    chosen, losses = _none, _judged(_none, logits, labels)
+    for fit in (_shared, fit_slopes):
+        found = _judged(fit, logits, labels)
+        gain = losses - found
+        if float(gain.mean()) > float(gain.std()) / math.sqrt(len(gain)):
+            chosen, losses = fit, found
+    return chosen
+
+
+def _judged(fit: Callable[[Tensor, Tensor], _Linear], logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the log loss of each image, (N,), by what the other half of the images fits."""
+    losses = torch.empty(len(logits), dtype=torch.float64)
+    for fitted, judged in _halves(len(logits)):
+        slopes, offsets = fit(logits[fitted], labels[fitted])
+        calibrated, target = logits[judged] * slopes + offsets, labels[judged].double()
+        losses[judged] = F.binary_cross_entropy_with_logits(calibrated, target, reduction="none").mean(1)
+    return losses
 
 
 def _halves(count: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -119,10 +128,10 @@ def fit_slopes(logits: Tensor, labels: Tensor) -> _Linear:
 
 def _newton(x: Tensor, target: Tensor, fixed: Tensor | None) -> _Linear:
     """Minimise the log loss of ``sigmoid(a x + b)`` for each column by damped Newton steps; ``fixed`` slopes stay."""
-    mean, scale = x.mean(0), x.std(0, correction=0).clamp_min(1e-12)
+    mean, scale = x.mean(0), x.std(0, correction=0)
+    scale = torch.where(scale > _CLOSE * (1 + mean.abs()), scale, 1.0)  # a constant column has no slope
     z = (x - mean) / scale  # standardised columns make the two parameters nearly independent
-    a = torch.ones_like(mean) if fixed is None else fixed * scale
-    b = (fixed if fixed is not None else 1 / scale) * mean
+    a, b = torch.zeros_like(mean) if fixed is None else fixed * scale, target.mean(0).logit()
 
     def losses(a: Tensor, b: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(a * z + b, target, reduction="none").mean(0)
