@@ -65,7 +65,6 @@ class DataCheck:
         Raises:
             CheckpointError: If the most probable class changes for more images than `_MOST_CHANGED` allows.
         """
-        opened.info.require_one_class("--check")
         exported = load(file, trust_code=True)  # it was written just now
         plain = Classifier(opened.model, opened.info, "cpu", engine="torch", tell=self.tell)
         data = scoring.open_data(opened.info, self.data, self.folder, self.split)

@@ -59,7 +59,6 @@ class DataInt8:
             OutputError: No quantised graph keeps the accuracy.
         """
         info = opened.info
-        info.require_one_class("--int8")
         data = scoring.open_data(info, self.data, self.folder, None)
         calibrating, choosing = _roles(data.splits)
         if len(choosing[1]) < _FEWEST or not calibrating[1]:
