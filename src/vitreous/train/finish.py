@@ -21,7 +21,15 @@ from vitreous.train.resume.saving import LAST
 from vitreous.train.resume.signals import Stopped
 from vitreous.train.setup import Setup
 
-__all__ = ["RunResult", "announce_finished", "announce_result", "end_interrupted", "resume_command"]
+__all__ = [
+    "RunResult",
+    "announce_finished",
+    "announce_result",
+    "announce_weights",
+    "end_interrupted",
+    "result_of",
+    "resume_command",
+]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from vitreous.data.sources.listing import Entry, Listing, first_ten, ordered_cla
 from vitreous.data.sources.scan import Scanned
 from vitreous.errors import DataError
 
-__all__ = ["check_readable", "classes_of", "label_matrix", "refuse_several_labels", "several_classes_of"]
+__all__ = ["check_readable", "label_all", "refuse_several_labels"]
 
 
 def check_readable(config: DataConfig, entries: Sequence[Entry], scanned: Sequence[Scanned]) -> list[tuple[Path, str]]:
@@ -33,7 +33,36 @@ def check_readable(config: DataConfig, entries: Sequence[Entry], scanned: Sequen
     return [(entry.path, str(reason)) for entry, reason in bad]
 
 
-def classes_of(source: str, entries: Sequence[Entry], least: int) -> tuple[str, ...]:
+def label_all(
+    source: str,
+    listing: Listing,
+    entries: Sequence[Entry],
+    listed: Collection[str],
+    *,
+    needs_labels: bool,
+    hold_out: bool,
+) -> tuple[tuple[str, ...], npt.NDArray[np.int64], list[str]]:
+    """Return the classes of readable entries, their labels as :class:`Split` has them, and notes on what is left out.
+
+    ``listed`` are the labels of all entries, readable or not.
+    """
+    is_several = bool(entries) and entries[0].labels is not None
+    if is_several:
+        classes, listed = _several_classes_of(source, listing, entries, hold_out), listing.classes or ()
+        labels, without = _label_matrix(classes, entries), "labels that no train image has"
+    else:
+        if needs_labels:
+            classes = listing.classes or _classes_of(source, entries, least=2 if hold_out else 1)
+        else:
+            classes = listing.classes or ordered_classes({entry.label for entry in entries})
+        index = {name: n for n, name in enumerate(classes)}
+        labels = np.asarray([index[entry.label] for entry in entries], np.int64)
+        without = "classes without a readable image"
+    lost = set(listed) - set(classes)
+    return classes, labels, [f"{without}, left out: {first_ten(sorted(lost))}"] if lost else []
+
+
+def _classes_of(source: str, entries: Sequence[Entry], least: int) -> tuple[str, ...]:
     """Return the classes of train, and check that there are enough and that the other splits have no more."""
     classes = ordered_classes({entry.label for entry in entries if entry.split in (None, "train")})
     for split in ("val", "test"):
@@ -61,7 +90,7 @@ def refuse_several_labels(source: str, listing: Listing) -> None:
         )
 
 
-def several_classes_of(source: str, listing: Listing, entries: Sequence[Entry], for_training: bool) -> tuple[str, ...]:
+def _several_classes_of(source: str, listing: Listing, entries: Sequence[Entry], for_training: bool) -> tuple[str, ...]:
     """Return the labels of data where an image may have several, in the order of the listing.
 
     For training they are those of train, at least two, and the other splits may have no more.
@@ -86,7 +115,7 @@ def several_classes_of(source: str, listing: Listing, entries: Sequence[Entry], 
     return classes
 
 
-def label_matrix(classes: Sequence[str], entries: Sequence[Entry]) -> npt.NDArray[np.int64]:
+def _label_matrix(classes: Sequence[str], entries: Sequence[Entry]) -> npt.NDArray[np.int64]:
     """Return which image has which label, 0 or 1, (n, K)."""
     place = {name: n for n, name in enumerate(classes)}
     matrix = np.zeros((len(entries), len(classes)), np.int64)

@@ -18,16 +18,10 @@ from PIL import Image
 
 from vitreous.data.config import DataConfig
 from vitreous.data.images.reading import read_image, read_reduced
-from vitreous.data.sources.checks import (
-    check_readable,
-    classes_of,
-    label_matrix,
-    refuse_several_labels,
-    several_classes_of,
-)
+from vitreous.data.sources.checks import check_readable, label_all, refuse_several_labels
 from vitreous.data.sources.folders import list_folder
 from vitreous.data.sources.known import KNOWN, PixelSet, load_known
-from vitreous.data.sources.listing import Listing, first_ten, match_exclusions, ordered_classes
+from vitreous.data.sources.listing import Listing, match_exclusions
 from vitreous.data.sources.manifest import MANIFEST_SUFFIXES, list_manifest
 from vitreous.data.sources.scan import Progress, content_hash, scan, unopened
 from vitreous.data.sources.split import absent_classes, copies_across, held_out, hold_out_val
@@ -253,30 +247,18 @@ def _from_files(
         scanned = measured = scan([entry.path for entry in entries], progress=progress)
     unreadable = check_readable(config, entries, scanned)
     readable = [n for n, file in enumerate(scanned) if not file.facts.reason]
-    all_labels = {entry.label for entry in entries}
+    listed = {entry.label for entry in entries}
     entries, digests = [entries[n] for n in readable], [scanned[n].digest for n in readable]
-    is_several = bool(entries) and entries[0].labels is not None
-    if is_several:
-        classes, all_labels = several_classes_of(config.source, listing, entries, hold_out), set(listing.classes or ())
-    elif needs_labels:
-        classes = listing.classes or classes_of(config.source, entries, least=2 if hold_out else 1)
-    else:
-        classes = listing.classes or ordered_classes({entry.label for entry in entries})
-    lost = all_labels - set(classes)
-    if lost:
-        without = "labels that no train image has" if is_several else "classes without a readable image"
-        notes.append(f"{without}, left out: {first_ten(sorted(lost))}")
+    classes, labels, without = label_all(
+        config.source, listing, entries, listed, needs_labels=needs_labels, hold_out=hold_out
+    )
+    notes += without
     names = [entry.name for entry in entries]
-    if is_several:
-        labels = label_matrix(classes, entries)
-    else:
-        index = {name: n for n, name in enumerate(classes)}
-        labels = np.asarray([index[entry.label] for entry in entries], np.int64)
     sides = np.asarray([entry.split or ("train" if hold_out else "all") for entry in entries])
     notes += copies_across(names, digests, sides)
     new_record = None
     if hold_out:
-        strata = labels if is_several else labels.tolist() if needs_labels else [0] * len(labels)
+        strata = labels if labels.ndim == 2 else labels.tolist() if needs_labels else [0] * len(labels)
         sides, how, new_record = hold_out_val(config, digests, strata, sides, record)
         notes.append(how)
     notes += absent_classes(classes, labels, sides)

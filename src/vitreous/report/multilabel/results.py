@@ -18,7 +18,17 @@ from vitreous.evaluate.multilabel.metrics import MultiLabelScores, evaluate_labe
 from vitreous.evaluate.multilabel.rule import LabelRule
 from vitreous.files.text import csv_line, json_text, json_values
 
-__all__ = ["LabelInput", "LabelResult", "Slip", "measure", "per_class_csv", "predictions_csv", "to_dict", "to_json"]
+__all__ = [
+    "LabelInput",
+    "LabelResult",
+    "Slip",
+    "measure",
+    "names_of",
+    "per_class_csv",
+    "predictions_csv",
+    "to_dict",
+    "to_json",
+]
 
 _SHOWN = 24  # images of a sheet
 _FORMAT_VERSION = 1
