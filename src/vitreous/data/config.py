@@ -23,7 +23,7 @@ class DataConfig:
     """Source of the labelled images and how they are split (:mod:`vitreous.data.sources.opening`).
 
     Args:
-        source: A known dataset (`digits`, `cifar10`, ...), a folder, or a .csv / .parquet manifest of paths and labels.
+        source: A known dataset (`digits`, `cifar10`, ...), a folder, or a .csv, .parquet or .jsonl manifest.
         dir: Folder of the known datasets. A dataset that is not in it is downloaded to it.
         val_fraction: Fraction of the training images held out for validation if the data has no validation split.
         split: How these images are chosen. `stratified`: the same fraction of every class, to within one image. `hash`:

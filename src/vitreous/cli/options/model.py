@@ -56,7 +56,7 @@ def add_data(parser: Parser, model: bool = True) -> None:
     """Add the positional arguments MODEL and DATA, or DATA alone."""
     if model:
         parser.add_argument("model", type=str, metavar="MODEL", help=MODEL_HELP)
-    text = "a folder, a .csv or .parquet manifest, or a known dataset, as for training"
+    text = "a folder, a .csv, .parquet or .jsonl manifest, or a known dataset, as for training"
     parser.add_argument("data", type=str, metavar="DATA", help=text)
 
 

@@ -22,6 +22,7 @@ def _parser() -> Parser:
         "MODEL DATA [options]",
         "Score a model on labelled images: log loss, top-1, top-5, precision, recall and F1 per class and overall, and "
         "the calibration of its probabilities. After `vitreous calibrate` also what its thresholds do. "
+        "Of a model with several labels: mAP, macro and micro F1, and each label with its threshold. "
         "Classes are matched by name.\n"
         "Images: the test split of the data, else its val split. A folder of classes without splits is used as a "
         "whole, unless the model was trained on it; then the validation set of that training is used.",
