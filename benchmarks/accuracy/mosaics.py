@@ -3,9 +3,9 @@
     python benchmarks/accuracy/mosaics.py OUT --data-dir DIR [--train N] [--test N]
 
 writes OUT/train/*.png, OUT/test/*.png and OUT/mosaics.csv with the columns path, split and labels. A mosaic has 64 x 64
-pixels of grey, on which one, two or three photographs of 32 pixels lie at random places; a later one may hide up to half
-of an earlier one. Two of them may share a class, so that a mosaic has one to three labels. Train and test mosaics are
-made from CIFAR-10's own splits.
+pixels of grey, on which one, two or three photographs of 32 pixels lie at random places; a later one may hide up to
+half of an earlier one. Two of them may share a class, so that a mosaic has one to three labels. Train and test mosaics
+are made from CIFAR-10's own splits. The score of a run on them is in docs/explanation/benchmarks.md.
 """
 
 from __future__ import annotations

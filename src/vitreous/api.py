@@ -122,7 +122,8 @@ def train(data: str | os.PathLike[str], *, quiet: bool = False, resume: bool = F
     """Train a classifier on labelled images, as `vitreous train` does.
 
     Args:
-        data: A folder with one folder per class, a .csv, .parquet or .jsonl manifest, or a known data set such as ``digits``.
+        data: A folder with one folder per class, a .csv, .parquet or .jsonl manifest, or a known data set such as
+            ``digits``.
         quiet: Print nothing.
         resume: Continue the run that the same call started before, if there is one.
         options: Options of the command, such as ``model="S/16"``, ``epochs=10``, ``budget="25m"`` or ``out="runs/a"``.

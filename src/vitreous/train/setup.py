@@ -28,6 +28,7 @@ from vitreous.train.console import Display
 from vitreous.train.finetune.initialisation import Pretrained, open_pretrained
 from vitreous.train.finetune.starting_point import choose_start, expand_short_name
 from vitreous.train.finetune.trainable import choose_trained
+from vitreous.train.multilabel.config import LabelsConfig
 
 if TYPE_CHECKING:  # runs without a teacher or a second task do not import them
     from vitreous.train.auxiliary.reconstruction import ReconstructionTask
@@ -162,10 +163,9 @@ def fit_to_data(config: RunConfig, data: ImageData, explicit: Collection[str] = 
         from vitreous.train.multilabel.setup import for_several_labels
 
         return for_several_labels(config)
-    if config.select == "mean_ap":
-        raise ConfigError(
-            f"select mean_ap is for images with several labels, and {data.name} has one of each: use top1"
-        )
+    if config.select == "mean_ap" or config.labels != LabelsConfig():
+        option = "select mean_ap" if config.select == "mean_ap" else "labels"
+        raise ConfigError(f"{option} is for images with several labels, and {data.name} has one of each: omit it")
     return config
 
 
