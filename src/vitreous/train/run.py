@@ -249,5 +249,5 @@ def show_batch(
         batch = next(iter(setup.data_module.train_dataloader()))
         images, targets = setup.data_module.batch_augment.augment_batch(batch, progress=0.0)
         with write(path) as written:
-            save_batch_figure(written, images, targets, setup.data.classes, setup.pipeline)
+            save_batch_figure(written, images, targets, setup.data.classes, setup.pipeline, several=setup.data.several)
     view.result(f"{pluralize(len(images), 'augmented image')} of {setup.data.name}, the first of them drawn in {path}")

@@ -18,6 +18,7 @@ from PIL import Image
 import vitreous
 from vitreous.checkpoint.model_file import load_model, save_model
 from vitreous.cli.main import main
+from vitreous.data.augment.mixing import smooth_targets
 from vitreous.data.sources.manifest import list_manifest
 from vitreous.engines.check import CHECKED, agreement
 from vitreous.engines.torch_engine import TorchEngine
@@ -26,7 +27,10 @@ from vitreous.evaluate.multilabel.metrics import evaluate_labels
 from vitreous.evaluate.multilabel.rule import LabelRule
 from vitreous.export.graph.core import Core, output_names
 from vitreous.inspection.explain import explain
+from vitreous.report.batch_figure import _label_lines
+from vitreous.report.fonts import FontSet
 from vitreous.serve.engine.computing import Computing
+from vitreous.train.module import VitModule
 
 COLOURS = ("red", "green", "blue")
 SMALL = [
@@ -293,3 +297,36 @@ def test_a_killed_run_resumes_to_the_same_model(runs, trained, tmp_path):
     models = [load_model(tmp_path / name) for name in ("whole", "broken")]
     assert all(torch.equal(a, b) for a, b in zip(*(m.state_dict().values() for m, _ in models), strict=True))
     assert models[0][1].multilabel == models[1][1].multilabel
+
+
+def test_a_step_that_diverges_is_replayed_with_the_loss_of_several_labels(trained, tmp_path, monkeypatch, capsys):
+    original = VitModule.on_train_start
+
+    def spoiled(self):
+        original(self)
+        with torch.no_grad():
+            self.model.head.weight.fill_(1e38)
+
+    monkeypatch.setattr(VitModule, "on_train_start", spoiled)
+    assert main(["train", str(trained.manifest), *SMALL, "--epochs", "1", "--out", str(tmp_path / "run")]) == 1
+    assert load_model(tmp_path / "run" / "last-good.safetensors")[1].multilabel == LabelRule.plain(3)
+    capsys.readouterr()
+    assert main(["replay", str(tmp_path / "run" / "nonfinite.replay"), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["module"] is not None
+
+
+def test_a_plan_and_a_batch_are_shown_without_training(trained, tmp_path, capsys):
+    words = [str(trained.manifest), *SMALL, "--epochs", "2"]
+    assert main(["plan", *words, "--json", str(tmp_path / "plan.json")]) == 0
+    assert json.loads((tmp_path / "plan.json").read_text())
+    assert main(["train", *words, "--show-batch", str(tmp_path / "b.png")]) == 0
+    with Image.open(tmp_path / "b.png") as drawn:
+        assert drawn.width > 100
+
+
+def test_a_batch_names_the_labels_of_each_image():
+    fonts = FontSet(["a", "b", "c"])
+    targets = smooth_targets(torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1]]), 3, 0.1)
+    mixed = targets[0].lerp(targets[1], 0.25)
+    lines = [_label_lines(target, ["a", "b", "c"], fonts) for target in (*targets, mixed)]
+    assert lines == [["a", "c"], ["no label"], ["a", "b", "c"], ["a 0.75", "c 0.75"]]

@@ -27,12 +27,11 @@ from vitreous.machine.peak_memory import MemoryMeter
 from vitreous.runs.folder import lock_run_dir
 from vitreous.train.advice import few_images, imbalance_note
 from vitreous.train.assembly import Session, assemble
-from vitreous.train.class_maps import class_map_seconds
 from vitreous.train.config import RunConfig, parse_duration
 from vitreous.train.console import Display
 from vitreous.train.planning.trials import Trials, validation_seconds
 from vitreous.train.recipe_file import recipe_text
-from vitreous.train.results import report_seconds, scoring_seconds
+from vitreous.train.results import scoring_seconds
 from vitreous.train.resume.signals import Signals
 from vitreous.train.run import kit_of
 from vitreous.train.setup import Setup, describe_hardware, describe_model, one_thread_if_tiny, prepare
@@ -118,8 +117,7 @@ def _measure(session: Session, meter: MemoryMeter, budget: float | None, before:
     timed = trials.time_phases()
     trials.record_growth(micro_batch, trials.last_growth)
     validation = validation_seconds(session)
-    reporting = report_seconds(setup.data.splits["val"], len(setup.data.classes))
-    reporting += class_map_seconds(setup, math.inf if budget is None else budget)
+    _, reporting = session.kit.ending(setup, math.inf if budget is None else budget)
     memory = _memory(trials, micro_batch, meter.most())  # after drawing is imported, before larger batches are tried
     largest, checked = trials.largest(micro_batch)
     config, per_epoch = setup.config, loading.steps_per_epoch
