@@ -249,7 +249,10 @@ def test_a_map_of_any_label_has_its_own_probability(trained):
             "train DATA --teacher MODEL --distil.targets logits",
             "a teacher of logits needs a model that gives each image",
         ),
-        ("train DATA --aux mae", "aux mae is not possible if image of this data may have several labels"),
+        (
+            "train DATA --aux mae",
+            "aux mae needs one class of each image, but an image of this data may have several labels",
+        ),
         ("train DATA --class-weights inverse", "class_weights inverse weights one class of each image"),
         ("train DATA --balanced-sampling", "balanced_sampling draws by the one class of each image"),
         (

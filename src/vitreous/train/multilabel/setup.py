@@ -32,7 +32,7 @@ def _conflicts(config: RunConfig) -> Iterator[str]:
     if config.distil.teacher is not None:
         yield f"distil.teacher answers with one class, but {where}: leave it out"
     if config.aux.method != "none":
-        yield f"aux {config.aux.method} is not possible if {where.removeprefix('an ')}: leave it out"
+        yield f"aux {config.aux.method} needs one class of each image, but {where}: leave it out"
     if config.class_weights != "none":
         yield f"class_weights {config.class_weights} weights one class of each image, but {where}: use labels.loss"
     if config.balanced_sampling:
