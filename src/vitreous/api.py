@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from vitreous.cli.verbs.train import Configure
     from vitreous.cli.work.calibrating import CalibratedModel
     from vitreous.cli.work.evaluation import Evaluation
+    from vitreous.cli.work.labels_evaluation import LabelEvaluation
     from vitreous.data.images.inputs import ImageInput
-    from vitreous.evaluate.metrics import Scores
+    from vitreous.evaluate.any_labels import AnyScores
     from vitreous.predictor import Classifier
     from vitreous.report.inspection.results import Inspection
     from vitreous.train.finish import RunResult
@@ -67,12 +68,12 @@ class Training:
         return self.run.folder
 
     @property
-    def val(self) -> Scores | None:
+    def val(self) -> AnyScores | None:
         """Validation scores of the saved weights; None if the run had already finished before this call."""
         return self.run.val
 
     @property
-    def test(self) -> Scores | None:
+    def test(self) -> AnyScores | None:
         """Test scores; None without a test split."""
         return self.run.test
 
@@ -98,17 +99,19 @@ class Training:
         return self.run.to_dict()
 
     def __repr__(self) -> str:
-        top1 = f", val top-1 {self.val.top1:.4f}" if self.val is not None else ""
-        return f"Training({str(self.folder)!r}, {pluralize(self.run.epochs, 'epoch')}{top1}{self._status})"
+        name, value = self.val.headline if self.val is not None else ("", 0.0)
+        score = f", val {name} {value:.4f}" if name else ""
+        return f"Training({str(self.folder)!r}, {pluralize(self.run.epochs, 'epoch')}{score}{self._status})"
 
     def _repr_html_(self) -> str:
+        found = {split: scores for split, scores in self.to_dict()["scores"].items() if scores}
+        main, name = ("mean_ap", "mAP") if any("mean_ap" in each for each in found.values()) else ("top1", "top-1")
         rows = [
-            (split, f"{scores['top1']:.2%}", f"{scores['macro_f1']:.3f}", f"{scores['log_loss']:.3f}")
-            for split, scores in self.to_dict()["scores"].items()
-            if scores
+            (split, f"{scores[main]:.2%}", f"{scores['macro_f1']:.3f}", f"{scores['log_loss']:.3f}")
+            for split, scores in found.items()
         ]
         epochs = f"{pluralize(self.run.epochs, 'epoch')}, saved: epoch {self.run.selected_epoch}"
-        return html_table(f"{self.folder}: {epochs}{self._status}", rows, ("split", "top-1", "macro F1", "log loss"))
+        return html_table(f"{self.folder}: {epochs}{self._status}", rows, ("split", name, "macro F1", "log loss"))
 
     @property
     def _status(self) -> str:
@@ -119,7 +122,8 @@ def train(data: str | os.PathLike[str], *, quiet: bool = False, resume: bool = F
     """Train a classifier on labelled images, as `vitreous train` does.
 
     Args:
-        data: A folder with one folder per class, a .csv or .parquet manifest, or a known data set such as ``digits``.
+        data: A folder with one folder per class, a .csv, .parquet or .jsonl manifest, or a known data set such as
+            ``digits``.
         quiet: Print nothing.
         resume: Continue the run that the same call started before, if there is one.
         options: Options of the command, such as ``model="S/16"``, ``epochs=10``, ``budget="25m"`` or ``out="runs/a"``.
@@ -175,7 +179,7 @@ def evaluate(
     quiet: bool = False,
     overwrite: bool = False,
     **options: Any,
-) -> Evaluation:
+) -> Evaluation | LabelEvaluation:
     """Evaluate a model on labelled images, as `vitreous evaluate` does.
 
     Args:
@@ -187,7 +191,7 @@ def evaluate(
             loading a model, such as ``engine``, are accepted only with a path.
 
     Returns:
-        The result: ``.scores``, ``.calibration``, ``.thresholds`` and ``.to_dict()``.
+        The result: ``.scores``, ``.to_dict()``, and of one class for each image ``.calibration`` and ``.thresholds``.
 
     Raises:
         CheckpointError: If the model cannot be opened.

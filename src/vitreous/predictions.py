@@ -32,6 +32,9 @@ class Prediction:
         set: Classes, the most probable first, that hold the true one with the chance ``set_coverage``. None if the
             model has no sets (``vitreous calibrate --coverage``).
         set_coverage: In (0, 1), or None.
+        labels: The labels that the image has, the most probable first: those whose probability is at least their
+            threshold. None if the model gives each image one class. With labels, the probabilities do not sum to 1, and
+            ``label`` is the most probable one even if it is below its threshold.
     """
 
     label: str
@@ -41,6 +44,7 @@ class Prediction:
     unsure: bool | None = None
     set: tuple[str, ...] | None = None
     set_coverage: float | None = None
+    labels: tuple[str, ...] | None = None
 
     def _repr_html_(self) -> str:
         return html_bars(f"{self.name}: unsure" if self.unsure else self.name, self.top)

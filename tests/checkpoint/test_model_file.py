@@ -231,7 +231,7 @@ def test_file_of_another_program_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda d: d.update(format_version=3), "format version 3, expected 1 to 2: it needs a newer vitreous"),
+        (lambda d: d.update(format_version=4), "format version 4, expected 1 to 3: it needs a newer vitreous"),
         (lambda d: d.update(format_version="1"), "format version '1', expected 1"),
         (lambda d: d.update(format_version=True), "format version True, expected 1"),
         (lambda d: d.pop("format_version"), "format version None, expected 1"),

@@ -19,6 +19,7 @@ from vitreous.audit.look import Inspection, fingerprint, spread_of
 from vitreous.audit.watch import hash_pixels, look_at
 from vitreous.data.config import DataConfig
 from vitreous.data.images.stored import ImagePath
+from vitreous.data.sources.checks import refuse_several_labels
 from vitreous.data.sources.listing import Listing, exclusion_line, match_exclusions, read_list
 from vitreous.data.sources.opening import list_source, open_source
 from vitreous.data.sources.scan import Progress, content_hash
@@ -45,6 +46,8 @@ def audit(
     started = time.monotonic()
     facts: dict[ImagePath, Inspection] = {}
     source = list_source(config)
+    if isinstance(source, Listing):
+        refuse_several_labels(config.source, source)
     listing = _without_excluded(config, source) if isinstance(source, Listing) else None
     result = Audit(Path(config.source).name or config.source, [], [])
     cache = Cache(listing.root, fresh) if listing is not None else None

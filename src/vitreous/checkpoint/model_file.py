@@ -11,10 +11,7 @@ import hashlib
 import json
 import math
 import os
-import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,77 +22,26 @@ from torch import Tensor
 
 from vitreous.accelerate.model import FastVisionTransformer, build
 from vitreous.checkpoint.model_config import invalid_fields, too_many_blocks, upgraded
+from vitreous.checkpoint.model_info import FORMAT_VERSION, NEWEST_VERSION, ModelInfo
 from vitreous.checkpoint.provenance import check_provenance
 from vitreous.checkpoint.stored_thresholds import THRESHOLDS, parse_thresholds, thresholds_to_dict
 from vitreous.checkpoint.untrusted.container import Header, read_header
 from vitreous.checkpoint.untrusted.documents import parse_object
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError, OutputError, did_you_mean, first_line
-from vitreous.evaluate.abstention import AbstentionRule
-from vitreous.evaluate.conformal import ConformalSets
 from vitreous.files.writing import atomic_write
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["FORMAT_VERSION", "ModelInfo", "build_on_meta", "load_model", "recalibrate", "save_model"]
 
-FORMAT_VERSION = 2
-"""Of the files that are written. Version 1, whose model configuration was flat, is read too."""
 KEY = "vitreous"
 _DIGEST = "vitreous_sha256"  # of the metadata and every tensor; safetensors has no checksum
 
 _FEWEST_OF_BLOCK = 4  # weights: two matrices of attention, two of the MLP
 _SHOWN = 5  # problems that one error lists
-# Lone surrogates, without those by which os.fsdecode represents bytes that are not UTF-8.
-_LONE_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' dtype names
 _INTEGERS = {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """Contents of a model file other than the weights and the model's configuration.
-
-    Args:
-        classes: Class names, in the order of the logits.
-        pipeline: Turns an image into the model's input.
-        temperature: Divides the logits before the softmax; above 0, and 1 without calibration.
-        provenance: Origin of the model: recipe, data fingerprint, seed, versions, date, machine.
-        scores: Metrics by split. Non-finite numbers are stored as null.
-        format_version: Version of the file format.
-        abstention: Marks a prediction as unsure; None without `vitreous calibrate --precision`.
-        conformal: Gives sets of classes; None without `vitreous calibrate --coverage`.
-
-    Raises:
-        ConfigError: If a class name occurs twice or is not valid text, the temperature is not above 0, or the sets are
-            those of another number of classes.
-    """
-
-    classes: tuple[str, ...]
-    pipeline: EvalPipeline
-    temperature: float = 1.0
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-    scores: Mapping[str, Any] = field(default_factory=dict)
-    format_version: int = FORMAT_VERSION
-    abstention: AbstentionRule | None = None
-    conformal: ConformalSets | None = None
-
-    def __post_init__(self) -> None:
-        """Check class names, temperature and the number of classes of the sets."""
-        object.__setattr__(self, "classes", tuple(self.classes))
-        if len(set(self.classes)) != len(self.classes):
-            twice = sorted(name for name, count in Counter(self.classes).items() if count > 1)
-            raise ConfigError(f"class names must be unique, these occur twice: {', '.join(twice[:_SHOWN])}")
-        if (invalid := next((name for name in self.classes if _LONE_SURROGATE.search(name)), None)) is not None:
-            raise ConfigError(f"the class name {invalid!a:.100} is not valid text: it has a lone UTF-16 surrogate")
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise ConfigError(f"temperature is {self.temperature}, it must be above 0")
-        if self.conformal is not None and self.conformal.classes != len(self.classes):
-            raise ConfigError(f"conformal.classes is {self.conformal.classes}, the model has {len(self.classes)}")
-
-    def without_thresholds(self) -> ModelInfo:
-        """Return the same without thresholds, whose promises hold only for the model that they were fitted on."""
-        return dataclasses.replace(self, abstention=None, conformal=None)
 
 
 def save_model(path: str | os.PathLike[str], model: VisionTransformer, info: ModelInfo, *, follow: bool = True) -> None:
@@ -119,7 +65,7 @@ def save_model(path: str | os.PathLike[str], model: VisionTransformer, info: Mod
         "temperature": info.temperature,
         "provenance": info.provenance,
         "scores": info.scores,
-        **thresholds_to_dict(info.abstention, info.conformal),
+        **thresholds_to_dict(info),
     }
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     _write(path, document, tensors, follow)
@@ -143,7 +89,7 @@ def recalibrate(
     document |= {
         "temperature": info.temperature,
         "provenance": provenance,
-        **thresholds_to_dict(info.abstention, info.conformal),
+        **thresholds_to_dict(info),
     }
     try:
         with safe_open(file, framework="pt") as stored:
@@ -240,9 +186,9 @@ def _parse_metadata(file: Path, header: Header) -> dict[str, Any]:
         )
     document = parse_object(header.metadata[KEY], f"'{file}': its '{KEY}' metadata", unique=True)
     version = document.get("format_version")
-    if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
-        newer = ": it needs a newer vitreous" if type(version) is int and version > FORMAT_VERSION else ""
-        raise CheckpointError(f"'{file}' has format version {version!r}, expected 1 to {FORMAT_VERSION}{newer}")
+    if type(version) is not int or not 1 <= version <= NEWEST_VERSION:
+        newer = ": it needs a newer vitreous" if type(version) is int and version > NEWEST_VERSION else ""
+        raise CheckpointError(f"'{file}' has format version {version!r}, expected 1 to {NEWEST_VERSION}{newer}")
     kinds = {
         "model": dict,
         "classes": list,

@@ -281,11 +281,11 @@ def _apply_options(opened: OpenedCheckpoint, options: OpenOptions, name: str) ->
     layout = opened.layout
     if layout:
         provenance["layout"] = _stored_layout(layout, kept)
-    if config != opened.model.config and (info.abstention or info.conformal):
+    if config != opened.model.config and (info.abstention or info.conformal or info.multilabel):
         info = info.without_thresholds()
         reasons.append(THRESHOLDS_VOID)
     classes = info.classes if config.num_classes else ()
-    info = replace(info, provenance=provenance, classes=classes)
+    info = replace(info, provenance=provenance, classes=classes, multilabel=info.multilabel if classes else None)
     return replace(opened, model=build_model(config, state, name), info=info, reasons=reasons, kept=kept)
 
 

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitreous.errors import CheckpointError, ConfigError
 from vitreous.evaluate.abstention import AbstentionRule
 from vitreous.evaluate.conformal import ConformalSets
+from vitreous.evaluate.multilabel.rule import LabelRule
+
+if TYPE_CHECKING:
+    from vitreous.checkpoint.model_info import ModelInfo
 
 __all__ = ["THRESHOLDS", "parse_thresholds", "thresholds_to_dict"]
 
-THRESHOLDS: dict[str, type[AbstentionRule] | type[ConformalSets]] = {
+THRESHOLDS: dict[str, type[AbstentionRule] | type[ConformalSets] | type[LabelRule]] = {
     "abstention": AbstentionRule,
     "conformal": ConformalSets,
+    "multilabel": LabelRule,
 }
 """Class of each entry. The names are also those of the fields of `ModelInfo`."""
 
 
-def thresholds_to_dict(abstention: AbstentionRule | None, conformal: ConformalSets | None) -> dict[str, Any]:
+def thresholds_to_dict(info: ModelInfo) -> dict[str, Any]:
     """Return the entries for the thresholds that there are."""
-    rules = {"abstention": abstention, "conformal": conformal}
+    rules = {name: getattr(info, name) for name in THRESHOLDS}
     return {name: rule.to_dict() for name, rule in rules.items() if rule is not None}
 
 

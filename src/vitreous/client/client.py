@@ -109,6 +109,7 @@ class Client:
                 unsure=record.get("unsure"),
                 set=held,
                 set_coverage=record.get("set_coverage"),
+                labels=tuple(record["labels"]) if "labels" in record else None,
             )
 
     def embed(self, x: Any, batch_size: int = 32) -> npt.NDArray[np.float32]:

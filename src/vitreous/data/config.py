@@ -25,7 +25,7 @@ class DataConfig:
 
     Args:
         source: A known dataset (`digits`, `cifar10`, ...), a folder of images or shards, also one in a store (s3://,
-            gs://, az://, hf://), or a .csv / .parquet manifest of paths and labels.
+            gs://, az://, hf://), or a .csv, .parquet or .jsonl manifest of paths and labels.
         dir: Folder of the known datasets. A dataset that is not in it is downloaded to it.
         val_fraction: Fraction of the training images held out for validation if the data has no validation split.
         split: How these images are chosen. `stratified`: the same fraction of every class, to within one image. `hash`:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vitreous.engines.base import Engine
 from vitreous.engines.names import Precision
+from vitreous.evaluate.multilabel.rule import LabelRule
 
 __all__ = ["CHECKED", "TOLERANCE", "Agreement", "agreement", "check_images"]
 
@@ -90,19 +91,29 @@ def _photographic(rng: np.random.Generator, channels: int, size: tuple[int, int]
     return brightness + contrast * (planes[0] + 0.3 * np.stack(planes[1:]))
 
 
-def agreement(engine: Engine, images: Tensor, reference: tuple[Tensor, Tensor], temperature: float) -> Agreement:
+def agreement(
+    engine: Engine,
+    images: Tensor,
+    reference: tuple[Tensor, Tensor],
+    temperature: float,
+    rule: LabelRule | None = None,
+) -> Agreement:
     """Compare an engine with PyTorch's logits (B, K) and features (B, F) in float32, the reference.
 
-    The normalised check images (B, C, H, W) are computed as one batch, and the first alone.
+    Probabilities are those of a softmax at the temperature, or of the rule for several labels, to which the mean of the
+    logits matters. The normalised check images (B, C, H, W) are computed as one batch, and the first alone.
     """
     joined = (torch.cat(parts) for parts in zip(engine(images), engine(images[:1]), strict=True))
     logits, features = (each.flatten(1) for each in joined)  # features may be tokens, (B, T, D)
     expected_logits, expected_features = (torch.cat((each, each[:1])).flatten(1) for each in reference)
     if logits.shape != expected_logits.shape or features.shape != expected_features.shape:
         return Agreement(torch.inf, torch.inf, torch.inf)
-    if logits.shape[1] > 1:
-        logits, expected_logits = (each - each.mean(1, keepdim=True) for each in (logits, expected_logits))
-    probabilities, expected = ((each / temperature).softmax(1) for each in (logits, expected_logits))
+    if rule is not None:
+        probabilities, expected = (rule.probabilities(each) for each in (logits, expected_logits))
+    else:
+        if logits.shape[1] > 1:
+            logits, expected_logits = (each - each.mean(1, keepdim=True) for each in (logits, expected_logits))
+        probabilities, expected = ((each / temperature).softmax(1) for each in (logits, expected_logits))
     return Agreement(
         logits=_relative_difference(logits, expected_logits),
         features=_relative_difference(features, expected_features),

@@ -23,6 +23,7 @@ from vitreous.engines.check import TOLERANCE
 from vitreous.engines.names import EngineName, Precision, PrecisionName
 from vitreous.engines.opening import CONVERTERS, Opener, UnfitError, installed
 from vitreous.errors import ConfigError, MissingExtraError, OutputError, did_you_mean
+from vitreous.evaluate.multilabel.rule import LabelRule
 from vitreous.machine.device import computes_bf16, describe_machine
 from vitreous.model.vit import VisionTransformer
 
@@ -48,10 +49,11 @@ class EngineChoice:
         *,
         engine: EngineName = "auto",
         precision: PrecisionName = "float32",
+        rule: LabelRule | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self._notify = tell or (lambda line: None)
-        self._opener = Opener(model, pipeline, temperature, self._notify)
+        self._opener = Opener(model, pipeline, temperature, self._notify, rule)
         self._requested, self._precision = engine, precision
         self._skipped: set[str] = set()
         self._check_names()

@@ -22,6 +22,7 @@ from vitreous.engines.check import CHECKED, agreement, check_images
 from vitreous.engines.names import Precision
 from vitreous.engines.torch_engine import TorchEngine
 from vitreous.errors import first_line
+from vitreous.evaluate.multilabel.rule import LabelRule
 from vitreous.files.user_cache import remove
 from vitreous.model.vit import VisionTransformer
 
@@ -47,9 +48,14 @@ class Opener:
     """Opens engines for one model, with arguments as :class:`~vitreous.engines.choose.EngineChoice` has them."""
 
     def __init__(
-        self, model: VisionTransformer, pipeline: EvalPipeline, temperature: float, notify: Callable[[str], None]
+        self,
+        model: VisionTransformer,
+        pipeline: EvalPipeline,
+        temperature: float,
+        notify: Callable[[str], None],
+        rule: LabelRule | None = None,
     ) -> None:
-        self.model, self.pipeline, self.temperature = model, pipeline, temperature
+        self.model, self.pipeline, self.temperature, self.rule = model, pipeline, temperature, rule
         self.device = next(model.parameters()).device
         self.plain = TorchEngine(model, "float32")
         self._notify = notify
@@ -118,7 +124,7 @@ class Opener:
         """Start an engine, and check that it agrees with the reference and computes in this precision."""
         try:
             engine = start(precision)
-            difference = agreement(engine, self.images, self.reference, self.temperature)
+            difference = agreement(engine, self.images, self.reference, self.temperature, self.rule)
         except Exception as error:  # engines raise anything
             raise UnfitError(f"cannot run this model ({type(error).__name__}: {first_line(error)})") from error
         if engine.precision != precision:

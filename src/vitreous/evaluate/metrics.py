@@ -74,6 +74,15 @@ class Scores:
         names = ("log_loss", "top1", "top5", "macro_precision", "macro_recall", "macro_f1", "precision", "recall", "f1")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
+    @property
+    def headline(self) -> tuple[str, float]:
+        """Name and value of the main score."""
+        return "top-1", self.top1
+
+    def describe(self) -> str:
+        """Return the main scores as one line."""
+        return f"top-1 {100 * self.top1:.1f} %, macro F1 {self.macro_f1:.2f}, log loss {self.log_loss:.2f}"
+
     def _repr_html_(self) -> str:
         top5 = [("top-5", f"{self.top5:.2%}")] if self.top5 is not None else []
         macro = [(name, f"{getattr(self, name):.4f}") for name in ("macro_precision", "macro_recall", "macro_f1")]

@@ -44,7 +44,7 @@ def describe(
     """Return the description of a model for a format and a file's name; `resize` is `exact` or `native`."""
     channels, (height, width) = info.pipeline.channels, info.pipeline.size
     colours = "RGB" if channels == 3 else "grey"
-    rules = thresholds_to_dict(info.abstention, info.conformal)
+    rules = thresholds_to_dict(info)
     return {
         "producer": f"vitreous {__version__}",
         "input": f"images: uint8, (batch, height, width, {channels}), {colours}, 0 to 255, upright as EXIF says, "

@@ -138,7 +138,8 @@ def _described(graph: Any, file: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"'{visible(str(file))}' has no classes, so a page has nothing to show: export one with a head"
         )
-    pipeline, rules = info.pipeline.to_dict(), thresholds_to_dict(info.abstention, info.conformal)
+    info.require_one_class("a page")
+    pipeline, rules = info.pipeline.to_dict(), thresholds_to_dict(info)
     return {
         "classes": info.classes,
         "pipeline": {name: pipeline[name] for name in ("size", "channels", "fit", "crop_ratio")},

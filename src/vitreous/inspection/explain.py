@@ -96,7 +96,7 @@ def explain(
         method=chosen.kind,
         target=number,
         label=info.classes[number],
-        probability=float((logits / info.temperature).softmax(0)[number]),
+        probability=float(info.probabilities(logits)[number]),
         logits=logits.numpy(),
         name=input_name(image, 0),
         image_size=(pixels.height, pixels.width),

@@ -36,6 +36,7 @@ from vitreous.predictions import Embedding, Failure, Prediction, input_name, rai
 __all__ = ["Classifier"]
 
 Floats = npt.NDArray[np.float32]
+_Flags = npt.NDArray[np.bool_]
 
 
 class Classifier:
@@ -78,7 +79,13 @@ class Classifier:
         self.tta = tta
         self.engine: EngineName = engine
         self._choice = EngineChoice(
-            self.model, info.pipeline, info.temperature, engine=engine, precision=precision, tell=tell
+            self.model,
+            info.pipeline,
+            info.temperature,
+            engine=engine,
+            precision=precision,
+            rule=info.multilabel,
+            tell=tell,
         )
         self._num_computed = 0  # images so far: a conversion may pay off over many calls
 
@@ -135,23 +142,26 @@ class Classifier:
             if isinstance(found, Failure):
                 yield found
                 continue
-            row, unsure, held = found
+            row, unsure, held, present = found
             ranking = np.argsort(-row, kind="stable")  # stable: ties keep the order of the classes
             top = tuple((self.classes[i], float(row[i])) for i in ranking[:top_k])
             prediction = Prediction(*top[0], top=top, name=name, unsure=unsure)
             if held is not None and self.info.conformal is not None:
                 names = tuple(self.classes[i] for i in ranking if held[i])
                 prediction = replace(prediction, set=names, set_coverage=self.info.conformal.coverage)
+            if present is not None:
+                prediction = replace(prediction, labels=tuple(self.classes[i] for i in ranking if present[i]))
             yield prediction
 
-    def _decide(self, rows: Floats) -> Iterator[tuple[Floats, bool | None, npt.NDArray[np.bool_] | None]]:
-        """Yield probabilities (K,), whether the prediction is unsure, and the set (K,), from rows (B, 2K)."""
+    def _decide(self, rows: Floats) -> Iterator[tuple[Floats, bool | None, _Flags | None, _Flags | None]]:
+        """Yield probabilities (K,), whether the prediction is unsure, set and labels (K,), from rows (B, 2K)."""
         probabilities, logits = np.split(rows, 2, axis=1)  # (B, K) each
         calibrated = torch.from_numpy(logits).double() / self.info.temperature  # (B, K), float64 as in the fit
-        abstention, conformal = self.info.abstention, self.info.conformal
+        abstention, conformal, multilabel = self.info.abstention, self.info.conformal, self.info.multilabel
         unsure = itertools.repeat(None) if abstention is None else is_unsure(abstention, calibrated).tolist()
         held = itertools.repeat(None) if conformal is None else conformal.sets(calibrated.softmax(dim=1))
-        yield from zip(probabilities, unsure, held, strict=False)  # None repeats without end
+        several = multilabel.present(torch.from_numpy(logits)).numpy() if multilabel else itertools.repeat(None)
+        yield from zip(probabilities, unsure, held, several, strict=False)  # None repeats without end
 
     def require_classes(self) -> None:
         """Raise :class:`~vitreous.errors.ConfigError` if the model has no head."""
@@ -246,18 +256,20 @@ class Classifier:
         return rows
 
     def _average_views(self, *views: Tensor) -> Tensor:
-        """Return logits (B, K) whose tempered softmax is the mean of those of all views.
+        """Return logits (B, K) whose probabilities are the mean of those of all views.
 
         Softmax leaves their level open. It is the mean level of the views, so that the largest logit, which may decide
         whether a prediction is unsure, is comparable with that of one view.
         """
+        if (rule := self.info.multilabel) is not None:
+            return rule.uncalibrated(torch.stack([rule.probabilities(view) for view in views]).mean(0))
         scaled = torch.stack(views) / self.info.temperature  # (V, B, K) for V views
         level = scaled.logsumexp(2, keepdim=True)
         mean_probability = (scaled - level).logsumexp(0) - math.log(len(views))
         return self.info.temperature * (mean_probability + level.mean(0))
 
     def _probabilities_and_logits(self, logits: Tensor, features: Tensor) -> Tensor:
-        return torch.cat([(logits / self.info.temperature).softmax(dim=1), logits], dim=1)  # (B, 2K)
+        return torch.cat([self.info.probabilities(logits), logits], dim=1)  # (B, 2K)
 
 
 def _one_or_all(x: Any, stream: Callable[[Iterable[ImageInput]], Iterator[Any]]) -> Any:

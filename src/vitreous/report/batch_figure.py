@@ -28,12 +28,20 @@ _MIN_SHARE = 0.005  # share of a class below which it is not named
 
 
 def save_batch_figure(
-    path: str | os.PathLike[str], images: Tensor, targets: Tensor, classes: Sequence[str], pipeline: EvalPipeline
+    path: str | os.PathLike[str],
+    images: Tensor,
+    targets: Tensor,
+    classes: Sequence[str],
+    pipeline: EvalPipeline,
+    *,
+    several: bool = False,
 ) -> None:
     """Write a PNG with the first 40 images of a batch (B, C, H, W), each with the classes of its target.
 
-    Targets are distributions (B, K) or integer labels (B,). The normalisation of `pipeline` is undone.
+    Targets are distributions (B, K) or integer labels (B,); with `several` labels of an image each is in [0, 1] by
+    itself. The normalisation of `pipeline` is undone.
     """
+    lines = _label_lines if several else _target_lines
     count = min(len(images), _MAX_IMAGES)
     height, width = images.shape[2:]
     fonts = FontSet(classes)
@@ -48,7 +56,7 @@ def save_batch_figure(
         pixels = _denormalise(images[:count], pipeline)
         for axes, image, target in zip(cells, pixels, targets[:count].cpu(), strict=False):
             axes.imshow(image, interpolation="nearest" if max(image.shape[:2]) < 100 else "antialiased")
-            axes.set_title("\n".join(_target_lines(target, classes, fonts)), y=-0.04, va="top", pad=0)
+            axes.set_title("\n".join(lines(target, classes, fonts)), y=-0.04, va="top", pad=0)
         shown = f"{count} of {len(images)}" if count < len(images) else f"all {count}"
         title = f"A training batch as the model sees it: {shown} images, {width} x {height} pixels"
         figure.suptitle(title, fontsize=11)
@@ -73,3 +81,11 @@ def _target_lines(target: Tensor, classes: Sequence[str], fonts: FontSet) -> lis
     if len(order) == 1:
         return [fonts.shorten(classes[order[0]], 20)]
     return [f"{'+ ' if n else ''}{fonts.shorten(classes[k], 16)} {shares[k]:.2g}" for n, k in enumerate(order)]
+
+
+def _label_lines(target: Tensor, classes: Sequence[str], fonts: FontSet) -> list[str]:
+    """Return the labels of an image, as `daisy` or `daisy 0.7`, without the share that label smoothing gives each."""
+    floor = min(float(target.min()), 1 - float(target.max()))
+    shares = ((target.double() - floor) / max(1 - 2 * floor, _MIN_SHARE)).tolist()
+    found = [(fonts.shorten(classes[k], 16), share) for k, share in enumerate(shares) if share >= _MIN_SHARE]
+    return [name if share > 1 - _MIN_SHARE else f"{name} {share:.2g}" for name, share in found] or ["no label"]

@@ -33,8 +33,9 @@ def draw_curves(
     """Draw losses, validation scores and learning rate by epoch.
 
     `history` has one or more rows per epoch with the keys `epoch` (counted from 1), `train_loss`, `val_log_loss`,
-    `val_top1`, `val_macro_f1` and `lr`, in `precision`. Values that are absent, empty or not finite are skipped. The
-    title quotes `saved`, the `top1` and `macro_f1` of the saved weights in float32; None takes those of `history`.
+    `val_top1` or `val_mean_ap`, `val_macro_f1` and `lr`, in `precision`. Values that are absent, empty or not finite
+    are skipped. The title quotes `saved`, the `top1` or `mean_ap` and the `macro_f1` of the saved weights in float32;
+    None takes those of `history`.
     """
     theme = DARK if dark else LIGHT
     in_precision = "" if precision == "float32" else f" in {precision}"
@@ -45,6 +46,7 @@ def draw_curves(
         draw_line(loss, history, "val_log_loss", "validation", color=theme.blue)
         loss.set(title=f"Loss{in_precision} (lower is better)", ylabel="cross-entropy, nats")
         draw_line(score, history, "val_top1", "top-1 accuracy", color=theme.blue)
+        draw_line(score, history, "val_mean_ap", "mAP", color=theme.blue)
         draw_line(score, history, "val_macro_f1", "macro F1", color=theme.green, linestyle="--")
         score.set(title=f"Validation score{in_precision} (higher is better)")
         score.yaxis.set_major_formatter(PERCENT)
@@ -98,10 +100,11 @@ def _curves_title(
     if selected_epoch is None:
         return title
     title += f"; saved: epoch {selected_epoch}"
-    top1, macro_f1 = (
+    main, label = ("mean_ap", "mAP") if "mean_ap" in (saved or ()) else ("top1", "top-1")
+    share, macro_f1 = (
         dict(_points(history, f"val_{key}")).get(selected_epoch) if saved is None else saved[key]
-        for key in ("top1", "macro_f1")
+        for key in (main, "macro_f1")
     )
-    if top1 is not None and macro_f1 is not None:
-        title += f" with validation top-1 {100 * top1:.1f} %, macro F1 {macro_f1:.2f}"
+    if share is not None and macro_f1 is not None:
+        title += f" with validation {label} {100 * share:.1f} %, macro F1 {macro_f1:.2f}"
     return title + (" in float32" if saved is not None and precision != "float32" else "")

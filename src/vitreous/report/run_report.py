@@ -59,7 +59,7 @@ from vitreous.report.evaluation.results import EvaluationInput, measure
 from vitreous.report.evaluation.thumbnails import ClassMap, ImageOf
 from vitreous.report.figures import draw_curves
 
-__all__ = ["PAGE", "PICTURES", "Predictions", "RunFacts", "write_files", "write_report"]
+__all__ = ["PAGE", "PICTURES", "Predictions", "RunFacts", "described", "write_files", "write_report"]
 
 PICTURES = ("curves.png",)
 """Names of the figures that :func:`write_report` writes into the run directory."""
@@ -143,7 +143,7 @@ def write_report(
     html = "".join(page(measure(shown), val.image, class_map=val.class_map))
     report = json_values(
         {
-            **_described(facts),
+            **described(facts),
             "classes": classes,
             "scores": named,
             "calibration": calibration,
@@ -198,7 +198,8 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
             path.write_bytes(content)
 
 
-def _described(facts: RunFacts) -> dict[str, Any]:
+def described(facts: RunFacts) -> dict[str, Any]:
+    """Return the keys of report.json that say nothing of the classes."""
     machine = facts.machine or describe_machine(torch.device(facts.device))
     training = {name: getattr(facts, name) for name in ("epochs", "selected_epoch", "seconds", "extended_from")}
     return {

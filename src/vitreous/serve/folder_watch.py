@@ -225,6 +225,6 @@ class FolderWatch:
             return
         for label, probability in result.top:
             yield from (label, float(f"{probability:.6g}"))
-        decided = {"unsure": result.unsure, "set": result.set}
+        decided = {"unsure": result.unsure, "set": result.set, "labels": result.labels}
         yield from (json_text(decided[name]) for name in self.table.header if name in decided)
         yield ""

@@ -74,6 +74,8 @@ def imbalance_note(setup: Setup) -> str | None:
     """Describe the class imbalance; None if there is little, or the run corrects for it or uses no labels."""
     if setup.config.balanced_sampling or setup.config.class_weights != "none" or setup.config.verb == "pretrain":
         return None
+    if setup.data.several:  # an image counts for several, and neither remedy applies
+        return None
     counts = np.bincount(setup.data.splits["train"].labels, minlength=len(setup.data.classes))
     low, high = int(counts.argmin()), int(counts.argmax())
     if counts[high] < _IMBALANCE * counts[low]:

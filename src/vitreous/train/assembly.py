@@ -12,7 +12,7 @@ import lightning
 import torch
 
 from vitreous.data.sources.listing import pluralize
-from vitreous.evaluate.metrics import evaluate
+from vitreous.evaluate.any_labels import scores_of
 from vitreous.runs.folder import RunDir
 from vitreous.train.callbacks import MetricsLog, StopWhenOver, WeightSelection
 from vitreous.train.class_maps import class_map_seconds
@@ -63,7 +63,9 @@ def make_module(
 
 def _score_columns(setup: Setup) -> Collection[str]:
     """Return the names of the scores of a validation in metrics.csv."""
-    scores = evaluate(torch.zeros(1, len(setup.data.classes)), torch.zeros(1, dtype=torch.int64)).summary()
+    classes = len(setup.data.classes)
+    labels = torch.zeros((1, classes) if setup.data.several else 1, dtype=torch.int64)
+    scores = scores_of(torch.zeros(1, classes), labels).summary()
     return {f"val_{name}" for name in scores}
 
 

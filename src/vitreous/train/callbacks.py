@@ -19,7 +19,7 @@ import lightning
 from lightning.pytorch.callbacks import Callback
 
 from vitreous.errors import OutputError
-from vitreous.evaluate.metrics import Scores
+from vitreous.evaluate.any_labels import AnyScores
 from vitreous.files.writing import atomic_write
 from vitreous.train.console import Display
 from vitreous.train.module import VitModule
@@ -96,7 +96,7 @@ class StopWhenOver(Callback):
             trainer.should_stop = True
 
 
-def is_better(select: str, new: Scores, old: Scores) -> bool:
+def is_better(select: str, new: AnyScores, old: AnyScores) -> bool:
     """Return whether new scores beat old ones by a metric of `RunConfig.select`; with `last` they always do.
 
     The log loss breaks ties, which are frequent on small splits.
@@ -106,7 +106,7 @@ def is_better(select: str, new: Scores, old: Scores) -> bool:
     return improves(select, new, old) or (not improves(select, old, new) and new.log_loss < old.log_loss)
 
 
-def improves(select: str, new: Scores, old: Scores) -> bool:
+def improves(select: str, new: AnyScores, old: AnyScores) -> bool:
     """Return whether the metric itself is better in the new scores, ignoring ties; with `last` it always is."""
     if select in ("last", "log_loss"):
         return select == "last" or new.log_loss < old.log_loss

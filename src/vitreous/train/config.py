@@ -18,6 +18,7 @@ from vitreous.errors import ConfigError, did_you_mean
 from vitreous.model.config import ViTConfig, pair
 from vitreous.train.auxiliary.config import AuxConfig
 from vitreous.train.distil.config import DistilConfig
+from vitreous.train.multilabel.config import LabelsConfig
 
 __all__ = ["AUTO", "OptimConfig", "RunConfig", "TuneConfig", "parse_duration"]
 
@@ -181,6 +182,7 @@ class RunConfig:
         tune: The weights that the run starts from, and which of them it trains.
         distil: A teacher, a larger trained model that the run learns from.
         aux: A second task beside classification.
+        labels: The loss of data in which an image may have several labels.
         batch_size: Images per optimiser step.
         accumulate: Number of micro-batches per optimiser step. More of them save memory; the update stays the same.
         epochs: Passes over the training images. Ignored if `steps` or `budget` is set.
@@ -197,8 +199,8 @@ class RunConfig:
         patches_last: Fraction of the run, at its end, that trains on all patches of a model with `patch_dropout`.
         patience: Number of epochs without a better validation score after which training stops. None disables early
             stopping.
-        select: Validation metric that selects the epoch whose weights are saved: `top1`, `macro_f1` or `log_loss`.
-            `last` saves the weights of the last epoch.
+        select: Validation metric that selects the epoch whose weights are saved: `top1`, `macro_f1` or `log_loss`; of
+            several labels `mean_ap`, also in place of top1. `last` saves the weights of the last epoch.
         precision: `bf16`, `float32`, or `auto`, which is bf16 on hardware that supports it and float32 elsewhere.
         device: `auto`, `cpu`, `cuda`, a GPU such as `cuda:1`, or `mps`.
         devices: Processes on each machine: one for each GPU or, on CPUs, for a share of the cores. `batch_size` stays
@@ -207,8 +209,7 @@ class RunConfig:
         strategy: How processes share the model. `ddp`: each holds all weights (DistributedDataParallel). `fsdp`: each
             holds a part of weights, gradients and optimiser state (FSDP2). `auto` is ddp if that fits into memory.
         compile: Whether to compile the model with torch.compile.
-        loggers: Loggers in addition to metrics.csv, which is always written: any of `tensorboard`, `wandb` and
-            `mlflow`, separated by commas.
+        loggers: Loggers besides metrics.csv: any of `tensorboard`, `wandb` and `mlflow`, separated by commas.
         seed: Seed of all random numbers. Two CPU runs with the same seed give bit-identical weights.
         out: The run directory. None creates runs/NAME-1, -2 and so on.
         checkpoint_every: Wall-clock time between two checkpoints with its unit, such as `5m`.
@@ -224,6 +225,7 @@ class RunConfig:
     tune: TuneConfig = field(default_factory=TuneConfig)
     distil: DistilConfig = field(default_factory=DistilConfig)
     aux: AuxConfig = field(default_factory=AuxConfig)
+    labels: LabelsConfig = field(default_factory=LabelsConfig)
     batch_size: int = 128
     accumulate: int = 1
     epochs: int = 40
@@ -235,7 +237,7 @@ class RunConfig:
     ema: float | None = None
     patches_last: float = 0.0
     patience: int | None = None
-    select: Literal["top1", "macro_f1", "log_loss", "last"] = "top1"
+    select: Literal["top1", "macro_f1", "log_loss", "mean_ap", "last"] = "top1"
     precision: Literal["auto", "bf16", "float32"] = "auto"
     device: str = "auto"
     devices: int = 1
@@ -276,9 +278,7 @@ class RunConfig:
                 "use only one of them"
             )
         if self.patience is not None and self.select == "last":
-            problems.append(
-                "patience needs a metric to compare epochs, but select is last: use top1, macro_f1 or log_loss"
-            )
+            problems.append("patience needs a metric to compare epochs, but select is last: use another metric")
         unknown = sorted(set(self.loggers) - set(_LOGGERS))
         if unknown:
             hint = did_you_mean(unknown[0], _LOGGERS)

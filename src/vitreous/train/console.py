@@ -27,6 +27,7 @@ _NAMED_CLASSES = 8
 _REFRESH = 0.2  # seconds between two updates of the live line
 _MIN_WRAP = 20  # columns; narrower text is not wrapped
 _BAR_WIDTH = 10  # columns of the bar in the live line
+_MAIN_SCORES = {"val_top1": "top-1", "val_mean_ap": "mAP"}
 _PROBES = {"val_knn": "k-NN", "val_linear": "linear"}
 
 
@@ -50,7 +51,7 @@ class Display:
         self.console = console or Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
         self._bar: Progress | None = None
         self._drawn = 0.0
-        self._score: tuple[float, float] | None = None  # top-1 and macro F1
+        self._score: tuple[str, float, float] | None = None  # name and value of the main score, macro F1
 
     def line(self, label: str, text: str, *, whole: bool = False) -> None:
         """Print a label and a text, with control characters escaped.
@@ -77,11 +78,11 @@ class Display:
             task = bar.add_task(label, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
-    def data(self, name: str, counts: Mapping[str, int]) -> None:
+    def data(self, name: str, counts: Mapping[str, int], images: int) -> None:
         """Print the numbers of images and classes, and the sizes of the first classes."""
         shown = [f"{visible(label)} {count:,}" for label, count in list(counts.items())[:_NAMED_CLASSES]]
         more = f", and {len(counts) - _NAMED_CLASSES} more" if len(counts) > _NAMED_CLASSES else ""
-        sizes = f"{pluralize(sum(counts.values()), 'image')}, {pluralize(len(counts), 'class', 'classes')}"
+        sizes = f"{pluralize(images, 'image')}, {pluralize(len(counts), 'class', 'classes')}"
         self.line("data", f"{name}: {sizes}: {', '.join(shown)}{more}")
 
     def unreadable(self, files: Sequence[tuple[os.PathLike[str], str]], listed: Path) -> None:
@@ -116,8 +117,9 @@ class Display:
 
     def epoch(self, epoch: str, row: Mapping[str, float], left: float) -> None:
         """Print the line of a finished epoch from its row of metrics.csv."""
-        if "val_top1" in row:
-            self._score = row["val_top1"], row["val_macro_f1"]
+        for column, label in _MAIN_SCORES.items():
+            if column in row:
+                self._score = label, row[column], row["val_macro_f1"]
         prefix = f"epoch {epoch}  "
         losses = [(0, f"loss {row['train_loss']:.3f}"), *self._scores(0), *_feature_parts(row)]
         parts = [*losses, (4, f"{row['images_per_second']:,.0f} img/s"), (3, f"{duration(left)} left")]
@@ -126,7 +128,8 @@ class Display:
     def _scores(self, rank: int) -> list[tuple[int, str]]:
         if self._score is None:
             return []
-        return [(rank, f"val top-1 {100 * self._score[0]:.1f} %"), (rank + 1, f"macro F1 {self._score[1]:.2f}")]
+        label, share, macro_f1 = self._score
+        return [(rank, f"val {label} {100 * share:.1f} %"), (rank + 1, f"macro F1 {macro_f1:.2f}")]
 
     def stop_bar(self) -> None:
         """Remove the live line."""

@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from vitreous.evaluate.any_labels import AnyScores
 from vitreous.evaluate.metrics import Scores
 from vitreous.runs.folder import RunDir
 from vitreous.runs.folder_content import read_report
@@ -20,7 +21,15 @@ from vitreous.train.resume.saving import LAST
 from vitreous.train.resume.signals import Stopped
 from vitreous.train.setup import Setup
 
-__all__ = ["RunResult", "announce_finished", "announce_result", "end_interrupted", "resume_command"]
+__all__ = [
+    "RunResult",
+    "announce_finished",
+    "announce_result",
+    "announce_weights",
+    "end_interrupted",
+    "result_of",
+    "resume_command",
+]
 
 
 @dataclass(frozen=True)
@@ -32,8 +41,8 @@ class RunResult:
     epochs: int  # including a last, incomplete one
     seconds: dict[str, float]  # wall-clock time by phase
     selected_epoch: int | None = None  # epoch of the saved weights, counted from 1
-    val: Scores | None = None
-    test: Scores | None = None
+    val: AnyScores | None = None
+    test: AnyScores | None = None
     exit_code: int = 0  # 130 after Ctrl-C, 143 after SIGTERM
     probe: ProbeResult | None = None  # scores of the frozen features, in fine-tuning
 
@@ -68,7 +77,7 @@ def resume_command(setup: Setup, folder: Path) -> str:
 def announce_result(
     session: Session,
     selected: SelectedWeights,
-    training_scores: Scores,
+    training_scores: AnyScores,
     tested: SplitScores | None,
     verdict: Verdict | None,
     *,
@@ -83,32 +92,42 @@ def announce_result(
     were several.
     """
     setup, view, folder = session.setup, session.view, session.run_dir.path
-    chosen = "last" if setup.config.select == "last" else "best"
-    early = "; stopped early" if session.selection.stopped_early else ""
-    origin = origin or f"{chosen}, epoch {selected.epoch}{early}"
-    view.result(f"val  {_scores(selected.scores)} ({origin})")
+    announce_weights(session, selected, selected.scores, origin)
     if tested is not None:
-        view.result(f"test {_scores(tested.scores)}")
+        view.result(f"test {tested.scores.describe()}")
     if setup.precision != "float32" and training_scores is not selected.scores:
+        before = cast(Scores, training_scores)
         view.result(
-            f"     in float32; in {setup.precision}, while training: top-1 {100 * training_scores.top1:.1f} %, "
-            f"macro F1 {training_scores.macro_f1:.2f}"
+            f"     in float32; in {setup.precision}, while training: top-1 {100 * before.top1:.1f} %, "
+            f"macro F1 {before.macro_f1:.2f}"
         )
     view.result(f"     {_calibration(report['calibration'])}")
     if verdict is not None:
         view.line("verdict", verdict.text)
         for reason in verdict.reasons:
             view.line("perhaps", reason)
-    view.advice(list(closing_advice(setup, folder, selected.scores)))
+    view.advice(list(closing_advice(setup, folder, selected.class_scores)))
     view.files(folder)
     view.next(["vitreous", "predict", str(folder / "model.safetensors"), example])
+    return result_of(session, selected, selected.scores, tested.scores if tested else None)
+
+
+def announce_weights(session: Session, selected: SelectedWeights, scores: AnyScores, origin: str | None = None) -> None:
+    """Print the validation scores of the selected weights, and where they are from."""
+    chosen = "last" if session.setup.config.select == "last" else "best"
+    early = "; stopped early" if session.selection.stopped_early else ""
+    session.view.result(f"val  {scores.describe()} ({origin or f'{chosen}, epoch {selected.epoch}{early}'})")
+
+
+def result_of(session: Session, selected: SelectedWeights, val: AnyScores, test: AnyScores | None) -> RunResult:
+    """Return the result of a finished run."""
     return RunResult(
-        folder=folder,
-        model=folder / "model.safetensors",
+        folder=session.run_dir.path,
+        model=session.run_dir.path / "model.safetensors",
         epochs=len(session.metrics.history),
         selected_epoch=selected.epoch or None,
-        val=selected.scores,
-        test=tested.scores if tested else None,
+        val=val,
+        test=test,
         seconds=session.seconds,
         probe=session.probe,
     )
@@ -173,7 +192,7 @@ def _save_interrupted(
         session.writer.save_interrupted(best, session.module.eval_model)
         kept = "the current weights"
         if best is not None:
-            kept = f"the best weights so far (epoch {best.epoch}, {_scores(best.scores)}, in {setup.precision})"
+            kept = f"the best weights so far (epoch {best.epoch}, {best.scores.describe()}, in {setup.precision})"
         view.result(f"{stopped}: {kept} are in {model}, the checkpoint to resume from is {folder / LAST}")
         view.files(folder)
         view.next(session.writer.next_command())
@@ -188,7 +207,3 @@ def _save_interrupted(
         exit_code=stopped.exit_code,
         probe=session.probe if session else None,
     )
-
-
-def _scores(scores: Scores) -> str:
-    return f"top-1 {100 * scores.top1:.1f} %, macro F1 {scores.macro_f1:.2f}, log loss {scores.log_loss:.2f}"

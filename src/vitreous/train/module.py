@@ -25,7 +25,7 @@ from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import model_seed
 from vitreous.errors import ConfigError
-from vitreous.evaluate.metrics import Scores, evaluate
+from vitreous.evaluate.any_labels import AnyScores, scores_of
 from vitreous.machine.allocator import keep_freed_memory
 from vitreous.train.config import OptimConfig
 from vitreous.train.finetune.trainable import freeze_modules
@@ -96,9 +96,9 @@ class VitModule(lightning.LightningModule):
         self.ema = ema
         self.patches_last = patches_last
         self.progress = progress or self._trainer_progress
-        self.scores: Scores | None = None  # of the last validation pass, like the logits and labels below
+        self.scores: AnyScores | None = None  # of the last validation pass, like the logits and labels below
         self.logits = torch.empty(0, 0)  # float32 (N, K), on the CPU
-        self.labels = torch.empty(0, dtype=torch.int64)  # (N,), on the CPU
+        self.labels = torch.empty(0, dtype=torch.int64)  # (N,) or (N, K), on the CPU
         self.images_seen = self.steps_made = 0  # in the current epoch
         self.is_consistent = True  # False while the optimiser updates the weights
         self._loss_sum: Tensor | float = 0.0
@@ -300,11 +300,11 @@ class VitModule(lightning.LightningModule):
     def _compute_scores(self) -> dict[str, float]:
         self.logits, self.labels = self._collect_logits()  # (N, K) and (N,)
         self._evaluated_batches.clear()
-        self.scores = evaluate(self.logits, self.labels)
+        self.scores = scores_of(self.logits, self.labels)
         return self.scores.summary()
 
     def _collect_logits(self) -> tuple[Tensor, Tensor]:
-        """Return the logits (N, K) and labels (N,) of the whole split, in its order."""
+        """Return the logits (N, K) and labels (N,) or (N, K) of the whole split, in its order."""
         logits, labels = zip(*self._evaluated_batches, strict=True)
         return torch.cat(logits), torch.cat(labels)
 

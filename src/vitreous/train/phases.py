@@ -12,7 +12,7 @@ from vitreous.checkpoint.licence import describe_licence
 from vitreous.checkpoint.shipped import SHIPPED
 from vitreous.data.sources.listing import exclusion_line, pluralize
 from vitreous.errors import TrainingError
-from vitreous.evaluate.metrics import Scores, evaluate
+from vitreous.evaluate.any_labels import AnyScores, scores_of
 from vitreous.files.text import printable
 from vitreous.machine.threads import choose_threads
 from vitreous.runs.folder import (
@@ -85,7 +85,7 @@ def open_run_dir(
         # This comes first, because a directory with the new recipe and the old report would look finished.
         rename_report(folder, len(state.history))
     write_recipe(folder, recipe, threads, state.extended if state is not None else ())
-    view.data(data.name, data.counts())
+    view.data(data.name, data.counts(), sum(map(len, data.splits.values())))
     if data.unreadable:
         lines = (f"{exclusion_line(str(path))}: {printable(reason)}\n" for path, reason in data.unreadable)
         write_text(listed := folder / "unreadable.txt", "".join(lines))
@@ -208,7 +208,7 @@ def fit(session: Session) -> None:
             free_memory()
 
 
-def select_weights(session: Session) -> tuple[SelectedWeights, Scores]:
+def select_weights(session: Session) -> tuple[SelectedWeights, AnyScores]:
     """Load the weights of the best epoch, and score them in float32, the precision in which they are saved.
 
     Return the weights with these scores, and the scores that they had during training.
@@ -229,7 +229,7 @@ def score(session: Session, loader: Iterable[Any]) -> SplitScores:
     """Score the weights for evaluation of a session on a split, in float32."""
     module = session.module
     session.trainer.test(module, dataloaders=loader, verbose=False)
-    return SplitScores(evaluate(module.logits, module.labels), module.logits, module.labels)
+    return SplitScores(scores_of(module.logits, module.labels), module.logits, module.labels)
 
 
 def test_once(session: Session) -> SplitScores | None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.data.sources.opening import Split
 from vitreous.errors import NonFiniteError, VitreousError
+from vitreous.evaluate.any_labels import AnyScores
 from vitreous.evaluate.calibration import choose_temperature
 from vitreous.evaluate.metrics import Scores
 from vitreous.files.writing import atomic_write
@@ -47,9 +48,14 @@ _MARGIN = 2.0  # time reserved for the report over its estimate
 class SplitScores:
     """The predictions of a model for a split, and their scores."""
 
-    scores: Scores
+    scores: AnyScores
     logits: Tensor  # (N, K), in the order of the split
-    labels: Tensor  # (N,), the true classes
+    labels: Tensor  # (N,), the true classes; (N, K) of 0 and 1 if an image may have several
+
+    @property
+    def class_scores(self) -> Scores:
+        """The scores, where each image has one class."""
+        return cast(Scores, self.scores)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +90,12 @@ class RunWriter:
 
     def save_best(self, selected: SelectedWeights) -> None:
         """Write the best model so far during training, at most every 10 seconds."""
-        if not self.best_is_due:
-            return
-        self.save_model(selected, choose_temperature(selected.logits, selected.labels), None)
+        if self.best_is_due:
+            self.save_model(selected, choose_temperature(selected.logits, selected.labels), None)
+            self.mark_saved()
+
+    def mark_saved(self) -> None:
+        """Note that the best model so far is written."""
         self._saved_at = time.monotonic()
 
     def save_model(self, selected: SelectedWeights, temperature: float, tested: SplitScores | None) -> Path:
@@ -130,8 +139,35 @@ class RunWriter:
         Scores of `selected` were computed in float32, `training_summary` of the same epoch during training. `history`
         are the rows of metrics.csv, `finetune` is the section on fine-tuning.
         """
+        setup = self.setup
+        facts = self.run_facts(selected, history, seconds, training_summary, finetune)
+        self.model.load_state_dict(selected.weights)
+        info, split = ModelInfo(setup.data.classes, setup.pipeline, temperature), setup.data.splits["val"]
+        maps = class_map(self.model, info, split, self.map_seconds)
+        val = replace(_predictions(selected, split), class_map=maps)
+        test = _predictions(tested, setup.data.splits["test"]) if tested is not None else None
+        with one_thread_if_tiny(setup):
+            return write_report(
+                self.folder,
+                facts,
+                history=history,
+                classes=setup.data.classes,
+                val=val,
+                test=test,
+                temperature=temperature,
+            )
+
+    def run_facts(
+        self,
+        selected: SelectedWeights,
+        history: Sequence[Mapping[str, Any]],
+        seconds: Mapping[str, float],
+        training_summary: Mapping[str, float],
+        finetune: Mapping[str, Any] | None,
+    ) -> RunFacts:
+        """Return what a report says about the run besides its scores; arguments as :meth:`write_report` has them."""
         setup, config = self.setup, self.setup.config
-        facts = RunFacts(
+        return RunFacts(
             recipe=config.recipe,
             seed=config.seed,
             device=str(setup.device),
@@ -153,21 +189,6 @@ class RunWriter:
             distil=setup.distiller.to_dict() if setup.distiller is not None else None,
             extended_from=self.extended,
         )
-        self.model.load_state_dict(selected.weights)
-        info, split = ModelInfo(setup.data.classes, setup.pipeline, temperature), setup.data.splits["val"]
-        maps = class_map(self.model, info, split, self.map_seconds)
-        val = replace(_predictions(selected, split), class_map=maps)
-        test = _predictions(tested, setup.data.splits["test"]) if tested is not None else None
-        with one_thread_if_tiny(setup):
-            return write_report(
-                self.folder,
-                facts,
-                history=history,
-                classes=setup.data.classes,
-                val=val,
-                test=test,
-                temperature=temperature,
-            )
 
     def next_command(self) -> list[str]:
         """Return the command that uses the saved model, in words."""
@@ -188,6 +209,12 @@ class RunWriter:
         """Return the model with these weights as it is saved."""
         self.model.load_state_dict(weights)
         return merge_adapters(self.model)
+
+    def model_info(
+        self, classes: tuple[str, ...], temperature: float, provenance: Mapping[str, Any], scores: Mapping[str, Any]
+    ) -> ModelInfo:
+        """Return what a model file has beside the weights."""
+        return ModelInfo(classes, self.setup.pipeline, temperature, provenance, scores)
 
     def _save(
         self,
@@ -225,7 +252,7 @@ class RunWriter:
             provenance["extended_from"] = list(self.extended)
         model = self.exported(weights)
         classes = setup.data.classes if model.config.num_classes else ()
-        info = ModelInfo(classes, setup.pipeline, temperature, provenance, scores)
+        info = self.model_info(classes, temperature, provenance, scores)
         save_model(self.folder / name, model, info, follow=False)
         return self.folder / name
 

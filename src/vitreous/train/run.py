@@ -12,12 +12,13 @@ import contextlib
 import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from vitreous.data.sources.listing import pluralize
 from vitreous.errors import UsageError
+from vitreous.evaluate.any_labels import AnyScores
 from vitreous.evaluate.calibration import choose_temperature
-from vitreous.evaluate.metrics import Scores
 from vitreous.files.writing import atomic_write
 from vitreous.machine.threads import torch_threads
 from vitreous.runs.folder import (
@@ -44,6 +45,7 @@ __all__ = [
     "Phases",
     "Prepare",
     "RunResult",
+    "kit_of",
     "probe",
     "refuse_to_choose_again",
     "run",
@@ -108,7 +110,7 @@ def run(
                 return announce_finished(folder, view)
             try:
                 with lock_run_dir(folder, recipe, resume) as run_dir, Signals().handled() as signals:
-                    run_phases = phases or _phases(setup.config)
+                    run_phases = phases or _phases(setup)
                     return run_phases(setup, run_dir, view, signals, started=started, exit_seconds=exit_seconds)
             except Stopped as stopped:
                 raise KeyboardInterrupt from stopped
@@ -123,13 +125,26 @@ def refuse_to_choose_again(config: RunConfig, resume: bool) -> None:
         )
 
 
-def _phases(config: RunConfig) -> Phases:
+def _phases(setup: Setup) -> Phases:
     """Return what runs the phases of a run: in stages if the mode of fine-tuning is left open."""
-    if config.tune.mode != AUTO:
+    if (kit := kit_of(setup)) is not None:
+        from vitreous.train.multilabel.run import finish
+
+        return partial(run_phases, kit=kit, finish=finish)
+    if setup.config.tune.mode != AUTO:
         return run_phases
     from vitreous.train.finetune.stages.story import run_stages  # no other run pays for it
 
     return run_stages
+
+
+def kit_of(setup: Setup) -> Kit | None:
+    """Return what a run on this data is assembled from; None for one class of each image."""
+    if not setup.data.several:
+        return None
+    from vitreous.train.multilabel.run import KIT  # no other run pays for it
+
+    return KIT
 
 
 def run_phases(
@@ -180,7 +195,7 @@ def write_results(
     selected: SelectedWeights,
     temperature: float,
     tested: SplitScores | None,
-    training_scores: Scores,
+    training_scores: AnyScores,
 ) -> RunResult:
     """Write the model and the report, and print the result. Scores as in :func:`announce_result`."""
     setup = session.setup
@@ -234,5 +249,5 @@ def show_batch(
         batch = next(iter(setup.data_module.train_dataloader()))
         images, targets = setup.data_module.batch_augment.augment_batch(batch, progress=0.0)
         with write(path) as written:
-            save_batch_figure(written, images, targets, setup.data.classes, setup.pipeline)
+            save_batch_figure(written, images, targets, setup.data.classes, setup.pipeline, several=setup.data.several)
     view.result(f"{pluralize(len(images), 'augmented image')} of {setup.data.name}, the first of them drawn in {path}")

@@ -28,6 +28,7 @@ from vitreous.train.console import Display
 from vitreous.train.finetune.initialisation import Pretrained, open_pretrained
 from vitreous.train.finetune.starting_point import choose_start, expand_short_name
 from vitreous.train.finetune.trainable import choose_trained
+from vitreous.train.multilabel.config import LabelsConfig
 
 if TYPE_CHECKING:  # runs without a teacher or a second task do not import them
     from vitreous.train.auxiliary.reconstruction import ReconstructionTask
@@ -117,7 +118,7 @@ def _build_auxiliary(config: RunConfig) -> ReconstructionTask | None:
 def open_data(config: RunConfig, view: Display, *, needs_labels: bool = True) -> ImageData:
     """Open the data of a run, and show the progress of reading it."""
     with view.counting("reading") as count:
-        return open_source(config.data, progress=count, needs_labels=needs_labels)
+        return open_source(config.data, progress=count, needs_labels=needs_labels, several=True)
 
 
 def make_loading(
@@ -159,7 +160,15 @@ def fit_to_data(config: RunConfig, data: ImageData, explicit: Collection[str] = 
     if len(statistics.mean) not in (0, channels) or len(statistics.std) not in (0, channels):
         statistics = replace(statistics, mean=(), std=())  # those of a recipe for other data: measure them instead
     model = replace(config.model, num_classes=classes, in_channels=channels)
-    return replace(config, model=model, preprocess=statistics)
+    config = replace(config, model=model, preprocess=statistics)
+    if data.several:
+        from vitreous.train.multilabel.setup import for_several_labels
+
+        return for_several_labels(config)
+    if config.select == "mean_ap" or config.labels != LabelsConfig():
+        option = "select mean_ap" if config.select == "mean_ap" else "labels"
+        raise ConfigError(f"{option} is for images with several labels, and {data.name} has one of each: omit it")
+    return config
 
 
 def _sample(split: Split) -> Iterator[Image.Image]:

@@ -70,6 +70,8 @@ def convert(
     """
     target = Destination(to, destination, source, overwrite)
     opened = open_with_details(source, options or OpenOptions())
+    if to != "vitreous":
+        opened.info.require_one_class(f"--to {to}")
     for reason in opened.reasons:
         tell(reason)
     used, notes = adopted(opened, to)

@@ -69,6 +69,8 @@ _IDLE = (
           "distil.targets is logits, only features and both use it"),
     _Idle(("aux.weight", "aux.mask", "aux.decoder_width", "aux.decoder_depth", "aux.decoder_heads", "aux.normalise"),
           lambda c: c.aux.method == "none", "there is no second task: set aux.method"),
+    _Idle(("labels.gamma_negative", "labels.gamma_positive", "labels.margin"),
+          lambda c: c.labels.loss == "bce", "labels.loss bce has no weights: set labels.loss asymmetric"),
     _Idle(("tune.probe",), lambda c: c.tune.source is None, "there is no trained model to probe: set tune.source"),
     _Idle(("optim.layer_decay", "optim.muon_lr", "optim.muon_stem", "model.block.drop_path", "model.dropout",
            "model.attention.dropout", "model.attention.proj_dropout", "model.block.checkpoint"),

@@ -31,6 +31,7 @@ TOPICS = {
     "tune": "fine-tuning: the model to start from and the weights to train",
     "distil": "a teacher: a larger trained model to learn from",
     "aux": "a second task beside classification: reconstruct hidden patches",
+    "labels": "images with several labels: the loss",
     "all": "every option",
 }
 """Each topic and what it covers. The options of a topic begin with its name and a dot; `run` has all others, also those

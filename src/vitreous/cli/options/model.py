@@ -57,7 +57,8 @@ def add_data(parser: Parser, model: bool = True) -> None:
     """Add the positional arguments MODEL and DATA, or DATA alone."""
     if model:
         parser.add_argument("model", type=str, metavar="MODEL", help=MODEL_HELP)
-    text = "a folder of images or shards, also s3://, gs://, az://, hf://; a .csv or .parquet manifest; a known dataset"
+    text = "a folder of images or shards, also s3://, gs://, az://, hf://; a .csv, .parquet or .jsonl manifest; "
+    text += "a known dataset"
     parser.add_argument("data", type=str, metavar="DATA", help=text)
 
 

@@ -40,7 +40,7 @@ def writer(
 
     The format is `table`, `jsonl`, `csv`, or `none`, which writes nothing; ``output`` None is standard output.
     ``computed_by`` has engine, precision and device for the lines of `jsonl`, and ``thresholds`` the further columns of
-    `csv`: `unsure` and `set`, as far as the model has them.
+    `csv`: `unsure`, `set` and `labels`, as far as the model has them.
     """
     formats: dict[str, Callable[[TextIO, int], Iterator[Write]]] = {
         "table": _write_table,
@@ -71,7 +71,7 @@ def _write_jsonl(computed_by: Mapping[str, str], stream: TextIO, top_k: int) -> 
 def to_record(result: Prediction | Failure) -> dict[str, Any]:
     """Return a result for JSON: path, label, probability and top; or path and error.
 
-    With thresholds also `unsure`, and `set` with `set_coverage`.
+    With thresholds also `unsure`, and `set` with `set_coverage`; with several labels, `labels`.
     """
     if isinstance(result, Failure):
         return {"path": result.name, "error": result.reason}
@@ -81,13 +81,15 @@ def to_record(result: Prediction | Failure) -> dict[str, Any]:
         record["unsure"] = result.unsure
     if result.set is not None:
         record |= {"set": list(result.set), "set_coverage": result.set_coverage}
+    if result.labels is not None:
+        record["labels"] = list(result.labels)
     return record
 
 
 def _write_csv(thresholds: Collection[str], stream: TextIO, top_k: int) -> Iterator[Write]:
     """Write a header, then one row per result: path, label, probability, label_2, ..., thresholds, error.
 
-    `thresholds` are the columns of a model with thresholds: `unsure`, true or false, and `set`, a JSON list.
+    `thresholds` are the columns of a model with thresholds: `unsure`, true or false; `set` and `labels`, JSON lists.
     """
     further = [f"{field}_{rank}" for rank in range(2, top_k + 1) for field in ("label", "probability")]
     stream.write(csv_line(["path", "label", "probability", *further, *thresholds, "error"]))
@@ -116,7 +118,7 @@ def _write_table(stream: TextIO, top_k: int) -> Iterator[Write]:
             for label, probability in predictions[0].top:
                 bar = "\u2501" * round(30 * probability)
                 table.add_row(Text(visible(label)), f"{probability:7.2%}", bar)
-            if predictions[0].unsure:
+            if predictions[0].unsure or predictions[0].labels is not None:
                 stream.write(f"{_label(predictions[0])}\n")
             print_table(table, stream, shorten=(0,))
             if predictions[0].set is not None:
@@ -126,8 +128,11 @@ def _write_table(stream: TextIO, top_k: int) -> Iterator[Write]:
 
 
 def _label(prediction: Prediction) -> str:
-    """Return the label as people read it: `cat`, or `unsure (cat 0.41)`."""
+    """Return the label as people read it: `cat`, `cat, dog`, `none (cat 0.41)` or `unsure (cat 0.41)`."""
     label = visible(prediction.label)
+    if prediction.labels is not None:
+        given = ", ".join(map(visible, prediction.labels))
+        return given or f"none ({label} {prediction.probability:.2f})"
     return f"unsure ({label} {prediction.probability:.2f})" if prediction.unsure else label
 
 

@@ -25,7 +25,8 @@ def _parser() -> Parser:
         "MODEL DATA [--precision P] [--coverage C] [options]",
         "Fit the temperature of a model on labelled images that it was not trained on, and thresholds: below that for "
         "--precision a prediction is unsure, and --coverage gives sets of classes. They are stored in the model file, "
-        "in place of earlier ones; `predict` applies them and `evaluate` measures them.\n"
+        "in place of earlier ones; `predict` applies them and `evaluate` measures them. Of a model with several "
+        "labels, calibration and threshold of each label are fitted, without --precision and --coverage.\n"
         "The promises hold for new images like these. If no threshold is shown to reach the precision, the best that "
         "is reachable is printed, the file stays as it is, and the exit code is 1.\n"
         "Images: the val split of the data, or what training held out; a folder of other images is used as a whole.",

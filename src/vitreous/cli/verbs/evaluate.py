@@ -28,6 +28,7 @@ def _parser() -> Parser:
         "MODEL DATA [options]",
         "Score a model on labelled images: log loss, top-1, top-5, precision, recall and F1 per class and overall, and "
         "the calibration of its probabilities. After `vitreous calibrate` also what its thresholds do. "
+        "Of a model with several labels: mAP, macro and micro F1, and each label with its threshold. "
         "Classes are matched by name.\n"
         "Images: the test split of the data, else its val split. A folder of classes without splits is used as a "
         "whole, unless the model was trained on it; then the validation set of that training is used.",
@@ -114,22 +115,15 @@ def run(argv: Sequence[str]) -> int:
     options = parsed(argv)
     files = make_outputs(options, (model_files(options.model), data_files(options.data, options.data_dir)))
     files.claim("--json", options.json)
-    from vitreous.cli.work import calibrating, scoring  # imports torch
-    from vitreous.cli.work.evaluation import evaluated
+    from vitreous.cli.work.evaluation import Evaluation, class_tables, evaluated  # imports torch
 
     result = evaluated(options)
-    compute = result.computed_by
-    if options.json != "-":
-        images = "all images" if result.split == "all" else f"{result.split} split"
-        title = f"{result.data.name}, {images}: {result.scores.n:,} images"
-        for table in scoring.score_tables(title, result.scores, result.calibration, result.classes):
-            print_table(table, shorten=range(min(2, len(table.columns) - 2)))  # the columns of class names
-        if result.thresholds:
-            print_table(calibrating.measured_table(result.thresholds))
-        if compute["merging"]:
-            print_table(scoring.merging_table(options.merge_tokens, compute["merging"]))
-        if compute.get("tta"):
-            print_table(scoring.augmentation_table(compute["tta"]))
+    if options.json != "-" and isinstance(result, Evaluation):
+        for table, names in class_tables(options, result):
+            print_table(table, shorten=range(names))
+    elif options.json != "-" and not isinstance(result, Evaluation):
+        for table in result.tables():
+            print_table(table)
     if options.json:
         splits = result.data.splits.values()
         files.reads(each=lambda: (path for split in splits for path in split.paths or []))

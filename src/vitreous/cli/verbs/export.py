@@ -25,8 +25,9 @@ _Form = Literal["onnx", "openvino", "torch", "web"]
 _DESCRIPTION = (
     "Write a model as one graph that runs without vitreous: from 8-bit images of any size, upright, (batch, height, "
     "width, channels), to calibrated probabilities, logits and features, and after `vitreous calibrate` also unsure "
-    "predictions and sets of classes. The resize of the training is in the graph. Class names, pipeline, thresholds, "
-    "provenance, licence and an example program are in the file's own metadata.\n"
+    "predictions and sets of classes; of a model with several labels also those that an image has. The resize of the "
+    "training is in the graph. Class names, pipeline, thresholds, provenance, licence and an example program are in "
+    "the file's own metadata.\n"
     "The file receives its name only once it is verified: run by its own runtime on photographs and noise, in batches "
     "of 1, 7, 32 and 64, and from image files, against PyTorch in float32. A failure names the first layer that "
     "differs, and leaves nothing behind.\n"

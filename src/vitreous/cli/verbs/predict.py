@@ -40,7 +40,8 @@ def _parser() -> Parser:
         "MODEL IMAGES... [options]",
         "Classify images: the most probable classes of each, with probabilities, calibrated if the model file has "
         "a temperature, as after `vitreous train`. After `vitreous calibrate`, a prediction below the threshold is "
-        "marked as unsure, and sets of classes are shown. An unreadable image is reported and skipped; the exit code "
+        "marked as unsure, and sets of classes are shown. A model with several labels gives those at or above their "
+        "threshold. An unreadable image is reported and skipped; the exit code "
         "is then 1.",
         [
             ("vitreous predict runs/photos-1 cat.jpg", "one image; a run directory stands for its model.safetensors"),
@@ -55,8 +56,8 @@ def _parser() -> Parser:
         "--format",
         type=Literal["table", "jsonl", "csv"] | None,
         metavar="table|jsonl|csv",
-        help="jsonl: one JSON object per line. csv: columns path, label, probability, label_2, ..., unsure and set "
-        "if the model has thresholds, error, safe for "
+        help="jsonl: one JSON object per line. csv: columns path, label, probability, label_2, ..., unsure, set "
+        "and labels if the model has them, error, safe for "
         "spreadsheets: control characters in names are escaped, and a name that begins with = + - @ gets an apostrophe "
         "(JSON has every name exactly). By default the extension of the output decides, else table",
     )
@@ -130,5 +131,6 @@ def run(argv: Sequence[str]) -> int:
 
 def _threshold_columns(classifier: Classifier) -> list[str]:
     """Return the fields of a prediction that the model's thresholds add."""
-    rules = {"unsure": classifier.info.abstention, "set": classifier.info.conformal}
+    info = classifier.info
+    rules = {"unsure": info.abstention, "set": info.conformal, "labels": info.multilabel}
     return [name for name, rule in rules.items() if rule is not None]

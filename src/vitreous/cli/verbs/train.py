@@ -72,7 +72,7 @@ examples:
   vitreous train photos/
       your own images: one folder per class, named after it, or train/ val/ [test/] with such folders
   vitreous train labels.csv
-      a manifest (.csv or .parquet) with the columns path and label
+      a manifest (.csv, .parquet or .jsonl) with the columns path and label, or labels for several
   vitreous train cifar10 --data-dir ~/data --budget 25m
       a known dataset, downloaded if it is missing, and a limit on the wall-clock time of the whole command
   vitreous train photos/ --model S/16 --model.image_size 224 --optim.lr 5e-4

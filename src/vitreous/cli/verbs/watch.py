@@ -59,7 +59,8 @@ def run(argv: Sequence[str]) -> int:
     classifier = load_model(options)
     classifier.require_classes()
     top_k = min(options.top_k, len(classifier.classes))
-    rules = {"unsure": classifier.info.abstention, "set": classifier.info.conformal}
+    info = classifier.info
+    rules = {"unsure": info.abstention, "set": info.conformal, "labels": info.multilabel}
     thresholds = [name for name, rule in rules.items() if rule is not None]
     with Table(output, columns(top_k, thresholds)) as table, _ending() as ended:
         if table.done:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse import Namespace
 from rich.box import SIMPLE_HEAD
@@ -19,12 +19,15 @@ from vitreous.cli.options.model import load_model
 from vitreous.cli.output.terminal import narrate
 from vitreous.cli.work import scoring
 from vitreous.data.sources.opening import ImageData, Split
-from vitreous.errors import ConfigError, DataError
+from vitreous.errors import ConfigError, DataError, UsageError
 from vitreous.evaluate.selective import SelectionScore
 from vitreous.evaluate.thresholds import Fit, Goals, answered, fit_thresholds, held
 from vitreous.files.html import html_table
 from vitreous.files.text import printable
 from vitreous.files.writing import Outputs
+
+if TYPE_CHECKING:
+    from vitreous.cli.work.labels_calibrating import LabelFit
 
 __all__ = ["CalibratedModel", "calibrated", "calibration_note", "fit_table", "measured_table", "measured_thresholds"]
 
@@ -43,7 +46,7 @@ class CalibratedModel:
     model: Path
     data: ImageData
     split: str
-    fit: Fit
+    fit: Fit | LabelFit
 
     def to_dict(self) -> dict[str, Any]:
         """Return every number as plain JSON values, as `vitreous calibrate --json` writes them."""
@@ -51,10 +54,15 @@ class CalibratedModel:
         return {"model": str(self.model), "data": data, **self.fit.to_dict()}
 
     def __repr__(self) -> str:
-        return f"CalibratedModel({str(self.model)!r}, temperature={self.fit.temperature:.4f}, n={self.fit.images})"
+        fit = self.fit
+        fitted = (
+            f"temperature={fit.temperature:.4f}" if isinstance(fit, Fit) else f"calibration={fit.rule.calibration!r}"
+        )
+        return f"CalibratedModel({str(self.model)!r}, {fitted}, n={fit.images})"
 
     def _repr_html_(self) -> str:
-        return html_table(repr(self), list(_fit_rows(self.fit)), ("", "before", "after", ""))
+        rows = list(_fit_rows(self.fit)) if isinstance(self.fit, Fit) else []
+        return html_table(repr(self), rows, ("", "before", "after", ""))
 
 
 def calibrated(options: Namespace, files: Outputs) -> CalibratedModel:
@@ -62,19 +70,21 @@ def calibrated(options: Namespace, files: Outputs) -> CalibratedModel:
     located = locate(options.model)
     target = _target(options, located)
     # --precision is that of the answers here, not that of the arithmetic
-    classifier = load_model(options, precision="float32", ignore_thresholds=True)
+    classifier = load_model(options, precision="float32", ignore_thresholds=False)
     classifier.require_classes()
     info = classifier.info
-    data = scoring.open_data(info, options.data, options.data_dir, options.split)
+    is_several = info.multilabel is not None
+    if is_several:
+        _refuse_goals(options)
+    data = scoring.open_data(info, options.data, options.data_dir, options.split, several=is_several)
     name, split = _choose_split(info, data, options.data, options.split)
-    labels = scoring.labels_by_name(classifier.classes, data, split)
+    matched = scoring.label_sets_by_name if is_several else scoring.labels_by_name
+    labels = matched(classifier.classes, data, split)
     for note in scoring.data_notes(info, data, name):
         narrate(note)
     files.reads(each=lambda: (path for each in data.splits.values() for path in each.paths or []))
     logits = scoring.compute_logits(classifier, split, options.batch_size, "calibrate")
-    goals = Goals(options.precision, options.coverage, options.method or "lac", options.class_conditional)
-    fit = fit_thresholds(logits, labels, goals, info.temperature)
-    info = replace(info, temperature=fit.temperature, abstention=fit.abstention, conformal=fit.conformal)
+    fit, info = _fitted(info, logits, labels, options)
     record = {"data": data.name, "fingerprint": data.fingerprint, "split": name, "images": fit.images}
     if not located.is_vitreous:
         info = replace(info, provenance={**info.provenance, "calibration": record})
@@ -87,6 +97,28 @@ def calibrated(options: Namespace, files: Outputs) -> CalibratedModel:
             else:
                 save_model(path, classifier.model, info)
     return CalibratedModel(target, data, name, fit)
+
+
+def _fitted(info: ModelInfo, logits: Tensor, labels: Tensor, options: Namespace) -> tuple[Fit | LabelFit, ModelInfo]:
+    """Fit what the options ask for, and return it with what the model file stores."""
+    if info.multilabel is not None:
+        from vitreous.cli.work.labels_calibrating import fit_labels  # only where it is used
+
+        found = fit_labels(logits, labels, info.multilabel)
+        return found, replace(info, multilabel=found.rule)
+    goals = Goals(options.precision, options.coverage, options.method or "lac", options.class_conditional)
+    fit = fit_thresholds(logits, labels, goals, info.temperature)
+    return fit, replace(info, temperature=fit.temperature, abstention=fit.abstention, conformal=fit.conformal)
+
+
+def _refuse_goals(options: Namespace) -> None:
+    """Refuse promises about the one class of an image, for a model that gives several labels."""
+    for name in ("precision", "coverage"):
+        if options[name] is not None:
+            raise UsageError(
+                f"--{name} is a promise about one class of each image, and this model gives several labels: leave it "
+                "out, and calibration and thresholds of every label are fitted"
+            )
 
 
 def _target(options: Namespace, located: Located) -> Path:
@@ -153,6 +185,10 @@ def measured_table(measured: Mapping[str, Mapping[str, Any]]) -> Table:
 def fit_table(result: CalibratedModel) -> Table:
     """Return the result of a calibration as one table."""
     title = f"{result.data.name}, {result.split}: {result.fit.images:,} images"
+    if not isinstance(result.fit, Fit):
+        from vitreous.cli.work.labels_calibrating import labels_table
+
+        return labels_table(title, result.fit)
     table = Table(title=Text(printable(title), style="bold"), title_justify="left", box=SIMPLE_HEAD)
     table.add_column("")
     for heading in ("before", "after"):

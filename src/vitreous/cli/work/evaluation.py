@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse import Namespace
+from rich.table import Table
 
 from vitreous.cli.options.model import describe_compute, load_model, throughput_line
 from vitreous.cli.output.terminal import narrate
 from vitreous.cli.work import scoring
-from vitreous.cli.work.calibrating import calibration_note, measured_thresholds
+from vitreous.cli.work.calibrating import calibration_note, measured_table, measured_thresholds
 from vitreous.cli.work.evaluation_report import check_options, plan_report
 from vitreous.data.sources.opening import ImageData
 from vitreous.evaluate.calibration import Calibration, calibrate
@@ -20,7 +21,10 @@ from vitreous.evaluate.metrics import Scores, evaluate
 from vitreous.files.html import html_table
 from vitreous.predictor import Classifier
 
-__all__ = ["Evaluation", "evaluated"]
+if TYPE_CHECKING:
+    from vitreous.cli.work.labels_evaluation import LabelEvaluation
+
+__all__ = ["Evaluation", "class_tables", "evaluated"]
 
 _CLASSES_SHOWN = 40
 
@@ -76,11 +80,33 @@ class Evaluation:
         )
 
 
-def evaluated(options: Namespace, classifier: Classifier | None = None) -> Evaluation:
+def evaluated(options: Namespace, classifier: Classifier | None = None) -> Evaluation | LabelEvaluation:
     """Run `vitreous evaluate` on its parsed options; a classifier that is loaded already replaces their model."""
     check_options(options)
     classifier = load_model(options) if classifier is None else classifier
     classifier.require_classes()
+    if (rule := classifier.info.multilabel) is not None:
+        from vitreous.cli.work.labels_evaluation import evaluated_labels  # only where it is used
+
+        return evaluated_labels(options, classifier, rule)
+    return _evaluated(options, classifier)
+
+
+def class_tables(options: Namespace, result: Evaluation) -> Iterator[tuple[Table, int]]:
+    """Yield the tables of an evaluation, and how many of their first columns are class names."""
+    images = "all images" if result.split == "all" else f"{result.split} split"
+    title, compute = f"{result.data.name}, {images}: {result.scores.n:,} images", result.computed_by
+    for table in scoring.score_tables(title, result.scores, result.calibration, result.classes):
+        yield table, min(2, len(table.columns) - 2)
+    if result.thresholds:
+        yield measured_table(result.thresholds), 0
+    if compute["merging"]:
+        yield scoring.merging_table(options.merge_tokens, compute["merging"]), 0
+    if compute.get("tta"):
+        yield scoring.augmentation_table(compute["tta"]), 0
+
+
+def _evaluated(options: Namespace, classifier: Classifier) -> Evaluation:
     data = scoring.open_data(classifier.info, options.data, options.data_dir, options.split, options.cache_size)
     name, split = scoring.choose_split(data, options.split)
     labels = scoring.labels_by_name(classifier.classes, data, split)

@@ -143,7 +143,7 @@ def _images(
             one = classifier.pipeline(pixels).to(classifier.device)
             with torch.no_grad():
                 values = classifier.model.intermediates(one[None], layers)
-            shares = (values.logits[0].float() / classifier.info.temperature).softmax(0)
+            shares = classifier.info.probabilities(values.logits[0].float())
             order = shares.argsort(descending=True, stable=True)[:_TOP].tolist()
             results.append(
                 ImageResult(

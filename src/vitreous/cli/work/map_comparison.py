@@ -108,10 +108,10 @@ def compare(
     if len(images) < FEWEST:
         raise DataError(f"faithfulness is compared on at least {FEWEST} images, there are {len(images)}")
     start = time.perf_counter()
-    model, temperature = classifier.model, classifier.info.temperature
+    model, info = classifier.model, classifier.info
 
     def predict(batch: Tensor) -> Tensor:
-        return (model(batch) / temperature).softmax(1)  # B K
+        return info.probabilities(model(batch))  # B K
 
     with torch.no_grad():
         targets = torch.cat([model(part).argmax(1) for part in images.split(batch_size)])

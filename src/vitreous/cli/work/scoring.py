@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ __all__ = [
     "images_of",
     "is_trained_on",
     "is_training_source",
+    "label_sets_by_name",
     "labels_by_name",
     "measure_augmentation",
     "measure_merging",
@@ -53,14 +55,22 @@ _MAX_NAMES = 10  # in a message
 
 
 def open_data(
-    info: ModelInfo, source: str, folder: str | None, split: str | None, cache_gb: float = DataConfig.cache_gb
+    info: ModelInfo,
+    source: str,
+    folder: str | None,
+    split: str | None,
+    cache_gb: float = DataConfig.cache_gb,
+    *,
+    several: bool = False,
 ) -> ImageData:
     """Open labelled images, with the split of the model's training if they are the data it was trained on.
 
     Other data without splits is used as a whole, unless a split is requested. If images were added or moved since the
     training, val is what the training held out, as far as the model file records it. ``folder`` holds the known
-    datasets; None is that of the training, or the default. ``cache_gb`` GiB of shards from a store are kept.
+    datasets; None is that of the training, or the default. ``cache_gb`` GiB of shards from a store are kept. Images may
+    have ``several`` labels only if that is given.
     """
+    read = partial(_open, several=several)
     trained = _section(_section(info.provenance, "config"), "data")
     is_same_source = is_training_source(info, source)
     if folder is None and is_same_source and isinstance(trained.get("dir"), str):
@@ -70,13 +80,13 @@ def open_data(
     if isinstance(trained.get("exclude"), str):
         as_trained = replace(as_trained, exclude=trained["exclude"])
     if split != "all" and is_same_source:
-        return _open(as_trained, record=_section(info.provenance, "data").get("held_out"))
+        return read(as_trained, record=_section(info.provenance, "data").get("held_out"))
     if split in ("train", "val"):
-        data = _open(config)
-        return _open(as_trained) if is_trained_on(info, data.fingerprint) else data  # the folder was moved
-    data = _open(config, hold_out=False)
+        data = read(config)
+        return read(as_trained) if is_trained_on(info, data.fingerprint) else data  # the folder was moved
+    data = read(config, hold_out=False)
     return (
-        _open(as_trained) if split is None and "all" in data.splits and is_trained_on(info, data.fingerprint) else data
+        read(as_trained) if split is None and "all" in data.splits and is_trained_on(info, data.fingerprint) else data
     )
 
 
@@ -126,6 +136,25 @@ def data_notes(info: ModelInfo, data: ImageData, split: str) -> Iterator[str]:
 
 def labels_by_name(classes: Sequence[str], data: ImageData, split: Split) -> Tensor:
     """Return the labels (n,) as indices into the model's classes, matched by name."""
+    index = _places(classes, data)
+    return torch.from_numpy(index[split.labels])
+
+
+def label_sets_by_name(classes: Sequence[str], data: ImageData, split: Split) -> Tensor:
+    """Return the labels (n, K) of 0 and 1 in the order of the model's classes, matched by name.
+
+    A label that the data does not name is on no image. Data with one class for each image counts as one label.
+    """
+    index, labels = _places(classes, data), torch.zeros(len(split), len(classes), dtype=torch.int64)
+    if split.labels.ndim == 2:
+        labels[:, torch.from_numpy(index)] = torch.from_numpy(split.labels)
+    else:
+        labels[torch.arange(len(split)), torch.from_numpy(index[split.labels])] = 1
+    return labels
+
+
+def _places(classes: Sequence[str], data: ImageData) -> npt.NDArray[np.int64]:
+    """Return the place of each class of the data among those of the model."""
     unknown = [name for name in data.classes if name not in classes]
     if unknown:
         hint = did_you_mean(unknown[0], classes)
@@ -133,8 +162,7 @@ def labels_by_name(classes: Sequence[str], data: ImageData, split: Split) -> Ten
             f"{len(unknown):,} of the {len(data.classes):,} classes in {data.name} are unknown to the model: "
             f"{_join_names(unknown)}. It knows {_join_names(classes)}.{hint}"
         )
-    index = np.asarray([classes.index(name) for name in data.classes], np.int64)
-    return torch.from_numpy(index[split.labels])
+    return np.asarray([classes.index(name) for name in data.classes], np.int64)
 
 
 def compute_logits(classifier: Classifier, split: Split, batch_size: int, label: str = "evaluate") -> Tensor:
@@ -269,9 +297,9 @@ def score_tables(title: str, scores: Scores, calibration: Calibration, classes: 
         yield mistakes
 
 
-def _open(config: DataConfig, hold_out: bool = True, record: object = None) -> ImageData:
+def _open(config: DataConfig, hold_out: bool = True, record: object = None, several: bool = False) -> ImageData:
     with progress_bar("read") as update:
-        return open_source(config, progress=update, hold_out=hold_out, record=record)
+        return open_source(config, progress=update, hold_out=hold_out, record=record, several=several)
 
 
 def _section(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:

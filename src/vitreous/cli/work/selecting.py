@@ -98,6 +98,8 @@ def choose(
     if method == "uncertainty" and len(classifier.classes) < 2:
         has = "one class" if classifier.classes else "no head"
         raise ConfigError(f"the model has {has}, so that it has no margin: use --method typicality or core-set")
+    if method == "uncertainty":
+        classifier.info.require_one_class("--method uncertainty")
     shown = method != "uncertainty"
     rows, paths = _computed(classifier, pool.candidates, batch_size, failures, features=shown)
     _refuse_too_few(paths, count, "readable ")

@@ -83,7 +83,7 @@ class BatchAugment:
 
         Args:
             images: uint8 (B, C, H, W) of the pipeline's size, or of any size if `boxes` is given.
-            labels: int64 (B,).
+            labels: int64 (B,), or (B, K) of 0 and 1.
             epoch: Epoch of the batch; `mix_after` depends on it.
             step: Optimiser step within the epoch.
             progress: Completed fraction of the schedule, in [0, 1]; `off_last` and `small_first` depend on it.

@@ -1,11 +1,11 @@
 """Datasets: from the plan of a batch to its pixels, from memory or from files.
 
 A batch is a dict with ``images`` uint8 (B, C, H, W), ``labels`` and ``index`` int64 (B,), and ``epoch``, ``step`` and
-``offset`` int. A batch from memory that is still to be cropped also has ``boxes`` float32 (B, 4), and larger images:
-the device of the model cuts them faster than the loader. If each image has several crops, the batch has ``aspect``
-float32 (B,) instead, the width over the height of the original images. Where several processes share a training batch,
-it also has ``positions``, a list of the positions of its images in the step, and ``whole``, the number of images in all
-processes.
+``offset`` int. If an image may have several labels, ``labels`` are (B, K) of 0 and 1. A batch from memory that is still
+to be cropped also has ``boxes`` float32 (B, 4), and larger images: the device of the model cuts them faster than the
+loader. If each image has several crops, the batch has ``aspect`` float32 (B,) instead, the width over the height of the
+original images. Where several processes share a training batch, it also has ``positions``, a list of the positions of
+its images in the step, and ``whole``, the number of images in all processes.
 """
 
 from __future__ import annotations

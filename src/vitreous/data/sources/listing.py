@@ -53,8 +53,9 @@ class Entry:
 
     path: ImagePath
     name: str  # the path as the user writes it: relative to the data folder, or as in the manifest
-    label: str  # class name
+    label: str  # class name, or several joined by semicolons
     split: str | None  # `train`, `val` or `test`; None if the data does not say
+    labels: tuple[str, ...] | None = None  # class names, in data where an image has several or none
 
 
 @dataclass

@@ -2,60 +2,52 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import itertools
-import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
 
+from vitreous.data.sources.label_sets import LabelSets, label_sets
 from vitreous.data.sources.listing import SPLIT_NAMES, UNLABELLED, Entry, Listing, first_ten, plain_name, pluralize
-from vitreous.errors import DataError, MissingExtraError
-from vitreous.files.opening import open_regular
+from vitreous.data.sources.tables import LISTS, TABLE_SUFFIXES, read_table
+from vitreous.errors import DataError
 from vitreous.files.text import visible
 
 __all__ = ["MANIFEST_SUFFIXES", "list_manifest", "read_columns"]
 
-MANIFEST_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
+MANIFEST_SUFFIXES = TABLE_SUFFIXES
 _COLUMNS = {
     "path": ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "picture"),
     "label": ("label", "class", "target", "category", "class_name", "y"),
     "split": ("split", "subset", "fold", "set"),
 }
-_MOST_ROWS = 20_000_000  # ImageNet-21k has 14 million; a Parquet file of a few hundred bytes can claim any number
-_CSV_BYTES = 4 << 30
-_PARQUET_BYTES = 1 << 40  # the file may contain images; only the needed columns are read
-_LINE = 1 << 20  # characters per line of a CSV file
-_TEXT_BYTES = (16 << 20, 8192)  # limit of a decompressed Parquet column: a constant, plus bytes per row
-
-_Table = tuple[list[str], list[list[Any]], list[int]]
-"""Names of the chosen columns, their cells, and the number of each row in messages."""
-
-_Choose = Callable[[Path, Sequence[str]], list[str]]
-"""Returns the columns of a header to read, in its order."""
 
 
 def list_manifest(manifest: Path, *, needs_labels: bool = True) -> Listing:
-    """List the images of an existing .csv, .tsv, .parquet or .pq file.
+    """List the images of an existing .csv, .tsv, .parquet, .pq, .jsonl or .ndjson file.
 
     Columns are `path` (or `file`, `filename`, `image`), `label` (or `class`, `target`, `category`) and optionally
     `split` with `train`, `val` or `test`; case does not matter. If several columns qualify, the first in this order is
     read, and a note says so if their cells differ. Relative paths are relative to the table's folder. A CSV file may be
     separated by commas, semicolons or tabs. Unless it `needs_labels`, the column may be missing, or cells of it empty.
+
+    Without a column `label`, an image may have several labels: :mod:`vitreous.data.sources.label_sets`.
     """
-    read = _read_parquet if manifest.suffix.lower() in (".parquet", ".pq") else _read_csv
-    header, columns, numbers = read(manifest, _needed if needs_labels else partial(_needed, roles=("path",)))
+    chooses = _needed_or_sets if needs_labels else partial(_needed, roles=("path",))
+    header, columns, numbers = read_table(manifest, chooses)
     if not numbers:
         raise DataError(f"{manifest} has a header and no rows")
     indices = {role: [header.index(name) for name in _columns_for(role, header)] for role in _COLUMNS}
     cells = {role: columns[index[0]] for role, index in indices.items() if index}
+    sets = None
     if not needs_labels:
         cells["label"] = [label or UNLABELLED for label in cells.get("label", [""] * len(numbers))]
-    _check_cells(manifest, cells, {role: header[index[0]] for role, index in indices.items() if index}, numbers)
+    elif "label" not in cells:
+        sets = _read_sets(manifest, numbers)
+        cells["label"] = sets.texts
+    named = {role: header[index[0]] for role, index in indices.items() if index}
+    _check_cells(manifest, cells, named, numbers, may_be_empty=() if sets is None else ("label",))
     splits = cells.get("split")
     entries = [
         Entry(
@@ -63,6 +55,7 @@ def list_manifest(manifest: Path, *, needs_labels: bool = True) -> Listing:
             name=path,
             label=plain_name(label),
             split=SPLIT_NAMES[splits[n].lower()] if splits else None,
+            labels=None if sets is None else sets.of_rows[n],
         )
         for n, (path, label) in enumerate(zip(cells["path"], cells["label"], strict=True))
     ]
@@ -72,7 +65,36 @@ def list_manifest(manifest: Path, *, needs_labels: bool = True) -> Listing:
         for other in index[1:]
         if columns[other] != columns[index[0]]
     ]
-    return Listing(manifest.parent, entries, notes + _conflicts(entries))
+    if sets is None:
+        return Listing(manifest.parent, entries, notes + _conflicts(entries))
+    return Listing(manifest.parent, entries, [*notes, *sets.notes, *_conflicts(entries)], classes=sets.classes)
+
+
+def _needed_or_sets(manifest: Path, header: Sequence[str]) -> list[str]:
+    """Return the columns to read first: path, split, and label unless there are columns of several labels."""
+    roles = ("path", "label") if _columns_for("label", header) else ("path",)
+    return _needed(manifest, header, roles)
+
+
+def _read_sets(manifest: Path, numbers: Sequence[int]) -> LabelSets:
+    """Read the columns of several labels, of a table without a column of one.
+
+    Raises:
+        DataError: If there are none, or a cell is not 0 or 1.
+    """
+    whole: list[str] = []
+
+    def choose(manifest: Path, header: Sequence[str]) -> list[str]:
+        whole.extend(header)
+        known = _needed(manifest, header, ("path",))
+        lists = [name for name in header if name.strip().lower() in LISTS]
+        return lists[:1] or [name for name in header if name not in known]
+
+    header, columns, _ = read_table(manifest, choose, "labels")
+    found = label_sets(manifest, header, columns, numbers)
+    if found is None:
+        raise _missing("label", manifest, whole)
+    return found
 
 
 def read_columns(manifest: Path, names: Sequence[str]) -> dict[str, list[str | None]]:
@@ -81,8 +103,7 @@ def read_columns(manifest: Path, names: Sequence[str]) -> dict[str, list[str | N
     ``names`` are paths as the table has them. If a path is in several rows, the first counts. Columns of a Parquet file
     that are not text, numbers or booleans are left out.
     """
-    is_parquet = manifest.suffix.lower() in (".parquet", ".pq")
-    header, columns, _ = (_read_parquet if is_parquet else _read_csv)(manifest, _path_and_further)
+    header, columns, _ = read_table(manifest, _path_and_further, "plain")
     row_of: dict[str, int] = {}
     paths = columns[header.index(_columns_for("path", header)[0])]
     for n, path in enumerate(paths):
@@ -97,16 +118,20 @@ def read_columns(manifest: Path, names: Sequence[str]) -> dict[str, list[str | N
 
 def _path_and_further(manifest: Path, header: Sequence[str]) -> list[str]:
     path = _columns_for("path", header)[0]
-    known = _needed(manifest, header)
+    known = _needed(manifest, header, ("path",))
     return [name for name in header if name == path or (name not in known and name.strip())]
 
 
 def _check_cells(
-    manifest: Path, cells: Mapping[str, Sequence[str]], names: Mapping[str, str], numbers: Sequence[int]
+    manifest: Path,
+    cells: Mapping[str, Sequence[str]],
+    names: Mapping[str, str],
+    numbers: Sequence[int],
+    may_be_empty: Collection[str] = (),
 ) -> None:
     for role, values in cells.items():
         where = f"(column {names.get(role, role)!r})"
-        if empty := [numbers[n] for n, cell in enumerate(values) if not cell]:
+        if role not in may_be_empty and (empty := [numbers[n] for n, cell in enumerate(values) if not cell]):
             raise DataError(f"{manifest}: rows {first_ten(empty)} have no {role} {where}")
         if broken := [numbers[n] for n, cell in enumerate(values) if "\0" in cell]:
             raise DataError(
@@ -143,123 +168,14 @@ def _needed(manifest: Path, header: Sequence[str], roles: Sequence[str] = ("path
         raise DataError(f"{manifest} has more than one column {first_ten(twice)}: rename or remove all but one")
     for role in roles:
         if not _columns_for(role, header):
-            raise DataError(
-                f"{manifest} has no column {role} (or {', '.join(_COLUMNS[role][1:4])}): its columns are "
-                f"{first_ten([visible(name) for name in header])}"
-            )
+            raise _missing(role, manifest, header)
     needed = {name for role in _COLUMNS for name in _columns_for(role, header)}
     return [name for name in header if name in needed]
 
 
-def _read_csv(manifest: Path, choose: _Choose = _needed) -> _Table:
-    """Read the chosen columns of a CSV file; rows are numbered by the line they end on."""
-    try:
-        with (
-            open_regular(manifest, _CSV_BYTES) as raw,
-            io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file,
-        ):
-            lines = _lines(file)
-            start = next(lines, "")
-            delimiter = max("\t;,", key=start.count)
-            reader = csv.reader(itertools.chain([start], lines), delimiter=delimiter, strict=True)
-            header = next((row for row in reader if row), None)
-            if header is None:
-                raise DataError(f"{manifest} is empty: its first line must name the columns path and label")
-            needed = choose(manifest, header)
-            index = [header.index(name) for name in needed]
-            columns: list[list[Any]] = [[] for _ in needed]
-            numbers: list[int] = []
-            ragged: list[int] = []
-            for row in reader:
-                if len(row) == len(header):
-                    for column, n in zip(columns, index, strict=True):
-                        column.append(row[n].strip())
-                    numbers.append(reader.line_num)
-                elif row:
-                    ragged.append(reader.line_num)
-                _check_rows(manifest, len(numbers))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{manifest} cannot be read as a CSV file in UTF-8: {reason}") from error
-    if ragged:
-        raise DataError(f"{manifest}: rows {first_ten(ragged)} do not have the header's {len(header)} columns")
-    return needed, columns, numbers
-
-
-def _lines(file: TextIO) -> Iterator[str]:
-    """Yield lines, without reading more than the limit of one line."""
-    while line := file.readline(_LINE):
-        if len(line) == _LINE and line[-1] not in "\r\n":
-            raise csv.Error(f"it has a line of over {_LINE:,} characters")
-        yield line
-
-
-def _check_rows(manifest: Path, count: int) -> None:
-    if count > _MOST_ROWS:
-        raise DataError(f"{manifest} has {count:,} rows or more, the limit is {_MOST_ROWS:,}: split it up")
-
-
-def _read_parquet(manifest: Path, choose: _Choose = _needed) -> _Table:
-    """Read the chosen columns of a Parquet file; rows are numbered from 0, as in data frames."""
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{manifest} is a Parquet file, and pyarrow is not installed: pip install 'vitreous[table]', or give a CSV"
-        ) from error
-    try:
-        with open_regular(manifest, _PARQUET_BYTES) as raw, pyarrow.parquet.ParquetFile(raw) as file:
-            schema, count = file.schema_arrow, file.metadata.num_rows
-            needed = choose(manifest, schema.names)
-            if choose is _path_and_further:
-                needed = [name for name in needed if _is_plain(schema.field(name).type)]
-            _check_rows(manifest, count)
-            _check_columns(manifest, file, needed)
-            table = file.read(columns=needed)
-            columns = [[_text(cell) for cell in table.column(name).to_pylist()] for name in needed]
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{manifest} cannot be read as a Parquet file: {reason}") from error
-    return needed, columns, list(range(count))
-
-
-def _check_columns(manifest: Path, file: Any, needed: Sequence[str]) -> None:
-    """Raise if a needed column is not text, numbers or booleans, or would decompress to an implausible size."""
-    for name in needed:
-        kind = file.schema_arrow.field(name).type
-        if not _is_plain(kind, binary=True):
-            raise DataError(
-                f"{manifest}: column {name!r} holds {visible(str(kind))[:80]}, it must hold text; name another column "
-                "path or label"
-            )
-    base, each = _TEXT_BYTES
-    for group in (file.metadata.row_group(n) for n in range(file.metadata.num_row_groups)):
-        for column in (group.column(n) for n in range(group.num_columns)):
-            name, size, limit = column.path_in_schema, column.total_uncompressed_size, base + each * group.num_rows
-            if name in needed and size > limit:
-                rows = pluralize(group.num_rows, "row")
-                raise DataError(
-                    f"{manifest}: column {name!r} unpacks to {size:,} bytes in {rows}, the limit is {limit:,}"
-                )
-
-
-def _is_plain(kind: Any, binary: bool = False) -> bool:
-    """Whether a column holds text, numbers or booleans; with ``binary`` also bytes, which may be text."""
-    from pyarrow import types
-
-    plain = (
-        *(types.is_string, types.is_large_string, types.is_string_view),
-        *((types.is_binary, types.is_large_binary) if binary else ()),
-        *(types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null),
+def _missing(role: str, manifest: Path, header: Sequence[str]) -> DataError:
+    several = ". For several labels: a column labels, or one of 0 and 1 for each" if role == "label" else ""
+    return DataError(
+        f"{manifest} has no column {role} (or {', '.join(_COLUMNS[role][1:4])}): its columns are "
+        f"{first_ten([visible(name) for name in header])}{several}"
     )
-    inner = kind.value_type if types.is_dictionary(kind) else kind
-    return any(is_plain(inner) for is_plain in plain)
-
-
-def _text(cell: object) -> str:
-    """Return a cell as text. Parquet contains numbers; pandas stores 3 as 3.0 in a column with missing values."""
-    if isinstance(cell, float):
-        cell = int(cell) if cell.is_integer() else None if math.isnan(cell) else cell
-    if isinstance(cell, bytes):
-        cell = cell.decode("utf-8")
-    return "" if cell is None else str(cell).strip()

@@ -20,16 +20,16 @@ from vitreous.data.config import DataConfig
 from vitreous.data.images.reading import read_image, read_reduced
 from vitreous.data.images.stored import ImagePath, StoredImage, fetch_stored, number_shards, order_by_place
 from vitreous.data.shards.listing import find_shards, list_shards
-from vitreous.data.sources.folders import LAYOUT, list_folder
+from vitreous.data.sources.checks import check_readable, label_all, refuse_several_labels
+from vitreous.data.sources.folders import list_folder
 from vitreous.data.sources.known import KNOWN, PixelSet, load_known
-from vitreous.data.sources.listing import Entry, Listing, first_ten, match_exclusions, ordered_classes, pluralize
+from vitreous.data.sources.listing import Listing, match_exclusions
 from vitreous.data.sources.locating import find_source
 from vitreous.data.sources.manifest import list_manifest
-from vitreous.data.sources.scan import Progress, Scanned, content_hash, scan, unopened
+from vitreous.data.sources.scan import Progress, content_hash, scan, unopened
 from vitreous.data.sources.split import absent_classes, copies_across, held_out, hold_out_val
 from vitreous.data.sources.unlabelled import list_unlabelled
 from vitreous.data.sources.urls import is_store
-from vitreous.errors import DataError
 
 __all__ = ["ImageData", "Split", "fingerprint_of", "list_source", "open_source"]
 
@@ -40,7 +40,7 @@ _ORDER = ("all", "train", "val", "test")
 class Split:
     """The labelled images of one split: files, or pixels in memory."""
 
-    labels: npt.NDArray[np.int64]  # (n,) indices of classes
+    labels: npt.NDArray[np.int64]  # (n,) indices of classes; (n, K) of 0 and 1 if an image may have several
     names: tuple[str, ...]  # of each image: its path relative to the data folder, or `train/17`
     paths: list[ImagePath] | None = None  # None for pixels in memory
     arrays: npt.NDArray[np.uint8] | None = None  # pixels (n, H, W, C); None for files
@@ -113,9 +113,14 @@ class ImageData:
     unreadable: list[tuple[ImagePath, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def several(self) -> bool:
+        """Whether an image may have several labels, or none."""
+        return any(split.labels.ndim == 2 for split in self.splits.values())
+
     def counts(self) -> dict[str, int]:
         """Return the number of images per class, over all splits, in the order of the classes."""
-        total = sum(np.bincount(split.labels, minlength=len(self.classes)) for split in self.splits.values())
+        total = sum(_count(split.labels, len(self.classes)) for split in self.splits.values())
         return dict(zip(self.classes, np.asarray(total).tolist(), strict=True))
 
 
@@ -126,6 +131,7 @@ def open_source(
     record: object = None,
     *,
     needs_labels: bool = True,
+    several: bool = False,
 ) -> ImageData:
     """Open the configured source and check every image.
 
@@ -140,6 +146,7 @@ def open_source(
         record: What the training of a model held out of this source, from its model file; these images become val.
         needs_labels: If False, images without a label have the class :data:`~vitreous.data.sources.listing.UNLABELLED`,
             and no class needs to be in every split.
+        several: Whether an image may have several labels; such data is refused otherwise.
 
     Raises:
         UsageError: If the source is neither a path nor a known dataset.
@@ -149,6 +156,8 @@ def open_source(
     listed = list_source(config, needs_labels=needs_labels)
     if isinstance(listed, PixelSet):
         return _from_pixels(config, listed, record)
+    if not several:
+        refuse_several_labels(config.source, listed)
     return _from_files(config, listed, progress, hold_out, record, needs_labels=needs_labels)
 
 
@@ -230,24 +239,20 @@ def _from_files(
         measured = scan([entry.path for entry in entries[:: len(entries) // 256 + 1]])
     else:
         scanned = measured = scan([entry.path for entry in entries], progress=progress)
-    unreadable = _check_readable(config, entries, scanned)
+    unreadable = check_readable(config, entries, scanned)
     readable = [n for n, file in enumerate(scanned) if not file.facts.reason]
-    all_labels = {entry.label for entry in entries}
+    listed = {entry.label for entry in entries}
     entries, digests = [entries[n] for n in readable], [scanned[n].digest for n in readable]
-    if needs_labels:
-        classes = listing.classes or _classes_of(config.source, entries, least=2 if hold_out else 1)
-    else:
-        classes = listing.classes or ordered_classes({entry.label for entry in entries})
-    lost = all_labels - set(classes)
-    if lost:
-        notes.append(f"classes without a readable image, left out: {first_ten(sorted(lost))}")
-    index = {name: n for n, name in enumerate(classes)}
-    names, labels = [entry.name for entry in entries], np.asarray([index[entry.label] for entry in entries], np.int64)
+    classes, labels, without = label_all(
+        config.source, listing, entries, listed, needs_labels=needs_labels, hold_out=hold_out
+    )
+    notes += without
+    names = [entry.name for entry in entries]
     sides = np.asarray([entry.split or ("train" if hold_out else "all") for entry in entries])
     notes += copies_across(names, digests, sides)
     new_record = None
     if hold_out:
-        strata = labels.tolist() if needs_labels else [0] * len(labels)
+        strata = labels if labels.ndim == 2 else labels.tolist() if needs_labels else [0] * len(labels)
         sides, how, new_record = hold_out_val(config, digests, strata, sides, record)
         notes.append(how)
     notes += absent_classes(classes, labels, sides)
@@ -270,42 +275,6 @@ def _from_files(
     )
 
 
-def _check_readable(
-    config: DataConfig, entries: Sequence[Entry], scanned: Sequence[Scanned]
-) -> list[tuple[ImagePath, str]]:
-    """Return the files that cannot be decoded, with reasons; raise with `strict`, or if no file can be."""
-    files = {entry.path: (entry, file.facts.reason) for entry, file in zip(entries, scanned, strict=True)}
-    bad = [(entry, reason) for entry, reason in files.values() if reason]  # once each: a table may repeat a file
-    named = first_ten([f"{entry.name}: {reason}" for entry, reason in bad], "; ")
-    if len(bad) == len(files):
-        raise DataError(f"{config.source}: none of {pluralize(len(files), 'image')} can be read ({named})")
-    if bad and config.strict:
-        raise DataError(
-            f"{len(bad):,} of {len(files):,} files of {config.source} cannot be read ({named}): "
-            f"repair or remove them, list them in data.exclude, or leave out --strict"
-        )
-    return [(entry.path, str(reason)) for entry, reason in bad]
-
-
-def _classes_of(source: str, entries: Sequence[Entry], least: int) -> tuple[str, ...]:
-    """Return the classes of train, and check that there are enough and that the other splits have no more."""
-    classes = ordered_classes({entry.label for entry in entries if entry.split in (None, "train")})
-    for split in ("val", "test"):
-        unknown = {entry.label for entry in entries if entry.split == split} - set(classes)
-        if unknown:
-            extra = first_ten(sorted(unknown))
-            raise DataError(f"{split} has classes that train does not have: {extra}; train has {first_ten(classes)}")
-    if len(classes) < least:
-        inner = sorted({parts[1] for entry in entries if len(parts := Path(entry.name).parts) > 2 and not entry.split})
-        hint = ""
-        if len(inner) > 1:
-            deeper = os.path.join(source, Path(entries[0].name).parts[0])
-            hint = f"; if {first_ten(inner)} are the classes, give {deeper}"
-        found = f"only one class, {classes[0]!r}" if classes else "no class in train"
-        raise DataError(f"{source} has {found}, at least two are needed: {LAYOUT}{hint}")
-    return classes
-
-
 def _by_split(
     classes: tuple[str, ...],
     names: Sequence[str],
@@ -320,7 +289,7 @@ def _by_split(
     splits, order = {}, hashlib.blake2b(repr(classes).encode(), digest_size=16)
     for name in _ORDER:
         members = np.flatnonzero(sides == name).tolist()
-        rows = [(names[n], int(labels[n]), digests[n]) for n in members]
+        rows = [(names[n], labels[n].tolist(), digests[n]) for n in members]
         order.update(repr((name, rows)).encode())
         if members:
             splits[name] = Split(
@@ -339,6 +308,11 @@ def fingerprint_of(names: Sequence[str], labels: Sequence[str], digests: Sequenc
     for row in sorted(zip(names, labels, digests, strict=True)):
         total.update(repr(row).encode())
     return total.hexdigest()
+
+
+def _count(labels: npt.NDArray[np.int64], classes: int) -> npt.NDArray[np.int64]:
+    """Return the number of images of each class, (K,)."""
+    return labels.sum(axis=0) if labels.ndim == 2 else np.bincount(labels, minlength=classes)
 
 
 def _plain_source_name(source: str) -> str:

@@ -15,7 +15,16 @@ from vitreous.data.config import DataConfig
 from vitreous.data.sources.listing import first_ten, pluralize
 from vitreous.errors import DataError
 
-__all__ = ["absent_classes", "as_recorded", "copies_across", "held_out", "hold_out_val", "record_of", "stratified"]
+__all__ = [
+    "absent_classes",
+    "as_recorded",
+    "copies_across",
+    "held_out",
+    "hold_out_val",
+    "record_of",
+    "stratified",
+    "stratified_sets",
+]
 
 _RECORDED = 12  # hex digits of a content hash in a record: 48 bits, one collision in 3,000 among a million images
 _MOST_RECORDED = 100_000  # images in a record, 1.2 MB of a model file
@@ -25,9 +34,15 @@ _Sides = npt.NDArray[np.str_]
 
 
 def hold_out_val(
-    config: DataConfig, digests: Sequence[str], labels: Sequence[Hashable], sides: _Sides, record: object = None
+    config: DataConfig,
+    digests: Sequence[str],
+    labels: Sequence[Hashable] | npt.NDArray[np.int64],
+    sides: _Sides,
+    record: object = None,
 ) -> tuple[_Sides, str, str | None]:
     """Split val off train by content, if the data has no val of its own.
+
+    ``labels`` are the class of each image, or 0 and 1 for each label, (n, K).
 
     ``record`` is what the training of a model held out, from :func:`record_of`. The images that it names become val,
     and no others, so that val contains no image the model was trained on, even if images were added or moved since. A
@@ -38,12 +53,15 @@ def hold_out_val(
     how, new_record = "as the data has it", None
     if "val" not in sides:
         index = np.flatnonzero(sides == "train")
-        contents, classes = [digests[n] for n in index.tolist()], [labels[n] for n in index.tolist()]
+        contents, classes = [digests[n] for n in index.tolist()], _rows(labels, index)
         recorded = as_recorded(record, contents)
         if recorded.any() and not recorded.all():
             held, how = recorded, "as in the model's training"
         elif config.split == "hash":
             held, how = held_out(contents, config.val_fraction), "by content; the same on every run"
+        elif isinstance(classes, np.ndarray):
+            held = stratified_sets(contents, classes, config.val_fraction)
+            how = "by label and content; the same on every run"
         else:
             held = stratified(contents, classes, config.val_fraction)
             how = "by class and content; the same on every run"
@@ -53,7 +71,8 @@ def hold_out_val(
     counts = {name: int((sides == name).sum()) for name in ("train", "val", "test")}
     for name in ("train", "val"):
         if not counts[name]:
-            largest = max(Counter(labels).values(), default=0)
+            sizes = labels.sum(axis=0).tolist() if isinstance(labels, np.ndarray) else Counter(labels).values()
+            largest = max(sizes, default=0)
             raise DataError(
                 f"{name} has no image: val_fraction is {config.val_fraction:g}, and the largest class has {largest:,} "
                 f"of {pluralize(len(sides), 'image')}; add images, change data.val_fraction, or make folders train/ "
@@ -92,6 +111,34 @@ def stratified(digests: Sequence[str], labels: Sequence[Hashable], fraction: flo
     return held
 
 
+def stratified_sets(digests: Sequence[str], labels: npt.NDArray[np.int64], fraction: float) -> npt.NDArray[np.bool_]:
+    """Mark the images to hold out where each has several labels, (n, K), given content hashes.
+
+    Labels take their share in turn, from the rarest to the most frequent, and last the images without a label, as in
+    Sechidis et al. (2011). Of the k images of a label, ``round(fraction * k)`` are held out, halves rounded up, less
+    those that rarer labels have held out already: the ones with the smallest hashes among the images that no rarer
+    label has. Identical images stay together. The result does not depend on names or order.
+    """
+    exact, n = Fraction(str(fraction)), len(digests)
+    order = np.asarray(sorted(range(n), key=digests.__getitem__), np.int64)
+    copies: dict[str, list[int]] = {}
+    for position, digest in enumerate(digests):
+        copies.setdefault(digest, []).append(position)
+    held, settled = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+    strata = np.concatenate([labels > 0, (labels == 0).all(axis=1, keepdims=True)], axis=1)  # n (K + 1)
+    counts = strata.sum(axis=0)
+    for k in [*np.argsort(counts[:-1], kind="stable").tolist(), strata.shape[1] - 1]:
+        members = order[strata[order, k]]
+        quota = min(math.floor(exact * len(members) + Fraction(1, 2)), len(members) - 1) - int(held[members].sum())
+        for position in members.tolist():
+            together = copies[digests[position]]
+            if not settled[position] and len(together) <= quota:
+                held[together] = True
+                quota -= len(together)
+            settled[together] = True
+    return held
+
+
 def held_out(digests: Sequence[str], fraction: float, salt: int = 0) -> npt.NDArray[np.bool_]:
     """Mark the images to hold out regardless of class: those whose hash, scaled to [0, 1), is below the fraction.
 
@@ -119,11 +166,18 @@ def as_recorded(record: object, digests: Sequence[str]) -> npt.NDArray[np.bool_]
     return np.asarray([digest[:_RECORDED] in contents for digest in digests], np.bool_)
 
 
+def _rows(
+    labels: Sequence[Hashable] | npt.NDArray[np.int64], index: npt.NDArray[np.int64]
+) -> list[Hashable] | npt.NDArray[np.int64]:
+    return labels[index] if isinstance(labels, np.ndarray) else [labels[n] for n in index.tolist()]
+
+
 def absent_classes(classes: Sequence[str], labels: npt.NDArray[np.int64], sides: _Sides) -> list[str]:
     """Note the classes without an image in a split, whose scores there are undefined."""
     notes = []
     for name in sorted(set(sides.tolist())):
-        present = set(labels[sides == name].tolist())
+        here = labels[sides == name]
+        present = set((np.flatnonzero(here.any(axis=0)) if here.ndim == 2 else here).tolist())
         absent = [label for n, label in enumerate(classes) if n not in present]
         if absent:
             notes.append(f"{len(absent):,} of {len(classes):,} classes without a {name} image: {first_ten(absent)}")

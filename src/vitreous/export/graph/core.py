@@ -47,9 +47,9 @@ class Core(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """Return the outputs of :func:`output_names`, then the taps, of pixels (B, C, H, W) from 0 to 255.
 
-        Probabilities, logits and sets are (B, K), features (B, F), unsure (B,). The taps are the values after each
-        layer, in the order of :func:`tap_names`. They become named tensors in the graph, by which verification finds
-        the first layer that differs.
+        Probabilities, logits, sets and labels are (B, K), features (B, F), unsure (B,). The taps are the values after
+        each layer, in the order of :func:`tap_names`. They become named tensors in the graph, by which verification
+        finds the first layer that differs.
         """
         normalised = (pixels.to(torch.float32) / 255 - self.mean) / self.std
         with _recorded(self.model) as seen:
@@ -57,7 +57,7 @@ class Core(nn.Module):
             outputs = [features.to(torch.float32) * 1]  # a new tensor: outputs must be distinct from intermediates
             if self.model.config.num_classes:
                 logits = self.model.head(features).to(torch.float32)
-                outputs = [(logits / self.info.temperature).softmax(1), logits, *outputs, *self._decisions(logits)]
+                outputs = [self.info.probabilities(logits), logits, *outputs, *self._decisions(logits)]
         return (*outputs, normalised, *seen)
 
     def _decisions(self, logits: Tensor) -> Iterator[Tensor]:
@@ -66,13 +66,15 @@ class Core(nn.Module):
             yield is_unsure(self.info.abstention, calibrated)  # (B,)
         if self.info.conformal is not None:
             yield holds(self.info.conformal, calibrated.softmax(1))  # (B, K)
+        if self.info.multilabel is not None:
+            yield self.info.multilabel.present(logits)  # (B, K)
 
 
 def output_names(info: ModelInfo, with_map: bool = False) -> list[str]:
     """Return the names of a graph's outputs, in order; `with_map` adds that of :mod:`.mapped`."""
     if not info.classes:
         return ["features"]
-    decisions = {"unsure": info.abstention, "sets": info.conformal}
+    decisions = {"unsure": info.abstention, "sets": info.conformal, "labels": info.multilabel}
     rules = [name for name, rule in decisions.items() if rule is not None]
     return ["probabilities", "logits", "features", *rules, *([CLASS_MAP] if with_map else [])]
 

@@ -68,7 +68,7 @@ class Reference:
         if not self.info.classes:
             return Expected({"features": features.numpy()}, {})
         logits = self.model.head(features)
-        probabilities = (logits / self.info.temperature).softmax(1)
+        probabilities = self.info.probabilities(logits)
         outputs = {
             "probabilities": probabilities.numpy(),
             "logits": logits.numpy(),
@@ -88,6 +88,10 @@ class Reference:
             probs = calibrated.softmax(1)
             decisions["sets"] = sets.sets(probs)
             close["sets"] = _close_scores(sets, probs.numpy(), margin)
+        if (labels := self.info.multilabel) is not None:
+            probs = labels.probabilities(logits.double())
+            decisions["labels"] = labels.present(logits).numpy()
+            close["labels"] = abs(probs.numpy() - np.array(labels.thresholds)) <= margin
         return decisions, close
 
     @torch.inference_mode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from vitreous.errors import OutputError, UsageError
@@ -15,7 +15,7 @@ from vitreous.report.evaluation.page import page
 from vitreous.report.evaluation.results import EvaluationResult
 from vitreous.report.evaluation.thumbnails import ClassMap, ImageOf
 
-__all__ = ["FILES", "check_report_folder", "write_folder"]
+__all__ = ["FILES", "check_report_folder", "install_folder", "write_folder"]
 
 FILES = ("report.html", "evaluation.json", "per_class.csv", "predictions.csv")
 """The files of a report."""
@@ -59,14 +59,21 @@ def write_folder(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
     """Write the page, evaluation.json and the tables into a folder, and return it; arguments as for `page`."""
-    target = check_report_folder(path, overwrite)
-    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     contents: dict[str, Iterator[str]] = {
         "evaluation.json": iter([to_json(result)]),
         "per_class.csv": per_class_csv(result),
         "predictions.csv": predictions_csv(result),
         "report.html": page(result, image, class_map=class_map, progress=progress),
     }
+    return install_folder(path, contents, overwrite)
+
+
+def install_folder(
+    path: str | os.PathLike[str], contents: Mapping[str, Iterator[str]], overwrite: bool = False
+) -> Path:
+    """Write the :data:`FILES` of a report into a folder, each from its parts, and return the folder."""
+    target = check_report_folder(path, overwrite)
+    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         aside.mkdir()
         for name, parts in contents.items():

@@ -110,7 +110,7 @@ class Computing:
     def describe(self) -> dict[str, Any]:
         """Return what `GET /v1/model` says of the model, as JSON types."""
         info, pipeline = self.source.info, self.source.pipeline
-        rules = {"abstention": info.abstention, "conformal": info.conformal}
+        rules = {"abstention": info.abstention, "conformal": info.conformal, "multilabel": info.multilabel}
         return {
             "classes": list(self.source.classes),
             "features": int(self.source.features),
@@ -216,6 +216,8 @@ def _answer(result: Any) -> Answer:
             record["unsure"] = result.unsure
         if result.set is not None:
             record |= {"set": list(result.set), "set_coverage": result.set_coverage}
+        if result.labels is not None:
+            record["labels"] = list(result.labels)
         return record, b""
     vector = result.vector if isinstance(result, Embedding) else result
     return {}, np.ascontiguousarray(vector, dtype="<f4").tobytes()

@@ -68,7 +68,7 @@ async def predict(
     model: ModelName = None,
     top_k: Annotated[int, Query(ge=1, le=1000, description="Classes per image.")] = 5,
 ) -> Response:
-    """Return the most probable classes of each image; `unsure` and `set` by the thresholds of the model file.
+    """Return the most probable classes of each image; `unsure`, `set` and `labels` by the thresholds of the model file.
 
     If some of several images cannot be read, the others are answered and these have an `error`.
     """

@@ -54,6 +54,9 @@ class OnePrediction(_Document):
     unsure: bool | None = Field(None, description="Below the model's threshold; absent without one.")
     set: list[str] | None = Field(None, description="Classes that hold the true one with the chance set_coverage.")
     set_coverage: float | None = None
+    labels: list[str] | None = Field(
+        None, description="The labels of an image that may have several, by the thresholds of the model; else absent."
+    )
     error: str | None = Field(None, description="Why the image cannot be read; then nothing else is here.")
 
 
@@ -96,6 +99,7 @@ class ModelDocument(BaseModel):
     temperature: float
     abstention: dict[str, Any] | None
     conformal: dict[str, Any] | None
+    multilabel: dict[str, Any] | None
     scores: dict[str, Any]
     license: Any
     maps: bool = Field(description="Whether POST /v1/explain works: an exported graph has no maps.")

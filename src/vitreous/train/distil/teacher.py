@@ -115,6 +115,8 @@ def open_teacher(config: DistilConfig) -> Teacher:
     name, size = (name, None) if row is None else (row.full_id, row.image_size)
     opened = open_with_details(name, OpenOptions(image_size=size))
     info = opened.info
+    if config.targets == "logits":
+        info.require_one_class("a teacher of logits")
     model = opened.model.requires_grad_(False).eval()
     return Teacher(name, opened.family, model, info.pipeline, info.classes, recorded_licence(info.provenance))
 

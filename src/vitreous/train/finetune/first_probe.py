@@ -128,7 +128,8 @@ def compare_with_probe(
     if setup.pretrained is None or probe is None:
         return None
     name, best = probe.best
-    margin = 100 * (selected.scores.top1 - best)
+    top1 = selected.class_scores.top1
+    margin = 100 * (top1 - best)
     if margin >= 0:
         how = f"{margin:.1f} points better than" if margin > 0 else "as good as"
         return Verdict(False, f"fine-tuning is {how} {name} on val", ())
@@ -144,7 +145,7 @@ def compare_with_probe(
             "improve these features. --tune linear or --tune last-1 keeps more of them"
         ]
     text = (
-        f"fine-tuning did worse than {name}: {100 * selected.scores.top1:.1f} % against {100 * best:.1f} % on val, "
+        f"fine-tuning did worse than {name}: {100 * top1:.1f} % against {100 * best:.1f} % on val, "
         f"{-margin:.1f} points less"
     )
     return Verdict(True, text, tuple(reasons))

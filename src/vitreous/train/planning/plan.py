@@ -27,13 +27,13 @@ from vitreous.machine.peak_memory import MemoryMeter
 from vitreous.runs.folder import lock_run_dir
 from vitreous.train.advice import few_images, imbalance_note
 from vitreous.train.assembly import Session, assemble
-from vitreous.train.class_maps import class_map_seconds
 from vitreous.train.config import RunConfig, parse_duration
 from vitreous.train.console import Display
 from vitreous.train.planning.trials import Trials, validation_seconds
 from vitreous.train.recipe_file import recipe_text
-from vitreous.train.results import report_seconds, scoring_seconds
+from vitreous.train.results import scoring_seconds
 from vitreous.train.resume.signals import Signals
+from vitreous.train.run import kit_of
 from vitreous.train.setup import Setup, describe_hardware, describe_model, one_thread_if_tiny, prepare
 from vitreous.train.trainer import silence_lightning
 
@@ -91,7 +91,9 @@ def plan(config: RunConfig, *, explicit: Collection[str] = (), started: float | 
         setup = prepare(dataclasses.replace(config, loggers=(), budget=None), explicit, view)
         meter = MemoryMeter(setup.device)
         with lock_run_dir(Path(folder), recipe_text(setup.config), resume=False) as run_dir:
-            session = assemble(setup, run_dir, silent, Signals(), None, started=started, exit_seconds=0.0)
+            session = assemble(
+                setup, run_dir, silent, Signals(), None, started=started, exit_seconds=0.0, kit=kit_of(setup)
+            )
             start_seconds = time.monotonic() - started
             teacher_seconds = _rehearse_teacher(setup)
             with one_thread_if_tiny(setup):
@@ -115,8 +117,7 @@ def _measure(session: Session, meter: MemoryMeter, budget: float | None, before:
     timed = trials.time_phases()
     trials.record_growth(micro_batch, trials.last_growth)
     validation = validation_seconds(session)
-    reporting = report_seconds(setup.data.splits["val"], len(setup.data.classes))
-    reporting += class_map_seconds(setup, math.inf if budget is None else budget)
+    _, reporting = session.kit.ending(setup, math.inf if budget is None else budget)
     memory = _memory(trials, micro_batch, meter.most())  # after drawing is imported, before larger batches are tried
     largest, checked = trials.largest(micro_batch)
     config, per_epoch = setup.config, loading.steps_per_epoch

@@ -73,6 +73,7 @@ def write_replay(path: Path, setup: Setup, error: NonFiniteStepError) -> None:
             "progress": error.progress,
             "behind": error.behind,
             "teacher": config.distil.teacher,
+            "labels": dataclasses.asdict(config.labels) if setup.data.several else None,
             "auxiliary": config.aux.method if config.aux.method != "none" else None,
             "weights": error.weights,
             "batches": error.batches,
@@ -194,10 +195,7 @@ def _repeat(
                 output = model(views[0]) if targets is not None else model(views).loss
             if first.output is not None:
                 return first.output, f"the output of {first.output} is the first that is not finite"
-            if targets is None:
-                loss = output / parts
-            else:
-                loss = F.cross_entropy(output.float(), targets, weight=stored["class_weights"]) / parts
+            loss = (output if targets is None else _loss(output.float(), targets, stored)) / parts
             if not _is_finite(loss):
                 size = (
                     f"logits up to {output.abs().max():.3g}" if targets is not None else "it arises in the loss itself"
@@ -207,6 +205,16 @@ def _repeat(
         if source := first.gradient or operation:
             return source, f"the gradient at {source} is the first, going backwards from the loss, that is not finite"
     return _check_gradients(model)
+
+
+def _loss(logits: Tensor, targets: Tensor, stored: Mapping[str, Any]) -> Tensor:
+    """Return the mean loss of logits and targets, (B, K) each."""
+    if stored.get("labels") is None:
+        return F.cross_entropy(logits, targets, weight=stored["class_weights"])
+    from vitreous.train.multilabel.config import LabelsConfig
+    from vitreous.train.multilabel.losses import label_loss  # only of runs with several labels
+
+    return label_loss(LabelsConfig(**stored["labels"]), logits, targets)
 
 
 def _check_gradients(model: nn.Module) -> tuple[str, str] | None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vitreous.errors import CheckpointError, VitreousError
-from vitreous.evaluate.metrics import evaluate
+from vitreous.evaluate.any_labels import scores_of
 from vitreous.runs.folder import changed_settings, only_adds_epochs
 from vitreous.train.module import VitModule
 from vitreous.train.recipe_file import recipe_text
@@ -113,7 +113,7 @@ class RunState:
         if self.best is None:
             return None
         logits, labels = self.best["logits"], self.best["labels"]
-        return SelectedWeights(evaluate(logits, labels), logits, labels, self.best["epoch"], self.best["weights"])
+        return SelectedWeights(scores_of(logits, labels), logits, labels, self.best["epoch"], self.best["weights"])
 
 
 _COLUMNS = ("epoch", "step", "lr", "train_loss", "images_per_second", "seconds")  # of metrics.csv, besides the scores

@@ -131,6 +131,8 @@ def _prepare(config: RunConfig, device: torch.device, explicit: Collection[str],
     place, module = team.place, setup.data_module
 
     def check() -> None:
+        if setup.data.several:
+            raise ConfigError("a run on images with several labels uses one process: omit devices, nodes and torchrun")
         if wrong := [rank for rank, each in enumerate(seen) if each != seen[0]]:
             raise DataError(f"process {wrong[0]} sees other images than process 0: give all machines the same data")
         images = module.train_sampler.batch_size // module.accumulate

@@ -1,0 +1,63 @@
+"""Confidence intervals of the scores of several labels, by resampling images. N images, K labels, R resamples."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from vitreous.evaluate.intervals import Interval
+from vitreous.evaluate.multilabel.metrics import MultiLabelScores, check_label_sets
+
+__all__ = ["label_calibration_error", "label_intervals"]
+
+_RESAMPLES = 200
+_TAILS = (2.5, 97.5)  # percentiles of a 95 % interval
+
+Floats = npt.NDArray[np.float64]
+
+
+def label_intervals(scores: MultiLabelScores, logits: Tensor, labels: Tensor, present: Tensor) -> dict[str, Interval]:
+    """Return the scores of calibrated logits, labels and labels given, (N, K) each, with 95 % percentile intervals."""
+    values, true = check_label_sets(logits, labels)
+    has, given = true.numpy().astype(np.float64), present.cpu().numpy().astype(np.float64)
+    n = len(has)
+    rng = np.random.default_rng(0)
+    weights = rng.multinomial(n, np.full(n, 1 / n), size=_RESAMPLES).astype(np.float64)  # R N
+    hits, support, predicted = (weights @ each for each in (has * given, has, given))  # R K
+    drawn = {
+        "mean_ap": _mean_ap(values.numpy(), has, weights),
+        "macro_f1": _f1(hits, support, predicted).mean(axis=1),
+        "micro_f1": _f1(*(each.sum(axis=1) for each in (hits, support, predicted))),
+        "subset_accuracy": weights @ (has == given).all(axis=1) / n,
+    }
+    bounds = {name: np.percentile(each, _TAILS).tolist() for name, each in drawn.items()}
+    return {name: Interval(getattr(scores, name), low, high) for name, (low, high) in bounds.items()}
+
+
+def _f1(hits: Floats, support: Floats, predicted: Floats) -> Floats:
+    return 2 * hits / np.maximum(predicted + support, 1)
+
+
+def _mean_ap(values: Floats, has: Floats, weights: Floats) -> Floats:
+    """Return the mAP of each resample, (R,); images of equal logits keep their order."""
+    total, counted = np.zeros(len(weights)), np.zeros(len(weights))
+    for k in np.flatnonzero(has.any(axis=0)).tolist():
+        order = np.argsort(-values[:, k], kind="stable")
+        drawn = weights[:, order]  # R N
+        positive = drawn * has[order, k]
+        hits = positive.cumsum(axis=1)
+        precision = hits / np.maximum(drawn.cumsum(axis=1), 1)
+        found = hits[:, -1]
+        total += (positive * precision).sum(axis=1) / np.maximum(found, 1)
+        counted += found > 0
+    return total / np.maximum(counted, 1)
+
+
+def label_calibration_error(logits: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Return the calibration error of the probability of each label, with bins of equal width, mean over labels."""
+    calibrated, true = check_label_sets(logits, labels)
+    probabilities, k = calibrated.sigmoid().numpy(), calibrated.shape[1]
+    index = np.minimum((probabilities * bins).astype(np.int64), bins - 1) + np.arange(k) * bins
+    gaps = np.bincount(index.ravel(), (probabilities - true.numpy()).ravel(), bins * k)
+    return float(np.abs(gaps).sum() / probabilities.size)

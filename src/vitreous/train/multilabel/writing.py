@@ -1,0 +1,110 @@
+"""Writes the files of a run with several labels: the model with its calibration and thresholds, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitreous.checkpoint.model_file import ModelInfo
+from vitreous.evaluate.any_labels import AnyScores
+from vitreous.evaluate.multilabel.fitting import cross_fitted, fit_rule
+from vitreous.evaluate.multilabel.metrics import MultiLabelScores, evaluate_labels
+from vitreous.evaluate.multilabel.rule import LabelRule
+from vitreous.report.multilabel.results import LabelInput
+from vitreous.report.multilabel.run import write_labels_report
+from vitreous.train.finetune.first_probe import finetune_report
+from vitreous.train.results import RunWriter, SelectedWeights, SplitScores, copy_weights
+
+__all__ = ["LabelsWriter", "Scored"]
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Calibration and thresholds, and the scores that they give."""
+
+    rule: LabelRule
+    val: MultiLabelScores  # each half with the rule of the other
+    test: MultiLabelScores | None
+    fitted: tuple[Tensor, Tensor]  # calibrated logits and labels given of val, (N, K) each
+
+
+class LabelsWriter(RunWriter):
+    """Writes the files of a run whose images may have several labels."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._rule = LabelRule.plain(len(self.setup.data.classes))
+        self._scored: Scored | None = None
+
+    def fit(self, selected: SelectedWeights, tested: SplitScores | None) -> Scored:
+        """Fit the rule that is saved on the validation split, and score it."""
+        rule, fitted = fit_rule(selected.logits, selected.labels), cross_fitted(selected.logits, selected.labels)
+        test = None
+        if tested is not None:
+            raw = tested.logits.double()
+            test = evaluate_labels(rule.calibrated(raw), tested.labels, rule.present(raw))
+        val = evaluate_labels(fitted[0], selected.labels, fitted[1])
+        self._rule, self._scored = rule, Scored(rule, val, test, fitted)
+        return self._scored
+
+    def save_best(self, selected: SelectedWeights) -> None:
+        """Write the best model so far during training, at most every 10 seconds."""
+        if self.best_is_due:
+            self._save_fitted(selected)
+            self.mark_saved()
+
+    def save_model(self, selected: SelectedWeights, temperature: float, tested: SplitScores | None) -> Path:
+        """Write the model file of a finished run, after :meth:`fit`."""
+        assert self._scored is not None  # `fit` comes first
+        scores = {"val": self._scored.val.summary()}
+        if self._scored.test is not None:
+            scores["test"] = self._scored.test.summary()
+        name, weights, epoch = "model.safetensors", selected.weights, selected.epoch
+        return self._save(name, weights, epoch, 1.0, scores, scored_in="float32")
+
+    def save_interrupted(self, selected: SelectedWeights | None, model: nn.Module) -> Path:
+        """Write the model file of an interrupted run: the best weights, or before any validation the current ones."""
+        if selected is None:
+            return self._save("model.safetensors", copy_weights(model), None, 1.0, {})
+        return self._save_fitted(selected)
+
+    def _save_fitted(self, selected: SelectedWeights) -> Path:
+        scores = {"val": self.fit(selected, None).val.summary()}
+        return self._save("model.safetensors", selected.weights, selected.epoch, 1.0, scores)
+
+    def model_info(
+        self, classes: tuple[str, ...], temperature: float, provenance: Mapping[str, Any], scores: Mapping[str, Any]
+    ) -> ModelInfo:
+        """Return what a model file has beside the weights."""
+        return ModelInfo(classes, self.setup.pipeline, 1.0, provenance, scores, multilabel=self._rule)
+
+    def write_labels_report(
+        self,
+        scored: Scored,
+        selected: SelectedWeights,
+        training_scores: AnyScores,
+        history: Sequence[Mapping[str, Any]],
+        seconds: Mapping[str, float],
+    ) -> dict[str, Any]:
+        """Write report.json, the page and the curves, and return the content of report.json."""
+        setup, split = self.setup, self.setup.data.splits["val"]
+        given = LabelInput(
+            model=self.folder.name,
+            data=setup.config.data.source,
+            split="validation split",
+            classes=setup.data.classes,
+            names=[split.name_of(n) for n in range(len(split))],
+            logits=selected.logits,
+            labels=selected.labels,
+            rule=scored.rule,
+            fitted=scored.fitted,
+            notes=["these images chose the epoch, so the scores are a little high"],
+        )
+        facts = self.run_facts(
+            selected, history, seconds, training_scores.summary(), finetune_report(setup, None, None)
+        )
+        return write_labels_report(self.folder, facts, given, split.image, test=scored.test, history=history)

@@ -1,0 +1,165 @@
+"""Tables whose images have several labels: lists, columns of 0 and 1, and what is held out of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from vitreous.data.config import DataConfig
+from vitreous.data.sources.manifest import list_manifest
+from vitreous.data.sources.opening import open_source
+from vitreous.data.sources.split import stratified_sets
+from vitreous.errors import DataError
+
+SETS = [("cat", "dog"), (), ("dog",), ("bird", "cat")]
+NAMES = [f"{n}.png" for n in range(4)]
+
+
+def labels_of(manifest: Path) -> tuple[tuple[str, ...] | None, list[tuple[str, ...] | None]]:
+    listing = list_manifest(manifest)
+    return listing.classes, [entry.labels for entry in listing.entries]
+
+
+def write_lists(folder: Path, form: str) -> Path:
+    """The same four images as lists in a form."""
+    file = folder / f"m.{form.partition(' ')[0]}"
+    if form == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"path": NAMES, "labels": [list(each) for each in SETS]}), file)
+    elif form == "jsonl":
+        rows = [{"path": name, "labels": list(each)} for name, each in zip(NAMES, SETS, strict=True)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        separator = form.partition(" ")[2]
+        rows = [f'{name},"{separator.join(each)}"' for name, each in zip(NAMES, SETS, strict=True)]
+        file.write_text("\n".join(["path,Labels", *rows]) + "\n")
+    return file
+
+
+@pytest.mark.parametrize("form", ["csv ;", "csv |", "csv  ; ", "parquet", "jsonl"])
+def test_lists_of_every_form_say_the_same(tmp_path, form):
+    assert labels_of(write_lists(tmp_path, form)) == (("bird", "cat", "dog"), SETS)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "parquet of truth", "jsonl"])
+def test_columns_of_0_and_1_in_the_order_of_the_table(tmp_path, form):
+    flags = {name: [int(name in each) for each in SETS] for name in ("dog", "cat", "bird")}
+    file = tmp_path / f"m.{form.partition(' ')[0]}"
+    if form.startswith("parquet"):
+        kind = pyarrow.bool_() if "truth" in form else pyarrow.float64()
+        cells = {name: pyarrow.array(values).cast(kind) for name, values in flags.items()}
+        pyarrow.parquet.write_table(pyarrow.table({"path": NAMES, **cells, "age": [3, 1, 0, 1]}), file)
+    elif form == "jsonl":
+        rows = [{"path": name} | {key: bool(flags[key][n]) for key in flags} for n, name in enumerate(NAMES)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        rows = [",".join([name, *(str(flags[key][n]) for key in flags), str(n)]) for n, name in enumerate(NAMES)]
+        file.write_text("\n".join(["path,dog,cat,bird,age", *rows]) + "\n")
+    classes, found = labels_of(file)
+    assert classes == ("dog", "cat", "bird")
+    assert [set(each or ()) for each in found] == [set(each) for each in SETS]
+    notes = list_manifest(file).notes
+    assert notes == ([] if form == "jsonl" else ["no labels, because a cell is neither 0 nor 1: age"])
+
+
+def test_a_column_of_one_label_comes_first(tmp_path):
+    (tmp_path / "m.csv").write_text("path,label,labels,a,b\nx.png,cat,dog;bird,0,1\n")
+    entry = list_manifest(tmp_path / "m.csv").entries[0]
+    assert (entry.label, entry.labels) == ("cat", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "m.csv",
+            "path,a,b\nx,0,1\ny,,1\nz,1,\n",
+            r"rows 3 have neither 0 nor 1 in column 'a': fill them in, or remove",
+        ),
+        (
+            "m.csv",
+            "path,a,b\nx,0,2\n",
+            r"no column label .*: its columns are path, a, b\. For several labels: a column",
+        ),
+        (
+            "m.jsonl",
+            '{"path": "x", "labels": {"a": 1}}\n',
+            "'labels' must be text, a number or a list of text; lines 1",
+        ),
+        ("m.jsonl", '{"path": ["x"], "label": "a"}\n', "'path' must be text or a number; lines 1"),
+        ("m.jsonl", '{"path": "x", "label": "a"}\n[1]\n', "line 2 is no JSON object"),
+        ("m.jsonl", '{"path": "x", "label": "a"}\n{"path"\n', "cannot be read as JSON lines in UTF-8, line 2"),
+        ("m.jsonl", "\n", "is empty: each line must be a JSON object"),
+    ],
+)
+def test_errors_name_column_and_rows(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        list_manifest(tmp_path / name)
+
+
+def test_held_out_labels_are_the_rarest_first_and_copies_stay_together():
+    """Every label loses its share to within the images that rarer ones have taken; the result needs no order."""
+    rng = np.random.default_rng(0)
+    labels = (rng.random((400, 5)) < (0.02, 0.1, 0.3, 0.5, 0.7)).astype(np.int64)
+    digests = [f"{n:064x}" for n in rng.permutation(400)]
+    for pair in (3, 50, 200):
+        digests[pair], labels[pair] = digests[pair + 1], labels[pair + 1]
+    held = stratified_sets(digests, labels, 0.2)
+    assert (abs(labels[held].sum(0) - 0.2 * labels.sum(0)) <= (2, 2, 3, 8, 12)).all()
+    assert 75 <= held.sum() <= 95
+    assert all(held[pair] == held[pair + 1] for pair in (3, 50, 200))
+    order = rng.permutation(400)
+    again = stratified_sets([digests[n] for n in order], labels[order], 0.2)
+    assert (again == held[order]).all()
+
+
+@pytest.fixture
+def manifest(tmp_path) -> Path:
+    """Forty images with up to three of three labels; the last row is no image."""
+    rng, rows = np.random.default_rng(0), []
+    for n in range(40):
+        Image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(tmp_path / f"{n}.png")
+        rows.append(f"{n}.png," + ";".join(name for name in "abc" if rng.random() < 0.4))
+    (tmp_path / "m.csv").write_text("\n".join(["path,labels", *rows, "gone.png,a"]) + "\n")
+    return tmp_path / "m.csv"
+
+
+def test_an_opened_source_has_a_row_of_0_and_1_for_each_image(manifest):
+    data = open_source(DataConfig(source=str(manifest)), several=True)
+    assert data.several
+    assert (data.classes, len(data.unreadable)) == (("a", "b", "c"), 1)
+    by_name = {entry.name: entry.labels for entry in list_manifest(manifest).entries}
+    for split in data.splits.values():
+        assert split.labels.shape == (len(split), 3)
+        for name, row in zip(split.names, split.labels, strict=True):
+            assert by_name[name] == tuple(c for c, has in zip("abc", row, strict=True) if has)
+    totals = {c: sum(c in (by_name[f"{n}.png"] or ()) for n in range(40)) for c in "abc"}
+    assert data.counts() == totals
+    assert data.fingerprint != open_source(DataConfig(source=str(manifest)), needs_labels=False).fingerprint
+
+
+def test_what_needs_one_label_refuses_several(manifest):
+    with pytest.raises(
+        DataError, match="may have several labels for an image, and this needs one: give a column label"
+    ):
+        open_source(DataConfig(source=str(manifest)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("0.png,train,a\n1.png,train,b\n2.png,val,c", "val has labels that no train image has: c; train has a, b"),
+        ("0.png,train,a\n1.png,val,", "has only one label, 'a', at least two labels are needed: for a single one"),
+        ("0.png,train,\n1.png,val,", "has no train image with a label, at least two labels are needed"),
+    ],
+)
+def test_labels_that_cannot_be_learnt_are_refused(manifest, rows, message):
+    manifest.write_text(f"path,split,labels\n{rows}\n")
+    with pytest.raises(DataError, match=message):
+        open_source(DataConfig(source=str(manifest)), several=True)

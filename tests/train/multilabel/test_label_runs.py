@@ -1,0 +1,335 @@
+"""A run on images with several labels, and what every verb does with its model."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitreous
+from vitreous.checkpoint.model_file import load_model, save_model
+from vitreous.cli.main import main
+from vitreous.data.augment.mixing import smooth_targets
+from vitreous.data.sources.manifest import list_manifest
+from vitreous.engines.check import CHECKED, agreement
+from vitreous.engines.torch_engine import TorchEngine
+from vitreous.evaluate.multilabel.fitting import cross_fitted
+from vitreous.evaluate.multilabel.metrics import evaluate_labels
+from vitreous.evaluate.multilabel.rule import LabelRule
+from vitreous.export.graph.core import Core, output_names
+from vitreous.inspection.explain import explain
+from vitreous.report.batch_figure import _label_lines
+from vitreous.report.fonts import FontSet
+from vitreous.serve.engine.computing import Computing
+from vitreous.train.module import VitModule
+
+COLOURS = ("red", "green", "blue")
+SMALL = [
+    *("--start", "none", "--model.width", "32", "--model.depth", "1", "--model.heads", "2", "--model.image_size", "16"),
+    *("--model.patch_size", "4", "--model.stem", "patch", "--precision", "float32", "--device", "cpu"),
+]
+TRAINED = [*SMALL, "--epochs", "6", "--optim.lr", "5e-3", "--augment.cutmix", "0", "--augment.policy", "none"]
+
+
+def write_images(folder: Path, count: int, seed: int = 0) -> Path:
+    """Write images with a patch for each of their colours, none to three, and a manifest."""
+    rng, rows = np.random.default_rng(seed), []
+    for n in range(count):
+        pixels, has = rng.integers(90, 120, (16, 16, 3), dtype=np.uint8), rng.random(3) < 0.45
+        corners = rng.permutation([(0, 0), (0, 8), (8, 0), (8, 8)])
+        for colour, (top, left) in zip(np.flatnonzero(has), corners, strict=False):
+            pixels[top : top + 8, left : left + 8, colour] = 255
+        Image.fromarray(pixels).save(folder / f"{n}.png")
+        split = "test" if n % 4 == 0 else "train"
+        rows.append((f"{n}.png", split, *has.astype(int)))
+    with (folder / "m.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "split", *COLOURS), *rows])
+    return folder / "m.csv"
+
+
+def read_rows(file: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> SimpleNamespace:
+    """A trained run, its manifest, and the folder of its images."""
+    folder = tmp_path_factory.mktemp("colours")
+    manifest = write_images(folder, 400)
+    out = folder / "run"
+    assert main(["train", str(manifest), *TRAINED, "--out", str(out)]) == 0
+    return SimpleNamespace(folder=folder, manifest=manifest, run=out, model=out / "model.safetensors")
+
+
+def test_the_model_is_useful_and_its_file_says_how_it_decides(trained):
+    report = json.loads((trained.run / "report.json").read_text())
+    assert report["scores"]["test"]["mean_ap"] > 0.9  # chance is the share of a label, 0.45
+    assert report["scores"]["test"]["macro_f1"] > 0.8
+    _, info = load_model(trained.model)
+    assert (info.classes, info.format_version, info.temperature) == (COLOURS, 3, 1.0)
+    assert info.multilabel is not None
+    assert info.multilabel.to_dict() == report["multilabel"]
+    assert info.scores["test"]["mean_ap"] == pytest.approx(report["scores"]["test"]["mean_ap"])
+    rows = read_rows(trained.run / "metrics.csv")
+    assert float(rows[-1]["val_log_loss"]) < float(rows[0]["val_log_loss"])
+    assert float(rows[-1]["val_mean_ap"]) > 0.9
+    assert "val_top1" not in rows[0]
+
+
+def test_the_scores_of_the_report_are_those_of_the_saved_model(trained):
+    """Test scores by the stored rule, val scores of each half by the rule of the other."""
+    report = json.loads((trained.run / "report.json").read_text())
+    classifier = vitreous.load(trained.model, engine="torch", device="cpu")
+    data = vitreous.data.sources.opening.open_source(
+        vitreous.data.config.DataConfig(source=str(trained.manifest)), several=True
+    )
+    for name in ("val", "test"):
+        split = data.splits[name]
+        logits = torch.from_numpy(classifier.logits([str(path) for path in split.paths]))
+        rule, labels = classifier.info.multilabel, torch.from_numpy(split.labels)
+        given = cross_fitted(logits, labels) if name == "val" else (rule.calibrated(logits), rule.present(logits))
+        scores = evaluate_labels(given[0], labels, given[1]).summary()
+        assert {key: report["scores"][name][key] for key in scores} == pytest.approx(scores, rel=1e-4, abs=1e-6)
+
+
+def test_predictions_have_the_labels_at_or_above_their_thresholds(trained, capsys):
+    classifier = vitreous.load(trained.model, engine="torch", device="cpu")
+    rule, paths = classifier.info.multilabel, [str(trained.folder / f"{n}.png") for n in range(12)]
+    logits = torch.from_numpy(classifier.logits(paths)).double()
+    found = classifier.predict(paths, top_k=3)
+    for row, each in zip(logits, found, strict=True):
+        chances = dict(zip(COLOURS, rule.probabilities(row).tolist(), strict=True))
+        assert dict(each.top) == pytest.approx(chances, abs=1e-5)
+        expected = {name for name, t in zip(COLOURS, rule.thresholds, strict=True) if chances[name] >= t}
+        assert set(each.labels) == expected
+        assert list(each.labels) == [name for name, _ in each.top if name in expected]
+    assert len({each.labels for each in found}) > 3
+    for form in ("jsonl", "csv"):
+        assert main(["predict", str(trained.model), *paths, "--format", form, "--engine", "torch"]) == 0
+        text = capsys.readouterr().out
+        rows = map(json.loads, text.splitlines()) if form == "jsonl" else csv.DictReader(io.StringIO(text))
+        written = [row["labels"] if form == "jsonl" else json.loads(row["labels"]) for row in rows]
+        assert written == [list(each.labels) for each in found]
+
+
+def test_mirror_images_average_probabilities_not_logits(trained):
+    plain, doubled = (vitreous.load(trained.model, engine="torch", device="cpu", tta=tta) for tta in (False, True))
+    image = Image.open(trained.folder / "5.png")
+    views = [
+        dict(plain.predict(each, top_k=3).top) for each in (image, image.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+    ]
+    mean = {name: (views[0][name] + views[1][name]) / 2 for name in COLOURS}
+    assert dict(doubled.predict(image, top_k=3).top) == pytest.approx(mean, abs=1e-5)
+
+
+def test_evaluate_writes_the_same_scores_everywhere(trained, tmp_path, capsys):
+    words = ["evaluate", str(trained.model), str(trained.manifest), "--engine", "torch"]
+    assert main([*words, "--report", str(tmp_path / "r"), "--json", str(tmp_path / "e.json")]) == 0
+    text, document = capsys.readouterr().out, json.loads((tmp_path / "e.json").read_text())
+    assert f"mAP         {document['scores']['mean_ap']:.4f}" in text
+    report = json.loads((tmp_path / "r" / "evaluation.json").read_text())
+    assert report["scores"] == document["scores"]
+    assert document["scores"]["mean_ap"] == pytest.approx(
+        json.loads((trained.run / "report.json").read_text())["scores"]["test"]["mean_ap"]
+    )
+    table = read_rows(tmp_path / "r" / "per_class.csv")
+    assert [row["label"] for row in table] == list(COLOURS)
+    assert sum(float(row["average_precision"]) for row in table) / 3 == pytest.approx(document["scores"]["mean_ap"])
+    rows = read_rows(tmp_path / "r" / "predictions.csv")
+    truth = {entry.name: list(entry.labels) for entry in list_manifest(trained.manifest).entries}
+    assert all(json.loads(row["true"]) == truth[row["image"]] for row in rows)
+    right = [json.loads(row["true"]) == json.loads(row["predicted"]) for row in rows]
+    assert sum(right) / len(right) == pytest.approx(document["scores"]["subset_accuracy"])
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert f'data-key="mean_ap"><b>{document["scores"]["mean_ap"]:.4f}' in page
+    assert "Missed labels" in page or "Wrong labels" in page
+
+
+def test_calibrate_fits_the_rule_again_and_leaves_the_weights(trained, tmp_path):
+    """A rule that was spoilt is found again on val, where training fitted it."""
+    model, info = load_model(trained.model)
+    spoilt = dataclasses.replace(info, multilabel=LabelRule.plain(3))
+    save_model(tmp_path / "m.safetensors", model, spoilt)
+    words = ["calibrate", str(tmp_path / "m.safetensors"), str(trained.manifest), "--json", str(tmp_path / "c.json")]
+    assert main(words) == 0
+    again, fitted = load_model(tmp_path / "m.safetensors")
+    assert fitted.multilabel.thresholds == pytest.approx(info.multilabel.thresholds, abs=1e-3)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+    document = json.loads((tmp_path / "c.json").read_text())
+    assert document["after"]["macro_f1"] >= document["before"]["macro_f1"] - 0.05
+    assert document["multilabel"] == fitted.multilabel.to_dict()
+
+
+def test_the_graph_decides_as_the_predictor_and_an_exported_file_too(trained, tmp_path):
+    """The outputs of the graph in PyTorch, and of a file that is written and verified."""
+    pytest.importorskip("onnxruntime")
+    classifier = vitreous.load(trained.model, engine="torch", device="cpu")
+    paths = [str(trained.folder / f"{n}.png") for n in range(8)]
+    pixels = np.stack([np.asarray(Image.open(path)) for path in paths])
+    assert main(["export", str(trained.model), str(tmp_path / "m.onnx"), "--to", "onnx"]) == 0
+    exported = vitreous.load(tmp_path / "m.onnx")
+    assert exported.info.multilabel == classifier.info.multilabel
+    names, core = output_names(classifier.info), Core(classifier.model, classifier.info).eval()
+    with torch.inference_mode():
+        in_torch = dict(zip(names, core(torch.from_numpy(pixels).permute(0, 3, 1, 2)), strict=False))
+    graphs = ({name: each.numpy() for name, each in in_torch.items()}, exported.exported.run_prepared(pixels))
+    for n, expected in enumerate(classifier.predict(paths, 3)):
+        for graph in graphs:
+            chances = dict(zip(COLOURS, graph["probabilities"][n].tolist(), strict=True))
+            assert chances == pytest.approx(dict(expected.top), abs=1e-4)
+            assert {name for name, has in zip(COLOURS, graph["labels"][n], strict=True) if has} == set(expected.labels)
+        assert exported.predict(paths[n]).labels == expected.labels
+
+
+def test_an_engine_whose_logits_are_shifted_agrees_only_on_a_softmax(trained):
+    model, info = load_model(trained.model)
+    plain, images = TorchEngine(model, "float32"), torch.randn(3, 3, 16, 16)
+
+    class Shifted:
+        name, precision = "shifted", "float32"
+
+        def __call__(self, images):
+            logits, features = plain(images)
+            return logits + 1, features
+
+    found = [agreement(Shifted(), images, plain(images), 1.0, rule) for rule in (None, info.multilabel)]
+    assert [each.within(CHECKED["float32"]) for each in found] == [True, False]
+    assert agreement(plain, images, plain(images), 1.0, info.multilabel).within(CHECKED["float32"])
+
+
+def test_a_service_and_a_watched_folder_give_labels(trained, tmp_path):
+    path = trained.folder / "1.png"
+    served = Computing(str(trained.model), {"engine": "torch", "device": "cpu"}, convert=False)
+    expected = vitreous.load(trained.model, engine="torch", device="cpu").predict(path)
+    ((record, _),) = served.compute("predict", [served.decode(path.read_bytes())], 2)
+    assert record["labels"] == list(expected.labels)
+    assert served.describe()["multilabel"]["thresholds"] == list(served.source.info.multilabel.thresholds)
+    (tmp_path / "1.png").write_bytes(path.read_bytes())
+    words = ["watch", str(tmp_path), "--model", str(trained.model), "--once", "--settle", "0.01", "--engine", "torch"]
+    assert main(words) == 0
+    (row,) = read_rows(tmp_path / "predictions.csv")
+    assert json.loads(row["labels"]) == list(expected.labels)
+
+
+def test_a_map_of_any_label_has_its_own_probability(trained):
+    classifier, path = vitreous.load(trained.model, engine="torch", device="cpu"), trained.folder / "2.png"
+    chances = dict(classifier.predict(path, 3).top)
+    found = {name: explain(classifier, path, name) for name in COLOURS}
+    assert {name: each.probability for name, each in found.items()} == pytest.approx(chances, abs=1e-5)
+    assert not math.isclose(float(abs(found["red"].patches - found["blue"].patches).max()), 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("calibrate MODEL DATA --precision 0.9", "--precision is a promise about one class of each image"),
+        (
+            "evaluate MODEL DATA --report OUT/r --robustness",
+            "--robustness needs a model that gives each image one class",
+        ),
+        ("convert MODEL OUT/t --to timm", "--to timm needs a model that gives each image one class"),
+        ("export MODEL OUT/p.html --to web", "a page needs a model that gives each image one class"),
+        ("export MODEL OUT/m.onnx --to onnx --check DATA", "--check with labelled images needs a model that gives"),
+        (
+            "select MODEL FOLDER --count 2 --method uncertainty -o OUT/s.csv",
+            "--method uncertainty needs a model that gives each image",
+        ),
+        ("probe MODEL DATA", "may have several labels for an image, and this needs one"),
+        ("audit DATA", "may have several labels for an image, and this needs one"),
+        (
+            "train DATA --teacher MODEL --distil.targets logits",
+            "a teacher of logits needs a model that gives each image",
+        ),
+        (
+            "train DATA --aux mae",
+            "aux mae needs one class of each image, but an image of this data may have several labels",
+        ),
+        ("train DATA --class-weights inverse", "class_weights inverse weights one class of each image"),
+        ("train DATA --balanced-sampling", "balanced_sampling draws by the one class of each image"),
+        (
+            "train digits --select mean_ap",
+            "select mean_ap is for images with several labels, and digits has one of each",
+        ),
+    ],
+)
+def test_what_needs_one_class_refuses_with_one_sentence(trained, tmp_path, capsys, words, message):
+    places = {"MODEL": trained.model, "DATA": trained.manifest, "FOLDER": trained.folder, "OUT": tmp_path}
+    for name, place in places.items():
+        words = words.replace(name, str(place))
+    extra = [*SMALL, "--out", str(tmp_path / "run")] if words.startswith("train") else []
+    assert main([*words.split(), *extra]) in (1, 2)
+    error = capsys.readouterr().err
+    assert message in " ".join(error.split())
+    assert "Traceback" not in error
+    assert not [path for path in tmp_path.iterdir() if path.name != "run" or any(path.iterdir())]
+
+
+@pytest.mark.parametrize("mode", ["full", "linear"])
+def test_a_trained_model_is_tuned_to_other_labels(trained, tmp_path, mode):
+    folder = tmp_path / "few"
+    folder.mkdir()
+    manifest = write_images(folder, 60, seed=1)
+    lines = manifest.read_text().replace("red,green,blue", "warm,fresh,cold")
+    manifest.write_text(lines)
+    words = ["finetune", str(manifest), "--from", str(trained.run), "--tune", mode, "--epochs", "3", "--device", "cpu"]
+    assert main([*words, "--labels.loss", "asymmetric", "--precision", "float32", "--out", str(tmp_path / "run")]) == 0
+    _, info = load_model(tmp_path / "run" / "model.safetensors")
+    assert info.classes == ("warm", "fresh", "cold")
+    assert info.provenance["config"]["labels"]["loss"] == "asymmetric"
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["finetune"]["mode"] == mode
+
+
+def test_a_killed_run_resumes_to_the_same_model(runs, trained, tmp_path):
+    from vitreous.cli.verbs.train import configure
+
+    words = [str(trained.manifest), *SMALL, "--epochs", "2", "--batch_size", "64"]
+    configs = [dataclasses.replace(configure(words)[0], out=str(tmp_path / name)) for name in ("whole", "broken")]
+    runs.train(configs[0])
+    runs.broken_off(configs[1], 5)
+    _, text = runs.train(configs[1], resume=True)
+    assert "continues from epoch 2" in text
+    models = [load_model(tmp_path / name) for name in ("whole", "broken")]
+    assert all(torch.equal(a, b) for a, b in zip(*(m.state_dict().values() for m, _ in models), strict=True))
+    assert models[0][1].multilabel == models[1][1].multilabel
+
+
+def test_a_step_that_diverges_is_replayed_with_the_loss_of_several_labels(trained, tmp_path, monkeypatch, capsys):
+    original = VitModule.on_train_start
+
+    def spoiled(self):
+        original(self)
+        with torch.no_grad():
+            self.model.head.weight.fill_(1e38)
+
+    monkeypatch.setattr(VitModule, "on_train_start", spoiled)
+    assert main(["train", str(trained.manifest), *SMALL, "--epochs", "1", "--out", str(tmp_path / "run")]) == 1
+    assert load_model(tmp_path / "run" / "last-good.safetensors")[1].multilabel == LabelRule.plain(3)
+    capsys.readouterr()
+    assert main(["replay", str(tmp_path / "run" / "nonfinite.replay"), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["module"] is not None
+
+
+def test_a_plan_and_a_batch_are_shown_without_training(trained, tmp_path, capsys):
+    words = [str(trained.manifest), *SMALL, "--epochs", "2"]
+    assert main(["plan", *words, "--json", str(tmp_path / "plan.json")]) == 0
+    assert json.loads((tmp_path / "plan.json").read_text())
+    assert main(["train", *words, "--show-batch", str(tmp_path / "b.png")]) == 0
+    with Image.open(tmp_path / "b.png") as drawn:
+        assert drawn.width > 100
+
+
+def test_a_batch_names_the_labels_of_each_image():
+    fonts = FontSet(["a", "b", "c"])
+    targets = smooth_targets(torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1]]), 3, 0.1)
+    mixed = targets[0].lerp(targets[1], 0.25)
+    lines = [_label_lines(target, ["a", "b", "c"], fonts) for target in (*targets, mixed)]
+    assert lines == [["a", "c"], ["no label"], ["a", "b", "c"], ["a 0.75", "c 0.75"]]
