@@ -1,7 +1,7 @@
 """How Sphinx builds the site: `sphinx-build -b html docs docs/_build`, after `pip install -e '.[docs]'`.
 
-The pages of the reference are written by `reference_pages` first, and `lean_styles` then drops what no page needs. Nothing of the
-site asks another host for anything.
+The pages of the reference are written by `reference_pages` first, and `lean_styles` drops what no page needs.
+Nothing of the site asks another host for anything.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ author = "the authors of Vitreous"
 copyright = author
 version = release = vitreous.__version__
 
-extensions = ["myst_parser", "sphinx_design", "sphinx_copybutton", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_parser",
+    "sphinx_design",
+    "sphinx_copybutton",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "mathml",
+]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline"]
 myst_heading_anchors = 4
 exclude_patterns = ["_build", "images", "templates"]
@@ -41,6 +48,8 @@ autodoc_default_options = {"no-value": True}
 add_module_names = False
 copybutton_prompt_text = "$ "
 
+html_math_renderer = "mathml"
+html_domain_indices = False
 html_theme = "pydata_sphinx_theme"
 html_title = "Vitreous"
 html_static_path = ["static"]
@@ -69,7 +78,7 @@ def setup(app: Sphinx) -> None:
 
 
 def _drop_foreign_types(tree: nodes.document) -> None:
-    """Turn the links of types that others define into text at once; looking for each takes half of the build's time."""
+    """Turn links to types of other packages into text: looking for each of them takes a fifth of a build's time."""
     ours = {name for names in public_names().values() for name in names}
     for link in list(tree.findall(addnodes.pending_xref)):
         if link.get("reftype") in ("class", "exc", "obj") and link["reftarget"].rpartition(".")[2] not in ours:
@@ -79,7 +88,8 @@ def _drop_foreign_types(tree: nodes.document) -> None:
 def _finish(built: Path) -> None:
     """Copy the figures that pages name in HTML, and drop what no page loads."""
     shutil.copytree(HERE / "images", built / "images", dirs_exist_ok=True)
-    shutil.rmtree(built / "_static" / "vendor", ignore_errors=True)  # the icon font, and its scripts below
-    for unused in (built / "_static" / "scripts").glob("fontawesome.js*"):
+    static = built / "_static"
+    shutil.rmtree(static / "vendor", ignore_errors=True)  # the icon font, and its scripts below
+    for unused in [*static.glob("scripts/fontawesome.js*"), *static.glob("webpack-macros.html")]:
         unused.unlink()
     lean_styles.lean_styles(built)
