@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from browser import Browser, browser, static_host, wait
+from reference_pages.names import public_names
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 WRITTEN = sorted(
@@ -102,6 +103,13 @@ def test_every_figure_has_a_text(pages: dict[Path, _Page]) -> None:
     images = [image for page in pages.values() for image in page.images]
     assert len(images) >= 10
     assert [image["src"] for image in images if len(image.get("alt", "")) < 20] == []
+
+
+def test_every_public_name_is_on_a_page(pages: dict[Path, _Page]) -> None:
+    """What Sphinx made of the names: it may leave out what it is asked for."""
+    listed = {f"{module}.{name}" for module, names in public_names().items() for name in names if module != "vitreous"}
+    assert len(listed) > 1000
+    assert listed - set().union(*(page.ids for page in pages.values())) == set()
 
 
 def test_every_icon_is_drawn(pages: dict[Path, _Page], site: Path) -> None:
