@@ -21,5 +21,5 @@ def _visit_math(translator: Any, node: nodes.math) -> None:
 
 
 def _visit_math_block(translator: Any, node: nodes.math_block) -> None:
-    translator.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>\n')
+    translator.body.append(f'<div class="formula">{tex2mathml(node.astext(), as_block=True)}</div>\n')
     raise nodes.SkipNode

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vitreous.predictor import Classifier, load
 
 try:
-    from vitreous._version import __version__  # written by a build, from the tag
+    from vitreous._version import __version__ as __version__  # written by a build, from the tag
 except ImportError:  # a source tree that was never built
     __version__ = "0+unknown"
 __all__ = [
