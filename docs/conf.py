@@ -1,6 +1,7 @@
 """How Sphinx builds the site: `sphinx-build -b html docs docs/_build`, after `pip install -e '.[docs]'`.
 
-The pages of the reference are written by `reference_pages` first. Nothing of the site asks another host for anything.
+The pages of the reference are written by `reference_pages` first, and `lean_styles` drops what no page needs.
+Nothing of the site asks another host for anything.
 """
 
 from __future__ import annotations
@@ -9,23 +10,35 @@ import shutil
 import sys
 from pathlib import Path
 
+from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import lean_styles  # noqa: E402
 import reference_pages  # noqa: E402
 import vitreous  # noqa: E402
+from reference_pages.names import public_names  # noqa: E402
 
 project = "Vitreous"
 author = "the authors of Vitreous"
 copyright = author
 version = release = vitreous.__version__
 
-extensions = ["myst_parser", "sphinx_design", "sphinx_copybutton", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_parser",
+    "sphinx_design",
+    "sphinx_copybutton",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "mathml",
+]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline"]
 myst_heading_anchors = 4
-exclude_patterns = ["_build", "images"]
+exclude_patterns = ["_build", "images", "templates"]
+templates_path = ["templates"]
 suppress_warnings = ["myst.header", "ref.python"]  # names that a package exports again have two places
 
 default_role = "code"  # docstrings write `name`
@@ -35,12 +48,17 @@ autodoc_default_options = {"no-value": True}
 add_module_names = False
 copybutton_prompt_text = "$ "
 
+html_math_renderer = "mathml"
+html_domain_indices = False
 html_theme = "pydata_sphinx_theme"
 html_title = "Vitreous"
 html_static_path = ["static"]
-html_css_files = ["site.css"]
+html_css_files = ["icons.css", "site.css"]
+html_favicon = "static/icon.svg"
+html_context = {"default_mode": "auto"}
 html_show_sourcelink = False
 html_copy_source = False
+html_show_search_summary = False  # it would fetch every page that is found, which a page opened as a file may not
 html_theme_options = {
     "navbar_align": "left",
     "navbar_end": ["theme-switcher"],
@@ -53,10 +71,25 @@ html_sidebars = {"index": []}
 
 
 def setup(app: Sphinx) -> None:
-    """Write the generated pages before the sources are read, and copy the figures that pages name in HTML."""
+    """Write the generated pages before the sources are read, and finish what was built."""
     app.connect("config-inited", lambda *_: reference_pages.write(HERE / "reference" / "generated"))
-    app.connect("build-finished", lambda app, _: _copy_figures(Path(app.outdir)))
+    app.connect("doctree-read", lambda _, tree: _drop_foreign_types(tree))
+    app.connect("build-finished", lambda app, _: _finish(Path(app.outdir)), priority=900)  # after the theme
 
 
-def _copy_figures(built: Path) -> None:
+def _drop_foreign_types(tree: nodes.document) -> None:
+    """Turn links to types of other packages into text: looking for each of them takes a fifth of a build's time."""
+    ours = {name for names in public_names().values() for name in names}
+    for link in list(tree.findall(addnodes.pending_xref)):
+        if link.get("reftype") in ("class", "exc", "obj") and link["reftarget"].rpartition(".")[2] not in ours:
+            link.replace_self(link.children)
+
+
+def _finish(built: Path) -> None:
+    """Copy the figures that pages name in HTML, and drop what no page loads."""
     shutil.copytree(HERE / "images", built / "images", dirs_exist_ok=True)
+    static = built / "_static"
+    shutil.rmtree(static / "vendor", ignore_errors=True)  # the icon font, and its scripts below
+    for unused in [*static.glob("scripts/fontawesome.js*"), *static.glob("webpack-macros.html")]:
+        unused.unlink()
+    lean_styles.lean_styles(built)

@@ -2,6 +2,7 @@
 
     python docs/run_pages.py                          # all pages; each in an empty folder that is removed afterwards
     python docs/run_pages.py docs/tutorials/first-model.md
+    python docs/run_pages.py --minutes 15             # end there, even within a block; what is left has failed
 
 The blocks of a page run in order, in one folder: Bash with `set -e`, and Python in one namespace. Where tabs show a
 step on the command line and in Python, both run. Blocks in other languages, such as ```console, are not run. Two kinds
@@ -15,6 +16,7 @@ Exit code 1 if a block fails, a number leaves its range, or a page takes longer 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
@@ -48,22 +50,56 @@ class PageError(Exception):
     """A block or a statement of a page does not hold."""
 
 
+class _OutOfTimeError(BaseException):
+    """All pages together took too long; no page can catch it."""
+
+
 def main(arguments: list[str]) -> int:
     """Run the pages that are named, or all; return the exit code."""
-    failures = []
-    for page in [Path(name).resolve() for name in arguments] or PAGES:
-        started = time.monotonic()
-        try:
-            steps = run_page(page)
-        except PageError as error:
-            failures.append(page.name)
-            print(f"{page.relative_to(HERE)}: {error}", flush=True)
-        else:
-            if steps:
-                print(f"{page.relative_to(HERE)}: {steps} steps, {time.monotonic() - started:.0f} s", flush=True)
-    if failures:
-        print(f"failed: {', '.join(failures)}")
-    return bool(failures)
+    parser = argparse.ArgumentParser(description="Run the blocks of pages as published, and check what they state.")
+    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="Markdown files; all if none is named")
+    parser.add_argument("--minutes", type=float, help="for all pages together")
+    options = parser.parse_args(arguments)
+    pages = [page.resolve() for page in options.pages] or PAGES
+    failed, begun = [], time.monotonic()
+    with _ends_after(options.minutes):
+        for number, page in enumerate(pages):
+            started = time.monotonic()
+            try:
+                steps = run_page(page)
+            except PageError as error:
+                failed.append(page)
+                print(f"{page.relative_to(HERE)}: {error}", flush=True)
+            except _OutOfTimeError:
+                print(
+                    f"{page.relative_to(HERE)}: all pages together take more than {options.minutes:g} minutes",
+                    flush=True,
+                )
+                failed += pages[number:]
+                break
+            else:
+                if steps:
+                    print(f"{page.relative_to(HERE)}: {steps} steps, {time.monotonic() - started:.0f} s", flush=True)
+    print(f"{len(pages)} pages, {(time.monotonic() - begun) / 60:.1f} minutes")
+    if failed:
+        print(f"failed: {', '.join(page.name for page in failed)}")
+    return bool(failed)
+
+
+@contextlib.contextmanager
+def _ends_after(minutes: float | None) -> Iterator[None]:
+    """Raise in the main thread when the time is over, whatever a page does then."""
+
+    def end(*_: object) -> None:
+        raise _OutOfTimeError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, 60 * (minutes or 0))  # 0 is no timer
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def run_page(page: Path) -> int:
@@ -94,7 +130,11 @@ def _run_shell(code: str, where: str, shells: list[int], names: dict[str, Any]) 
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(words, text=True, start_new_session=True, env=_environment(), **pipes) as process:
         shells.append(process.pid)
-        said, _ = process.communicate()
+        try:
+            said, _ = process.communicate()
+        except BaseException:  # leaving this block waits for the process
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
     if process.returncode:
         raise PageError(f"{where} ended with {process.returncode}\n{code}{said[-3000:]}")
 
@@ -104,6 +144,8 @@ def _run_python(code: str, where: str, shells: list[int], names: dict[str, Any])
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             exec(compile("\n" + code, where, "exec"), names)
+    except _OutOfTimeError:
+        raise
     except BaseException as error:  # a page may raise SystemExit too
         raise PageError(f"{where} failed\n{said.getvalue()[-2000:]}{traceback.format_exc()}") from error
 

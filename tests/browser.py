@@ -1,17 +1,23 @@
-"""A headless Chromium, driven over a pipe by the DevTools protocol: no port, no driver, no library."""
+"""A headless Chromium, driven over a pipe by the DevTools protocol: no port, no driver, no library.
+
+Beside it a host of static files, for pages that may not be opened as files.
+"""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import functools
+import http.server
 import itertools
 import json
 import os
 import select
 import shutil
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +74,9 @@ class Browser:
         return found["result"].get("value")
 
     def key(self, name: str) -> None:
-        code = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}[name]
+        code = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}[
+            name
+        ]
         text = {"text": "\r"} if name == "Enter" else {}
         for kind, more in (("keyDown" if text else "rawKeyDown", text), ("keyUp", {})):
             self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code, **more)
@@ -147,3 +155,45 @@ def browser(folder: Path) -> Iterator[Browser]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def wait(view: Browser, expression: str, seconds: float = 60) -> Any:
+    """Evaluate until the value is true, and return it."""
+    end = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(AssertionError):  # in between two documents
+            if value := view.js(expression):
+                return value
+        assert time.monotonic() < end, f"not within {seconds} s: {expression}; {state(view)}"
+        time.sleep(0.05)
+
+
+def state(view: Browser) -> str:
+    """What the page says, for messages."""
+    return str(view.js("document.body?.innerText.slice(0, 600)"))
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    headers_sent: Mapping[str, str] = {}
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def end_headers(self) -> None:
+        for name, value in self.headers_sent.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+
+@contextlib.contextmanager
+def static_host(folder: Path, headers: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Serve a folder on this machine; gives its address."""
+    handler = type("Handler", (_Quiet,), {"headers_sent": headers or {}})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=folder)) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()

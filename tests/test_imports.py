@@ -21,6 +21,7 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 
 # Imports go strictly down and may skip a floor. A room is a folder or a file directly under src/vitreous.
 FLOORS = {
+    "_version": 0,  # a string, written by a build
     "errors": 0,
     "choices": 0,
     "files": 0,  # the border: opening strangers' files, writing the user's, showing foreign text

@@ -174,8 +174,10 @@ def test_no_figure_is_left_to_measure():
     assert "TODO" not in SHOWN
 
 
-def test_the_version_is_one():
-    version = PYPROJECT["project"]["version"]
-    assert vitreous.__version__ == version
+def test_what_is_not_released_is_on_top():
+    """The version comes from a tag; the changelog and the citation say it too."""
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert re.findall(r"^## \[(\d[^\]]*)\]", changelog, flags=re.MULTILINE)[0] == version
+    newest = re.findall(r"^## \[(\d[^\]]*)\]", changelog, flags=re.MULTILINE)[0]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (.*)", citation, flags=re.MULTILINE) == [newest]
+    assert PYPROJECT["tool"]["setuptools_scm"]["fallback_version"] == newest

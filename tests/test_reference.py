@@ -46,6 +46,7 @@ def documented(page: str) -> dict[str, str]:
 def test_every_option_is_documented(pages, verb):
     described = documented(pages[f"options/{verb}"])
     options = {name for name in described if name.startswith("-")}
+    assert options_in_help(verb) or verb == "completion", "the help was not read"
     assert options_in_help(verb) - options == set()
     assert [name for name, text in described.items() if not text.strip()] == []
     assert f"\n{verb}\n" in pages["options/index"]

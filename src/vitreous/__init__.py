@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from vitreous.model.vit import VisionTransformer, ViTConfig
     from vitreous.predictor import Classifier, load
 
-__version__ = "0.1.0"
+try:
+    from vitreous._version import __version__ as __version__  # written by a build, from the tag
+except ImportError:  # a source tree that was never built
+    __version__ = "0+unknown"
 __all__ = [
     "Classifier",
     "Client",

@@ -129,7 +129,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(command, words, said):
         (
             ZeroDivisionError("oh"),
             1,
-            "this is a bug in vitreous 0.1.0: ZeroDivisionError: oh. Run the same command with",
+            f"this is a bug in vitreous {main_module.__version__}: ZeroDivisionError: oh. Run the same command with",
         ),
     ],
 )

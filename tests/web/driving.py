@@ -1,44 +1,12 @@
-"""Drives the page in a headless Chromium: static hosts, files that are chosen, dropped or pasted, and what is shown."""
+"""Drives the page in a headless Chromium: files that are chosen, dropped or pasted, and what is shown."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
-import functools
-import http.server
-import threading
-import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from browser import Browser
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    headers_sent: Mapping[str, str] = {}
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-    def end_headers(self) -> None:
-        for name, value in self.headers_sent.items():
-            self.send_header(name, value)
-        super().end_headers()
-
-
-@contextlib.contextmanager
-def static_host(folder: Path, headers: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Serve a folder on this machine; gives its address."""
-    handler = type("Handler", (_Quiet,), {"headers_sent": headers or {}})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=folder)) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/"
-        finally:
-            server.shutdown()
-            thread.join()
+from browser import Browser, wait
 
 
 def visit(view: Browser, url: str, seconds: float = 60) -> None:
@@ -47,27 +15,11 @@ def visit(view: Browser, url: str, seconds: float = 60) -> None:
     wait(view, "document.documentElement.dataset.state ?? ''", seconds)
 
 
-def wait(view: Browser, expression: str, seconds: float = 60) -> Any:
-    """Evaluate until the value is true, and return it."""
-    end = time.monotonic() + seconds
-    while True:
-        with contextlib.suppress(AssertionError):  # in between two documents
-            if value := view.js(expression):
-                return value
-        assert time.monotonic() < end, f"not within {seconds} s: {expression}; {state(view)}"
-        time.sleep(0.05)
-
-
 def promised(view: Browser, expression: str) -> Any:
     """Evaluate and wait for the promise."""
     found = view.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
     assert "exceptionDetails" not in found, found
     return found["result"].get("value")
-
-
-def state(view: Browser) -> str:
-    """What the page says, for messages."""
-    return str(view.js("document.body?.innerText.slice(0, 600)"))
 
 
 def choose(view: Browser, *files: Path) -> None:

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from driving import choose, results, static_host, visit
+from driving import choose, results, visit
 from PIL import Image
 
-from browser import Browser
+from browser import Browser, static_host
 from vitreous.data.images.reading import read_image
 
 onnxruntime = pytest.importorskip("onnxruntime")

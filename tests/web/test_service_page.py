@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from driving import choose, drop, results, visit, wait
+from driving import choose, drop, results, visit
 from small import model_and_info
 
-from browser import Browser
+from browser import Browser, wait
 from vitreous.checkpoint.model_file import save_model
 from vitreous.inspection.explain import explain
 from vitreous.predictor import load

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from driving import choose, drop, paste, picture, promised, results, state, static_host, visit, wait
+from driving import choose, drop, paste, picture, promised, results, visit
 
-from browser import Browser, browser
+from browser import Browser, browser, state, static_host, wait
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.placement import place
 from vitreous.inspection.explain import explain
