@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from vitreous.cluster.parts import PartFolder, decode
 from vitreous.cluster.pool import Call, Compute, Pool, settled
 from vitreous.data.images.inputs import ImageInput, split_inputs
 from vitreous.engines.base import Engine
+from vitreous.engines.names import Precision
 from vitreous.errors import ConfigError, first_line
 from vitreous.predictions import Embedding, Failure, Prediction, input_name
 from vitreous.predictor import Classifier, ExportedClassifier
@@ -38,8 +39,8 @@ class _ClusterEngine:
         return self.compute.engine
 
     @property
-    def precision(self) -> str:
-        return self.compute.precision
+    def precision(self) -> Precision:
+        return cast(Precision, self.compute.precision)
 
     @property
     def device(self) -> str:
@@ -84,7 +85,7 @@ class ClusterClassifier(Classifier):
         if self._compute is None:
             self._expected = -(-num_images // self._pool.size)
             self._compute = self._pool.prepare(self._call("logits", batch_size))
-        return _ClusterEngine(self._compute, self.local.prepare(0, batch_size))  # type: ignore[return-value]
+        return _ClusterEngine(self._compute, self.local.prepare(0, batch_size))
 
     def predict_stream(
         self, items: Iterable[ImageInput], top_k: int = 5, batch_size: int = 32
@@ -155,5 +156,6 @@ def _digest(arrays: Iterable[Any]) -> str:
         try:
             digest.update(memoryview(array).cast("B"))
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"--on takes paths and arrays of pixels, not {type(array)}: {first_line(error)}") from error
+            kind = type(array).__name__
+            raise ConfigError(f"--on takes paths and arrays of pixels, not {kind}: {first_line(error)}") from error
     return digest.hexdigest()

@@ -75,7 +75,7 @@ def keep_process(task: Task) -> None:
     first = (board.begin(), ray.util.get_node_ip_address(), _free_port()) if rank == 0 else None
     attempt, address, port = broadcast_from_rank_zero(first)
     if not Path(task.folder).is_dir():
-        board.refuse(f"{platform.node()} has no folder '{task.folder}': run the command in a folder that all machines see")
+        board.refuse(f"{platform.node()} has no folder '{task.folder}': run the command in one that all machines see")
         return
     if attempt > 1 and rank == 0:
         board.write(2, f"vitreous: a worker was lost: the run continues in {world} from its last checkpoint\n".encode())

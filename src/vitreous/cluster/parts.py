@@ -103,7 +103,7 @@ class PartFolder:
                 path.write_text(json_text(described, indent=2, ascii_only=True) + "\n", encoding="utf-8")
 
     def __len__(self) -> int:
-        return -(-len(self.names) // self.size)
+        return len(range(0, len(self.names), self.size))
 
     def names_of(self, part: int) -> Sequence[str]:
         """Return the names of the images of a part."""

@@ -134,6 +134,9 @@ class Pool:
 
     def prepare(self, call: Call) -> Compute:
         """Load a model in the first worker, and return what computes there; the others are to do the same."""
+        if "auto" not in (call.model["engine"], call.model["precision"]):  # nothing to wait for
+            for member in self._members[1:]:
+                member.actor.prepare.remote(call)
         for _ in range(_DEATHS):
             try:
                 [found] = self._wait([self._members[0].actor.prepare.remote(call)])
@@ -145,8 +148,8 @@ class Pool:
                 self._tell(note)
             return compute
         raise VitreousError(
-            f"{_DEATHS} workers died while they loaded the model: do they have enough memory? Use a smaller batch size, "
-            "fewer --workers, or larger machines"
+            f"{_DEATHS} workers died while they loaded the model: do they have enough memory? Use a smaller batch "
+            "size, fewer --workers, or larger machines"
         )
 
     def run(
@@ -219,8 +222,8 @@ class Pool:
 
     def _poisoned(self, names: Sequence[str]) -> VitreousError:
         return VitreousError(
-            f"{_DEATHS} workers died with the images from '{visible(names[0])}' to '{visible(names[-1])}': leave out the "
-            "image that ends them, or give each worker more memory with fewer --workers"
+            f"{_DEATHS} workers died with the images from '{visible(names[0])}' to '{visible(names[-1])}': leave out "
+            "the image that ends them, or give each worker more memory with fewer --workers"
         )
 
 

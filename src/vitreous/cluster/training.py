@@ -1,4 +1,4 @@
-"""A training on a Ray cluster: Ray Train keeps the workers alive, and the processes in them are those of train/scale."""
+"""A training on a Ray cluster: Ray Train keeps the workers alive, and their processes are those of train/scale."""
 
 from __future__ import annotations
 
@@ -52,13 +52,14 @@ def train_on(address: str, words: Sequence[str], config: RunConfig, *, resume: b
     board = Board(ray, ray.remote(num_cpus=0)(BoardActor).remote())
     task = Task(words, os.getcwd(), board.actor, on_gpu)
     scratch = run_dir.absolute().with_name(f".{run_dir.name}.ray")
-    resources: dict[str, Any] = {"use_gpu": on_gpu, "resources_per_worker": {"CPU": max(1, cores // world)}}
-    if on_gpu:
-        resources["resources_per_worker"]["GPU"] = 1
+    each = {"CPU": max(1, cores // world), **({"GPU": 1} if on_gpu else {})}
+    # From one worker up: after a machine is lost, Ray Train continues with those that there are.
+    scaling: dict[str, Any] = {"num_workers": (1, world), "use_gpu": on_gpu, "resources_per_worker": each}
     try:
-        fit = ray.remote(num_cpus=0)(_fit).remote(task, world, str(scratch), resources)
+        fit = ray.remote(num_cpus=0)(_fit).remote(task, str(scratch), scaling)
         with _signals() as received:
-            sent, ready = 0, []
+            sent = 0
+            ready: list[Any] = []
             while not ready:
                 ready, _ = ray.wait([fit], timeout=_POLL)
                 for number in received[sent:]:
@@ -96,7 +97,7 @@ def _with_run_dir(words: Sequence[str], config: RunConfig, resume: bool) -> tupl
     return [*words[:end], "--out", str(run_dir), *words[end:]], run_dir
 
 
-def _fit(task: Task, world: int, scratch: str, resources: dict[str, Any]) -> None:
+def _fit(task: Task, scratch: str, scaling: dict[str, Any]) -> None:
     """Have Ray Train run the workers, on the cluster: it starts them again when one is lost, fewer if it must."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.backend import Backend, BackendConfig
@@ -116,7 +117,7 @@ def _fit(task: Task, world: int, scratch: str, resources: dict[str, Any]) -> Non
     DataParallelTrainer(
         lambda: keep_process(task),
         backend_config=SharedGpusConfig(),
-        scaling_config=ScalingConfig(num_workers=(1, world), **resources),
+        scaling_config=ScalingConfig(**scaling),
         run_config=RunConfig(
             name="run", storage_path=scratch, failure_config=FailureConfig(max_failures=_MAX_LOSSES)
         ),

@@ -17,18 +17,18 @@ from vitreous.errors import OutputError, UsageError
 if TYPE_CHECKING:
     from vitreous.predictor import Classifier
 
-__all__ = ["ON_HELP", "add_cluster_options", "discard_parts", "on_cluster", "refuse_idle", "split_on"]
+__all__ = ["add_cluster_options", "discard_parts", "on_cluster", "refuse_idle", "split_on"]
 
-ON_HELP = (
-    "compute on a Ray cluster: ray://HOST:PORT, ray://auto on one of its machines, or ray://local for a cluster of this "
-    "machine (docs/how-to/cluster.md)"
+_ON_HELP = (
+    "compute on a Ray cluster: ray://HOST:PORT, ray://auto on one of its machines, or ray://local for a cluster of "
+    "this machine (docs/how-to/cluster.md)"
 )
 
 
 def add_cluster_options(parser: Parser) -> None:
     """Add ``--on``, ``--workers`` and ``--parts``."""
     add = parser.add_argument
-    add("--on", type=str | None, metavar="ADDRESS", help=ON_HELP)
+    add("--on", type=str | None, metavar="ADDRESS", help=_ON_HELP)
     add(
         "--workers",
         type=PositiveInt | None,
