@@ -17,6 +17,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from vitreous.cli.main import main
+from vitreous.cluster.address import connect
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
@@ -30,8 +31,7 @@ TINY = (
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     """One cluster for all tests, to which the commands connect."""
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    connect("ray://local", 2)
     yield
     ray.shutdown()
 
@@ -67,8 +67,8 @@ def test_a_killed_worker_leaves_the_run_complete(tmp_path: Path, capfd: pytest.C
         while len(killed) < 1:
             time.sleep(0.05)
             if (run / "metrics.csv").exists() and (run / "ranks" / "1.json").exists():
-                pid = json.loads((run / "ranks" / "1.json").read_text())["pid"]
-                killed.append(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]))
+                keeper = parent_of(json.loads((run / "ranks" / "1.json").read_text())["pid"])
+                killed.append(parent_of(keeper))
                 os.kill(killed[0], signal.SIGKILL)
 
     thread = in_background(kill_the_worker_of_process_1)
@@ -77,6 +77,7 @@ def test_a_killed_worker_leaves_the_run_complete(tmp_path: Path, capfd: pytest.C
     thread.join(1)
     told, errors = capfd.readouterr()
     assert killed
+    assert "raylet" not in told  # Ray's own words do not mix with the output
     assert "a worker was lost: the run continues in" in errors
     assert told.count("model.safetensors") >= 1
     with (run / "metrics.csv").open(newline="") as file:
@@ -142,6 +143,10 @@ def test_an_error_of_a_worker_is_the_error_of_the_command(
     errors = capfd.readouterr().err
     assert "a batch of 3 images is too small for 2 processes" in errors
     assert "a worker was lost" not in errors
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def workers() -> list[int]:

@@ -17,7 +17,9 @@ from vitreous.errors import MissingExtraError, UsageError
 has_ray = importlib.util.find_spec("ray") is not None
 
 
-@pytest.mark.parametrize("address", ["", "local", "ray://", "ray://host", "ray://host:0", "ray://host:70000", "http://a:1"])
+@pytest.mark.parametrize(
+    "address", ["", "local", "ray://", "ray://host", "ray://host:0", "ray://host:70000", "http://a:1"]
+)
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(UsageError, match=r"write ray://HOST:PORT"):
         check_address(address)

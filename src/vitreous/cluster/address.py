@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import re
@@ -71,12 +72,14 @@ def connect(address: str, workers: int = 1) -> Any:
                 f"no Ray cluster at {address} ({first_line(error)}): start one with `ray start --head`, or check the "
                 "address and that both sides have the same versions of Python and Ray"
             ) from error
+    # What Ray says of a lost worker would be printed between the lines of the output.
+    importlib.import_module("ray._private.worker")._worker_logs_enabled = False  # type: ignore[attr-defined]
     return ray
 
 
 def cluster_resources(ray: Any) -> tuple[int, int, int]:
-    """Return the machines of a cluster, and their processors and GPUs in total."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
+    """Return the machines of a cluster that compute, and their processors and GPUs in total."""
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     total = ray.cluster_resources()
     return max(1, len(nodes)), max(1, int(total.get("CPU", 1))), int(total.get("GPU", 0))
 

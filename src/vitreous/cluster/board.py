@@ -16,7 +16,7 @@ class BoardActor:
         self._signals: list[int] = []
         self._attempt = 0
         self._codes: dict[int, dict[int, int]] = defaultdict(dict)
-        self._pids: dict[str, list[int]] = defaultdict(list)
+        self._sessions: dict[str, list[int]] = defaultdict(list)
         self._refusal = ""
 
     def begin(self) -> int:
@@ -24,13 +24,13 @@ class BoardActor:
         self._attempt += 1
         return self._attempt
 
-    def started(self, host: str, pid: int) -> None:
-        """Note a process of the run on a machine."""
-        self._pids[host].append(pid)
+    def started(self, host: str, session: int) -> None:
+        """Note the session of a process of the run on a machine."""
+        self._sessions[host].append(session)
 
-    def pids(self, host: str) -> list[int]:
-        """Return the processes that all attempts so far have started on a machine."""
-        return self._pids[host]
+    def sessions(self, host: str) -> list[int]:
+        """Return the sessions that all attempts so far have started on a machine."""
+        return self._sessions[host]
 
     def ended(self, attempt: int, rank: int, code: int) -> None:
         """Note the exit code of a process."""

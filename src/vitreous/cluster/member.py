@@ -10,9 +10,9 @@ import platform
 import socket
 import subprocess
 import sys
-import threading
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -26,15 +26,9 @@ from vitreous.train.scale.place import Place
 __all__ = ["LostProcessError", "Task", "keep_process"]
 
 _POLL = 0.25  # seconds
+_CHUNK = 1 << 16  # bytes of output that are passed on at a time
 _GRACE = 90.0  # seconds that the processes have to end after one has, and that an earlier attempt has to save
 _FINAL = (0, 1, 2)  # exit codes by which a run ends for a reason of its own
-
-# Linux ends the process with its worker by SIGTERM, on which it saves a checkpoint, from the first moment on.
-_TIED = (
-    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); "
-    "os.getppid() == int(sys.argv[1]) or sys.exit(143); "
-    "os.execv(sys.executable, [sys.executable, '-m', 'vitreous', *sys.argv[2:]])"
-)
 
 
 class LostProcessError(TrainingError):
@@ -71,7 +65,7 @@ def keep_process(task: Task) -> None:
     board = Board(ray, task.board)
     context = get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
-    _wait_for(board.pids(platform.node()))
+    _wait_for(board.sessions(platform.node()))
     first = (board.begin(), ray.util.get_node_ip_address(), _free_port()) if rank == 0 else None
     attempt, address, port = broadcast_from_rank_zero(first)
     if not Path(task.folder).is_dir():
@@ -81,9 +75,19 @@ def keep_process(task: Task) -> None:
         board.write(2, f"vitreous: a worker was lost: the run continues in {world} from its last checkpoint\n".encode())
     place = _place(rank, world, context.get_local_rank(), context.get_local_world_size(), (address, port))
     environment = {**os.environ, **_environment(place, task, context.get_local_world_size())}
-    with _started(_words(task.words, attempt), task.folder, environment) as process:
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:  # a pipe would break with the worker
+        command = [sys.executable, "-m", "vitreous.cluster.keeper", str(os.getpid()), *_words(task.words, attempt)]
+        process = subprocess.Popen(
+            command,
+            cwd=task.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
         board.started(platform.node(), process.pid)
-        code = _follow(process, board)
+        code = _follow(process, {1: out, 2: err}, board)
     board.ended(attempt, rank, code)
     if code != 0:
         _judge(board, attempt, world)
@@ -115,42 +119,20 @@ def _words(words: Sequence[str], attempt: int) -> list[str]:
     return [*words[:end], *added, *words[end:]]
 
 
-def _started(words: Sequence[str], folder: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    tied = ["-c", _TIED, str(os.getpid())] if sys.platform == "linux" else ["-m", "vitreous"]
-    return subprocess.Popen(
-        [sys.executable, *tied, *words],
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,  # it outlives the worker by the time that it takes to save
-    )
-
-
-def _follow(process: subprocess.Popen[bytes], board: Board) -> int:
+def _follow(process: subprocess.Popen[bytes], output: Mapping[int, IO[bytes]], board: Board) -> int:
     """Pass the output on to the command, and its signals to the process; return the exit code."""
-
-    def pass_on(number: int, stream: IO[bytes]) -> None:
-        while text := os.read(stream.fileno(), 1 << 16):
-            board.write(number, text)
-
-    assert process.stdout is not None  # pipes
-    assert process.stderr is not None
-    readers = [
-        threading.Thread(target=pass_on, args=each, daemon=True) for each in ((1, process.stdout), (2, process.stderr))
-    ]
-    for reader in readers:
-        reader.start()
-    sent = 0
-    while process.poll() is None:
-        signals = board.signals()
-        for number in signals[sent:]:
+    sent, passed = 0, dict.fromkeys(output, 0)
+    ended = False
+    while not ended:
+        ended = process.poll() is not None  # before reading, so that the last output is read too
+        for stream, file in output.items():
+            while text := os.pread(file.fileno(), _CHUNK, passed[stream]):
+                board.write(stream, text)
+                passed[stream] += len(text)
+        for number in (signals := board.signals())[sent:]:
             process.send_signal(number)
         sent = len(signals)
-        time.sleep(_POLL)
-    for reader in readers:
-        reader.join(timeout=10)  # workers of the data loader may still hold the pipe
+        time.sleep(0 if ended else _POLL)
     return process.returncode
 
 
@@ -164,19 +146,25 @@ def _judge(board: Board, attempt: int, world: int) -> None:
     raise LostProcessError(f"a process of the run was killed: their exit codes are {codes}")
 
 
-def _wait_for(pids: Sequence[int]) -> None:
-    """Wait for the processes of an earlier attempt on this machine, which may still save."""
+def _wait_for(sessions: Collection[int]) -> None:
+    """Wait for the processes of earlier attempts on this machine, which may still save."""
     deadline = time.monotonic() + _GRACE
-    while any(map(_is_running, pids)) and time.monotonic() < deadline:
+    while sessions and any(_session_of(each) in sessions for each in _processes()) and time.monotonic() < deadline:
         time.sleep(_POLL)
 
 
-def _is_running(pid: int) -> bool:
+def _processes() -> Iterator[str]:
+    return (name for name in (os.listdir("/proc") if os.path.isdir("/proc/self") else ()) if name.isdecimal())
+
+
+def _session_of(process: str) -> int | None:
+    """Return the session of a running process; field 6 of its status, after its state, parent and group."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (OSError, IndexError):
-        return False
+        with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:
+            state, _, _, session = file.read().rpartition(")")[2].split()[:4]
+    except (OSError, ValueError):
+        return None
+    return None if state in ("Z", "X") else int(session)
 
 
 def _free_port() -> int:

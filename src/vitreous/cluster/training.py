@@ -118,9 +118,7 @@ def _fit(task: Task, scratch: str, scaling: dict[str, Any]) -> None:
         lambda: keep_process(task),
         backend_config=SharedGpusConfig(),
         scaling_config=ScalingConfig(**scaling),
-        run_config=RunConfig(
-            name="run", storage_path=scratch, failure_config=FailureConfig(max_failures=_MAX_LOSSES)
-        ),
+        run_config=RunConfig(name="run", storage_path=scratch, failure_config=FailureConfig(max_failures=_MAX_LOSSES)),
     ).fit()
 
 
