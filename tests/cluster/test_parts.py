@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from vitreous.cluster.parts import JOB, PartFolder, decode, encode, part_size
+from vitreous.cluster.parts import JOB, PartFolder, decode, discard, encode, part_size
 from vitreous.predictions import Embedding, Failure, Prediction
 
 CLASSES = ("cat", "d\udce9og")  # the second is no valid Unicode, as a folder of another encoding is called
@@ -74,6 +74,17 @@ def test_another_job_has_another_folder(tmp_path: Path) -> None:
     ]
     assert len(set(folders)) == len(folders)
     assert all((folder / JOB).exists() for folder in folders)
+
+
+def test_only_parts_are_discarded(tmp_path: Path) -> None:
+    PartFolder(tmp_path / "parts", {"kind": "embed"}, ["a.jpg"])
+    (tmp_path / "parts" / "notes").mkdir()
+    discard(tmp_path / "parts")
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["notes"]
+    (tmp_path / "parts" / "notes").rmdir()
+    PartFolder(tmp_path / "parts", {"kind": "embed"}, ["a.jpg"])
+    discard(tmp_path / "parts")
+    assert not (tmp_path / "parts").exists()
 
 
 @pytest.mark.parametrize("images", [1, 64, 65, 3_670, 65_536, 100_000_000])

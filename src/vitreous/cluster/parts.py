@@ -5,8 +5,10 @@ A part holds the results of consecutive images, in their order. F is the length 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from vitreous.files.text import json_text, printable
 from vitreous.files.writing import atomic_write
 from vitreous.predictions import Embedding, Failure, Prediction
 
-__all__ = ["JOB", "PartFolder", "decode", "encode", "part_size"]
+__all__ = ["JOB", "PartFolder", "decode", "discard", "encode", "part_size"]
 
 JOB = "_job.json"
 """Name of the file that says what the parts beside it are results of; readers of Parquet skip names with ``_``."""
@@ -138,6 +140,14 @@ class PartFolder:
         except (OSError, pa.ArrowException):
             return False
         return rows == len(self.names_of(part))
+
+
+def discard(root: Path) -> None:
+    """Remove the parts of all jobs in a folder, and the folder if nothing else is in it."""
+    for job in root.glob(f"*/{JOB}"):
+        shutil.rmtree(job.parent, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        root.rmdir()
 
 
 def _text(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +63,9 @@ def on_cluster(options: Namespace, local: Mapping[str, Any]) -> Classifier:
 def discard_parts(options: Namespace) -> None:
     """Remove the parts beside an output that is now complete; those in a folder of the user's remain."""
     if options.on and not options.parts and (folder := _parts(options)) is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+        from vitreous.cluster.parts import discard
+
+        discard(folder)
 
 
 def refuse_idle(options: Namespace) -> None:
