@@ -70,7 +70,8 @@ def connect(address: str, workers: int = 1) -> Any:
         except (OSError, RuntimeError, ValueError, TimeoutError) as error:
             raise VitreousError(
                 f"no Ray cluster at {address} ({first_line(error)}): start one with `ray start --head`, or check the "
-                "address and that both sides have the same versions of Python and Ray"
+                "address, that both sides have the same versions of Python and Ray, and, if the cluster asks for a token, "
+                "that RAY_AUTH_MODE=token is set and the token is in ~/.ray/auth_token"
             ) from error
     # What Ray says of a lost worker would be printed between the lines of the output.
     importlib.import_module("ray._private.worker")._worker_logs_enabled = False  # type: ignore[attr-defined]
