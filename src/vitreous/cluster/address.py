@@ -70,7 +70,7 @@ def connect(address: str, workers: int = 1) -> Any:
         except (OSError, RuntimeError, ValueError, TimeoutError) as error:
             raise VitreousError(
                 f"no Ray cluster at {address} ({first_line(error)}): start one with `ray start --head`, or check the "
-                "address, that both sides have the same versions of Python and Ray, and, if the cluster asks for a token, "
+                "address, that both sides have the same versions of Python and Ray, and, if it asks for a token, "
                 "that RAY_AUTH_MODE=token is set and the token is in ~/.ray/auth_token"
             ) from error
     # What Ray says of a lost worker would be printed between the lines of the output.
