@@ -44,6 +44,7 @@ FLOORS = {
     "train": 6,
     "recipes": 7,
     "serve": 7,
+    "cluster": 7,  # the verbs on the machines of a Ray cluster
     "cli": 8,
     "api": 9,  # the verbs as functions, whose options are read as the command's are
     "__init__": 10,  # the facade: it fetches public names from anywhere, and nothing below may import them from it

@@ -45,6 +45,7 @@ _LOADING_OPTIONS = frozenset(
     (
         "device",
         "engine",
+        "on",
         "precision",
         "image_size",
         "resample",

@@ -127,19 +127,28 @@ def load_model(options: Namespace, source: str | None = None, **changes: Any) ->
         "trust_code": options.get("trust_code", False),
         "tell": narrate,
     }
+    if options.get("on"):
+        from vitreous.cli.options.cluster import on_cluster
+
+        return on_cluster(options, {"source": source or options.model, **(arguments | changes)})
     return load(source or options.model, **(arguments | changes))
 
 
 def describe_compute(classifier: Classifier, engine: Engine) -> dict[str, str]:
     """Return engine, precision and device, as JSON output records them."""
     augmentation = {"augmentation": "mirror"} if classifier.tta else {}
-    return {"engine": engine.name, "precision": engine.precision, "device": str(classifier.device), **augmentation}
+    return {"engine": engine.name, "precision": engine.precision, "device": _device(classifier, engine), **augmentation}
 
 
 def throughput_line(images: int, seconds: float, classifier: Classifier, engine: Engine) -> str:
     """Return a line on the throughput, from opening the first file to the last result."""
     speed = f"{pluralize(images, 'image')} in {seconds:.1f} s, {images / max(seconds, 1e-9):,.1f} img/s"
-    return f"{speed}: {engine.name}, {engine.precision}, {classifier.device}"
+    return f"{speed}: {engine.name}, {engine.precision}, {_device(classifier, engine)}"
+
+
+def _device(classifier: Classifier, engine: Engine) -> str:
+    """Return the device that computes; with ``--on`` it is in other machines than the classifier."""
+    return str(getattr(engine, "device", classifier.device))
 
 
 def parse_image_size(option: str, text: str | None) -> int | tuple[int, int] | None:

@@ -17,7 +17,7 @@ from vitreous.errors import VitreousError
 from vitreous.files.text import json_text
 from vitreous.files.writing import Outputs, Read
 
-__all__ = ["add_json_options", "data_files", "make_outputs", "model_files", "write_document"]
+__all__ = ["add_json_options", "add_preview_options", "data_files", "make_outputs", "model_files", "write_document"]
 
 _CONFIG_FILES = ("config.json", "preprocessor_config.json")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".npz", ".pth", ".pt", ".ckpt", ".index.json")
@@ -32,6 +32,15 @@ def add_json_options(parser: Parser, content: str = "every number") -> None:
         help=f"write one JSON document with {content}; - is standard output, which then has nothing else",
     )
     parser.add_argument("--overwrite", type=bool, default=False, help="replace existing output files")
+
+
+def add_preview_options(parser: Parser) -> None:
+    """Add the options that inspect a run without training, and those of the JSON document."""
+    parser.add_argument(
+        "--show-batch", type=str | None, metavar="[FILE.png]", help="draw an augmented batch and exit [batch.png]"
+    )
+    parser.add_argument("--print-config", action="store_true", help="print every setting as YAML and exit")
+    add_json_options(parser)
 
 
 def make_outputs(

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 
+from vitreous.cli.options.cluster import add_cluster_options, discard_parts, refuse_idle
 from vitreous.cli.options.inputs import expand, image_files
 from vitreous.cli.options.model import (
     add_cache_option,
@@ -50,12 +51,14 @@ def _parser() -> Parser:
     )
     add_json_options(parser, content="a summary")
     add_inference_options(parser, engines=True)
+    add_cluster_options(parser)
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; exit code 1 if an image could not be read."""
     options = _parser().parse_args(argv)
+    refuse_idle(options)
     suffix = os.path.splitext(options.output)[1].lower()
     if suffix not in _SUFFIXES:
         raise UsageError(f"-o is '{options.output}': its extension must be one of {', '.join(_SUFFIXES)}")
@@ -97,4 +100,5 @@ def run(argv: Sequence[str]) -> int:
         counts = {"images": len(paths), "written": written, "failures": failures, "seconds": seconds}
         compute = describe_compute(classifier, engine)
         write_document(files, options.json, {**document, **counts, "computed_by": compute})
+    discard_parts(options)
     return 1 if failed else 0

@@ -8,6 +8,7 @@ from typing import Literal
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
+from vitreous.cli.options.cluster import add_cluster_options, discard_parts, refuse_idle
 from vitreous.cli.options.model import (
     add_cache_option,
     add_data,
@@ -61,6 +62,7 @@ def _parser() -> Parser:
         tta="test-time augmentation: average the probabilities of each image and its mirror image, and report the gain "
         "on these images; takes three times as long, because the scores without it are computed too",
     )
+    add_cluster_options(parser)
     return parser
 
 
@@ -113,6 +115,7 @@ def parsed(argv: Sequence[str]) -> Namespace:
 def run(argv: Sequence[str]) -> int:
     """Run the verb."""
     options = parsed(argv)
+    refuse_idle(options)
     files = make_outputs(options, (model_files(options.model), data_files(options.data, options.data_dir)))
     files.claim("--json", options.json)
     from vitreous.cli.work.evaluation import Evaluation, class_tables, evaluated  # imports torch
@@ -128,4 +131,5 @@ def run(argv: Sequence[str]) -> int:
         splits = result.data.splits.values()
         files.reads(each=lambda: (path for split in splits for path in split.paths or []))
         write_document(files, options.json, result.to_dict())
+    discard_parts(options)
     return 0

@@ -11,9 +11,9 @@ from vitreous.cli.options.conflicts import reject_idle_options, resolve_length
 from vitreous.cli.options.help import VerbHelp, print_help, split_help
 from vitreous.cli.options.model import parse_image_size
 from vitreous.cli.options.model_parts import add_model_options
+from vitreous.cli.options.outputs import add_preview_options
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.verbs.train import (
-    add_preview_options,
     data_source,
     effective_defaults,
     explicit_fields,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse.typing import PositiveInt
 
+from vitreous.cli.options.cluster import add_cluster_options, discard_parts, refuse_idle
 from vitreous.cli.options.inputs import expand, image_files
 from vitreous.cli.options.model import (
     add_cache_option,
@@ -70,12 +71,14 @@ def _parser() -> Parser:
         tta="test-time augmentation: average the probabilities of each image and its mirror image, in twice the time; "
         "`vitreous evaluate --tta` measures the gain",
     )
+    add_cluster_options(parser)
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; exit code 1 if an image could not be read."""
     options = _parser().parse_args(argv)
+    refuse_idle(options)
     options.output = None if options.output == "-" else options.output
     if options.json == "-" and (options.format and not options.output):
         raise UsageError("--json - takes standard output: give --format a file with -o, or remove one of them")
@@ -126,6 +129,7 @@ def run(argv: Sequence[str]) -> int:
     if options.json:
         document = {"model": options.model, "computed_by": compute, "images": len(paths), "failed": failed}
         write_document(files, options.json, {**document, "seconds": seconds, "predictions": records})
+    discard_parts(options)
     return 1 if failed else 0
 
 

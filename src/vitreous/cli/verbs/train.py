@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vitreous.cli.options.cluster import split_on
 from vitreous.cli.options.config_files import split_config_files
 from vitreous.cli.options.conflicts import SIZE_FIELDS, reject_idle_options, reject_size_mismatch, resolve_length
 from vitreous.cli.options.help import VerbHelp, print_help, split_help
 from vitreous.cli.options.model_parts import add_model_options, name_kinds
-from vitreous.cli.options.outputs import add_json_options, data_files, make_outputs, model_files, write_document
+from vitreous.cli.options.outputs import add_preview_options, data_files, make_outputs, model_files, write_document
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.options.start import START, starts_from_shipped
 from vitreous.cli.work.training import train
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Configure",
-    "add_preview_options",
     "configure",
     "data_source",
     "effective_defaults",
@@ -97,6 +97,7 @@ common options:
   --exclude FILE              skip the images listed, as by `vitreous audit --write-exclude` (--data.exclude)
   --out FOLDER                run directory, instead of runs/NAME-1
   --resume                    resume the run that the same command started, or start it
+  --on ray://ADDRESS          run on a Ray cluster (docs/how-to/cluster.md)
   --print-config              print every setting as resolved, and exit
 
 recipes:
@@ -139,6 +140,7 @@ def run_training(verb: str, argv: Sequence[str], configure: Configure) -> int:
         argv: The arguments after the verb.
         configure: Resolves them, as :func:`configure` does.
     """
+    address, argv = split_on(argv)
     end = argv.index("--") if "--" in argv else len(argv)
     flags = {word.replace("_", "-") for word in argv[:end] if word in _FLAGS}
     config, explicit, typed = configure([word for n, word in enumerate(argv) if n >= end or word not in _FLAGS])
@@ -170,7 +172,7 @@ def run_training(verb: str, argv: Sequence[str], configure: Configure) -> int:
 
         show_batch(config, Path(batch_image), explicit=explicit, write=files.atomic_write)
         return 0
-    result = train([verb, *argv], config, explicit, to_stderr=document == "-", resume="--resume" in flags)
+    result = train([verb, *argv], config, explicit, to_stderr=document == "-", resume="--resume" in flags, on=address)
     if isinstance(result, int):
         return result
     if document:
@@ -314,15 +316,6 @@ def make_parser(verb: VerbHelp) -> Parser:
     parser.add_class_arguments(RunConfig, skip={"model"})
     parser.parts = add_model_options(parser)
     return parser
-
-
-def add_preview_options(parser: Parser) -> None:
-    """Add the options that inspect a run without training, and those of the JSON document."""
-    parser.add_argument(
-        "--show-batch", type=str | None, metavar="[FILE.png]", help="draw an augmented batch and exit [batch.png]"
-    )
-    parser.add_argument("--print-config", action="store_true", help="print every setting as YAML and exit")
-    add_json_options(parser)
 
 
 def resize(config: RunConfig, name: str, typed: Mapping[str, Any]) -> RunConfig:

@@ -21,7 +21,13 @@ _IMPORTED = time.monotonic()
 
 
 def train(
-    words: Sequence[str], config: RunConfig, explicit: Collection[str], *, to_stderr: bool, resume: bool
+    words: Sequence[str],
+    config: RunConfig,
+    explicit: Collection[str],
+    *,
+    to_stderr: bool,
+    resume: bool,
+    on: str | None = None,
 ) -> RunResult | int:
     """Train, and print the lines of the run to stdout or stderr.
 
@@ -31,10 +37,15 @@ def train(
         explicit: As for :func:`vitreous.train.run.run`.
         to_stderr: Whether a JSON document goes to stdout.
         resume: As for :func:`vitreous.train.run.run`.
+        on: The Ray cluster whose machines are to do it; None is this machine.
 
     Returns:
         The result, or the exit code if all of it happens in other processes.
     """
+    if on is not None:
+        from vitreous.cluster.training import train_on
+
+        return train_on(on, words, config, resume=resume)
     place = None
     sharded = config.strategy == "fsdp"
     if config.devices * config.nodes > 1 or sharded or "LOCAL_RANK" in os.environ:

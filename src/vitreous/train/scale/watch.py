@@ -210,7 +210,9 @@ class Watch:
             time.sleep(_COLLECT)
             self._write_stacks(verdict)
             where = f" The Python stacks of all processes are in {self._run_dir / STACKS}."
-        sys.stderr.write(f"vitreous: {verdict.text}.{where} {advice}\n")
+        with contextlib.suppress(OSError):  # nobody may be left to read it
+            sys.stderr.write(f"vitreous: {verdict.text}.{where} {advice}\n")
+            sys.stderr.flush()
         with contextlib.suppress(OSError):
             (self._run_dir / FOLDER / "reported").touch()
         time.sleep(2 * _INTERVAL)
