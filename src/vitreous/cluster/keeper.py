@@ -30,6 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command, pass signals on to it, and return its exit code: 128 plus the signal if one killed it."""
     worker, words = int(arguments[0]), arguments[1:]
     is_linux = sys.platform == "linux"
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # workers of Ray block Ctrl-C, which processes inherit
     command = ["-c", _TIED, str(os.getpid()), *words] if is_linux else ["-m", "vitreous", *words]
     process = subprocess.Popen([sys.executable, *command])
 
