@@ -18,7 +18,7 @@ NAMES = ["a.jpg", "b\udcff.jpg", "c.jpg"]
 def predictions() -> list[Prediction | Failure]:
     half = float(np.float32(0.3))
     top = (("d\udce9og", float(np.float32(0.7))), ("cat", half))
-    held = {"unsure": True, "set": ("cat", "d\udce9og"), "set_coverage": 0.9}
+    held = {"unsure": True, "set": ("cat", "d\udce9og"), "set_coverage": 0.9, "labels": ("cat",)}
     return [
         Prediction(*top[0], top=top, name="a.jpg"),
         Failure("b\udcff.jpg", "no such file"),

@@ -36,7 +36,7 @@ _VECTORS = {"embed": "embedding", "logits": "logits"}  # kind of result -> its c
 
 
 def encode(results: Sequence[Any], names: Sequence[str], kind: str) -> Any:
-    """Return results as a table with columns path and error, and label, probability, top, unsure, set; or vectors."""
+    """Return results as a table with columns path and error, and those of a prediction without images; or vectors."""
     import pyarrow as pa
 
     failures = [each if isinstance(each, Failure) else None for each in results]
@@ -51,6 +51,10 @@ def encode(results: Sequence[Any], names: Sequence[str], kind: str) -> Any:
             "unsure": pa.array([each.unsure if each else None for each in found], pa.bool_()),
             "set": pa.array(
                 [[*map(_text, each.set)] if each and each.set is not None else None for each in found],
+                pa.list_(pa.string()),
+            ),
+            "labels": pa.array(
+                [[*map(_text, each.labels)] if each and each.labels is not None else None for each in found],
                 pa.list_(pa.string()),
             ),
             "set_coverage": pa.array([each.set_coverage if each else None for each in found], pa.float64()),
@@ -80,8 +84,11 @@ def decode(table: Any, names: Sequence[str], classes: Iterable[str], kind: str) 
 
 def _prediction(name: str, row: Mapping[str, Any], spelt: Mapping[str, str]) -> Prediction:
     top = tuple((spelt[each["label"]], each["probability"]) for each in row["top"])
-    found = None if row["set"] is None else tuple(spelt[each] for each in row["set"])
-    return Prediction(*top[0], top=top, name=name, unsure=row["unsure"], set=found, set_coverage=row["set_coverage"])
+    named = {
+        column: None if row[column] is None else tuple(spelt[each] for each in row[column])
+        for column in ("set", "labels")
+    }
+    return Prediction(*top[0], top=top, name=name, unsure=row["unsure"], set_coverage=row["set_coverage"], **named)
 
 
 class PartFolder:
