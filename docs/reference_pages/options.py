@@ -20,7 +20,10 @@ from vitreous.recipes import RECIPES, recipe
 
 __all__ = ["Option", "option_pages", "options_of"]
 
-_RESUME = "resume the run that the same command started, or start it"
+_PLAIN = {  # options that stand for no other and are no setting of a run: their values, and what they do
+    "--resume": ("a flag", "resume the run that the same command started, or start it"),
+    "--on": ("ray://ADDRESS", "run on a Ray cluster"),
+}
 
 
 class Option(NamedTuple):
@@ -57,8 +60,8 @@ def options_of(verb: str) -> list[Option]:
     known = {name for option in found for name in option.names}
     for name, target in short.items():
         if name not in known:
-            text = f"short for `{target}`" if target else _RESUME
-            found.append(Option((name,), "as there" if target else "a flag", text, {}))
+            values, text = ("as there", f"short for `{target}`") if target else _PLAIN[name]
+            found.append(Option((name,), values, text, {}))
     return found
 
 

@@ -136,7 +136,7 @@ def test_offline_fine_tuning_is_advised_only_from_the_cache(online, monkeypatch,
 )
 def test_imbalance_is_noted_if_the_run_does_not_correct_for_it(counts, words, said):
     split = SimpleNamespace(labels=np.repeat(np.arange(len(counts)), counts))
-    data = SimpleNamespace(splits={"train": split}, classes=[f"c{n}" for n in range(len(counts))])
+    data = SimpleNamespace(splits={"train": split}, classes=[f"c{n}" for n in range(len(counts))], several=False)
     setup = SimpleNamespace(data=data, config=configure(["photos", *words])[0])
     assert (imbalance_note(setup) is not None) == said
 

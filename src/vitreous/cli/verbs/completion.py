@@ -82,7 +82,7 @@ def _combined_parser(file: Mapping[str, Any]) -> argparse.ArgumentParser:
 
 
 def parser_of(verb: str) -> tuple[Parser, Mapping[str, str]]:
-    """Return the parser of a verb and its short options with their expansions; --resume, a plain flag, has none."""
+    """Return the parser of a verb and its short options with their expansions; --resume and --on have none."""
     module: Any = importlib.import_module(VERBS[verb])
     if verb not in _TRAINING_VERBS:
         return module._parser(), {}
@@ -90,7 +90,7 @@ def parser_of(verb: str) -> tuple[Parser, Mapping[str, str]]:
 
     parser = module._parser() if verb in ("finetune", "pretrain") else make_parser(_HELP)
     short = {name: option for name, option in getattr(module, "_SHORT", _SHORT).items() if "_" not in name}
-    return parser, {**short, "--resume": ""}
+    return parser, {**short, "--resume": "", **({} if verb == "pretrain" else {"--on": ""})}
 
 
 def _names_for(names: Sequence[str], action: argparse.Action) -> list[str]:

@@ -87,14 +87,13 @@ examples:
 common options:
   --epochs N   --budget 25m   how long to train
   --model NAME                model size (`vitreous models` lists them)
-  --start none                train from random weights; otherwise few images of your own start from a
-                              small backbone that saw ImageNet's images (research use)
+  --start none                random weights; few images otherwise start from a backbone that saw ImageNet (research use)
   --recipe NAME               recipe; by default the one named like the dataset, else start or folder
   --teacher MODEL             learn from a larger trained model too (--distil.teacher)
   --aux mae                   reconstruct hidden patches too, in every step (--aux.method)
   --data-dir FOLDER           folder of the known datasets, for reading and downloading (--data.dir)
   --strict                    stop if a file cannot be read (--data.strict)
-  --exclude FILE              skip the images listed, as by `vitreous audit --write-exclude` (--data.exclude)
+  --exclude FILE              skip the images that `vitreous audit` listed (--data.exclude)
   --out FOLDER                run directory, instead of runs/NAME-1
   --resume                    resume the run that the same command started, or start it
   --on ray://ADDRESS          run on a Ray cluster (docs/how-to/cluster.md)

@@ -191,8 +191,16 @@ class PlaceEnvironment(ClusterEnvironment):
         self._place = place
 
     creates_processes_externally = True
-    main_address = property(lambda self: self._place.address)
-    main_port = property(lambda self: self._place.port)
+
+    @property
+    def main_address(self) -> str:
+        """The address of the first machine."""
+        return self._place.address
+
+    @property
+    def main_port(self) -> int:
+        """The port on it where the processes meet."""
+        return self._place.port
 
     @staticmethod
     def detect() -> bool:
