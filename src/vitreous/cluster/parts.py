@@ -84,11 +84,11 @@ def decode(table: Any, names: Sequence[str], classes: Iterable[str], kind: str) 
 
 def _prediction(name: str, row: Mapping[str, Any], spelt: Mapping[str, str]) -> Prediction:
     top = tuple((spelt[each["label"]], each["probability"]) for each in row["top"])
-    named = {
-        column: None if row[column] is None else tuple(spelt[each] for each in row[column])
-        for column in ("set", "labels")
-    }
-    return Prediction(*top[0], top=top, name=name, unsure=row["unsure"], set_coverage=row["set_coverage"], **named)
+    held, labels = (
+        None if row[name] is None else tuple(spelt[each] for each in row[name]) for name in ("set", "labels")
+    )
+    coverage = row["set_coverage"]
+    return Prediction(*top[0], top, name, unsure=row["unsure"], set=held, set_coverage=coverage, labels=labels)
 
 
 class PartFolder:

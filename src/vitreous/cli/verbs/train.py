@@ -87,7 +87,7 @@ examples:
 common options:
   --epochs N   --budget 25m   how long to train
   --model NAME                model size (`vitreous models` lists them)
-  --start none                random weights; few images otherwise start from a backbone that saw ImageNet (research use)
+  --start none                random weights; few images else start from a backbone that saw ImageNet (research use)
   --recipe NAME               recipe; by default the one named like the dataset, else start or folder
   --teacher MODEL             learn from a larger trained model too (--distil.teacher)
   --aux mae                   reconstruct hidden patches too, in every step (--aux.method)
