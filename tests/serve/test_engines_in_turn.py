@@ -35,5 +35,5 @@ def test_a_faster_engine_takes_over_without_a_failed_request(launch, model_path,
     decided = first.json("GET", "/v1/model")["engine"]
     assert first.end() == 0
     again = launch(model_path, "--access-log", "false", engine="auto", XDG_CACHE_HOME=str(tmp_path))
-    assert again.json("GET", "/v1/model")["engine"] == decided
+    until(lambda: again.json("GET", "/v1/model")["engine"] == decided, 60)
     assert not any("converting" in line for line in again.lines)

@@ -208,7 +208,7 @@ def test_an_engine_whose_logits_are_shifted_agrees_only_on_a_softmax(trained):
 
 def test_a_service_and_a_watched_folder_give_labels(trained, tmp_path):
     path = trained.folder / "1.png"
-    served = Computing(str(trained.model), {"engine": "torch", "device": "cpu"}, convert=False)
+    served = Computing(str(trained.model), {"engine": "torch", "device": "cpu"}, "stored")
     expected = vitreous.load(trained.model, engine="torch", device="cpu").predict(path)
     ((record, _),) = served.compute("predict", [served.decode(path.read_bytes())], 2)
     assert record["labels"] == list(expected.labels)

@@ -15,10 +15,12 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.images.reading import read_image
+from vitreous.engines.opening import CONVERTERS, installed
 from vitreous.errors import CheckpointError, ConfigError, DataError, UsageError
 from vitreous.machine.allocator import keep_freed_memory
 from vitreous.predictions import Embedding, Failure, Prediction
 from vitreous.predictor import Classifier, load
+from vitreous.serve.engine.effort import AT_ONCE, CONVERT, Effort
 
 if TYPE_CHECKING:
     from vitreous.inspection.explanation import Explanation
@@ -52,33 +54,36 @@ class Computing:
     Args:
         path: What :func:`vitreous.load` takes.
         options: Its further arguments.
-        convert: Whether the engine `auto` may take the time to convert the model. Otherwise it opens what is converted
-            already, and :attr:`can_improve` tells whether a conversion may be worth while.
+        effort: What the engine `auto` takes time for (:mod:`vitreous.serve.engine.effort`). Attributes tell afterwards
+            whether more of it `can_improve` the engine, and whether the model `has_converted`.
         tell: Receives notices.
     """
 
     def __init__(
-        self, path: str, options: Mapping[str, Any], convert: bool, tell: Callable[[str], None] = lambda line: None
+        self, path: str, options: Mapping[str, Any], effort: Effort, tell: Callable[[str], None] = lambda line: None
     ) -> None:
         keep_freed_memory()
         self.path, self.options = path, dict(options)
-        self.can_improve = False
+        self.can_improve = self.has_converted = False
         self._tell, self._may_convert = tell, True
         self.source = load(path, tell=self._hear, **self.options)
         self._explained: Classifier | None = None
-        self.engine = self._choose_engine(convert)
+        self.engine = self._choose_engine(effort)
         self.computing = _without_resizing(self.source)
         self.seconds = self._time_of_one()
 
-    def _choose_engine(self, convert: bool) -> dict[str, str]:
+    def _choose_engine(self, effort: Effort) -> dict[str, str]:
         """Choose the engine once, and return its name, precision and device."""
         is_auto = self.options.get("engine", "auto") == "auto" and self.source.device.type == "cpu"
-        self._may_convert = convert or not is_auto
-        try:
-            engine = self.source.prepare(_MANY, _USUAL_BATCH)
-        except _WouldConvert:
-            self.can_improve = True
+        self._may_convert = effort == CONVERT or not is_auto
+        if effort == AT_ONCE and is_auto and self.has_maps:
+            self.can_improve = any(installed(name) for name in CONVERTERS)
             engine = self.source.prepare(1, _USUAL_BATCH)
+        else:
+            try:
+                engine = self.source.prepare(_MANY, _USUAL_BATCH)
+            except _WouldConvert:
+                engine = self.source.prepare(1, _USUAL_BATCH)
         if is_auto and engine.name == "torch" and self.has_maps:
             # `auto` would convert the model later, in the middle of a request.
             model, info, device, tta = self.source.model, self.source.info, self.source.device, self.source.tta
@@ -88,8 +93,10 @@ class Computing:
 
     def _hear(self, line: str) -> None:
         """Pass a notice on, unless it says that the model is about to be converted and there is no time for that."""
-        if line.startswith("converting") and not self._may_convert:
-            raise _WouldConvert
+        if line.startswith("converting"):
+            if not self._may_convert:
+                raise _WouldConvert
+            self.has_converted = True
         self._tell(line)
 
     def _time_of_one(self) -> float:

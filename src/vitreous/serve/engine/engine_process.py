@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vitreous.serve.engine.effort import Effort
 from vitreous.serve.engine.wire import Frame, pack, read_frame
 from vitreous.serve.settings import ModelSource
 
@@ -57,17 +58,17 @@ class EngineProcess:
     Args:
         source: The model.
         batch: Images in the largest batch.
-        convert: Whether loading may take the time to convert the model for a faster engine.
+        effort: How much time loading may take for a faster engine (:mod:`vitreous.serve.engine.effort`).
         hear: Called with each event, and with the job of each answer.
     """
 
     def __init__(
-        self, source: ModelSource, batch: int, convert: bool, hear: Callable[[EngineProcess, Frame, Job | None], None]
+        self, source: ModelSource, batch: int, effort: Effort, hear: Callable[[EngineProcess, Frame, Job | None], None]
     ) -> None:
-        self.source, self.batch, self.convert = source, batch, convert
+        self.source, self.batch, self.effort = source, batch, effort
         self.jobs: dict[int, Job] = {}  # sent, and not answered
         self.description: dict[str, Any] = {}
-        self.can_improve = False
+        self.can_improve = self.has_converted = False
         self.pace = Pace()
         self.heard = time.monotonic()
         self.started = time.monotonic()
@@ -101,7 +102,7 @@ class EngineProcess:
         except OSError as error:  # no memory, or too many processes or files
             raise EngineFailed(f"the process does not start: {error.strerror or error}") from error
         config = {"path": self.source.path, "options": dict(self.source.options)}
-        self._write(pack(config | {"batch": self.batch, "convert": self.convert}))
+        self._write(pack(config | {"batch": self.batch, "effort": self.effort}))
         self._listening = asyncio.create_task(self._listen())
 
     async def ready(self) -> None:
@@ -155,6 +156,7 @@ class EngineProcess:
             self._note_pace(message)
             if message.get("event") == "ready":
                 self.description, self.can_improve = message["model"], message["can_improve"]
+                self.has_converted = message["has_converted"]
                 self._ready.set_result(None)
             elif message.get("event") == "failed":
                 self._fail(EngineFailed(message["reason"], message["code"]))

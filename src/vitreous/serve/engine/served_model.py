@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.serve.engine.admission import Admission
+from vitreous.serve.engine.effort import AT_ONCE, CONVERT, STORED, Effort
 from vitreous.serve.engine.engine_process import EngineFailed, EngineProcess, Job, Pace
 from vitreous.serve.engine.wire import Frame
 from vitreous.serve.metrics import Metrics
@@ -75,7 +76,7 @@ class ServedModel:
 
     async def start(self) -> None:
         """Start the first engine process and return; :meth:`first_ready` waits for it."""
-        self._first = await self._launch(convert=False)
+        self._first = await self._launch(AT_ONCE)
 
     async def first_ready(self) -> None:
         """Wait until the model answers.
@@ -143,8 +144,8 @@ class ServedModel:
         for job in self._queue:
             self._fail(job, "the service ends")
 
-    async def _launch(self, convert: bool) -> EngineProcess:
-        engine = EngineProcess(self.source, self.limits.batch, convert, self._hear)
+    async def _launch(self, effort: Effort) -> EngineProcess:
+        engine = EngineProcess(self.source, self.limits.batch, effort, self._hear)
         await engine.start()
         self._others.add(engine)
         self._spawn(self._await_end(engine))
@@ -190,7 +191,7 @@ class ServedModel:
         while not self._stopping:
             await asyncio.sleep(pause)
             try:
-                engine = await self._launch(convert=False)
+                engine = await self._launch(STORED)
                 await engine.ready()
             except EngineFailed as failed:
                 logger.error("the engine of model %s does not start: %s", self.name, failed.reason)
@@ -200,9 +201,9 @@ class ServedModel:
             return
 
     async def _look_after(self) -> None:
-        """Prepare a faster engine once, then look at the model file and at the engine's health."""
+        """Open a faster engine once, then look at the model file and at the engine's health."""
         if self._engine is not None and self._engine.can_improve:
-            await self._replace(convert=True, why="a faster engine")
+            await self._replace(CONVERT, why="a faster engine")
         seen = self._stamp
         while True:
             await asyncio.sleep(_LOOKING)
@@ -214,28 +215,28 @@ class ServedModel:
             stamp = _stamp(self.source.path) if self._reload else self._stamp
             if stamp != self._stamp and stamp == seen and stamp:  # changed, and no longer changing
                 self._stamp = stamp
-                await self._replace(convert=False, why="the changed file")
+                await self._replace(STORED, why="the changed file")
             seen = stamp
 
-    async def _replace(self, convert: bool, why: str) -> None:
+    async def _replace(self, effort: Effort, why: str) -> None:
         """Start another process beside the one that answers, and let it take over if it is ready, and better."""
         try:
-            engine = await self._launch(convert)
+            engine = await self._launch(effort)
             await engine.ready()
-            if convert:
-                is_faster = engine.description["engine"] != "torch"
+            if effort == CONVERT and engine.description["engine"] == "torch":
+                await engine.stop()
+                logger.info("model %s stays with torch: nothing is faster here", self.name)
+                return
+            if engine.has_converted:
                 await engine.stop()  # a conversion leaves much memory behind
-                if not is_faster:
-                    logger.info("model %s stays with torch: nothing is faster here", self.name)
-                    return
-                engine = await self._launch(convert=False)
+                engine = await self._launch(STORED)
                 await engine.ready()
         except EngineFailed as failed:
             logger.error("model %s goes on as it is, %s does not load: %s", self.name, why, failed.reason)
             self.metrics.reloads.labels(self.name, "failed").inc()
             return
         self._take_over(engine)
-        self.metrics.reloads.labels(self.name, "improved" if convert else "loaded").inc()
+        self.metrics.reloads.labels(self.name, "improved" if effort == CONVERT else "loaded").inc()
         logger.info("model %s: %s answers, computed by %s", self.name, why, engine.description["engine"])
 
     def _pump(self) -> None:

@@ -42,7 +42,8 @@ def main() -> None:
 
     batcher = Batcher(computing, send, config["batch"])
     pace = {"one": computing.seconds, "per_image": batcher.seconds_per_image, "largest": batcher.largest}
-    batcher.send({"event": "ready", "can_improve": computing.can_improve, "model": computing.describe(), **pace})
+    can = {"can_improve": computing.can_improve, "has_converted": computing.has_converted}
+    batcher.send({"event": "ready", **can, "model": computing.describe(), **pace})
     threading.Thread(target=batcher.read, args=(requests,), daemon=True, name="requests").start()
     batcher.run()
 
@@ -53,7 +54,7 @@ def _open(config: dict[str, Any], send: Any) -> Any:
     def tell(line: str) -> None:
         send(pack({"event": "note", "text": line}))
 
-    return Computing(config["path"], config["options"], config["convert"], tell)
+    return Computing(config["path"], config["options"], config["effort"], tell)
 
 
 def _reason(error: Exception) -> str:
