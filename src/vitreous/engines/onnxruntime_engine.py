@@ -13,9 +13,8 @@ from vitreous.errors import ConfigError
 from vitreous.export.graph.tracing import EXAMPLES, to_onnx, trace
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["PACKAGES", "Graph", "convert"]
+__all__ = ["Graph", "convert"]
 
-PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 _FILE = "graph.onnx"
 
 

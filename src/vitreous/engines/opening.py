@@ -15,7 +15,6 @@ from torch import Tensor
 
 from vitreous.accelerate.merging import merged_tokens
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.engines import onnxruntime_engine, openvino_engine
 from vitreous.engines.base import Engine
 from vitreous.engines.cache import GraphCache, digest
 from vitreous.engines.check import CHECKED, agreement, check_images
@@ -28,8 +27,9 @@ from vitreous.model.vit import VisionTransformer
 
 __all__ = ["CONVERTERS", "Opened", "Opener", "UnfitError", "installed"]
 
-CONVERTERS = {"openvino": openvino_engine, "onnxruntime": onnxruntime_engine}
-"""Engines besides PyTorch, the faster first. Each is a module that converts a model and runs the result."""
+CONVERTERS = {"openvino": ("openvino",), "onnxruntime": ("onnxruntime", "onnx", "onnxscript")}
+"""Engines besides PyTorch, the faster first, and the packages of each. ``NAME_engine.py`` converts a model and runs the
+result; it is slow to import."""
 
 
 class UnfitError(Exception):
@@ -88,8 +88,8 @@ class Opener:
 
         Raises UnfitError if that fails or the engine disagrees, and OutputError if the graph cannot be stored.
         """
-        module: Any = CONVERTERS[name]
-        folder = self._cache.find(name, module.PACKAGES)
+        module: Any = importlib.import_module(f"vitreous.engines.{name}_engine")
+        folder = self._cache.find(name, CONVERTERS[name])
         if folder is not None:
             start = partial(module.Graph, folder, batch=batch)
             try:
@@ -102,7 +102,7 @@ class Opener:
         if folder is not None:
             remove(folder)
         self._notify(f"converting the model for {name}, once")
-        folder = self._cache.write(name, module.PACKAGES, partial(self._convert, module))
+        folder = self._cache.write(name, CONVERTERS[name], partial(self._convert, module))
         return Opened(self._checked(partial(module.Graph, folder, batch=batch), precision), folder)
 
     @cached_property
@@ -144,5 +144,4 @@ class Opener:
 
 def installed(name: str) -> bool:
     """Return whether all packages that an engine needs are installed."""
-    packages: tuple[str, ...] = CONVERTERS[name].PACKAGES
-    return all(importlib.util.find_spec(package) is not None for package in packages)
+    return all(importlib.util.find_spec(package) is not None for package in CONVERTERS[name])

@@ -15,9 +15,8 @@ from vitreous.export.graph.tracing import EXAMPLES, to_openvino, trace
 from vitreous.export.openvino_file import core
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["PACKAGES", "Graph", "convert"]
+__all__ = ["Graph", "convert"]
 
-PACKAGES = ("openvino",)
 _FILE = "graph.xml"  # OpenVINO writes the weights to graph.bin beside it
 _IMAGES_PER_THREAD = 8  # batches of at least this many are split, so that threads need not wait for each other
 _MOST_THREADS = 4  # with more threads, splitting was not measured

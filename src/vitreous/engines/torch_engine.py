@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.backends import cudnn
 
 from vitreous.accelerate.batch_parts import map_parts, num_parts
@@ -33,7 +33,7 @@ class TorchEngine:
     ) -> None:
         self.precision = precision
         self._dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        self._outputs = outputs(model if precision == "float32" else copy.deepcopy(model).to(self._dtype)).eval()
+        self._outputs = outputs(model if precision == "float32" else _converted(model, self._dtype)).eval()
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,6 +47,12 @@ class TorchEngine:
             with no_tf32(images.device):
                 logits, features = self._outputs(images)
         return logits.float(), features.float()
+
+
+def _converted(model: VisionTransformer, dtype: torch.dtype) -> VisionTransformer:
+    """Return a copy of a model in another dtype, without copying its weights as they are."""
+    weights = {id(p): nn.Parameter(p.detach().to(dtype), requires_grad=p.requires_grad) for p in model.parameters()}
+    return copy.deepcopy(model, weights).to(dtype)  # deepcopy takes what it is given for each object
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -125,6 +124,8 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         return 1.0
     if slope(hottest) >= 0:
         return HIGHEST
+    from scipy.optimize import brentq  # slow to import: only where it is used
+
     return math.exp(-float(brentq(slope, hottest, coldest, xtol=1e-10)))
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.sparse import csr_array
 from scipy.special import ndtri
 from torch import Tensor
 from torch.nn import functional as F
@@ -180,6 +179,8 @@ def weighted_scores(images: Images, blocks: Iterable[Floats], copies: int = 1) -
     n, classes = len(images.labels) // copies, images.classes
     cells, cell_of = np.unique(images.labels * classes + images.predicted, return_inverse=True)
     ones = np.ones(len(cells))
+    from scipy.sparse import csr_array  # slow to import: only where it is used
+
     into_cell = csr_array((np.ones(len(cell_of)), (np.arange(len(cell_of)), cell_of)))  # (N, C)
     into_class = csr_array((ones, (np.arange(len(cells)), cells % classes)), (len(cells), classes))
     correct = np.flatnonzero(cells // classes == cells % classes)

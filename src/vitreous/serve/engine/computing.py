@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.images.reading import read_image
+from vitreous.engines.names import PrecisionName
 from vitreous.engines.opening import CONVERTERS, installed
 from vitreous.errors import CheckpointError, ConfigError, DataError, UsageError
 from vitreous.machine.allocator import keep_freed_memory
@@ -78,18 +79,21 @@ class Computing:
         self._may_convert = effort == CONVERT or not is_auto
         if effort == AT_ONCE and is_auto and self.has_maps:
             self.can_improve = any(installed(name) for name in CONVERTERS)
+            self.source = self._with_torch(self.options.get("precision", "float32"))
+        try:
+            engine = self.source.prepare(_MANY, _USUAL_BATCH)
+        except _WouldConvert:
             engine = self.source.prepare(1, _USUAL_BATCH)
-        else:
-            try:
-                engine = self.source.prepare(_MANY, _USUAL_BATCH)
-            except _WouldConvert:
-                engine = self.source.prepare(1, _USUAL_BATCH)
-        if is_auto and engine.name == "torch" and self.has_maps:
+        if is_auto and engine.name == "torch" and self.has_maps and not self.can_improve:
             # `auto` would convert the model later, in the middle of a request.
-            model, info, device, tta = self.source.model, self.source.info, self.source.device, self.source.tta
-            self.source = Classifier(model, info, device, engine="torch", precision=engine.precision, tta=tta)
+            self.source = self._with_torch(engine.precision)
             engine = self.source.prepare(1, _USUAL_BATCH)
         return {"engine": engine.name, "precision": engine.precision, "device": str(self.source.device)}
+
+    def _with_torch(self, precision: PrecisionName) -> Classifier:
+        """Return the model computed by PyTorch."""
+        model, info, device, tta = self.source.model, self.source.info, self.source.device, self.source.tta
+        return Classifier(model, info, device, engine="torch", precision=precision, tta=tta, tell=self._hear)
 
     def _hear(self, line: str) -> None:
         """Pass a notice on, unless it says that the model is about to be converted and there is no time for that."""
