@@ -3,7 +3,7 @@
     python docs/run_pages.py                          # all pages; each in an empty folder that is removed afterwards
     python docs/run_pages.py docs/tutorials/first-model.md
     python docs/run_pages.py --minutes 15             # end there, even within a block; what is left has failed
-    python docs/run_pages.py --slack 3                # on a machine that is so many times slower than those of the pages
+    python docs/run_pages.py --slack 3                # on a machine that is so many times slower
 
 The blocks of a page run in order, in one folder: Bash with `set -e`, and Python in one namespace. Where tabs show a
 step on the command line and in Python, both run. Blocks in other languages, such as ```console, are not run. Two kinds
@@ -62,9 +62,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--minutes", type=float, help="for all pages together")
     parser.add_argument("--slack", type=float, default=1, help="multiplies every limit of time (default: 1)")
     options = parser.parse_args(arguments)
+    minutes = options.minutes and options.minutes * options.slack
     pages = [page.resolve() for page in options.pages] or PAGES
     failed, begun = [], time.monotonic()
-    with _ends_after(options.minutes and options.minutes * options.slack):
+    with _ends_after(minutes):
         for number, page in enumerate(pages):
             started = time.monotonic()
             try:
@@ -73,10 +74,7 @@ def main(arguments: list[str]) -> int:
                 failed.append(page)
                 print(f"{page.relative_to(HERE)}: {error}", flush=True)
             except _OutOfTimeError:
-                print(
-                    f"{page.relative_to(HERE)}: all pages together take more than {options.minutes * options.slack:g} minutes",
-                    flush=True,
-                )
+                print(f"{page.relative_to(HERE)}: all pages together take more than {minutes:g} minutes", flush=True)
                 failed += pages[number:]
                 break
             else:
