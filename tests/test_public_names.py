@@ -98,6 +98,12 @@ def test_public_names_are_in_the_reference(module):
     assert sorted(listed) == sorted(getattr(module, "__all__", []))
 
 
+def test_constants_in_the_reference_say_what_they_are(module):
+    begin = rf"py:data:: (.*)\n   :module: {re.escape(module.__name__)}\n"
+    blocks = re.findall(rf"{begin}   :value: .*\n\n(.*)\n", REFERENCE)
+    assert [name for name, text in blocks if not text.strip()] == []
+
+
 def test_the_package_exports_its_public_names():
     from vitreous.accelerate.model import create
     from vitreous.api import calibrate, finetune, inspect

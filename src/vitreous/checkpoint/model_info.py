@@ -28,6 +28,7 @@ FORMAT_VERSION = 2
 MULTILABEL_VERSION = 3
 """Of files of models with several labels, to which older versions of this package would apply a softmax."""
 NEWEST_VERSION = MULTILABEL_VERSION
+"""The newest version of the model file's metadata that this package reads."""
 
 _SHOWN = 5  # class names that an error lists
 # Lone surrogates, without those by which os.fsdecode represents bytes that are not UTF-8.

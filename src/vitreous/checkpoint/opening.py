@@ -40,7 +40,9 @@ __all__ = [
 ]
 
 THRESHOLDS_OMITTED = "the format has no place for the thresholds of `vitreous calibrate`: they are left out"
+"""The note on a file whose format cannot hold thresholds."""
 THRESHOLDS_VOID = "the thresholds of `vitreous calibrate` are left out: they hold only for the model as it was"
+"""The note on a file whose computation changed after calibration."""
 
 FAMILIES: dict[str, ModuleType] = {
     "google": google,

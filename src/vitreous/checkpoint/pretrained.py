@@ -29,6 +29,7 @@ LICENCES: Mapping[str, Licence] = {
     "CC-BY-NC-4.0": Licence(False, False, "no commercial use"),
     "ImageNet-research": Licence(False, False, "made by us from images of ImageNet, which are for research only"),
 }
+"""What each licence of the table allows, by the name that rows give."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ ROWS: tuple[Row, ...] = (
     Row("dinov3-h+", "timm/vit_huge_plus_patch16_dinov3.lvd1689m", None, _SAFE,
         840_509_440, 1280, 32, 256, 16, _LVD1689M, "DINOv3", False, 87.7, None, None, _PROBES, 3360),
 )  # fmt: skip
+"""The table of `vitreous models --pretrained`: one row per backbone, with its source and scores."""
 
 
 def find_row(name: str) -> Row | None:

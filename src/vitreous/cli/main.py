@@ -77,6 +77,7 @@ Start here
   --version      the version
   --traceback    show the traceback of an error, for reporting a bug
 """
+"""What `vitreous --help` prints."""
 
 _MAX_LENGTH = 2000  # characters of the line that reports an error
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it

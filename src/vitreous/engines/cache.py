@@ -33,6 +33,7 @@ from vitreous.model.vit import VisionTransformer
 __all__ = ["FOLDER", "GraphCache", "cache_folder", "digest", "remember_speed", "remembered_speed"]
 
 FOLDER = "engine-cache"
+"""The folder of converted graphs in the user's cache."""
 _RECORD, _SPEED = "record.json", "speed.json"
 _LARGEST_RECORD = 1 << 20  # bytes
 _MOST_BYTES = 4 << 30  # of all graphs together; the least recently used are removed first

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["AnyScores", "scores_of"]
 
 AnyScores: TypeAlias = Union[Scores, "MultiLabelScores"]
+"""The scores of images with one class each, or with several labels."""
 
 
 def scores_of(logits: Tensor, labels: Tensor) -> AnyScores:

@@ -17,6 +17,7 @@ __all__ = ["Choice", "by_coverage", "by_margin", "by_typicality", "k_means", "ty
 
 Floats = npt.NDArray[np.float32]
 Choice = list[tuple[int, float]]
+"""The chosen images, in order, each with its score."""
 
 _MOST_CLUSTERS = 500  # of the published code of TypiClust, as the two numbers below
 _SMALL = 5  # a cluster of at most so many images is asked last

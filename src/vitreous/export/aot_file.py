@@ -32,9 +32,13 @@ from vitreous.export.untrusted_program import COMPILED
 __all__ = ["ENGINE", "EXTRA", "PACKAGES", "RESIZES", "Runner", "check_compiler", "is_compiled", "write"]
 
 PACKAGES: tuple[str, ...] = ()
+"""The packages that writing needs beside PyTorch."""
 EXTRA = ""
+"""The extra that brings them; empty if none does."""
 ENGINE = "torch"
+"""The engine that runs the file."""
 RESIZES = ("exact",)
+"""The ways of resizing in the graph, best first."""
 
 _MACHINE = "machine.txt"
 """Name of what the code was compiled for among the extra files of the archive."""

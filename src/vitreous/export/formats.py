@@ -24,6 +24,7 @@ FORMS: dict[str, ModuleType] = {
     "torch": torch_file,
     AOT: aot_file,
 }
+"""The module of each format that `vitreous export --to` writes as one graph."""
 
 SUFFIXES = {suffix: form for form, suffix in EXPORTED.items()}
 """Format of an exported file by the ending of its name; :func:`.aot_file.is_compiled` tells the two of torch apart."""

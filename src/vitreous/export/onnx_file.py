@@ -18,7 +18,9 @@ from vitreous.export.graph.tracing import EXAMPLES, to_onnx, trace
 __all__ = ["ENGINE", "EXTRA", "NATIVE_FILTERS", "PACKAGES", "RESIZES", "Runner", "open_session", "write"]
 
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
+"""The packages that writing needs beside PyTorch."""
 EXTRA = "onnx"
+"""The extra that brings them."""
 ENGINE = "onnxruntime"
 """The runtime, by the name that `--engine` has for it."""
 RESIZES = ("exact", "native")

@@ -31,10 +31,15 @@ __all__ = [
 ]
 
 PACKAGES = ("openvino",)
+"""The packages that writing needs beside PyTorch."""
 EXTRA = "openvino"
+"""The extra that brings them."""
 ENGINE = "openvino"
-RESIZES = ("native",)  # OpenVINO computes in float32 at most, where weights cannot be exact
+"""The engine that runs the file."""
+RESIZES = ("native",)
+"""The ways of resizing in the graph; OpenVINO computes in float32 at most, where weights cannot be exact."""
 NATIVE_FILTERS = tuple(MODES)
+"""The filters for which OpenVINO has an operation of its own."""
 PLAIN_NORMS = True  # its layer norm does not give what a gradient needs
 SECTION = "vitreous"
 """Where the description is in the model's rt_info."""

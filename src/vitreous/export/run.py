@@ -28,6 +28,7 @@ from vitreous.export.verification.verify import Verified, verify
 __all__ = ["Check", "Export", "Options", "Quantiser", "WritePrecision", "check_options", "export", "export_opened"]
 
 WritePrecision = Literal["float32", "fp16", "bf16"]
+"""The precision of the weights in a file."""
 Resizing = Literal["exact", "native"]
 _DTYPES = {"float32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 

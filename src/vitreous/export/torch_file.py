@@ -23,9 +23,13 @@ from vitreous.export.untrusted_program import checked_archive
 __all__ = ["DESCRIPTION", "ENGINE", "EXTRA", "PACKAGES", "RESIZES", "Runner", "trace_whole", "traced", "write"]
 
 PACKAGES: tuple[str, ...] = ()
+"""The packages that writing needs beside PyTorch."""
 EXTRA = ""
+"""The extra that brings them; empty if none does."""
 ENGINE = "torch"
+"""The engine that runs the file."""
 RESIZES = ("exact",)
+"""The ways of resizing in the graph, best first."""
 DESCRIPTION = "vitreous.json"
 """Name of the description among the extra files of the archive."""
 

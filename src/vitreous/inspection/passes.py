@@ -20,6 +20,7 @@ Images = Tensor | Iterable[Tensor]
 """Normalised images: one tensor (n, C, H, W), or an iterable of batches (B, C, H, W), such as a data loader's."""
 
 BATCH_SIZE = 32
+"""Images of one pass of an inspection."""
 
 
 def batches(model: Any, images: Images, batch_size: int = BATCH_SIZE) -> Iterator[Tensor]:

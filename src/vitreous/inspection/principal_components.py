@@ -15,6 +15,7 @@ from vitreous.errors import ConfigError
 __all__ = ["Floats", "PrincipalComponents", "principal_components"]
 
 Floats = npt.NDArray[np.float64]
+"""Numbers in float64."""
 
 
 @dataclass(frozen=True, eq=False)

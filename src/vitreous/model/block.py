@@ -98,6 +98,7 @@ class ParallelConfig(BlockConfig):
 
 
 BLOCKS = (BlockConfig, NormAfterConfig, ParallelConfig)
+"""The kinds of block."""
 
 
 class Block(nn.Module):

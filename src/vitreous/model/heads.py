@@ -76,6 +76,7 @@ class MlpHead(Head):
 
 
 HEADS: tuple[type[Head], ...] = (LinearHead, MlpHead)
+"""The kinds of head."""
 
 
 class PreLogits(nn.Module):

@@ -188,6 +188,7 @@ SCHEMES: dict[str, Scheme] = {
     "torch": Scheme(),
     "mimetic": Mimetic(),
 }
+"""The ways to draw initial weights, by the library whose way it is, or by method."""
 
 
 def _normal_by_fan_in(layer: nn.Linear | nn.Conv2d) -> None:

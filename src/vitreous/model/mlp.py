@@ -36,6 +36,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "quick-gelu": QuickGelu,
     "none": nn.Identity,
 }
+"""The activations by the name that configurations use."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class GatedMlpConfig(MlpConfig):
 
 
 MLPS = (MlpConfig, GatedMlpConfig)
+"""The kinds of MLP."""
 
 
 class Mlp(nn.Module):

@@ -19,6 +19,7 @@ from vitreous.errors import ConfigError, did_you_mean
 __all__ = ["Part", "Shape", "Size2d", "choose", "kinds_of", "option_types", "pair"]
 
 Size2d = int | tuple[int, int]
+"""A height and a width, or one number for both."""
 
 
 def pair(size: Size2d) -> tuple[int, int]:

@@ -179,6 +179,7 @@ class SequencePool(Pool):
 
 
 POOLS: tuple[type[Pool], ...] = (ClassToken, Mean, ClassTokenMean, PrefixTokens, AttentionPool, SequencePool)
+"""The kinds of pooling."""
 
 
 class _ClassTokenModule(nn.Module):

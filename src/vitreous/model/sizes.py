@@ -60,6 +60,7 @@ SIZES: dict[str, Size] = {
     "256x24": Size(256, 24, 512, 8, 4, 32, "public notebook tutorials"),
     "384x7": Size(384, 7, 384, 12, 4, 32, "omihub777/ViT-CIFAR"),
 }
+"""The sizes by name, from the ViT paper (table 1) and later ones."""
 
 
 def config_of(name: str, **overrides: Any) -> ViTConfig:

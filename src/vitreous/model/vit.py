@@ -22,6 +22,7 @@ from vitreous.model.record import Record
 __all__ = ["Output", "ViTConfig", "VisionTransformer", "check_output"]
 
 Output = Literal["logits", "features", "tokens"]
+"""What a model returns: logits, pooled features, or all tokens after the last norm."""
 
 
 class VisionTransformer(nn.Module):

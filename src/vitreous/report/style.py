@@ -68,6 +68,7 @@ LIGHT = Theme(
     green="#009E73",
     red="#C24E00",
 )
+"""The colours on a light background."""
 DARK = Theme(
     background="#0D1117",
     text="#E6EDF3",
@@ -79,6 +80,7 @@ DARK = Theme(
     green="#35C49B",
     red="#FF7B3D",
 )
+"""The colours on a dark background."""
 
 
 def to_png(figure: Figure, title: str, description: str = "") -> bytes:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 __all__ = ["CONTENT_TYPE", "Metrics", "expected_confidence"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""The media type of Prometheus' text format."""
 
 _MOST_LABELS = 200  # classes that are counted one by one; each is a time series
 _WINDOW = 1000  # predictions of which the mean confidence is compared

@@ -13,6 +13,7 @@ from vitreous.files.text import printable
 __all__ = ["MEDIA_TYPE", "Problem", "problem_response"]
 
 MEDIA_TYPE = "application/problem+json"
+"""The media type of errors (RFC 9457)."""
 
 _MAX_DETAIL = 1000  # characters
 

@@ -102,3 +102,4 @@ class Budget:
 
 
 Clock = Steps | Budget
+"""What a run counts to its end: steps, or seconds."""

@@ -25,6 +25,7 @@ WASM = "ort-wasm-simd-threaded.wasm"
 """The WebAssembly side; it runs with one thread too."""
 
 LICENSE = "LICENSE"
+"""The file with the licences of what the page contains."""
 
 
 @functools.cache

@@ -156,6 +156,7 @@ FIRST_KINDS = ("vit", "dinov2", "dinov2_with_registers")
 """Kinds that tensors alone show, and whose config.json is written from the configuration."""
 
 PREFIXES = tuple(dict.fromkeys(prefix for kind in KINDS.values() for prefix in kind.prefixes))
+"""What may stand before the names of the tensors, over all kinds of model."""
 
 
 def translate(name: str, table: dict[str, str]) -> str | None:

@@ -26,6 +26,7 @@ from vitreous.model.vit import VisionTransformer
 __all__ = ["Comparison", "Conversion", "Family", "convert"]
 
 Family = Literal["google", "timm", "huggingface", "torchvision", "vitreous"]
+"""The families that `vitreous convert --to` writes."""
 BOUND = 1e-5
 HYBRID_BOUND = 3e-5  # for a ResNet stem, whose group norms sum in another order
 """Largest difference of two logits that a conversion may cause, relative to the largest logit."""

@@ -34,8 +34,10 @@ __all__ = [
 ]
 
 MODEL_HELP = "a model.safetensors, a run directory, a file, folder or hub id of any family, or a short name"
+"""The help of every argument that names a model."""
 
 Resample = Literal["google", "timm", "huggingface", "torchvision", "dinov2"]
+"""Whose interpolation of position embeddings is computed at another resolution; see `model.positions.resample`."""
 
 _ENGINE_HELP = (
     "inference engine. auto: the fastest that is installed, agrees with torch in float32 on check images, and saves "

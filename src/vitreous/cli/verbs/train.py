@@ -106,6 +106,7 @@ recipes:
 
 
 Configure = Callable[[Sequence[str]], "tuple[RunConfig, frozenset[str], Mapping[str, Any]]"]
+"""Takes the words after the verb; returns the configuration, the options that were given, and notes."""
 
 
 def run(argv: Sequence[str]) -> int:

@@ -19,9 +19,11 @@ from torch import Tensor
 __all__ = ["ERASE_COLUMNS", "Floats", "affine", "erase_boxes", "flip", "pad_crop"]
 
 _TRIES = 10  # boxes to try, as in torchvision
-ERASE_COLUMNS = 2 * _TRIES + 2  # random numbers per box
+ERASE_COLUMNS = 2 * _TRIES + 2
+"""Random numbers per box to erase."""
 
 Floats = npt.NDArray[np.float32]
+"""Random numbers in [0, 1) or sizes in pixels."""
 
 
 def flip(images: Tensor, mirrored: Tensor) -> Tensor:

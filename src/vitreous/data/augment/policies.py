@@ -37,10 +37,12 @@ __all__ = [
     "trivial_augment",
 ]
 
-COLUMNS = 3  # random numbers per operation: which one, how strong, which sign
+COLUMNS = 3
+"""Random numbers per operation: which one, how strong, which sign."""
 
 Draw = Callable[[int], Floats]
 Policy = Callable[[Tensor, Draw, Tensor, AugmentConfig], Tensor]
+"""Takes images, operations, random numbers and the configuration; returns the images."""
 
 
 def rand_augment(images: Tensor, draw: Draw, fill: Tensor, config: AugmentConfig) -> Tensor:
@@ -144,6 +146,7 @@ OPERATIONS: dict[str, Operation] = {
     "autocontrast": Operation(_signed, apply=lambda images, _: color.autocontrast(images)),
     "equalize": Operation(_signed, apply=lambda images, _: color.equalize(images)),
 }
+"""The operations of RandAugment and TrivialAugment by name."""
 
 
 def _apply_drawn(

@@ -35,7 +35,8 @@ __all__ = [
 ]
 
 _TRIES = 10  # boxes to try before falling back, as in torchvision
-CROP_COLUMNS = 2 * _TRIES + 2  # random numbers per box
+CROP_COLUMNS = 2 * _TRIES + 2
+"""Random numbers per box to crop."""
 _MARGIN = 1.25  # side of a stored image over the model's, so that crops of 64 % of the area are not enlarged
 
 Floats = npt.NDArray[np.float32]

@@ -32,6 +32,7 @@ from vitreous.machine.cores import num_cores
 __all__ = ["Batch", "MemoryDataset", "StreamedDataset", "decoded_bytes"]
 
 Batch = dict[str, Any]
+"""Tensors and lists by name; the first dimension counts images."""
 
 _GROUP = 16  # images decoded before their boxes are computed: 16 boxes take as long as one, and memory is limited
 

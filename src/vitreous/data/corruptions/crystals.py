@@ -52,6 +52,7 @@ _TEXTURES = (
 )
 
 NUM_TEXTURES = len(_TEXTURES)
+"""How many textures of ice there are."""
 
 _SUPERSAMPLING = 2
 _GRAIN = 0.35  # weight of fine noise between the ferns, where they have 1

@@ -21,13 +21,17 @@ import numpy.typing as npt
 __all__ = ["SEVERITIES", "SMALL_BELOW", "Draw", "Floats", "Images", "Levels", "is_small", "to_bytes"]
 
 SEVERITIES = (1, 2, 3, 4, 5)
+"""The severities of a corruption, from mild to strong (arXiv 1903.12261)."""
 
 SMALL_BELOW = 85
 """Images whose shorter side has fewer pixels use the parameters of CIFAR-10-C: sqrt(32 * 224) = 84.7."""
 
 Images = npt.NDArray[np.uint8]
+"""Pixels in 0 to 255, N x H x W x 3."""
 Floats = npt.NDArray[np.floating[Any]]
+"""Pixels or fields as floating-point numbers."""
 Draw = Callable[[int], np.random.Generator]
+"""Takes the place of an image in the dataset; returns its generator of random numbers."""
 
 T = TypeVar("T")
 

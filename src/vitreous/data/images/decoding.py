@@ -117,6 +117,7 @@ class _QuietPillow:
 
 
 QUIET_PILLOW = _QuietPillow()
+"""The context in which Pillow decodes without warnings."""
 
 
 def decode(content: Content, format: str, min_size: Size | None = None) -> tuple[FileFacts, Image.Image | None]:

@@ -26,6 +26,7 @@ __all__ = ["ImageInput", "split_inputs", "strip_name", "to_source"]
 ImageInput = (
     str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Image.Image | npt.NDArray[Any] | Tensor
 )
+"""What counts as an image in Python: a path, bytes, an open file, a Pillow image, an array or a tensor."""
 
 _CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
 _EXPECTED = "a path, the bytes of an image file, a binary file, a PIL image, an array H x W x C or a tensor C x H x W"

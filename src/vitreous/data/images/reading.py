@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 ImageSource = str | os.PathLike[str] | IO[bytes] | bytes | Image.Image | npt.NDArray[Any]
+"""What an image is read from."""
 
 _EIGHTH = (1, 1)  # minimum size for which every JPEG is decoded at an eighth
 _UNKNOWN_PIXELS = 12_000_000  # assumed where the header does not give the size

@@ -21,6 +21,7 @@ from vitreous.errors import DataError, MissingExtraError, first_line
 __all__ = ["PARQUET_SUFFIXES", "has_images", "read_parquet"]
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
+"""How the names of Parquet files end."""
 _IMAGES = ("image", "img", "jpg", "png")
 _LABELS = ("label", "labels", "fine_label", "class", "cls")
 _HELD_BYTES = 512 << 20  # of the row groups that a process keeps

@@ -16,6 +16,7 @@ LAYOUT = (
     "expected is one folder per class, such as photos/daisy/1.jpg photos/tulips/2.jpg, "
     "or the same below photos/train and photos/val"
 )
+"""The part of an error that says which folders are expected."""
 
 
 def list_folder(root: Path) -> Listing:

@@ -95,6 +95,7 @@ KNOWN: dict[str, KnownSet] = {
         downloads=False,
     ),
 }
+"""The datasets that can be named instead of a path."""
 
 
 @dataclass

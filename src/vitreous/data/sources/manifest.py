@@ -17,6 +17,7 @@ from vitreous.files.text import visible
 __all__ = ["MANIFEST_SUFFIXES", "list_manifest", "read_columns"]
 
 MANIFEST_SUFFIXES = TABLE_SUFFIXES
+"""How the names of manifests end."""
 _COLUMNS = {
     "path": ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "picture"),
     "label": ("label", "class", "target", "category", "class_name", "y"),

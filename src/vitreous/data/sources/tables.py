@@ -25,6 +25,7 @@ LISTS = ("labels", "tags")
 """Names of the columns, in lower case, whose cells may be lists of text."""
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq", ".jsonl", ".ndjson")
+"""How the names of tables end that can be read."""
 _MOST_ROWS = 20_000_000  # ImageNet-21k has 14 million; a Parquet file of a few hundred bytes can claim any number
 _CSV_BYTES = 4 << 30  # also of JSON lines
 _PARQUET_BYTES = 1 << 40  # the file may contain images; only the needed columns are read

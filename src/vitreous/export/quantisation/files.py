@@ -17,6 +17,7 @@ from vitreous.export.quantisation.running import OPENVINO, Runtime, Top1
 __all__ = ["INT8_FORMS", "Int8"]
 
 INT8_FORMS = ("openvino", "onnx")
+"""The formats that can hold int8 graphs."""
 
 
 @dataclass

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 __all__ = ["MOVING", "SMOOTH", "Unit", "constant", "float_layers", "layer_names", "quantised_units", "restore"]
 
-SMOOTH = "nncf_smooth_quant"  # NNCF puts this into the names of the factors that SmoothQuant inserts
+SMOOTH = "nncf_smooth_quant"
+"""What NNCF puts into the names of the factors that SmoothQuant inserts."""
 _WEIGHTED = {"MatMul", "Convolution", "GroupConvolution"}
 MOVING = {"Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Gather", "VariadicSplit", "Split"}
 """Operations that move values without changing them; a quantiser may stand before them."""

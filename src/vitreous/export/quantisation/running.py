@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 Precision = Literal["float32", "fastest"]
+"""How a graph runs: in float32, or in the fastest precision of the machine."""
 _CALLS = 2  # calls of each graph in a round
 _ROUNDS = 10
 
@@ -163,6 +164,7 @@ class _OpenVino:
 
 
 OPENVINO: Runtime = _OpenVino()
+"""The runtime of OpenVINO's graphs."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from vitreous.inspection.faithfulness.saco import coefficient, one_group_removed
 __all__ = ["RANDOM", "Faithfulness", "faithfulness_table", "mean_interval", "random_maps", "sample_size"]
 
 RANDOM = "random"
+"""The name of the row of random maps."""
 _RANDOM_MAPS = 3  # per image, averaged: one per image leaves a mean SaCo of 200 images uncertain by 0.05
 Verdict = Literal["better than random", "no better than random", "too few images"]
 

@@ -24,3 +24,4 @@ MAPS: tuple[type[MapMethod], ...] = (
     RawAttention,
     RandomControl,
 )
+"""Every method of `vitreous.explain`, in the order of the report."""

@@ -18,6 +18,7 @@ from vitreous.model.part import Part, Shape
 __all__ = ["Grid", "Position", "needs_multiple_of_4", "raster"]
 
 Grid = tuple[int, int]
+"""Rows and columns of patches."""
 
 
 @dataclass(frozen=True)

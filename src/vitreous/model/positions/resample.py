@@ -16,6 +16,7 @@ from vitreous.errors import ConfigError
 __all__ = ["Resample", "resample"]
 
 Resample = Literal["google", "timm", "huggingface", "torchvision", "dinov2", "siglip2"]
+"""The libraries whose interpolation of position embeddings can be matched."""
 
 
 def resample(table: Tensor, old: tuple[int, int], new: tuple[int, int], method: str) -> Tensor:

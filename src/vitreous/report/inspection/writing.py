@@ -19,7 +19,9 @@ from vitreous.report.inspection.results import ImageResult, Inspection
 __all__ = ["JSON", "PAGE", "write"]
 
 PAGE = "inspection.html"
+"""The file name of the page."""
 JSON = "inspection.json"
+"""The file name of the numbers."""
 
 _PARTS = ("heads", "patch-features")  # PNG files of an image beside those of map methods
 _MAX_JSON_BYTES = 2**29

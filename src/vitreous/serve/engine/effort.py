@@ -11,6 +11,10 @@ from typing import Literal
 __all__ = ["AT_ONCE", "CONVERT", "STORED", "Effort"]
 
 Effort = Literal["at-once", "stored", "convert"]
+"""How much work opening an engine may be."""
 AT_ONCE: Effort = "at-once"
+"""Only what answers at once."""
 STORED: Effort = "stored"
+"""A graph that is stored may be opened."""
 CONVERT: Effort = "convert"
+"""A graph may be converted, which takes seconds to minutes."""

@@ -43,6 +43,7 @@ _RETRY = 2  # seconds after which to repeat what took too long
 _IMAGES = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503)
 
 router = APIRouter()
+"""The routes of the interface; their docstrings are the text of its OpenAPI page."""
 
 ModelName = Annotated[
     str | None, Query(max_length=64, description="Which model; needed only if the service has several.")

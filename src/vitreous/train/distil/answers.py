@@ -27,6 +27,7 @@ from vitreous.runs.state_file import read_state, write_state
 __all__ = ["FOLDER", "AnswerStore", "Answers", "gather"]
 
 FOLDER = "teacher-cache"
+"""The folder of teachers' answers in the user's cache."""
 _MOST_BYTES = 8 << 30  # of all files together; the least recently used are removed first
 
 

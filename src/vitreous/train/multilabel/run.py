@@ -59,3 +59,4 @@ def _ending(setup: Setup, budget: float) -> tuple[float, float]:
 
 
 KIT = Kit(module=_make_module, writer=LabelsWriter, ending=_ending)
+"""What a run on images with several labels does differently."""

@@ -15,6 +15,7 @@ from typing import IO, Any
 __all__ = ["READY", "Child", "ChildExited", "receive", "send"]
 
 READY = b"ready\n"
+"""What the decoder's process writes when it can take images."""
 _FRAME = struct.Struct(">IQ")  # length of the JSON, and of the bytes that follow it
 
 

@@ -30,6 +30,7 @@ from vitreous.runs.state_file import read_state, write_state
 __all__ = ["FOLDER", "MOST_BYTES", "FeatureCache"]
 
 FOLDER = "feature-cache"
+"""The folder of extracted features in the user's cache."""
 MOST_BYTES = 4 << 30
 """Most bytes of all features in the cache folder."""
 
