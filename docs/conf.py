@@ -6,6 +6,7 @@ Nothing of the site asks another host for anything.
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -28,16 +29,35 @@ copyright = author
 version = release = vitreous.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",  # Markdown; pages with code cells are run, and fail the build if a cell does
     "sphinx_design",
     "sphinx_copybutton",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx_gallery.gen_gallery",
     "mathml",
 ]
+source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "tutorials/gallery",
+    "filename_pattern": "/plot_",
+    "abort_on_example_error": True,
+    "write_computation_times": False,
+    "show_memory": False,
+    "show_signature": False,
+    "download_all_examples": False,
+    "within_subsection_order": "ExampleTitleSortKey",
+    "image_srcset": [],
+    "reset_modules": ("matplotlib",),
+}
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline"]
 myst_heading_anchors = 4
-exclude_patterns = ["_build", "images", "templates"]
+exclude_patterns = ["_build", "images", "templates", "gallery", "**/*.ipynb"]
 templates_path = ["templates"]
 suppress_warnings = ["myst.header", "ref.python"]  # names that a package exports again have two places
 
@@ -73,8 +93,16 @@ html_sidebars = {"index": []}
 def setup(app: Sphinx) -> None:
     """Write the generated pages before the sources are read, and finish what was built."""
     app.connect("config-inited", lambda *_: reference_pages.write(HERE / "reference" / "generated"))
+    app.connect("source-read", lambda _, page, source: _name_thumbnails(page, source))
     app.connect("doctree-read", lambda _, tree: _drop_foreign_types(tree))
     app.connect("build-finished", lambda app, _: _finish(Path(app.outdir)), priority=900)  # after the theme
+
+
+def _name_thumbnails(page: str, source: list[str]) -> None:
+    """Give the pictures of the gallery's index a text: sphinx-gallery leaves it empty."""
+    if page == "tutorials/gallery/index":
+        thumbnail = re.compile(r"(_thumb\.png\n +:alt:)(.*?thumbnail-title\">)(.*?)</div>", re.DOTALL)
+        source[0] = thumbnail.sub(r"\1 Figure: \3\2\3</div>", source[0])
 
 
 def _drop_foreign_types(tree: nodes.document) -> None:

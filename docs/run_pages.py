@@ -6,8 +6,8 @@
     python docs/run_pages.py --slack 3                # on a machine that is so many times slower
 
 The blocks of a page run in order, in one folder: Bash with `set -e`, and Python in one namespace. Where tabs show a
-step on the command line and in Python, both run. Blocks in other languages, such as ```console, are not run. Two kinds
-of sentences are checked:
+step on the command line and in Python, both run. Blocks in other languages, such as ```console, are not run; pages with
+```{code-cell} are run by the build of the site. Two kinds of sentences are checked:
 
     Expected: `scores.test.top1` in `runs/digits-1/report.json` is between 0.97 and 1.
     This page takes at most 3 minutes on two CPU cores.
