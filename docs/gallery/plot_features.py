@@ -2,8 +2,8 @@
 What a model has learned: features of images it has not seen
 ============================================================
 
-``embed`` returns the features before the head, one row per image. Their first two principal components already part most of the
-digits, which the model was trained to tell apart.
+``embed`` returns the features before the head, one row per image. Their first two principal components already part
+most of the digits, which the model was trained to tell apart.
 """
 
 import matplotlib.pyplot as plt

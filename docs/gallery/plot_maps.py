@@ -2,8 +2,9 @@
 What a model looks at, by eight methods
 =======================================
 
-:func:`vitreous.explain` takes a model and an image, and returns a map of patches for a class. The last column is a random map: a
-method that looks like it explains nothing. `vitreous inspect MODEL --data DATA` measures how faithful each method is.
+:func:`vitreous.explain` takes a model and an image, and returns a map of patches for a class. The last column is a
+random map: a method that looks like it explains nothing. `vitreous inspect MODEL --data DATA` measures how faithful
+each method is.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,9 @@
 How alike positions are
 =======================
 
-Cosine similarity of the embedding of one patch with those of all others, as in figures 7 and 10 of the paper. Sines and cosines
-know the plane from the start; learned embeddings start as noise, and ten epochs on digits give them rows and columns.
+Cosine similarity of the embedding of one patch with those of all others, as in figures 7 and 10 of the paper. Sines
+and cosines know the plane from the start; learned embeddings start as noise, and ten epochs on digits give them rows
+and columns.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,8 @@
 What a size costs
 =================
 
-Parameters, operations and memory of every size, counted without allocating a weight. Halving the patch size leaves the parameters
-as they are, and makes four times as many tokens.
+Parameters, operations and memory of every size, counted without allocating a weight. Halving the patch size leaves
+the parameters as they are, and makes four times as many tokens.
 """
 
 import matplotlib.pyplot as plt
