@@ -286,7 +286,7 @@ def test_preprocessing_in_the_graph_stays_float(graph):
         above += [value.get_node() for value in node.input_values()]
     assert "Interpolate" in types
     assert "FakeQuantize" not in types
-    assert logit_error(logits_of(found, images, "float32"), logits_of(whole, images)) < 0.1
+    assert logit_error(logits_of(found, images, "float32"), logits_of(whole, images)) < 0.2
 
 
 def test_file_is_quantised_in_place(graph, monkeypatch, tmp_path):

@@ -53,6 +53,9 @@ CASES = {
 }
 
 
+TOLERANCE = 2e-5  # of the largest value, in float32; the 50 convolutions of the hybrid differ by 1.04e-5 with AVX2
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_keys_shapes_and_logits_are_timms(case: str) -> None:
     theirs_name, their_options, ours_name, our_options = CASES[case]
@@ -65,11 +68,11 @@ def test_keys_shapes_and_logits_are_timms(case: str) -> None:
     images = torch.randn(2, 3, height, width)
     with torch.inference_mode():
         expected = theirs(images)
-        assert (ours(images) - expected).abs().max() < 1e-5 * expected.abs().max()
+        assert (ours(images) - expected).abs().max() < TOLERANCE * expected.abs().max()
         tokens = theirs.forward_features(images)
-        assert (ours(images, "tokens") - tokens).abs().max() < 1e-5 * tokens.abs().max()
+        assert (ours(images, "tokens") - tokens).abs().max() < TOLERANCE * tokens.abs().max()
         features = theirs.forward_head(tokens, pre_logits=True)
-        assert (head_of(ours, tokens, "features") - features).abs().max() < 1e-5 * features.abs().max()
+        assert (head_of(ours, tokens, "features") - features).abs().max() < TOLERANCE * features.abs().max()
 
 
 @pytest.mark.parametrize(
