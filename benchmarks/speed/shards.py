@@ -39,7 +39,7 @@ SERVER = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from s3_server import s3_server
-with s3_server() as (address, faults):
+with s3_server(remembers=True) as (address, faults):
     faults.refuse, faults.cut, faults.slow = 20, 13, 7
     print(address, flush=True)
     sys.stdin.read()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import threading
 import time
 from contextlib import contextmanager
@@ -41,13 +42,26 @@ class _Proxy(BaseHTTPRequestHandler):
         if fault == "refuse":
             self._answer(503, {}, b"<Error><Code>SlowDown</Code></Error>")
             return
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if self.command == "GET" and asked and self.server.remembers:
+            path, first, last = self.path, int(asked[1]), int(asked[2])
+            if path not in self.server.remembered:
+                self.server.remembered[path] = self._ask(body, without="range")[2]
+            part = self.server.remembered[path][first : last + 1]
+            place = f"bytes {first}-{first + len(part) - 1}/{len(self.server.remembered[path])}"
+            self._answer(206, {"Content-Range": place}, part, cut=fault == "cut")
+            return
+        self._answer(*self._ask(body), cut=fault == "cut")
+
+    def _ask(self, body: bytes, without: str = "") -> tuple[int, dict[str, str], bytes]:
         upstream = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=30)
-        upstream.request(self.command, self.path, body, dict(self.headers))
+        sent = {name: value for name, value in self.headers.items() if name.lower() != without}
+        upstream.request(self.command, self.path, body, sent)
         answer = upstream.getresponse()
         content = answer.read()
         upstream.close()
         headers = {k: v for k, v in answer.getheaders() if k.lower() not in ("connection", "transfer-encoding", "date")}
-        self._answer(answer.status, headers, content, cut=fault == "cut")
+        return answer.status, headers, content
 
     def _answer(self, status: int, headers: dict[str, str], content: bytes, cut: bool = False) -> None:
         self.send_response(status)
@@ -77,19 +91,30 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def s3_server():
-    """Yield the address of the proxy, and its faults."""
-    from moto.server import ThreadedMotoServer
+def faulty(upstream: int, *, remembers: bool = False):
+    """Yield the address of a proxy before a server at a port of this machine, and its faults.
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
+    ``remembers`` keeps objects that are read in ranges, for measurements that the server's own time would be part of.
+    """
     proxy = _Server(("127.0.0.1", 0), _Proxy)
-    proxy.upstream, proxy.faults = server.get_host_and_port()[1], Faults()
-    thread = threading.Thread(target=proxy.serve_forever, daemon=True)
-    thread.start()
+    proxy.upstream, proxy.faults, proxy.remembers, proxy.remembered = upstream, Faults(), remembers, {}
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{proxy.server_address[1]}", proxy.faults
     finally:
         proxy.shutdown()
         proxy.server_close()
+
+
+@contextmanager
+def s3_server(*, remembers: bool = False):
+    """Yield the address of the proxy, and its faults."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        with faulty(server.get_host_and_port()[1], remembers=remembers) as (address, faults):
+            yield address, faults
+    finally:
         server.stop()

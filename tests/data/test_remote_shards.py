@@ -17,7 +17,7 @@ from vitreous.cli.main import main
 from vitreous.data.batches.data_module import ImageDataModule
 from vitreous.data.config import DataConfig, PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.data.shards import store
+from vitreous.data.shards import requests, store
 from vitreous.data.shards.remote import RemoteFolder, open_folder
 from vitreous.data.shards.writing.destination import LocalDestination
 from vitreous.data.shards.writing.remote_destination import RemoteDestination
@@ -45,7 +45,7 @@ def server():
             "AWS_DEFAULT_REGION": "us-east-1",
         }.items():
             patch.setenv(name, value)
-        patch.setattr(store, "_PAUSE", 0.001)
+        patch.setattr(requests, "_PAUSE", 0.0002)
         yield faults
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
 import numpy as np
@@ -11,7 +12,7 @@ from sklearn.datasets import load_digits
 
 from vitreous.cli.main import main
 from vitreous.data.config import DataConfig
-from vitreous.data.shards import store
+from vitreous.data.shards import requests
 from vitreous.data.shards.cache import _only_one
 from vitreous.data.shards.listing import list_shards
 from vitreous.data.shards.remote import RemoteFolder
@@ -26,7 +27,7 @@ from vitreous.errors import MissingExtraError, StoreError
 def photos(tmp_path, monkeypatch):
     """20 digits in two classes, in `photos`; the cache and the pauses are those of tests."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(store, "_PAUSE", 0.0001)
+    monkeypatch.setattr(requests, "_PAUSE", 0.00002)
     for n, pixels in enumerate(load_digits().images[:20]):
         (tmp_path / "photos" / "ab"[n % 2]).mkdir(parents=True, exist_ok=True)
         Image.fromarray((pixels * 15).astype("uint8")).save(tmp_path / "photos" / "ab"[n % 2] / f"{n}.png")
@@ -50,23 +51,60 @@ def test_shards_in_a_store_are_listed_fetched_and_kept(photos, tmp_path):
 
 def test_a_store_is_asked_again_until_it_answers_in_full(photos, tmp_path, monkeypatch):
     (tmp_path / "object").write_bytes(bytes(range(100)))
-    asked, answers = Store(f"file://{tmp_path}"), [OSError("reset by peer"), [bytes(range(10, 15)), b"cut"], None]
     calls = []
 
-    def once(self, ranges, original=Store._read_once):
-        calls.append(len(ranges))
-        answer = answers[len(calls) - 1]
-        return original(self, ranges) if answer is None else [answer] * 2 if isinstance(answer, OSError) else answer
+    async def answer(system, path, offset, length, original=requests.read_range):
+        calls.append(offset)
+        if offset == 90 and calls.count(90) == 1:
+            raise OSError("reset by peer")
+        return b"cut" if offset == 90 and calls.count(90) == 2 else await original(system, path, offset, length)
 
-    monkeypatch.setattr(Store, "_read_once", once)
+    monkeypatch.setattr(requests, "read_range", answer)
     ranges = [Range("object", 10, 5), Range("object", 90, 10)]
-    assert asked.read_many(ranges) == [bytes(range(10, 15)), bytes(range(90, 100))]
-    assert calls == [2, 2, 1]  # the range that came in full is not asked for again
+    assert Store(f"file://{tmp_path}").read_many(ranges) == [bytes(range(10, 15)), bytes(range(90, 100))]
+    assert sorted(calls) == [10, 90, 90, 90]  # the range that came in full is not asked for again
+
+
+class Slow:
+    """An asynchronous file system whose first answer for the last range never comes."""
+
+    async_impl, protocol = True, "slow"
+
+    def __init__(self, stalled: int) -> None:
+        self.stalled, self.calls = stalled, []
+
+    async def _cat_file(self, path: str, start: int, end: int) -> bytes:
+        self.calls.append(start)
+        if start >= self.stalled and self.calls.count(start) == 1:
+            await asyncio.Event().wait()
+        return bytes(end - start)
+
+
+def test_a_range_that_does_not_come_is_asked_for_a_second_time(photos):
+    slow, ranges = Slow(stalled=190), [Range("object", 10 * n, 10) for n in range(20)]
+    assert asyncio.run(requests.read_ranges(slow, "root", ranges, requests.Tail())) == [bytes(10)] * 20
+    assert len(slow.calls) == 21
+
+
+def test_of_a_slow_store_no_more_than_a_quarter_is_asked_for_twice(photos):
+    slow, ranges = Slow(stalled=0), [Range("object", 10 * n, 10) for n in range(20)]
+
+    async def ask() -> None:
+        reading = asyncio.ensure_future(requests.read_ranges(slow, "root", ranges, requests.Tail()))
+        while len(slow.calls) < 25:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        reading.cancel()
+
+    asyncio.run(ask())
+    assert len(slow.calls) == 25
 
 
 def test_an_error_names_the_key_and_hides_queries_and_users(photos, tmp_path, monkeypatch):
-    secret = "https://me:pw@store.example/object?X-Amz-Signature=abc"
-    monkeypatch.setattr(Store, "_read_once", lambda self, ranges: [OSError(f"cannot reach {secret} now")])
+    async def fail(*_):
+        raise OSError("cannot reach https://me:pw@store.example/object?X-Amz-Signature=abc now")
+
+    monkeypatch.setattr(requests, "read_range", fail)
     with pytest.raises(
         StoreError, match=r"bucket/object failed 8 times .cannot reach https://store.example/object now"
     ):
@@ -112,5 +150,6 @@ def test_an_address_with_a_credential_is_refused_without_repeating_it(address, w
 
 def test_a_store_without_its_package_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.setitem(sys.modules, "gcsfs.core", None)  # which another test may have imported
     with pytest.raises(MissingExtraError, match="pip install gcsfs"):
         open_source(DataConfig("gs://bucket/photos"))

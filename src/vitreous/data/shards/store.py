@@ -7,37 +7,21 @@ cuts queries and user names out of the libraries' errors.
 from __future__ import annotations
 
 import os
-import random
 import re
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+from vitreous.data.shards.filesystem import is_absent, is_denied, open_filesystem, read_whole, remove
+from vitreous.data.shards.requests import TRIES, Range, Tail, is_final, pause, read_ranges
 from vitreous.errors import MissingExtraError, StoreError, first_line
 
 __all__ = ["Range", "Store"]
 
-_PACKAGES = {"s3": "'vitreous[remote]'", "gs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub"}
-_TRIES = 8
-_PAUSE = 0.1  # seconds before the second try; doubled before each further one, and varied by half
-_TIMEOUTS = {
-    "connect_timeout": 10,
-    "read_timeout": 30,
-    "retries": {"total_max_attempts": 1},
-}  # seconds; tries are made here
 _VERSIONS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "last_modified", "mtime")
 _SECRETS = re.compile(r"(?<=//)[^/@\s]*@|\?[^\s\"']*")
 
 Result = TypeVar("Result")
-
-
-class Range(NamedTuple):
-    """Bytes of an object."""
-
-    key: str
-    offset: int
-    length: int
 
 
 class Store:
@@ -50,10 +34,16 @@ class Store:
         self.address = address.rstrip("/")
         self.versions: dict[str, str] = {}  # what the store says of each object's content, by key, after `sizes`
         self._connection: tuple[int, Any, str] | None = None  # process id, file system, path of the address in it
+        self._tail = Tail()
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of every object, at any depth, by key, sorted."""
-        found = self._ask("", lambda system, root: self._with_keys(system.find(root, detail=True), root))
+
+        def find(system: Any, root: str) -> dict[str, Any]:
+            system.invalidate_cache()
+            return self._with_keys(system.find(root, detail=True), root)
+
+        found = self._ask("", find)
         self.versions = {key: _version(facts) for key, facts in found.items()}
         return {key: int(facts["size"]) for key, facts in sorted(found.items())}
 
@@ -65,30 +55,25 @@ class Store:
         """Return the bytes of each range, all asked for at once; raise StoreError if one fails in all tries."""
         if not ranges:
             return []
-        found: dict[int, bytes] = {}
-        failed: tuple[str, Any] = ("", None)
-        for attempt in range(_TRIES):
-            _pause(attempt)
-            missing = [n for n in range(len(ranges)) if n not in found]
-            answers = self._read_once([ranges[n] for n in missing])
-            for n, answer in zip(missing, answers, strict=True):
-                if isinstance(answer, bytes) and len(answer) == ranges[n].length:
-                    found[n] = answer
-                else:
-                    failed = (ranges[n].key, answer)
-            if len(found) == len(ranges):
-                return [found[n] for n in range(len(ranges))]
-            self._raise_if_final(*failed)
-        raise self._error(*failed)
+        from fsspec.asyn import get_loop, sync
+
+        system, root = self._connect()
+        answers = sync(get_loop(), read_ranges, system, root, ranges, self._tail)
+        for each, answer in zip(ranges, answers, strict=True):
+            if not isinstance(answer, bytes) or len(answer) != each.length:
+                raise self._error(each.key, answer)
+        return answers
 
     def read_whole(self, key: str) -> bytes | None:
         """Return an object; None if there is none of that key."""
 
         def read(system: Any, root: str) -> bytes | None:
             try:
-                return bytes(system.cat_file(f"{root}/{key}"))
-            except FileNotFoundError:
-                return None
+                return read_whole(system, f"{root}/{key}")
+            except Exception as error:
+                if is_absent(error):
+                    return None
+                raise
 
         return self._ask(key, read)
 
@@ -103,47 +88,33 @@ class Store:
     def remove(self, keys: Sequence[str]) -> None:
         """Remove objects."""
         if keys:
-            self._ask(keys[0], lambda system, root: system.rm([f"{root}/{key}" for key in keys]))
-
-    def _read_once(self, ranges: Sequence[Range]) -> list[Any]:
-        """Return the bytes of each range, or the error."""
-        system, root = self._connect()
-        paths = [f"{root}/{each.key}" for each in ranges]
-        starts = [each.offset for each in ranges]
-        ends = [each.offset + each.length for each in ranges]
-        try:
-            return list(system.cat_ranges(paths, starts, ends, on_error="return"))
-        except Exception as error:
-            return [error] * len(ranges)
+            self._ask(keys[0], lambda system, root: remove(system, [f"{root}/{key}" for key in keys]))
 
     def _ask(self, key: str, ask: Callable[[Any, str], Result]) -> Result:
-        for attempt in range(_TRIES):
-            _pause(attempt)
+        last: Exception
+        for attempt in range(TRIES):
+            time.sleep(pause(attempt))
             try:
                 return ask(*self._connect())
             except MissingExtraError:
                 raise
             except Exception as error:
                 last = error
-                self._raise_if_final(key, error)
+                if is_final(error):
+                    break
         raise self._error(key, last)
-
-    def _raise_if_final(self, key: str, answer: Any) -> None:
-        """Raise if asking again cannot help: the object is not there, or may not be read."""
-        if isinstance(answer, FileNotFoundError | PermissionError) or type(answer).__name__ == "NoCredentialsError":
-            raise self._error(key, answer)
 
     def _error(self, key: str, answer: Any) -> StoreError:
         name = f"{self.address}/{key}" if key else self.address
-        if isinstance(answer, FileNotFoundError):
+        if is_absent(answer):
             return StoreError(f"{name} is not there: check the address, and whether it was moved")
-        if isinstance(answer, PermissionError) or type(answer).__name__ == "NoCredentialsError":
+        if is_denied(answer):
             return StoreError(
                 f"{name} may not be read or written: credentials come from the environment, as for "
                 "the store's own tools"
             )
         reason = f"{len(answer):,} bytes came" if isinstance(answer, bytes) else _SECRETS.sub("", first_line(answer))
-        return StoreError(f"{name} failed {_TRIES} times ({reason}): run the same command again when the store answers")
+        return StoreError(f"{name} failed {TRIES} times ({reason}): run the same command again when the store answers")
 
     @staticmethod
     def _with_keys(found: dict[str, Any], root: str) -> dict[str, Any]:
@@ -152,42 +123,10 @@ class Store:
     def _connect(self) -> tuple[Any, str]:
         """Return the file system of this process, and the path of the address in it."""
         if self._connection is None or self._connection[0] != os.getpid():
-            self._connection = (os.getpid(), *_open(self.address))
+            self._connection = (os.getpid(), *open_filesystem(self.address))
         return self._connection[1:]
 
 
 def _version(facts: dict[str, Any]) -> str:
     """Return what changes with the content of an object; empty if the store says nothing of the kind."""
     return next((str(facts[name]) for name in _VERSIONS if facts.get(name)), "")
-
-
-def _open(address: str) -> tuple[Any, str]:
-    scheme = address.partition(":")[0]
-    # A listing that is kept would hide what another process has written meanwhile.
-    options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
-    try:
-        import fsspec
-
-        if scheme == "s3":
-            options |= {"config_kwargs": _TIMEOUTS, "session": _s3_session()}
-        system, root = fsspec.core.url_to_fs(address, **options)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{scheme}:// needs a package that is not installed: pip install {_PACKAGES[scheme]}"
-        ) from error
-    if scheme == "s3":
-        system.retries = 1
-    return system, root
-
-
-@cache
-def _s3_session() -> Any:
-    """Return what connections of this process and of its forks share: no connection, but the service's description."""
-    from aiobotocore.session import get_session
-
-    return get_session()
-
-
-def _pause(attempt: int) -> None:
-    if attempt:
-        time.sleep(_PAUSE * 2 ** (attempt - 1) * (0.5 + random.random()))
