@@ -1,4 +1,4 @@
-"""Images without a label beside labelled ones: which are kept, in which order, in which loss, and what a run records."""
+"""Images without a label beside labelled ones: which are kept, their order, their loss, and what a run records."""
 
 from __future__ import annotations
 
@@ -81,6 +81,11 @@ def test_rows_without_a_label_are_set_aside_and_the_labelled_split_as_if_they_we
         open_source(DataConfig(str(digits / "images.csv")))
 
 
+def test_an_audit_counts_them(digits, capsys):
+    assert main(["audit", str(digits / "images.csv")]) in (0, 1)
+    assert "250 images without a label not audited" in "".join(capsys.readouterr())
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_other_tables_may_lack_labels_too(digits, suffix):
     rows, path = read_rows(digits / "images.csv"), digits / f"images.{suffix}"
@@ -135,7 +140,7 @@ def test_copies_are_found_by_their_pixels_where_a_known_dataset_has_no_files(dig
 def test_the_order_is_a_function_of_seed_epoch_and_step_and_shows_all_equally_often():
     order = UnlabelledOrder(num_images=10, per_step=4, batch_size=6, steps=3, seed=1)
     shown = [order.plan(epoch, step).indices.tolist() for epoch in range(5) for step in range(3)]
-    flat = sum(shown, [])
+    flat = [n for step in shown for n in step]
     assert [sorted(flat[at : at + 10]) for at in range(0, 60, 10)] == [list(range(10))] * 6
     assert flat[:10] != flat[10:20]
     assert order.plan(3, 2).indices.tolist() == shown[11]  # whatever was asked for before
@@ -174,6 +179,11 @@ def test_unlabelled_images_are_in_the_reconstruction_and_nowhere_else(runs, tmp_
     torch.testing.assert_close(float(loss), 0.1 * terms["classification"] + 0.9 * both)
 
 
+def same_mask(images, *_):
+    """Hide patches 1 and 2 of every image: masks are drawn for each micro-batch otherwise."""
+    return tuple(torch.tensor([patches]).expand(len(images), -1) for patches in ([0, 3], [1, 2]))
+
+
 def test_the_gradient_of_a_step_does_not_depend_on_its_micro_batches(runs, tmp_path, digits):
     found = []
     for accumulate in (1, 4):
@@ -183,13 +193,8 @@ def test_the_gradient_of_a_step_does_not_depend_on_its_micro_batches(runs, tmp_p
         setup.data_module.setup("fit")
         module = make_module(setup, lambda step: 0.0).train()
         module.manual_backward = lambda loss: loss.backward()
-        # Every mask hides the same patches, which would otherwise be drawn for each micro-batch.
         with pytest.MonkeyPatch.context() as patch:
-            kept = torch.tensor([[0, 3]]), torch.tensor([[1, 2]])
-            patch.setattr(
-                "vitreous.train.auxiliary.reconstruction.draw_mask",
-                lambda images, *_: tuple(each.expand(len(images), -1) for each in kept),
-            )
+            patch.setattr("vitreous.train.auxiliary.reconstruction.draw_mask", same_mask)
             for _, batch in zip(range(accumulate), setup.data_module.train_dataloader(), strict=False):
                 module.compute_gradients(batch, 0.0)
         assert module.auxiliary.sums[1].tolist() == [40, 40, 16]
