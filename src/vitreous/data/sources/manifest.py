@@ -140,7 +140,7 @@ def _check_cells(
     for role, values in cells.items():
         where = f"(column {names.get(role, role)!r})"
         if role not in may_be_empty and (empty := [numbers[n] for n, cell in enumerate(values) if not cell]):
-            raise DataError(f"{manifest}: rows {first_ten(empty)} have no {role} {where}")
+            raise DataError(f"{manifest}: rows {first_ten(empty)} have no {role} {where}: fill it in, or remove them")
         if broken := [numbers[n] for n, cell in enumerate(values) if "\0" in cell]:
             raise DataError(
                 f"{manifest}: rows {first_ten(broken)} have a NUL character in their {role} {where}: repair them, or "
