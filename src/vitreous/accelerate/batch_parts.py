@@ -26,7 +26,16 @@ from vitreous.accelerate.model import FastBlock, FastVisionTransformer
 from vitreous.model.config import pair
 from vitreous.model.vit import Output
 
-__all__ = ["Forward", "MaskedLoss", "PartLoss", "Passes", "add_gradients", "map_parts", "num_parts"]
+__all__ = [
+    "Forward",
+    "MaskedLoss",
+    "PartLoss",
+    "Passes",
+    "add_gradients",
+    "map_parts",
+    "num_parts",
+    "without_statistics",
+]
 
 _MIN_PATCHES = 2_000  # of a part in training: each thread also reads all weights and writes gradients for all of them
 _MIN_PATCHES_IN_EVALUATION = 1_500
@@ -65,7 +74,7 @@ class Passes:
         x, grid = model.patch_embed(images)
         y = x
         if masked is not None:
-            with _without_statistics(model.patch_embed):
+            with without_statistics(model.patch_embed):
                 y, _ = model.patch_embed(masked)
         return cls(model, x, grid, [block.draw(x) for block in cast("Iterable[FastBlock]", model.blocks)], y)
 
@@ -100,7 +109,7 @@ def _leaf(x: Tensor, at: slice) -> Tensor:
 
 
 @contextlib.contextmanager
-def _without_statistics(stem: nn.Module) -> Iterator[None]:
+def without_statistics(stem: nn.Module) -> Iterator[None]:
     """Keep masked images out of batch norm's running statistics, which evaluation uses on whole images."""
     norms = [module for module in stem.modules() if isinstance(module, nn.BatchNorm2d) and module.track_running_stats]
     for norm in norms:

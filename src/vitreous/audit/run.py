@@ -20,7 +20,7 @@ from vitreous.audit.watch import hash_pixels, look_at
 from vitreous.data.config import DataConfig
 from vitreous.data.images.stored import ImagePath
 from vitreous.data.sources.checks import refuse_several_labels
-from vitreous.data.sources.listing import Listing, exclusion_line, match_exclusions, read_list
+from vitreous.data.sources.listing import Listing, exclusion_line, match_exclusions, pluralize, read_list
 from vitreous.data.sources.opening import list_source, open_source
 from vitreous.data.sources.scan import Progress, content_hash
 from vitreous.data.sources.split import hold_out_val
@@ -45,7 +45,7 @@ def audit(
     """
     started = time.monotonic()
     facts: dict[ImagePath, Inspection] = {}
-    source = list_source(config)
+    source = list_source(config, sets_aside=True)
     if isinstance(source, Listing):
         refuse_several_labels(config.source, source)
     listing = _without_excluded(config, source) if isinstance(source, Listing) else None
@@ -61,6 +61,8 @@ def audit(
         copies = find_copies(result.images, lambda paths: _hash_pixels(paths, facts, cache, workers), at)
     result.add([*check_files(result.images), *check_copies(result.images, copies)])
     result.add(list(check_classes(result.images, listing)))
+    if listing is not None and listing.unlabelled:
+        result.notes.append(f"{pluralize(len(listing.unlabelled), 'image')} without a label not audited")
     if cache is not None and (error := cache.save()):
         result.notes.append(error)
     result.seconds = time.monotonic() - started

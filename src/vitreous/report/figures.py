@@ -19,6 +19,13 @@ __all__ = ["PERCENT", "draw_curves", "draw_line", "finish_axes"]
 PERCENT = FuncFormatter(lambda share, _: f"{round(100 * share, 2):g} %")
 """Formats a share as a percentage."""
 
+_TERMS = (
+    ("train_classification", "train, labels", "-"),
+    ("train_reconstruction", "train, reconstruction", "--"),
+    ("train_unlabelled", "the same, unlabelled", ":"),
+)
+"""Columns of metrics.csv with the terms of the training loss, if it has any, with labels and line styles."""
+
 _LEARNING_RATE = FuncFormatter(lambda rate, _: f"{rate:.4g}".replace("e-0", "e-"))  # in full: no exponent elsewhere
 
 
@@ -33,9 +40,9 @@ def draw_curves(
     """Draw losses, validation scores and learning rate by epoch.
 
     `history` has one or more rows per epoch with the keys `epoch` (counted from 1), `train_loss`, `val_log_loss`,
-    `val_top1` or `val_mean_ap`, `val_macro_f1` and `lr`, in `precision`. Values that are absent, empty or not finite
-    are skipped. The title quotes `saved`, the `top1` or `mean_ap` and the `macro_f1` of the saved weights in float32;
-    None takes those of `history`.
+    `val_top1` or `val_mean_ap`, `val_macro_f1` and `lr`, in `precision`, and with the terms of the training loss if it
+    has any. Values that are absent, empty or not finite are skipped. The title quotes `saved`, the `top1` or `mean_ap`
+    and the `macro_f1` of the saved weights in float32; None takes those of `history`.
     """
     theme = DARK if dark else LIGHT
     in_precision = "" if precision == "float32" else f" in {precision}"
@@ -44,6 +51,8 @@ def draw_curves(
         loss, score, rate = figure.subplots(1, 3, width_ratios=[1.2, 1.2, 0.9])
         draw_line(loss, history, "train_loss", "train", color=theme.orange)
         draw_line(loss, history, "val_log_loss", "validation", color=theme.blue)
+        for key, label, line in _TERMS:
+            draw_line(loss, history, key, label, color=theme.muted, linestyle=line)
         loss.set(title=f"Loss{in_precision} (lower is better)", ylabel="cross-entropy, nats")
         draw_line(score, history, "val_top1", "top-1 accuracy", color=theme.blue)
         draw_line(score, history, "val_mean_ap", "mAP", color=theme.blue)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import lightning
@@ -46,6 +47,10 @@ def make_module(
 ) -> VitModule:
     """Build the Lightning module; `progress` maps the index of a step to the fraction of the run done before it."""
     config, data = setup.config, setup.data
+    if setup.auxiliary is not None:
+        from vitreous.train.auxiliary.module import AuxModule  # no other run pays for it
+
+        build_module = partial(AuxModule, auxiliary=setup.auxiliary)
     return build_module(
         setup.model,
         config.optim,
@@ -57,7 +62,6 @@ def make_module(
         patches_last=config.patches_last,
         progress=progress,
         distiller=setup.distiller,
-        auxiliary=setup.auxiliary,
     )
 
 
@@ -66,7 +70,8 @@ def _score_columns(setup: Setup) -> Collection[str]:
     classes = len(setup.data.classes)
     labels = torch.zeros((1, classes) if setup.data.several else 1, dtype=torch.int64)
     scores = scores_of(torch.zeros(1, classes), labels).summary()
-    return {f"val_{name}" for name in scores}
+    terms = setup.auxiliary.term_names if setup.auxiliary is not None else ()
+    return {*(f"val_{name}" for name in scores), *(f"train_{name}" for name in terms)}
 
 
 def _ending(setup: Setup, budget: float) -> tuple[float, float]:

@@ -63,8 +63,7 @@ class VitModule(lightning.LightningModule):
             image counts. None weights all classes equally.
         patches_last: Fraction of the run, at its end, that uses all patches of a model with patch dropout.
         progress: Maps the index of a step to the fraction of the run done before it; None derives it from the Trainer.
-        distiller: The teacher's part in the loss.
-        auxiliary: The second task's part in the loss. Without this and a teacher, the targets alone are learnt.
+        distiller: The teacher's part in the loss. Without a teacher, the targets alone are learnt.
     """
 
     def __init__(
@@ -80,13 +79,13 @@ class VitModule(lightning.LightningModule):
         patches_last: float = 0.0,
         progress: Callable[[int], float] | None = None,
         distiller: Distiller | None = None,
-        auxiliary: ReconstructionTask | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.model = model
         self.average = copy.deepcopy(model).requires_grad_(False).eval() if ema is not None else None
-        self.distiller, self.auxiliary = distiller, auxiliary
+        self.distiller = distiller
+        self.auxiliary: ReconstructionTask | None = None  # a second task (auxiliary/module.py)
         self.optim = optim
         self.augment = augment
         self.pipeline = pipeline
@@ -117,7 +116,7 @@ class VitModule(lightning.LightningModule):
     @property
     def extra(self) -> nn.Module | None:
         """What is trained beside the model and not saved with it."""
-        return self.distiller if self.distiller is not None else self.auxiliary
+        return self.distiller
 
     @property
     def train_loss(self) -> float:
@@ -204,9 +203,6 @@ class VitModule(lightning.LightningModule):
         if self.distiller is not None:
             loss_of = self.distiller.loss_of(self.model, images, targets, batch, self.class_weights)
             return self._backward_with(self.distiller, loss_of, images, targets)
-        if self.auxiliary is not None:
-            masked_loss, masked = self.auxiliary.loss_of(images, targets, self.class_weights)
-            return self._backward_with(self.auxiliary, masked_loss, images, targets, masked)
         return self._backward(images, targets, batch.get("whole", len(images)))
 
     def _backward(self, images: Tensor, targets: Tensor, count: int) -> Tensor:

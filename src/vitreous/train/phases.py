@@ -132,6 +132,12 @@ def announce(setup: Setup, view: Display) -> None:
             view.line("tune", f"{setup.config.tune.mode}: {trainable} trainable parameters, the model has {total}")
     if setup.distiller is not None:
         _announce_teacher(setup.distiller, view)
+    if setup.data.unlabelled is not None:
+        split, seen = setup.data.unlabelled, setup.data_module.num_beside
+        images = pluralize(len(split), "image")
+        view.line(
+            "unlabelled", f" {images}, {seen:,} in each step beside {setup.data_module.train_sampler.batch_size:,}"
+        )
     if setup.auxiliary is not None:
         view.line("aux", setup.auxiliary.describe())
 

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.checkpoint.model_file import ModelInfo, save_model
-from vitreous.data.sources.opening import Split
+from vitreous.data.sources.image_data import Split
+from vitreous.data.sources.listing import UNLABELLED
+from vitreous.data.sources.opening import fingerprint_of
 from vitreous.errors import NonFiniteError, VitreousError
 from vitreous.evaluate.any_labels import AnyScores
 from vitreous.evaluate.calibration import choose_temperature
@@ -181,6 +183,7 @@ class RunWriter:
                 "fingerprint": setup.data.fingerprint,
                 "images": {name: len(split) for name, split in setup.data.splits.items()},
                 "unreadable": len(setup.data.unreadable),
+                **_unlabelled(setup),
             },
             seconds=seconds,
             machine=describe_machine(setup.device),
@@ -235,6 +238,7 @@ class RunWriter:
                 "source": config.data.source,
                 "fingerprint": setup.data.fingerprint,
                 "held_out": setup.data.held_out,
+                **_unlabelled(setup),
             },
             "seed": config.seed,
             "epoch": epoch or None,
@@ -255,6 +259,16 @@ class RunWriter:
         info = self.model_info(classes, temperature, provenance, scores)
         save_model(self.folder / name, model, info, follow=False)
         return self.folder / name
+
+
+def _unlabelled(setup: Setup) -> dict[str, Any]:
+    """Return what a run says of the images without a label that it has seen; nothing if there are none."""
+    split, seen = setup.data.unlabelled, setup.data_module.num_beside
+    if split is None or not seen:
+        return {}
+    fingerprint = fingerprint_of(split.names, [UNLABELLED] * len(split), split.digests)
+    source = setup.config.aux.unlabelled
+    return {"unlabelled": {"images": len(split), "per_step": seen, "source": source, "fingerprint": fingerprint}}
 
 
 def _predictions(result: SplitScores, split: Split) -> Predictions:

@@ -102,23 +102,30 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
             pretrained.load_into(model)
             pretrained = replace(pretrained, state={})
         model = choose_trained(model, config.tune)
-        auxiliary = _build_auxiliary(config)
+        auxiliary = _build_auxiliary(config, loading)
     size = cost(config.model)
     return Setup(config, data, pipeline, loading, model, size, device, precision, pretrained, distiller, auxiliary)
 
 
-def _build_auxiliary(config: RunConfig) -> ReconstructionTask | None:
+def _build_auxiliary(config: RunConfig, loading: ImageDataModule) -> ReconstructionTask | None:
     if config.aux.method == "none":
         return None
     from vitreous.train.auxiliary.reconstruction import ReconstructionTask
 
-    return ReconstructionTask(config)
+    return ReconstructionTask(config, (loading.train_sampler.batch_size, loading.num_beside))
 
 
 def open_data(config: RunConfig, view: Display, *, needs_labels: bool = True) -> ImageData:
     """Open the data of a run, and show the progress of reading it."""
     with view.counting("reading") as count:
-        return open_source(config.data, progress=count, needs_labels=needs_labels, several=True)
+        return open_source(
+            config.data,
+            count,
+            needs_labels=needs_labels,
+            several=True,
+            unlabelled="kept" if config.aux.sees_unlabelled else "left out",
+            beside=config.aux.unlabelled if config.aux.sees_unlabelled else None,
+        )
 
 
 def make_loading(
@@ -141,6 +148,7 @@ def make_loading(
         balanced=config.balanced_sampling,
         views=config.distil.views if config.distil.teacher is not None else None,
         shuffle_shards=config.data.shuffle_shards,
+        unlabelled_ratio=config.aux.unlabelled_ratio if config.aux.sees_unlabelled else 0.0,
         crop_on_device=crop_on_device,
     )
     return pipeline, loading

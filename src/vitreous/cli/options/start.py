@@ -62,7 +62,9 @@ def _few_images(source: str, typed: Mapping[str, Any], stored: Mapping[str, Any]
     from vitreous.data.sources.opening import list_source
 
     try:
-        listed = list_source(DataConfig(**{**stored.get("data", {}), **typed.get("data", {}), "source": source}))
+        listed = list_source(
+            DataConfig(**{**stored.get("data", {}), **typed.get("data", {}), "source": source}), sets_aside=True
+        )
     except VitreousError:
         return True
     return isinstance(listed, Listing) and len(listed.entries) <= _MOST_IMAGES

@@ -36,6 +36,7 @@ _SHORT = {
     "--tune": "--tune.mode",
     "--teacher": "--distil.teacher",
     "--aux": "--aux.method",
+    "--unlabelled": "--aux.unlabelled",
     "--no-probe": "--tune.probe=false",
     "--no_probe": "--tune.probe=false",
     "--resample": "--model.position.resample",

@@ -53,6 +53,7 @@ _SHORT = {
     "--model": "--size",
     "--teacher": "--distil.teacher",
     "--aux": "--aux.method",
+    "--unlabelled": "--aux.unlabelled",
 }
 _FROM_DATA = ("model.num_classes", "model.in_channels")
 _NO_DATA = "DATA is missing: `vitreous train digits` to try, or `vitreous train FOLDER` for your images"
@@ -90,7 +91,7 @@ common options:
   --start none                random weights; few images else start from a backbone that saw ImageNet (research use)
   --recipe NAME               recipe; by default the one named like the dataset, else start or folder
   --teacher MODEL             learn from a larger trained model too (--distil.teacher)
-  --aux mae                   reconstruct hidden patches too, in every step (--aux.method)
+  --aux mae                   reconstruct hidden patches too; also of unlabelled images (--unlabelled PATH)
   --data-dir FOLDER           folder of the known datasets, for reading and downloading (--data.dir)
   --strict                    stop if a file cannot be read (--data.strict)
   --exclude FILE              skip the images that `vitreous audit` listed (--data.exclude)
@@ -153,6 +154,7 @@ def run_training(verb: str, argv: Sequence[str], configure: Configure) -> int:
         inputs=(
             lambda: (word.partition("=")[2] for word in split_config_files(argv, {})[0]),
             data_files(config.data.source, config.data.dir, config.data.exclude),
+            *([data_files(config.aux.unlabelled)] if config.aux.unlabelled else []),
             *map(model_files, (config.tune.source, config.distil.teacher)),
         ),
     )

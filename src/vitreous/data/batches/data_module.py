@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader
 
 from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.augment.resized_crop import RandomResizedCrop
-from vitreous.data.batches.dataset import Batch, MemoryDataset, StreamedDataset, decoded_bytes
-from vitreous.data.batches.sampler import OrderedSampler, Share, TrainSampler, Window
+from vitreous.data.batches.dataset import Batch, MemoryDataset, PairedDataset, StreamedDataset, decoded_bytes
+from vitreous.data.batches.sampler import OrderedSampler, Share, TrainSampler, UnlabelledOrder, Window
 from vitreous.data.config import AugmentConfig, DataConfig
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.data.sources.opening import ImageData
+from vitreous.data.sources.image_data import ImageData, Split
 from vitreous.data.sources.scan import Progress
 from vitreous.errors import DataError, VitreousError
 from vitreous.machine.cores import num_cores
@@ -55,6 +55,7 @@ class ImageDataModule(LightningDataModule):
         views: Number of fixed views that each training image has, as in
             :class:`~vitreous.data.augment.pipeline.BatchAugment`; None draws new ones in each epoch.
         shuffle_shards: Shards that are mixed at a time, for images in shards.
+        unlabelled_ratio: Images without a label that come with each labelled one, if the data has some; 0 for none.
         crop_on_device: Leave random resized crops to the device, which may cut several from each image.
         ready: Yield (images float32, targets float32 (B, K)) for training and (images float32, labels) for evaluation,
             instead of the dicts described in :mod:`vitreous.data.batches.dataset`.
@@ -76,6 +77,7 @@ class ImageDataModule(LightningDataModule):
         balanced: bool = False,
         views: int | None = None,
         shuffle_shards: int = DataConfig.shuffle_shards,
+        unlabelled_ratio: float = 0.0,
         crop_on_device: bool = False,
         ready: bool = False,
         progress: Progress | None = None,
@@ -89,6 +91,10 @@ class ImageDataModule(LightningDataModule):
         window = Window.of(train.shard_of(), shuffle_shards)
         balance = train.labels if balanced else None
         self.train_sampler = TrainSampler(len(train), batch_size, accumulate, seed, balance, window=window)
+        self.splits = dict(data.splits)
+        if data.unlabelled is not None and unlabelled_ratio > 0:
+            self.splits["unlabelled"] = data.unlabelled
+            self.train_sampler.beside = self._order_beside(data.unlabelled, unlabelled_ratio, shuffle_shards)
         is_cut = self.augment.resized_crop < 1
         self._crop = RandomResizedCrop(pipeline, self.augment, seed, views, crop_on_device) if is_cut else None
         self.in_memory = self.decoded_bytes <= memory_gb * 2**30
@@ -98,14 +104,17 @@ class ImageDataModule(LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Decode the splits that a stage needs, once, if they are held in memory."""
-        splits = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}.get(stage or "", self.data.splits)
-        for name in splits:
-            if name in self.data.splits:
+        stages = {"fit": ("train", "val", "unlabelled"), "validate": ("val",), "test": ("test",)}
+        for name in stages.get(stage or "", self.splits):
+            if name in self.splits:
                 self._dataset(name)
 
     def train_dataloader(self) -> BatchLoader:
         """Return the training batches of the current epoch, uint8 and not augmented unless `ready`."""
-        return BatchLoader(self._dataset("train"), self.train_sampler, self._loader_workers)
+        dataset: MemoryDataset | StreamedDataset | PairedDataset = self._dataset("train")
+        if self.num_beside:
+            dataset = PairedDataset(self._dataset("train"), self._dataset("unlabelled"))
+        return BatchLoader(dataset, self.train_sampler, self._loader_workers)
 
     def val_dataloader(self) -> BatchLoader:
         """Return the validation batches, in order."""
@@ -144,7 +153,12 @@ class ImageDataModule(LightningDataModule):
     @property
     def decoded_bytes(self) -> int:
         """Bytes that all splits take when they are held in memory."""
-        return sum(decoded_bytes(split, self.pipeline, self._crop_of(name)) for name, split in self.data.splits.items())
+        return sum(decoded_bytes(split, self.pipeline, self._crop_of(name)) for name, split in self.splits.items())
+
+    @property
+    def num_beside(self) -> int:
+        """Unlabelled images that come with the labelled ones of a step."""
+        return self.train_sampler.beside.per_step if self.train_sampler.beside is not None else 0
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration over the training loader; a Trainer does this itself."""
@@ -156,6 +170,7 @@ class ImageDataModule(LightningDataModule):
         other.train_sampler = TrainSampler(
             used.num_images, self.batch_size, self.accumulate, self.seed, used.balance, window=used.window
         )
+        other.train_sampler.beside = used.beside
         return other
 
     def set_accumulation(self, accumulate: int) -> None:
@@ -167,10 +182,10 @@ class ImageDataModule(LightningDataModule):
         self._share = self.train_sampler.share = share
 
     def _dataset(self, name: str) -> MemoryDataset | StreamedDataset:
-        if name not in self.data.splits:
-            raise DataError(f"{self.data.name} has no '{name}' split, it has {', '.join(self.data.splits)}")
+        if name not in self.splits:
+            raise DataError(f"{self.data.name} has no '{name}' split, it has {', '.join(self.splits)}")
         if name not in self._datasets:
-            split, crop = self.data.splits[name], self._crop_of(name)
+            split, crop = self.splits[name], self._crop_of(name)
             if self.in_memory:
                 self._datasets[name] = MemoryDataset(split, self.pipeline, crop, self.progress)
             else:
@@ -178,7 +193,13 @@ class ImageDataModule(LightningDataModule):
         return self._datasets[name]
 
     def _crop_of(self, name: str) -> RandomResizedCrop | None:
-        return self._crop if name == "train" else None
+        return self._crop if name in ("train", "unlabelled") else None
+
+    def _order_beside(self, split: Split, ratio: float, shuffle_shards: int) -> UnlabelledOrder:
+        """Return which unlabelled images come with each step."""
+        sampler, window = self.train_sampler, Window.of(split.shard_of(), shuffle_shards)
+        per_step = max(1, round(ratio * sampler.batch_size))
+        return UnlabelledOrder(len(split), per_step, sampler.batch_size, sampler.steps, self.seed, window)
 
     def _ordered_loader(
         self,
@@ -205,7 +226,10 @@ class BatchLoader(DataLoader[Batch | VitreousError]):
     """
 
     def __init__(
-        self, dataset: MemoryDataset | StreamedDataset, sampler: TrainSampler | OrderedSampler, workers: int
+        self,
+        dataset: MemoryDataset | StreamedDataset | PairedDataset,
+        sampler: TrainSampler | OrderedSampler,
+        workers: int,
     ) -> None:
         super().__init__(
             dataset,

@@ -5,7 +5,8 @@ A batch is a dict with ``images`` uint8 (B, C, H, W), ``labels`` and ``index`` i
 to be cropped also has ``boxes`` float32 (B, 4), and larger images: the device of the model cuts them faster than the
 loader. If each image has several crops, the batch has ``aspect`` float32 (B,) instead, the width over the height of the
 original images. Where several processes share a training batch, it also has ``positions``, a list of the positions of
-its images in the step, and ``whole``, the number of images in all processes.
+its images in the step, and ``whole``, the number of images in all processes. If images without a label come with it,
+``unlabelled`` is a batch of them, without ``labels``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from vitreous.data.sources.scan import Progress
 from vitreous.errors import VitreousError
 from vitreous.machine.cores import num_cores
 
-__all__ = ["Batch", "MemoryDataset", "StreamedDataset", "decoded_bytes"]
+__all__ = ["Batch", "MemoryDataset", "PairedDataset", "StreamedDataset", "decoded_bytes"]
 
 Batch = dict[str, Any]
 """Tensors and lists by name; the first dimension counts images."""
@@ -146,6 +147,23 @@ class StreamedDataset(Dataset[Batch | VitreousError]):
             boxes = crop.boxes(draws[group], np.array([aspect for _, aspect in decoded], np.float32)).tolist()
             for (image, _), box in zip(decoded, boxes, strict=True):
                 yield crop.cut(image, box)
+
+
+class PairedDataset(Dataset[Batch | VitreousError]):
+    """Labelled batches that have a batch of unlabelled images each, as ``unlabelled``, which has no ``labels``."""
+
+    def __init__(self, labelled: MemoryDataset | StreamedDataset, unlabelled: MemoryDataset | StreamedDataset) -> None:
+        self.labelled, self.unlabelled = labelled, unlabelled
+
+    def __getitem__(self, plan: BatchPlan) -> Batch | VitreousError:
+        """Return the batch of a plan, or the error that prevents it."""
+        batch = self.labelled[plan]
+        if plan.unlabelled is None or isinstance(batch, VitreousError):
+            return batch
+        others = self.unlabelled[plan.unlabelled]
+        if isinstance(others, VitreousError):
+            return others
+        return batch | {"unlabelled": {key: value for key, value in others.items() if key != "labels"}}
 
 
 def _draw(crop: RandomResizedCrop, plan: BatchPlan) -> npt.NDArray[np.float32]:

@@ -8,6 +8,7 @@ of every batch, and the shares add up to the batch that a single process would h
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch.utils.data import Sampler
 from vitreous.data.rng import generator
 from vitreous.errors import CheckpointError
 
-__all__ = ["BatchPlan", "OrderedSampler", "Share", "TrainSampler", "Window", "balanced_order"]
+__all__ = ["BatchPlan", "OrderedSampler", "Share", "TrainSampler", "UnlabelledOrder", "Window", "balanced_order"]
 
 
 class BatchPlan(NamedTuple):
@@ -29,6 +30,7 @@ class BatchPlan(NamedTuple):
     indices: npt.NDArray[np.int64]  # (B,) positions in the split
     positions: npt.NDArray[np.int64] | None = None  # (B,) positions in the step, where a process has a share of a batch
     whole: int | None = None  # number of images of the batch in all processes, where a process has a share of it
+    unlabelled: BatchPlan | None = None  # images without a label that are loaded with the batch
 
 
 class Share(NamedTuple):
@@ -71,6 +73,51 @@ class Window(NamedTuple):
         return images[np.argsort(keys, kind="stable")]
 
 
+@dataclass(frozen=True, eq=False)
+class UnlabelledOrder:
+    """Which unlabelled images each step gets: those that follow the ones of the step before.
+
+    The order runs through all of them again and again, whatever the length of an epoch of labelled images.
+
+    Args:
+        num_images: Number of unlabelled images.
+        per_step: How many of them a step gets.
+        batch_size: Labelled images of a step, after which the unlabelled ones are numbered for augmentation.
+        steps: Steps of an epoch.
+        seed: Seed of the order.
+        window: How images in shards are shuffled; None mixes all images.
+    """
+
+    num_images: int
+    per_step: int
+    batch_size: int
+    steps: int
+    seed: int
+    window: Window | None = None
+
+    def plan(self, epoch: int, step: int, part: int = 0, parts: int = 1) -> BatchPlan:
+        """Return the images of part ``part`` of the ``parts`` of a step."""
+        first, end = (self.per_step * edge // parts for edge in (part, part + 1))
+        start = (epoch * self.steps + step) * self.per_step
+        return BatchPlan(epoch, step, self.batch_size + first, self._images(start + first, start + end))
+
+    def _images(self, start: int, end: int) -> npt.NDArray[np.int64]:
+        """Return the images from ``start`` to ``end`` of all passes in a row."""
+        found = [np.empty(0, np.int64)]
+        while start < end:
+            turn, at = divmod(start, self.num_images)
+            found.append(self._order(turn)[at : at + end - start])
+            start += len(found[-1])
+        return np.concatenate(found)
+
+    def _order(self, turn: int) -> npt.NDArray[np.int64]:
+        """Return all images in the order of a pass through them."""
+        draws = generator(self.seed, turn, stream="unlabelled")
+        if self.window is not None:
+            return self.window.shuffle(np.arange(self.num_images), draws)
+        return draws.permutation(self.num_images)
+
+
 class TrainSampler(Sampler[BatchPlan]):
     """Yield the batches of an epoch in random order; resumable at any batch.
 
@@ -100,6 +147,7 @@ class TrainSampler(Sampler[BatchPlan]):
         self.accumulate = min(accumulate, self.batch_size)
         self.seed, self.balance, self.window = seed, balance, window
         self.share: Share | None = None  # the part of each batch that this process gets; None is all of it
+        self.beside: UnlabelledOrder | None = None  # the unlabelled images of each batch
         self.epoch = self.start = 0
 
     def __iter__(self) -> Iterator[BatchPlan]:
@@ -111,7 +159,10 @@ class TrainSampler(Sampler[BatchPlan]):
             in_step = order[step * self.batch_size : (step + 1) * self.batch_size]
             first = self.batch_size * micro_batch // self.accumulate
             end = self.batch_size * (micro_batch + 1) // self.accumulate
-            if self.share is None:
+            if self.beside is not None:
+                others = self.beside.plan(epoch, step, micro_batch, self.accumulate)
+                yield BatchPlan(epoch, step, first, in_step[first:end], unlabelled=others)
+            elif self.share is None:
                 yield BatchPlan(epoch, step, first, in_step[first:end])
             else:
                 positions = first + self.share.of_batch(end - first)
@@ -156,7 +207,8 @@ class TrainSampler(Sampler[BatchPlan]):
             "accumulate": self.accumulate,
         }
         window = {} if self.window is None else {"shuffle_shards": self.window.shards}
-        return counts | window | {"balanced": self.balance is not None}
+        beside = {} if self.beside is None else {"unlabelled": self.beside.num_images, "per_step": self.beside.per_step}
+        return counts | window | beside | {"balanced": self.balance is not None}
 
     def check(self, state: dict[str, Any]) -> None:
         """Raise CheckpointError unless the :meth:`identity` of a checkpoint is this one."""

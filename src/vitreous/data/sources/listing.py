@@ -66,6 +66,7 @@ class Listing:
     entries: list[Entry]
     notes: list[str] = field(default_factory=list)  # lines to print, about what was ignored
     classes: tuple[str, ...] | None = None  # in their official order; None: sorted by :func:`ordered_classes`
+    unlabelled: list[Entry] = field(default_factory=list)  # images without a label, where they are set aside
     trusted: bool = False  # the files are known to be intact (verified archives) and need not be read before training
 
 

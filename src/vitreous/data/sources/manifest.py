@@ -25,13 +25,14 @@ _COLUMNS = {
 }
 
 
-def list_manifest(manifest: Path, *, needs_labels: bool = True) -> Listing:
+def list_manifest(manifest: Path, *, needs_labels: bool = True, sets_aside: bool = False) -> Listing:
     """List the images of an existing .csv, .tsv, .parquet, .pq, .jsonl or .ndjson file.
 
     Columns are `path` (or `file`, `filename`, `image`), `label` (or `class`, `target`, `category`) and optionally
     `split` with `train`, `val` or `test`; case does not matter. If several columns qualify, the first in this order is
     read, and a note says so if their cells differ. Relative paths are relative to the table's folder. A CSV file may be
     separated by commas, semicolons or tabs. Unless it `needs_labels`, the column may be missing, or cells of it empty.
+    If the table `sets_aside` images, rows with an empty label become `unlabelled`; they may lack a split.
 
     Without a column `label`, an image may have several labels: :mod:`vitreous.data.sources.label_sets`.
     """
@@ -48,9 +49,14 @@ def list_manifest(manifest: Path, *, needs_labels: bool = True) -> Listing:
         sets = _read_sets(manifest, numbers)
         cells["label"] = sets.texts
     named = {role: header[index[0]] for role, index in indices.items() if index}
-    _check_cells(manifest, cells, named, numbers, may_be_empty=() if sets is None else ("label",))
+    bare = {n for n, label in enumerate(cells["label"]) if not label} if sets_aside and sets is None else set()
+    if len(bare) == len(numbers):
+        raise DataError(f"{manifest} has no row with a label: give some, or use `vitreous pretrain`, which needs none")
+    if bare and "split" in cells:
+        cells["split"] = [split or "train" if n in bare else split for n, split in enumerate(cells["split"])]
+    _check_cells(manifest, cells, named, numbers, may_be_empty=() if sets is None and not bare else ("label",))
     splits = cells.get("split")
-    entries = [
+    rows = [
         Entry(
             path=Path(os.path.normpath(manifest.parent / os.path.expanduser(path))),
             name=path,
@@ -66,8 +72,10 @@ def list_manifest(manifest: Path, *, needs_labels: bool = True) -> Listing:
         for other in index[1:]
         if columns[other] != columns[index[0]]
     ]
+    entries = [entry for n, entry in enumerate(rows) if n not in bare]
     if sets is None:
-        return Listing(manifest.parent, entries, notes + _conflicts(entries))
+        aside = [rows[n] for n in sorted(bare)]
+        return Listing(manifest.parent, entries, notes + _conflicts(entries), unlabelled=aside)
     return Listing(manifest.parent, entries, [*notes, *sets.notes, *_conflicts(entries)], classes=sets.classes)
 
 
@@ -133,7 +141,7 @@ def _check_cells(
     for role, values in cells.items():
         where = f"(column {names.get(role, role)!r})"
         if role not in may_be_empty and (empty := [numbers[n] for n, cell in enumerate(values) if not cell]):
-            raise DataError(f"{manifest}: rows {first_ten(empty)} have no {role} {where}")
+            raise DataError(f"{manifest}: rows {first_ten(empty)} have no {role} {where}: fill it in, or remove them")
         if broken := [numbers[n] for n, cell in enumerate(values) if "\0" in cell]:
             raise DataError(
                 f"{manifest}: rows {first_ten(broken)} have a NUL character in their {role} {where}: repair them, or "

@@ -9,119 +9,32 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from vitreous.data.config import DataConfig
-from vitreous.data.images.reading import read_image, read_reduced
-from vitreous.data.images.stored import ImagePath, StoredImage, fetch_stored, number_shards, order_by_place
+from vitreous.data.images.stored import ImagePath
 from vitreous.data.shards.listing import find_shards, list_shards
 from vitreous.data.sources.checks import check_readable, label_all, refuse_several_labels
 from vitreous.data.sources.folders import list_folder
+from vitreous.data.sources.image_data import ImageData, Split
 from vitreous.data.sources.known import KNOWN, PixelSet, load_known
-from vitreous.data.sources.listing import Listing, match_exclusions
+from vitreous.data.sources.listing import Entry, Listing, match_exclusions, pluralize
 from vitreous.data.sources.locating import find_source
 from vitreous.data.sources.manifest import list_manifest
 from vitreous.data.sources.scan import Progress, content_hash, scan, unopened
 from vitreous.data.sources.split import absent_classes, copies_across, held_out, hold_out_val
-from vitreous.data.sources.unlabelled import list_unlabelled
+from vitreous.data.sources.unlabelled import list_unlabelled, with_unlabelled
 from vitreous.data.sources.urls import is_store
+from vitreous.errors import DataError
 
 __all__ = ["ImageData", "Split", "fingerprint_of", "list_source", "open_source"]
 
 _ORDER = ("all", "train", "val", "test")
-
-
-@dataclass(frozen=True)
-class Split:
-    """The labelled images of one split: files, or pixels in memory."""
-
-    labels: npt.NDArray[np.int64]  # (n,) indices of classes; (n, K) of 0 and 1 if an image may have several
-    names: tuple[str, ...]  # of each image: its path relative to the data folder, or `train/17`
-    paths: list[ImagePath] | None = None  # None for pixels in memory
-    arrays: npt.NDArray[np.uint8] | None = None  # pixels (n, H, W, C); None for files
-    digests: tuple[str, ...] = ()  # content hash of each image; of its name and length for trusted files
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def image(self, index: int) -> Image.Image:
-        """Return one image in mode RGB; raise DataError if its file can no longer be decoded."""
-        return read_image(self.arrays[index] if self.arrays is not None else (self.paths or [])[index])
-
-    def reduced_image(self, index: int, min_side: int) -> tuple[Image.Image, float]:
-        """Return one image in mode RGB, and the aspect ratio (width / height) of the original.
-
-        A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if both sides keep at least ``min_side`` pixels. That rounds
-        its sides, so the aspect ratio is that of the full size.
-        """
-        if self.paths is None:
-            image = self.image(index)
-            return image, image.width / image.height
-        image, (height, width) = read_reduced(self.paths[index], min_side)
-        return image, width / height
-
-    def fetch(self, indices: Sequence[int]) -> None:
-        """Fetch images that lie in a store, all at once, before they are read one by one."""
-        if self.paths is not None and len(indices) and isinstance(self.paths[indices[0]], StoredImage):
-            fetch_stored([path for n in indices if isinstance(path := self.paths[n], StoredImage)])
-
-    def shard_of(self) -> npt.NDArray[np.int64] | None:
-        """Return the number of the shard that each image lies in, (n,); None if some lie in files of their own."""
-        return None if self.paths is None else number_shards(self.paths)
-
-    def reading_order(self) -> npt.NDArray[np.int64]:
-        """Return the images in the order in which they lie in shards, (n,); files keep theirs."""
-        return np.arange(len(self)) if self.paths is None else order_by_place(self.paths)
-
-    def name_of(self, index: int) -> str:
-        """Return the name of one image."""
-        return self.names[index]
-
-
-@dataclass(frozen=True)
-class ImageData:
-    """An opened source: every image is readable and has a label and a split.
-
-    Args:
-        name: Name of the known dataset, the folder or the manifest; for run directories and titles.
-        classes: Class names; labels are indices into it.
-        splits: `train`, `val` and, if there is one, `test`. Without holding out: the splits of the data, or `all`.
-        channels: 1 if every image is stored without colour, else 3.
-        native_size: Height and width in pixels if all images share them, else None.
-        median_size: Median height and median width of the images.
-        fingerprint: Hash of every image's name, label and content; independent of order and split.
-        order: Hash of the classes, and of every image's name, label and content in the order of each split.
-        held_out: Record of the images held out here (:func:`vitreous.data.sources.split.record_of`).
-        unreadable: Path and reason of each file left out because it cannot be decoded.
-        notes: Lines to print: how the data was split, what was ignored, what may be unexpected.
-    """
-
-    name: str
-    classes: tuple[str, ...]
-    splits: dict[str, Split]
-    channels: int
-    native_size: tuple[int, int] | None
-    median_size: tuple[int, int]
-    fingerprint: str
-    order: str = ""
-    held_out: str | None = None
-    unreadable: list[tuple[ImagePath, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def several(self) -> bool:
-        """Whether an image may have several labels, or none."""
-        return any(split.labels.ndim == 2 for split in self.splits.values())
-
-    def counts(self) -> dict[str, int]:
-        """Return the number of images per class, over all splits, in the order of the classes."""
-        total = sum(_count(split.labels, len(self.classes)) for split in self.splits.values())
-        return dict(zip(self.classes, np.asarray(total).tolist(), strict=True))
 
 
 def open_source(
@@ -132,6 +45,8 @@ def open_source(
     *,
     needs_labels: bool = True,
     several: bool = False,
+    unlabelled: Literal["refused", "left out", "kept"] = "refused",
+    beside: str | None = None,
 ) -> ImageData:
     """Open the configured source and check every image.
 
@@ -147,24 +62,62 @@ def open_source(
         needs_labels: If False, images without a label have the class :data:`~vitreous.data.sources.listing.UNLABELLED`,
             and no class needs to be in every split.
         several: Whether an image may have several labels; such data is refused otherwise.
+        unlabelled: What happens to rows of a manifest with an empty label. `kept` ones become
+            :attr:`ImageData.unlabelled`, without those that are also in another split.
+        beside: A further source of images that are kept in this way, whatever their labels.
 
     Raises:
         UsageError: If the source is neither a path nor a known dataset.
         DataError: If it is missing, empty, has a single class, contradicts its own splits, or, with `strict`, has files
             that cannot be decoded.
     """
-    listed = list_source(config, needs_labels=needs_labels)
+    listed = list_source(config, needs_labels=needs_labels, sets_aside=unlabelled != "refused")
+    more = _list_beside(config, beside) if beside is not None else []
     if isinstance(listed, PixelSet):
-        return _from_pixels(config, listed, record)
+        data = _from_pixels(config, listed, record)
+        return with_unlabelled(config, data, more, progress, by_pixels=True) if more else data
     if not several:
         refuse_several_labels(config.source, listed)
-    return _from_files(config, listed, progress, hold_out, record, needs_labels=needs_labels)
+    listed = _without_excluded(config, replace(listed, unlabelled=[*listed.unlabelled, *more]))
+    data = _from_files(config, listed, progress, hold_out, record, needs_labels=needs_labels)
+    if not (aside := listed.unlabelled):
+        return data
+    if unlabelled == "kept":
+        return with_unlabelled(config, data, aside, progress, by_pixels=listed.trusted)
+    data.notes.append(
+        f"{pluralize(len(aside), 'image')} without a label left out: `--aux mae`, with aux.unlabelled_ratio above 0, "
+        "learns from them too"
+    )
+    return data
 
 
-def list_source(config: DataConfig, *, needs_labels: bool = True) -> PixelSet | Listing:
+def _list_beside(config: DataConfig, source: str) -> list[Entry]:
+    """List a source of images whose labels do not matter, less those that are excluded."""
+    listed = list_source(replace(config, source=source), needs_labels=False)
+    if isinstance(listed, PixelSet):
+        raise DataError(f"{source} cannot be unlabelled images: give a folder of images, a manifest or shards")
+    return _without_excluded(config, Listing(listed.root, [], unlabelled=listed.entries)).unlabelled
+
+
+def _without_excluded(config: DataConfig, listing: Listing) -> Listing:
+    """Return a listing less the images to exclude."""
+    if not config.exclude:
+        return listing
+    entries = [*listing.entries, *listing.unlabelled]
+    names, paths = [entry.name for entry in entries], [entry.path for entry in entries]
+    dropped, notes = match_exclusions(config.exclude, names, paths, listing.root)
+    kept, aside = (
+        [entry for n, entry in enumerate(part, start=first) if n not in dropped]
+        for part, first in ((listing.entries, 0), (listing.unlabelled, len(listing.entries)))
+    )
+    return replace(listing, entries=kept, unlabelled=aside, notes=[*listing.notes, *notes])
+
+
+def list_source(config: DataConfig, *, needs_labels: bool = True, sets_aside: bool = False) -> PixelSet | Listing:
     """Identify the source and list it, without opening any image of a folder or a manifest.
 
-    Files are sorted by name and label, regardless of their order in a manifest or on disk.
+    Files are sorted by name and label, regardless of their order in a manifest or on disk. With `sets_aside`, rows of a
+    manifest that have no label are in :attr:`Listing.unlabelled`; they are an error otherwise.
     """
     path = find_source(config.source)
     if is_store(config.source):
@@ -180,7 +133,7 @@ def list_source(config: DataConfig, *, needs_labels: bool = True) -> PixelSet | 
     elif path.is_dir():
         listing = list_folder(path) if needs_labels else list_unlabelled(path)
     else:
-        listing = list_manifest(path, needs_labels=needs_labels)
+        listing = list_manifest(path, needs_labels=needs_labels, sets_aside=sets_aside)
     if isinstance(listing, Listing):
         listing.entries.sort(key=lambda entry: (entry.name, entry.label, entry.split or ""))
     return listing
@@ -229,11 +182,6 @@ def _from_files(
     needs_labels: bool,
 ) -> ImageData:
     entries, notes = listing.entries, list(listing.notes)
-    if config.exclude:
-        names, paths = [entry.name for entry in entries], [entry.path for entry in entries]
-        dropped, more = match_exclusions(config.exclude, names, paths, listing.root)
-        entries = [entry for n, entry in enumerate(entries) if n not in dropped]
-        notes += more
     if listing.trusted:
         scanned = [unopened(entry.name, entry.path) for entry in entries]
         measured = scan([entry.path for entry in entries[:: len(entries) // 256 + 1]])
@@ -308,11 +256,6 @@ def fingerprint_of(names: Sequence[str], labels: Sequence[str], digests: Sequenc
     for row in sorted(zip(names, labels, digests, strict=True)):
         total.update(repr(row).encode())
     return total.hexdigest()
-
-
-def _count(labels: npt.NDArray[np.int64], classes: int) -> npt.NDArray[np.int64]:
-    """Return the number of images of each class, (K,)."""
-    return labels.sum(axis=0) if labels.ndim == 2 else np.bincount(labels, minlength=classes)
 
 
 def _plain_source_name(source: str) -> str:

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vitreous.choices import unknown_choices
+from vitreous.data.sources.urls import check_address
 from vitreous.errors import ConfigError
 
 if TYPE_CHECKING:  # runs without a second task do not import it
     from vitreous.train.pretrain.mae import MaeConfig
 
 __all__ = ["AuxConfig"]
+
+_MOST_UNLABELLED = 100  # times the labelled images of a step, which share its memory
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,9 @@ class AuxConfig:
         decoder_depth: Blocks of the decoder.
         decoder_heads: Attention heads of the decoder.
         normalise: Whether the targets are normalised patch by patch, instead of being plain pixels.
+        unlabelled: Images that are reconstructed too, without their labels: a folder, at any depth, a manifest or
+            shards. Rows of DATA that have no label, if it is a manifest, are used without this option.
+        unlabelled_ratio: Unlabelled images in each step for each labelled one; 0 leaves them out.
     """
 
     method: Literal["none", "mae"] = "none"
@@ -39,16 +45,34 @@ class AuxConfig:
     decoder_depth: int = 2
     decoder_heads: int = 4
     normalise: bool = False
+    unlabelled: str | None = None
+    unlabelled_ratio: float = 1.0
 
     def __post_init__(self) -> None:
         """Check choices and ranges, and report all problems in one error."""
         problems = list(unknown_choices(self))
         if not 0 < self.weight < 1:
             problems.append(f"weight is {self.weight}, it is a share of the loss and must be in (0, 1)")
+        if not 0 <= self.unlabelled_ratio <= _MOST_UNLABELLED:
+            problems.append(
+                f"unlabelled_ratio is {self.unlabelled_ratio}, it is a number of images for each labelled one and must "
+                f"be between 0 and {_MOST_UNLABELLED}"
+            )
+        if self.unlabelled is not None and self.unlabelled_ratio == 0:
+            problems.append(
+                f"unlabelled_ratio 0 leaves out the images of unlabelled {self.unlabelled}: omit one of them"
+            )
+        if self.unlabelled is not None:
+            check_address(self.unlabelled)
         if problems:
             raise ConfigError("; ".join(problems))
         if self.method == "mae":
             _ = self.mae  # which checks its own ranges
+
+    @property
+    def sees_unlabelled(self) -> bool:
+        """Whether images without a label are reconstructed."""
+        return self.method != "none" and self.unlabelled_ratio > 0
 
     @property
     def mae(self) -> MaeConfig:

@@ -58,7 +58,7 @@ class Plan:
     model: str  # description in one line
     machine: str  # hardware and precision
     parameters: int  # of the model
-    pictures: dict[str, int]  # images of each split
+    pictures: dict[str, int]  # images of each split, and `unlabelled` ones
     batch_size: int  # images per optimiser step
     parts: int  # micro-batches per step; more than configured if the memory does not hold them
     steps_per_epoch: int
@@ -138,7 +138,7 @@ def _measure(session: Session, meter: MemoryMeter, budget: float | None, before:
         model=describe_model(config.model, setup.cost),
         machine=describe_hardware(setup.device, setup.precision),
         parameters=setup.cost.parameters,
-        pictures={name: len(split) for name, split in setup.data.splits.items()},
+        pictures={name: len(split) for name, split in loading.splits.items()},
         batch_size=config.batch_size,
         parts=loading.train_sampler.accumulate,
         steps_per_epoch=per_epoch,
@@ -218,7 +218,7 @@ def _teacher_flops(setup: Setup, images: float) -> float:
 
 
 def _count_flops(setup: Setup, progress: float) -> float:
-    """Count the FLOPs per image at a point of the run.
+    """Count the FLOPs per labelled image at a point of the run, with those of the unlabelled images beside it.
 
     Uses torch's plain attention, the only backend whose products FlopCounterMode counts on every device.
     """
@@ -233,4 +233,11 @@ def _count_flops(setup: Setup, progress: float) -> float:
         else:
             loss_of, masked = setup.auxiliary.loss_of(images, targets, None)
             loss_of(Passes.of(setup.model, images, masked), slice(None)).backward()
-    return counter.get_total_flops() / 2
+    found = counter.get_total_flops() / 2
+    if setup.auxiliary is not None and setup.auxiliary.per_step[1]:
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            loss_of, shown = setup.auxiliary.unlabelled_loss_of(images, 1)
+            loss_of(Passes.of(setup.model, shown), slice(None)).backward()
+        labelled, others = setup.auxiliary.per_step
+        found += others / labelled * counter.get_total_flops() / 2
+    return found

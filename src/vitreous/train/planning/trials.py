@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 
-from vitreous.data.batches.dataset import Batch, MemoryDataset
+from vitreous.data.batches.dataset import Batch, MemoryDataset, PairedDataset
 from vitreous.data.batches.sampler import BatchPlan
 from vitreous.errors import TrainingError
 from vitreous.machine.peak_memory import MemoryMeter
@@ -218,7 +218,10 @@ def _trial_trainer(session: Session, callback: Callback) -> lightning.Trainer:
 
 def _training_batch(session: Session, size: int) -> Batch:
     """Load a training batch of any size by repeating images."""
-    dataset: Any = session.setup.data_module.train_dataloader().dataset
+    loading = session.setup.data_module
+    dataset: Any = loading.train_dataloader().dataset
+    if isinstance(dataset, PairedDataset):
+        dataset = dataset.labelled
     images = len(session.setup.data.splits["train"])
     distinct = min(size, images) if isinstance(dataset, MemoryDataset) else min(size, 16)  # reading files takes time
     batch: Batch = dataset[BatchPlan(0, 0, 0, np.arange(distinct))]
@@ -226,7 +229,12 @@ def _training_batch(session: Session, size: int) -> Batch:
         raise batch
     copies = torch.arange(size) % distinct
     tensors = ("images", "labels", "index", "boxes")
-    return {key: value[copies] if key in tensors else value for key, value in batch.items()}
+    repeated = {key: value[copies] if key in tensors else value for key, value in batch.items()}
+    if loading.num_beside:  # of the labelled images again: their content does not matter
+        ratio = loading.num_beside / loading.train_sampler.batch_size
+        others = torch.arange(max(1, round(size * ratio))) % distinct
+        repeated["unlabelled"] = {key: value[others] if key in tensors else value for key, value in batch.items()}
+    return repeated
 
 
 def _fixed_bytes(module: Any, trainer: lightning.Trainer) -> int:

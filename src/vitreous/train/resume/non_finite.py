@@ -92,9 +92,15 @@ class FiniteWatch:
         not_updated = self.interval == 1  # the model still holds the weights of the failing step
         raise NonFiniteStepError(
             f"{problem} in epoch {bad.epoch + 1}, step {bad.step}, at learning rate {bad.lr:.3g}",
-            batches=[{n: v.cpu() if isinstance(v, Tensor) else v for n, v in each.items()} for each in bad.batches],
+            batches=[_labelled(each) for each in bad.batches],
             good=good,
             weights={name: value.cpu() for name, value in self._copy().items()} if not_updated else good,
             behind=0 if not_updated else self._since_copy + index,
             progress=bad.progress,
         )
+
+
+def _labelled(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the labelled images of a batch on the CPU: a replay repeats the step without a second task."""
+    own = {name: value for name, value in batch.items() if name != "unlabelled"}
+    return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in own.items()}

@@ -105,7 +105,7 @@ def replay(path: Path) -> Finding:
         if teacher := stored.get("teacher"):
             notes.append(f"the step is repeated without the teacher '{teacher}', on the labels alone")
         if task := stored.get("auxiliary"):
-            notes.append(f"the step is repeated without the second task, {task}, on the labels alone")
+            notes.append(f"the step is repeated without the second task, {task}, on the labelled images alone")
         found = _repeat(*_restore(stored), stored)
         if found is None and stored["precision"] != "float32":
             found = _repeat(*_restore(stored), stored, torch.bfloat16)

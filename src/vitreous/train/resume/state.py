@@ -144,7 +144,19 @@ def identity(setup: Setup) -> dict[str, str]:
         "device": setup.device.type,
         "precision": setup.precision,
         **({} if setup.distiller is None else {"teacher": setup.distiller.teacher.digest}),
+        **({} if setup.data_module.num_beside == 0 else {"unlabelled": _unlabelled_order(setup)}),
     }
+
+
+def _unlabelled_order(setup: Setup) -> str:
+    """Return a hash of the unlabelled images in their order, and of which of them share a shard."""
+    split, beside = setup.data.unlabelled, setup.data_module.train_sampler.beside
+    assert split is not None  # where a step has such images
+    assert beside is not None
+    total = hashlib.blake2b(repr(list(zip(split.names, split.digests, strict=True))).encode(), digest_size=16)
+    if beside.window is not None:
+        total.update(beside.window.shard_of.tobytes())
+    return total.hexdigest()
 
 
 def _shard_order(setup: Setup) -> str:
@@ -161,6 +173,8 @@ def check_identity(stored: Mapping[str, str], current: Mapping[str, str], source
             wrong.append(f"{name} was {stored.get(name, 'not recorded')}, now {current[name]}")
     if stored.get("teacher") != current.get("teacher"):
         wrong.append("the teacher's weights have changed")
+    if stored.get("unlabelled") != current.get("unlabelled"):
+        wrong.append("the unlabelled images or their order have changed")
     if stored.get("fingerprint") != current["fingerprint"]:
         wrong.append("the images or their labels have changed")
     elif stored.get("order") != current["order"]:  # states of earlier versions lack the order
