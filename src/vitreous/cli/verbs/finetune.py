@@ -100,7 +100,8 @@ common options:
   --data-dir FOLDER           folder of the known datasets (--data.dir)
   --exclude FILE              skip the images listed, one per line (--data.exclude)
   --out FOLDER                run directory, instead of runs/NAME-1
-  --resume                    resume the run that the same command started, or start it""",
+  --resume                    resume the run that the same command started, or start it
+  --on ray://ADDRESS          run on a Ray cluster (docs/how-to/cluster.md)""",
 )
 
 
