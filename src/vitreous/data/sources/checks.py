@@ -23,8 +23,10 @@ def check_readable(
     config: DataConfig, entries: Sequence[Entry], scanned: Sequence[Scanned]
 ) -> list[tuple[ImagePath, str]]:
     """Return the files that cannot be decoded, with reasons; raise with `strict`, or if no file can be."""
-    files = {entry.path: (entry, file.facts.reason) for entry, file in zip(entries, scanned, strict=True)}
-    bad = [(entry, reason) for entry, reason in files.values() if reason]  # once each: a table may repeat a file
+    files = {entry.path for entry in entries}
+    found = zip(entries, scanned, strict=True)
+    # Once each: a table may repeat a file.
+    bad = list({entry.path: (entry, file.facts.reason) for entry, file in found if file.facts.reason}.values())
     named = first_ten([f"{entry.name}: {reason}" for entry, reason in bad], "; ")
     if len(bad) == len(files):
         raise DataError(f"{config.source}: none of {pluralize(len(files), 'image')} can be read ({named})")

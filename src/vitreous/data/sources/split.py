@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from fractions import Fraction
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -97,13 +98,17 @@ def stratified(digests: Sequence[str], labels: Sequence[Hashable], fraction: flo
     exact = Fraction(str(fraction))  # 0.29 of 100 is 29, not 28.999999999999996
     counts = Counter(labels)
     room = {label: min(math.floor(exact * count + Fraction(1, 2)), count - 1) for label, count in counts.items()}
-    copies: dict[str, list[int]] = {}  # positions of each content
-    for position, digest in enumerate(digests):
-        copies.setdefault(digest, []).append(position)
     held = np.zeros(len(digests), np.bool_)
-    for digest in sorted(copies):
-        positions = copies[digest]
-        needed = Counter(labels[n] for n in positions) if len(positions) > 1 else {labels[positions[0]]: 1}
+    for _, copies in groupby(sorted(range(len(digests)), key=digests.__getitem__), key=digests.__getitem__):
+        first, *others = copies
+        if not others:  # nearly all, so without a list of their own
+            label = labels[first]
+            if room[label] > 0:
+                held[first] = True
+                room[label] -= 1
+            continue
+        positions = [first, *others]
+        needed = Counter(labels[n] for n in positions)
         if all(count <= room[label] for label, count in needed.items()):
             held[positions] = True
             for label, count in needed.items():
