@@ -246,14 +246,9 @@ def test_a_map_of_any_label_has_its_own_probability(trained):
         ("probe MODEL DATA", "may have several labels for an image, and this needs one"),
         ("audit DATA", "may have several labels for an image, and this needs one"),
         (
-            "train DATA --teacher MODEL --distil.targets logits",
-            "a teacher of logits needs a model that gives each image",
+            "train digits --teacher MODEL --distil.targets logits",
+            "gives several labels or none, digits gives one class to each image",
         ),
-        (
-            "train DATA --aux mae",
-            "aux mae needs one class of each image, but an image of this data may have several labels",
-        ),
-        ("train DATA --class-weights inverse", "class_weights inverse weights one class of each image"),
         ("train DATA --balanced-sampling", "balanced_sampling draws by the one class of each image"),
         (
             "train digits --select mean_ap",
@@ -271,6 +266,23 @@ def test_what_needs_one_class_refuses_with_one_sentence(trained, tmp_path, capsy
     assert message in " ".join(error.split())
     assert "Traceback" not in error
     assert not [path for path in tmp_path.iterdir() if path.name != "run" or any(path.iterdir())]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--teacher MODEL --distil.targets both --distil.temperature 2 --augment.cutmix 0",
+        "--aux mae --aux.decoder_width 16 --model.stem patch",
+        "--class-weights effective --labels.loss asymmetric",
+    ],
+)
+def test_a_run_learns_with_a_teacher_a_second_task_or_weights(trained, tmp_path, words):
+    """In the same steps as the run without, and its model still knows the labels."""
+    words = ["train", str(trained.manifest), *TRAINED, *words.replace("MODEL", str(trained.model)).split()]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["scores"]["test"]["mean_ap"] > 0.85
+    assert main(["plan", *words[1:], "--json", str(tmp_path / "plan.json")]) == 0
 
 
 @pytest.mark.parametrize("mode", ["full", "linear"])

@@ -21,6 +21,7 @@ from vitreous.accelerate.batch_parts import MaskedLoss, Passes
 from vitreous.errors import ConfigError
 from vitreous.model.config import pair
 from vitreous.train.config import RunConfig
+from vitreous.train.multilabel.losses import TargetLoss
 from vitreous.train.pretrain.base import check_dropping, take_rows
 from vitreous.train.pretrain.mae import MaeDecoder, count_visible, draw_mask, hide_patches, mae_loss, patch_targets
 
@@ -32,13 +33,15 @@ class ReconstructionTask(nn.Module):
 
     Args:
         config: The run, whose `aux.method` is `mae`.
+        loss: Of logits and targets.
 
     Raises:
         ConfigError: If patches of the model cannot be left out, or the mask hides none of them.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, loss: TargetLoss = F.cross_entropy) -> None:
         super().__init__()
+        self.loss = loss
         self.options, model = config.aux, config.model
         check_dropping(model, "aux mae")
         self.patch, self.keeps_apart = pair(model.patch_size), model.stem.has_patch_kernel
@@ -57,14 +60,14 @@ class ReconstructionTask(nn.Module):
 
         Args:
             images: Augmented and normalised, (B, C, H, W).
-            targets: Distributions of the labels, (B, K).
+            targets: Distributions of the labels, (B, K), or several labels between 0 and 1.
             weight: Of each class in the loss of the labels, (K,).
         """
         kept, hidden = draw_mask(images, self.patch, self.options.mask)  # (B, n) and (B, N - n)
         share = self.options.weight
 
         def loss_of(passes: Passes, part: slice) -> Tensor:
-            loss = F.cross_entropy(passes("logits").float(), targets[part], weight=weight)
+            loss = self.loss(passes("logits").float(), targets[part], weight=weight)
             tokens = passes.encode_visible(kept[part])
             prediction = self.decoder(tokens, passes.grid, kept[part], hidden[part])  # (B, N - n, V)
             values = patch_targets(images[part], self.patch, self.options.normalise)  # (B, N, V)

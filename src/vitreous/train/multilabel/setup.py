@@ -29,11 +29,5 @@ def for_several_labels(config: RunConfig) -> RunConfig:
 
 def _conflicts(config: RunConfig) -> Iterator[str]:
     where = "an image of this data may have several labels"
-    if config.distil.teacher is not None:
-        yield f"distil.teacher answers with one class, but {where}: leave it out"
-    if config.aux.method != "none":
-        yield f"aux {config.aux.method} needs one class of each image, but {where}: leave it out"
-    if config.class_weights != "none":
-        yield f"class_weights {config.class_weights} weights one class of each image, but {where}: use labels.loss"
     if config.balanced_sampling:
-        yield f"balanced_sampling draws by the one class of each image, but {where}: use labels.loss asymmetric"
+        yield f"balanced_sampling draws by the one class of each image, but {where}: use class_weights"
