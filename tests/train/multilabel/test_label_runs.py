@@ -154,6 +154,19 @@ def test_evaluate_writes_the_same_scores_everywhere(trained, tmp_path, capsys):
     assert "Missed labels" in page or "Wrong labels" in page
 
 
+def test_probe_scores_the_features_of_either_kind_of_model(trained, tmp_path, capsys):
+    """By mAP; the model was trained on these labels, so a linear model of its features knows them."""
+    assert main(["probe", str(trained.model), str(trained.manifest), "--json", str(tmp_path / "p.json")]) == 0
+    document = json.loads((tmp_path / "p.json").read_text())["probes"]
+    assert document["judged_on"] == "test"
+    assert document["linear"]["mean_ap"]["test"] > 0.9
+    assert all(each["mean_ap"]["test"] > 0.7 for each in document["knn"]["scores"])
+    assert document["few_shot"]["scores"] == []
+    text = capsys.readouterr().out
+    assert "3 labels, mAP" in text
+    assert f"{document['linear']['mean_ap']['test']:.2%}" in text
+
+
 def test_calibrate_fits_the_rule_again_and_leaves_the_weights(trained, tmp_path):
     """A rule that was spoilt is found again on val, where training fitted it."""
     model, info = load_model(trained.model)
@@ -243,7 +256,7 @@ def test_a_map_of_any_label_has_its_own_probability(trained):
             "select MODEL FOLDER --count 2 --method uncertainty -o OUT/s.csv",
             "--method uncertainty needs a model that gives each image",
         ),
-        ("probe MODEL DATA", "may have several labels for an image, and this needs one"),
+        ("probe MODEL DATA --shots 2", "few shots need one class of each image"),
         ("audit DATA", "may have several labels for an image, and this needs one"),
         (
             "train digits --teacher MODEL --distil.targets logits",
