@@ -313,6 +313,40 @@ def test_a_trained_model_is_tuned_to_other_labels(trained, tmp_path, mode):
     assert json.loads((tmp_path / "run" / "report.json").read_text())["finetune"]["mode"] == mode
 
 
+class KilledError(BaseException):
+    """The process was killed."""
+
+
+def test_stages_choose_by_map_and_resume(trained, tmp_path, monkeypatch, capsys):
+    """Heads on frozen features first, then all weights from the best head; a killed run goes on after the heads."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("vitreous.engines.choose.installed", lambda name: False)
+    words = ["finetune", str(trained.manifest), "--from", str(trained.run), "--tune", "auto", "--epochs", "2"]
+    words += ["--device", "cpu", "--precision", "float32", "--augment.flip", "0.5", "--out", str(tmp_path / "run")]
+    with monkeypatch.context() as patch:
+        patch.setattr("vitreous.train.finetune.stages.story._train", lambda staging: (_ for _ in ()).throw(KilledError))
+        with pytest.raises(KilledError):
+            main(words)
+    heads = load_model(tmp_path / "run" / "model.safetensors")[1]
+    assert heads.multilabel is not None
+    assert heads.scores["val"]["mean_ap"] > 0.9
+    capsys.readouterr()
+    assert main([*words, "--resume"]) == 0
+    assert "done are k-NN, linear, linear, 2 views, attentive" in capsys.readouterr().out
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    rows = {row["stage"]: row for row in report["finetune"]["stages"]}
+    assert list(rows)[:5] == ["k-NN", "linear", "linear, 2 views", "attentive", "full"]
+    best = max((row["mean_ap"], -row["log_loss"]) for row in rows.values() if row.get("log_loss") is not None)
+    chosen = rows[report["finetune"]["chosen"]]
+    assert (chosen["mean_ap"], -chosen["log_loss"]) == best
+    _, info = load_model(tmp_path / "run" / "model.safetensors")
+    assert info.multilabel.to_dict() == report["multilabel"]
+    assert report["scores"]["test"]["mean_ap"] > 0.9
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "The best stage on these images is saved" in page
+    assert f"{chosen['mean_ap']:.1%}".replace("%", "") in page
+
+
 def test_a_killed_run_resumes_to_the_same_model(runs, trained, tmp_path):
     from vitreous.cli.verbs.train import configure
 

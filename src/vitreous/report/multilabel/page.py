@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from vitreous.data.sources.listing import pluralize
 from vitreous.files.text import html_text
 from vitreous.report.document import document, safe
+from vitreous.report.evaluation.stages_section import stages_table
 from vitreous.report.evaluation.tables import name, numeric, scrolled, table
 from vitreous.report.evaluation.thumbnails import ClassMap, ImageOf, Thumbnails
 from vitreous.report.multilabel.results import LabelResult, Slip, names_of
@@ -56,6 +57,8 @@ def _content(result: LabelResult, thumbs: Thumbnails) -> Iterator[str]:
     for note in given.notes:
         yield f"<p>{html_text(note[:1].upper() + note[1:], 4000)}.</p>\n"
     sections = {"Scores": _scores, "Labels": _labels, "Calibration": _calibration, "Images": _images}
+    if given.stages:
+        sections["Stages"] = lambda result, thumbs: stages_table(given.stages)
     links = "".join(f'<li><a href="#{title.lower()}">{title}</a></li>' for title in sections)
     yield f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n'
     for title, content in sections.items():

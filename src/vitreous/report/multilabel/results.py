@@ -5,7 +5,7 @@ N images, K labels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -50,6 +50,7 @@ class LabelInput:
         fitted: Calibrated logits and labels given, (N, K) each, where the rule was fitted on these very images; None
             applies the rule.
         notes: Sentences for the reader.
+        stages: Rows of `finetune.stages` of report.json, if the model is the best of several stages.
     """
 
     model: str
@@ -62,6 +63,7 @@ class LabelInput:
     rule: LabelRule
     fitted: tuple[Tensor, Tensor] | None = None
     notes: Sequence[str] = ()
+    stages: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 from vitreous.evaluate.any_labels import AnyScores
 from vitreous.evaluate.multilabel.metrics import MultiLabelScores
 from vitreous.train.assembly import Kit, Session
+from vitreous.train.finetune.first_probe import finetune_report
 from vitreous.train.finish import RunResult, announce_weights, result_of
 from vitreous.train.multilabel.writing import LabelsWriter
 from vitreous.train.phases import select_weights, test_once
@@ -28,17 +30,34 @@ def finish(session: Session) -> RunResult:
 
 
 def write_results(
-    session: Session, selected: SelectedWeights, tested: SplitScores | None, training_scores: AnyScores
+    session: Session,
+    selected: SelectedWeights,
+    tested: SplitScores | None,
+    training_scores: AnyScores,
+    *,
+    finetune: Mapping[str, Any] | None = None,
+    origin: str | None = None,
 ) -> RunResult:
-    """Fit calibration and thresholds, write the model and the report, and print the result."""
+    """Fit calibration and thresholds, write the model and the report, and print the result.
+
+    `finetune` is that section of report.json, and `origin` the stage of the weights, where there were stages.
+    """
+    finetune = finetune or finetune_report(session.setup, None, None)
     writer, setup = cast(LabelsWriter, session.writer), session.setup
     session.run_dir.lock.record(phase="writing the report")
     scored = writer.fit(selected, tested)
     writer.save_model(selected, 1.0, tested)
     example = writer.example_image()
-    writer.write_labels_report(scored, selected, training_scores, session.metrics.history, session.seconds)
+    writer.write_labels_report(
+        scored,
+        selected,
+        training_scores,
+        history=session.metrics.history,
+        seconds=session.seconds,
+        finetune=finetune,
+    )
     view, folder = session.view, session.run_dir.path
-    announce_weights(session, selected, scored.val)
+    announce_weights(session, selected, scored.val, origin)
     if scored.test is not None:
         view.result(f"test {scored.test.describe()}")
     plain = cast(MultiLabelScores, selected.scores)
