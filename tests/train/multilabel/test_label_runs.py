@@ -167,6 +167,36 @@ def test_probe_scores_the_features_of_either_kind_of_model(trained, tmp_path, ca
     assert f"{document['linear']['mean_ap']['test']:.2%}" in text
 
 
+def test_audit_finds_copies_leaks_and_wrong_labels(trained, tmp_path):
+    """Two copies, one of them with other labels, in two splits; a broken file; and three labels turned round."""
+    pytest.importorskip("cleanlab")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    manifest = write_images(folder, 200, seed=3)
+    rows = list(csv.reader(manifest.read_text().splitlines()))
+    (folder / "7.png").write_bytes((folder / "4.png").read_bytes())  # 4 is in test, 7 in train
+    rows[8][2:] = [str(1 - int(each)) for each in rows[5][2:]]
+    (folder / "9.png").write_bytes(b"no image")
+    for n in (41, 42, 43):
+        rows[1 + n][2] = str(1 - int(rows[1 + n][2]))
+    with manifest.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    words = ["audit", str(manifest), "--model", str(trained.model), "--json", str(tmp_path / "a.json"), "--fresh"]
+    assert main([*words, "--html", str(tmp_path / "a.html")]) == 0
+    found = json.loads((tmp_path / "a.json").read_text())["findings"]
+    by_kind = {}
+    for each in found:
+        names = {image["name"] for image in each["pictures"]}
+        by_kind.setdefault(each["kind"], []).append((names, each["text"]))
+    assert by_kind["leak"][0][0] == {"4.png", "7.png"}
+    assert by_kind["two-labels"][0][0] == {"4.png", "7.png"}
+    assert by_kind["undecodable"][0][0] == {"9.png"}
+    suspected = {next(iter(names)): text for names, text in by_kind["suspect"]}
+    assert {"41.png", "42.png", "43.png"} <= suspected.keys()
+    verb = "has" if rows[42][2] == "1" else "lacks"
+    assert suspected["41.png"].startswith(f'{verb} the label "red", which it seems to')
+
+
 def test_calibrate_fits_the_rule_again_and_leaves_the_weights(trained, tmp_path):
     """A rule that was spoilt is found again on val, where training fitted it."""
     model, info = load_model(trained.model)
@@ -201,6 +231,29 @@ def test_the_graph_decides_as_the_predictor_and_an_exported_file_too(trained, tm
             assert chances == pytest.approx(dict(expected.top), abs=1e-4)
             assert {name for name, has in zip(COLOURS, graph["labels"][n], strict=True) if has} == set(expected.labels)
         assert exported.predict(paths[n]).labels == expected.labels
+
+
+def test_an_exported_file_is_checked_on_labelled_images(trained, tmp_path):
+    pytest.importorskip("onnxruntime")
+    words = ["export", str(trained.model), str(tmp_path / "m.onnx"), "--to", "onnx", "--check", str(trained.manifest)]
+    assert main([*words, "--json", str(tmp_path / "e.json")]) == 0
+    found = json.loads((tmp_path / "e.json").read_text())["checked"]
+    scores = json.loads((trained.run / "report.json").read_text())["scores"]["test"]
+    assert found["changed"] <= 1
+    for each in ("PyTorch", "onnx"):
+        assert found[each]["mean_ap"] == pytest.approx(scores["mean_ap"], abs=1e-3)
+        assert found[each]["log_loss"] == pytest.approx(scores["log_loss"], abs=1e-3)
+
+
+def test_int8_keeps_the_map(trained, tmp_path, capsys):
+    for package in ("onnxruntime", "openvino", "nncf"):
+        pytest.importorskip(package)
+    words = ["export", str(trained.model), str(tmp_path / "m.onnx"), "--to", "onnx", "--check", str(trained.manifest)]
+    assert main([*words, "--int8", "--max-drop", "1", "--json", str(tmp_path / "e.json")]) == 0
+    found = json.loads((tmp_path / "e.json").read_text())
+    assert found["int8"]["accuracy_before"] - found["int8"]["accuracy_after"] <= 0.01
+    assert found["checked"]["onnx"]["mean_ap"] > 0.9
+    assert "by mAP, which is the accuracy below" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_engine_whose_logits_are_shifted_agrees_only_on_a_softmax(trained):
@@ -250,14 +303,11 @@ def test_a_map_of_any_label_has_its_own_probability(trained):
             "--robustness needs a model that gives each image one class",
         ),
         ("convert MODEL OUT/t --to timm", "--to timm needs a model that gives each image one class"),
-        ("export MODEL OUT/p.html --to web", "a page needs a model that gives each image one class"),
-        ("export MODEL OUT/m.onnx --to onnx --check DATA", "--check with labelled images needs a model that gives"),
         (
             "select MODEL FOLDER --count 2 --method uncertainty -o OUT/s.csv",
             "--method uncertainty needs a model that gives each image",
         ),
         ("probe MODEL DATA --shots 2", "few shots need one class of each image"),
-        ("audit DATA", "may have several labels for an image, and this needs one"),
         (
             "train digits --teacher MODEL --distil.targets logits",
             "gives several labels or none, digits gives one class to each image",
