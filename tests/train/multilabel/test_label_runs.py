@@ -197,6 +197,33 @@ def test_audit_finds_copies_leaks_and_wrong_labels(trained, tmp_path):
     assert suspected["41.png"].startswith(f'{verb} the label "red", which it seems to')
 
 
+def test_a_report_slices_and_compares(trained, tmp_path, capsys):
+    """By a further column of the manifest, and with a model that lost its knowledge of one label."""
+    rows = list(csv.reader(trained.manifest.read_text().splitlines()))
+    table = [[*rows[0], "site"], *([*row, "north" if n % 8 else "south"] for n, row in enumerate(rows[1:]))]
+    sliced = trained.folder / "sites.csv"
+    with sliced.open("w", newline="") as file:
+        csv.writer(file).writerows(table)
+    model, info = load_model(trained.model)
+    with torch.no_grad():
+        model.head.weight[1] = 0
+    save_model(tmp_path / "worse.safetensors", model, info)
+    words = ["evaluate", str(trained.model), str(sliced), "--split", "test", "--report", str(tmp_path / "r")]
+    assert main([*words, "--against", str(tmp_path / "worse.safetensors"), "--engine", "torch"]) == 0
+    found = json.loads((tmp_path / "r" / "evaluation.json").read_text())
+    assert [each["column"] for each in found["slices"]] == ["site", "site"]  # not the columns of labels
+    assert {each["value"]: each["n"] for each in found["slices"]} == {"north": 50, "south": 50}
+    gap = found["against"]["mean_ap"]
+    assert gap["difference"]["low"] > 0.05
+    assert gap["p_value"] < 0.01
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert f'data-key="against-mean_ap">{gap["difference"]["value"]:+.4f}' in page
+    assert ">south<" in page
+    words[-1] = str(tmp_path / "s")
+    assert main([*words, "--slice", "red"]) == 0
+    assert {each["column"] for each in json.loads((tmp_path / "s/evaluation.json").read_text())["slices"]} == {"red"}
+
+
 def test_calibrate_fits_the_rule_again_and_leaves_the_weights(trained, tmp_path):
     """A rule that was spoilt is found again on val, where training fitted it."""
     model, info = load_model(trained.model)

@@ -132,6 +132,11 @@ def plan_report(options: Namespace, classifier: Classifier, split: Split) -> Rep
                 f"--against '{visible(options.against)}' has other classes, only one of the two models has: "
                 f"{first_ten([visible(name) for name in different])}. Compare models of the same classes"
             )
+        if (other.info.multilabel is None) != (classifier.info.multilabel is None):
+            raise ConfigError(
+                f"one of the model and --against '{visible(options.against)}' gives each image one class, and the "
+                "other several labels or none: compare models of one kind"
+            )
         other.prepare(len(split), options.batch_size)
     return ReportPlan(options, classifier, split, columns, other)
 

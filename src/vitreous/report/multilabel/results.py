@@ -13,9 +13,15 @@ import torch
 from torch import Tensor
 
 from vitreous.evaluate.intervals import Interval
-from vitreous.evaluate.multilabel.intervals import label_calibration_error, label_intervals
+from vitreous.evaluate.multilabel.intervals import (
+    LabelDifference,
+    compare_labels,
+    label_calibration_error,
+    label_intervals,
+)
 from vitreous.evaluate.multilabel.metrics import MultiLabelScores, evaluate_labels
 from vitreous.evaluate.multilabel.rule import LabelRule
+from vitreous.evaluate.multilabel.slices import LabelSlice, score_label_slices
 from vitreous.files.text import csv_line, json_text, json_values
 
 __all__ = [
@@ -50,6 +56,8 @@ class LabelInput:
         fitted: Calibrated logits and labels given, (N, K) each, where the rule was fitted on these very images; None
             applies the rule.
         notes: Sentences for the reader.
+        columns: Further columns of the manifest by name, with the N values of each, by which scores are sliced.
+        other: Name of a second model of the same labels, its calibrated logits and the labels that it gives, (N, K).
         stages: Rows of `finetune.stages` of report.json, if the model is the best of several stages.
     """
 
@@ -63,6 +71,8 @@ class LabelInput:
     rule: LabelRule
     fitted: tuple[Tensor, Tensor] | None = None
     notes: Sequence[str] = ()
+    columns: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
+    other: tuple[str, Tensor, Tensor] | None = None
     stages: Sequence[Mapping[str, Any]] = ()
 
 
@@ -87,6 +97,8 @@ class LabelResult:
     calibration_error: tuple[float, float]  # without and with slopes and offsets
     missed: Sequence[Slip] = field(default_factory=tuple)  # labels that are not given, the least probable first
     wrong: Sequence[Slip] = field(default_factory=tuple)  # labels given that the image lacks, the most probable first
+    slices: Sequence[LabelSlice] = ()
+    differences: Mapping[str, LabelDifference] = field(default_factory=dict)  # this model minus the other
 
 
 def measure(given: LabelInput) -> LabelResult:
@@ -105,6 +117,8 @@ def measure(given: LabelInput) -> LabelResult:
         (label_calibration_error(raw, true), label_calibration_error(calibrated, true)),
         _slips(missed, probabilities, falling=False),
         _slips(wrong, probabilities, falling=True),
+        score_label_slices(calibrated, true, present, given.columns),
+        compare_labels((calibrated, present), given.other[1:], true) if given.other is not None else {},
     )
 
 
@@ -140,6 +154,9 @@ def to_dict(result: LabelResult) -> dict[str, Any]:
             "intervals": {name: asdict(each) for name, each in result.intervals.items()},
             "per_label": per_label,
             "calibration": {"kind": given.rule.calibration, "error_before": before, "error_after": after},
+            "slices": [asdict(each) for each in result.slices],
+            "against": given.other
+            and {"model": given.other[0], **{name: asdict(each) for name, each in result.differences.items()}},
         }
     )
 
