@@ -220,8 +220,15 @@ def test_a_report_slices_and_compares(trained, tmp_path, capsys):
     assert f'data-key="against-mean_ap">{gap["difference"]["value"]:+.4f}' in page
     assert ">south<" in page
     words[-1] = str(tmp_path / "s")
-    assert main([*words, "--slice", "red"]) == 0
-    assert {each["column"] for each in json.loads((tmp_path / "s/evaluation.json").read_text())["slices"]} == {"red"}
+    changed = ["--robustness=20", "--against", str(tmp_path / "worse.safetensors"), "--engine", "torch"]
+    assert main([*words, "--slice", "red", *changed]) == 0
+    found = json.loads((tmp_path / "s" / "evaluation.json").read_text())
+    assert {each["column"] for each in found["slices"]} == {"red"}
+    errors = found["robustness"]["corruptions"]
+    assert errors["clean_error"] < 0.1  # 1 - mAP
+    assert errors["mean_error"] > errors["clean_error"]
+    assert errors["mean_corruption_error"] < 1  # of the model that knows one label less
+    assert "The dashed line is the mAP" in (tmp_path / "s" / "report.html").read_text()
 
 
 def test_calibrate_fits_the_rule_again_and_leaves_the_weights(trained, tmp_path):
@@ -326,8 +333,8 @@ def test_a_map_of_any_label_has_its_own_probability(trained):
     [
         ("calibrate MODEL DATA --precision 0.9", "--precision is a promise about one class of each image"),
         (
-            "evaluate MODEL DATA --report OUT/r --robustness",
-            "--robustness needs a model that gives each image one class",
+            "evaluate MODEL DATA --merge-tokens 2",
+            "--merge-tokens needs a model that gives each image one class",
         ),
         ("convert MODEL OUT/t --to timm", "--to timm needs a model that gives each image one class"),
         (

@@ -56,7 +56,7 @@ class ReportPlan:
             order = [self.other.classes.index(each) for each in classifier.classes]
             other = (options.against, raw[:, order].double() / self.other.info.temperature)
         if options.robustness:
-            robustness = self._robustness(labels)
+            robustness = self.robustness(labels)
         given = EvaluationInput(
             model=str(options.model),
             data=data.name,
@@ -85,16 +85,22 @@ class ReportPlan:
         narrate(f"report: {folder / 'report.html'}")
         return result
 
+    def _in_order_of(self, other: Classifier, labels: Tensor) -> Tensor:
+        """Return the labels in the order of another model of the same classes."""
+        if labels.ndim == 2:
+            return labels[:, [self.classifier.classes.index(each) for each in other.classes]]
+        return torch.tensor([other.classes.index(each) for each in self.classifier.classes])[labels]
+
     def _class_map(self, n: int, label: int) -> Explanation:
         return explain(self.classifier, self.split.image(n), label)
 
-    def _robustness(self, labels: Tensor) -> RobustnessResult:
+    def robustness(self, labels: Tensor) -> RobustnessResult:
+        """Score changed images, as `--robustness` asks; labels (N,) or (N, K) are in the order of the model."""
         options = self.options
         images = DEFAULT_IMAGES if options.robustness is True else int(options.robustness)
         other = None
         if self.other is not None:
-            places = torch.tensor([self.other.classes.index(each) for each in self.classifier.classes])
-            other = (options.against, self.other, places[labels])
+            other = (options.against, self.other, self._in_order_of(self.other, labels))
         with progress_bar("robustness") as update:
             return measure_robustness(
                 self.classifier,

@@ -20,9 +20,9 @@ from vitreous.cli.options.model import describe_compute, throughput_line
 from vitreous.cli.output.terminal import narrate, progress_bar
 from vitreous.cli.work import scoring
 from vitreous.cli.work.evaluation_report import ReportPlan, plan_report
-from vitreous.data.sources.label_sets import LISTS
 from vitreous.data.sources.listing import pluralize
 from vitreous.data.sources.opening import ImageData
+from vitreous.data.sources.tables import LISTS
 from vitreous.errors import UsageError
 from vitreous.evaluate.multilabel.metrics import MultiLabelScores
 from vitreous.evaluate.multilabel.rule import LabelRule
@@ -45,7 +45,7 @@ from vitreous.report.multilabel.results import (
 __all__ = ["LabelEvaluation", "evaluated_labels"]
 
 _MOST_ROWS = 40
-_NEEDS_ONE_LABEL = ("robustness", "merge_tokens")
+_NEEDS_ONE_LABEL = ("merge_tokens",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +141,7 @@ def evaluated_labels(options: Namespace, classifier: Classifier, rule: LabelRule
             notes=notes,
             columns=_sliced_by(plan, data, options.slice),
             other=_other(plan),
+            robustness=plan.robustness(labels) if plan is not None and options.robustness else None,
         )
     )
     if options.report is not None:

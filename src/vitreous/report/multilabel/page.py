@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from vitreous.data.sources.listing import pluralize
 from vitreous.files.text import html_text
 from vitreous.report.document import document, safe
+from vitreous.report.evaluation.robustness_section import robustness_content
 from vitreous.report.evaluation.stages_section import stages_table
 from vitreous.report.evaluation.tables import name, numeric, scrolled, share, table
 from vitreous.report.evaluation.thumbnails import ClassMap, ImageOf, Thumbnails
@@ -61,6 +62,8 @@ def _content(result: LabelResult, thumbs: Thumbnails) -> Iterator[str]:
         sections["Slices"] = _slices
     if result.differences:
         sections["Comparison"] = _comparison
+    if (changed := given.robustness) is not None:
+        sections["Robustness"] = lambda result, thumbs: robustness_content(changed, "mAP")
     if given.stages:
         sections["Stages"] = lambda result, thumbs: stages_table(given.stages)
     links = "".join(f'<li><a href="#{title.lower()}">{title}</a></li>' for title in sections)

@@ -23,6 +23,7 @@ from vitreous.evaluate.multilabel.metrics import MultiLabelScores, evaluate_labe
 from vitreous.evaluate.multilabel.rule import LabelRule
 from vitreous.evaluate.multilabel.slices import LabelSlice, score_label_slices
 from vitreous.files.text import csv_line, json_text, json_values
+from vitreous.report.evaluation.robustness import RobustnessResult
 
 __all__ = [
     "LabelInput",
@@ -58,6 +59,7 @@ class LabelInput:
         notes: Sentences for the reader.
         columns: Further columns of the manifest by name, with the N values of each, by which scores are sliced.
         other: Name of a second model of the same labels, its calibrated logits and the labels that it gives, (N, K).
+        robustness: Scores on changed images, with 1 - mAP as the error.
         stages: Rows of `finetune.stages` of report.json, if the model is the best of several stages.
     """
 
@@ -73,6 +75,7 @@ class LabelInput:
     notes: Sequence[str] = ()
     columns: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
     other: tuple[str, Tensor, Tensor] | None = None
+    robustness: RobustnessResult | None = None
     stages: Sequence[Mapping[str, Any]] = ()
 
 
@@ -155,6 +158,7 @@ def to_dict(result: LabelResult) -> dict[str, Any]:
             "per_label": per_label,
             "calibration": {"kind": given.rule.calibration, "error_before": before, "error_after": after},
             "slices": [asdict(each) for each in result.slices],
+            "robustness": None if given.robustness is None else given.robustness.to_dict(),
             "against": given.other
             and {"model": given.other[0], **{name: asdict(each) for name, each in result.differences.items()}},
         }
