@@ -105,13 +105,13 @@ def _oddities(image: AuditImage, median_side: float) -> Iterator[tuple[str, str]
 
 def check_classes(images: Sequence[AuditImage], listing: Listing | None) -> Iterator[Finding]:
     """Yield findings about the names and sizes of classes."""
-    labels = {image.label for image in images}
+    labels = {label for image in images for label in image.classes}
     similar = defaultdict(list)
     for label in sorted(labels):
         similar[_key(label)].append(label)
     for names in similar.values():
         if len(names) > 1:
-            examples = tuple(next(n for n, image in enumerate(images) if image.label == name) for name in names)
+            examples = tuple(next(n for n, image in enumerate(images) if name in image.classes) for name in names)
             yield Finding("class-names", _names(names), examples)
     usable = [image for image in images if not image.facts.reason]
     yield from _missing_from_train(usable)
@@ -137,15 +137,15 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _missing_from_train(usable: Sequence[AuditImage]) -> Iterator[Finding]:
-    trained = {one.label for one in usable if one.split in ("train", "all")}
+    trained = {label for one in usable if one.split in ("train", "all") for label in one.classes}
     for split in ("val", "test"):
-        counts = Counter(one.label for one in usable if one.split == split)
+        counts = Counter(label for one in usable if one.split == split for label in one.classes)
         for label in sorted(counts.keys() - trained):
             yield Finding("class-unknown", f'"{visible(label)}": {pluralize(counts[label], "image")}, all in {split}')
 
 
 def _sizes(usable: Sequence[AuditImage], labels: set[str]) -> Iterator[Finding]:
-    trained = Counter(one.label for one in usable if one.split in ("train", "all"))
+    trained = Counter(label for one in usable if one.split in ("train", "all") for label in one.classes)
     sizes = {label: trained[label] for label in labels}
     if len(sizes) == 1:
         yield Finding("few", f'only one class, "{visible(next(iter(sizes)))}": a classifier needs at least two')
@@ -163,7 +163,7 @@ def _sizes(usable: Sequence[AuditImage], labels: set[str]) -> Iterator[Finding]:
         each = f'"{visible(least)}" has {pluralize(sizes[least], "image")}, "{visible(most)}" {sizes[most]:,}'
         yield Finding("unbalanced", each)
     for split in ("val", "test"):
-        present = {one.label for one in usable if one.split == split}
+        present = {label for one in usable if one.split == split for label in one.classes}
         absent = sorted(labels - present)
         if present and absent:
             yield Finding("few", f"no image in {split}: {first_ten([visible(name) for name in absent])}")

@@ -122,11 +122,17 @@ class AuditImage:
     """One labelled image of the data."""
 
     name: str  # name within the data, as used in exclusion lists
-    label: str
+    label: str  # class name, or several joined by semicolons, in one order
     split: str  # `train`, `val`, `test`, or `all`
     facts: Inspection
     path: ImagePath | None = None  # None for pixels in memory
     pixels: Callable[[], Image.Image] = Image.Image  # returns the image where it is in memory
+    labels: tuple[str, ...] | None = None  # in data where an image may have several labels, or none
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The one class of the image, or its labels."""
+        return (self.label,) if self.labels is None else self.labels
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from vitreous.audit.cache import Cache, stamp_of
 from vitreous.audit.checks import check_classes, check_files
@@ -19,8 +20,8 @@ from vitreous.audit.look import Inspection, fingerprint, spread_of
 from vitreous.audit.watch import hash_pixels, look_at
 from vitreous.data.config import DataConfig
 from vitreous.data.images.stored import ImagePath
-from vitreous.data.sources.checks import refuse_several_labels
-from vitreous.data.sources.listing import Listing, exclusion_line, match_exclusions, pluralize, read_list
+from vitreous.data.sources.checks import label_matrix
+from vitreous.data.sources.listing import Entry, Listing, exclusion_line, match_exclusions, pluralize, read_list
 from vitreous.data.sources.opening import list_source, open_source
 from vitreous.data.sources.scan import Progress, content_hash
 from vitreous.data.sources.split import hold_out_val
@@ -46,8 +47,6 @@ def audit(
     started = time.monotonic()
     facts: dict[ImagePath, Inspection] = {}
     source = list_source(config, sets_aside=True)
-    if isinstance(source, Listing):
-        refuse_several_labels(config.source, source)
     listing = _without_excluded(config, source) if isinstance(source, Listing) else None
     result = Audit(Path(config.source).name or config.source, [], [])
     cache = Cache(listing.root, fresh) if listing is not None else None
@@ -124,17 +123,26 @@ def _with_training_splits(
     entries = listing.entries
     all_splits = np.asarray([entry.split or "train" for entry in entries])
     usable = [n for n, entry in enumerate(entries) if not facts[entry.path].reason]
-    digests, labels = [facts[entries[n].path].digest for n in usable], [entries[n].label for n in usable]
+    digests = [facts[entries[n].path].digest for n in usable]
     try:
-        all_splits[usable], note, _ = hold_out_val(config, digests, labels, all_splits[usable])
+        strata = _strata(listing, [entries[n] for n in usable])
+        all_splits[usable], note, _ = hold_out_val(config, digests, strata, all_splits[usable])
     except DataError as error:
         note = str(error)
         all_splits[:] = [entry.split or "all" for entry in entries]
     listing.notes.append(note)
     return [
-        AuditImage(entry.name, entry.label, str(split), facts[entry.path], entry.path)
+        AuditImage(entry.name, entry.label, str(split), facts[entry.path], entry.path, labels=entry.labels)
         for entry, split in zip(entries, all_splits, strict=True)
     ]
+
+
+def _strata(listing: Listing, entries: Sequence[Entry]) -> list[str] | npt.NDArray[np.int64]:
+    """Return the class of each image, or which labels it has, (n, K): what the split keeps in proportion."""
+    if not entries or entries[0].labels is None:
+        return [entry.label for entry in entries]
+    trained = {name for entry in entries if entry.split in (None, "train") for name in entry.labels or ()}
+    return label_matrix([name for name in listing.classes or () if name in trained], entries)
 
 
 def _inspect_in_memory(config: DataConfig, progress: Progress) -> Iterator[AuditImage]:

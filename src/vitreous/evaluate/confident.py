@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
 from vitreous.errors import DataError, MissingExtraError
 from vitreous.evaluate.labelled import labelled
@@ -60,10 +60,12 @@ def cross_validated(
     The images are split into FOLDS folds, stratified by class; each class needs images in two. The probabilities of a
     fold come from a classifier fitted on the other folds. Copies share a group, and so a fold, because they would leak
     the label. Returns the probabilities (n, K) and the chosen C.
+
+    Labels (n, K) of 0 and 1 are several of an image, each with a probability of its own; the folds are not stratified.
     """
     data = labelled(features, labels, "image")
-    classes = int(data.labels.max()) + 1
-    if classes < 2:
+    classes = data.labels.shape[1] if data.several else int(data.labels.max()) + 1
+    if classes < 2 and not data.several:
         raise DataError("finding label errors needs at least two classes")
     folds = _assign_folds(data.labels, groups, seed)
     probabilities = np.zeros((len(data.labels), classes))
@@ -74,8 +76,9 @@ def cross_validated(
             continue
         tried = []
         for model in fit_path(fitted, classes, [best] if best else STRENGTHS):
-            predicted = softmax(model.logits(data.features[held_out]), axis=1)
-            own = predicted[np.arange(len(held_out)), data.labels[held_out]]
+            logits, true = model.logits(data.features[held_out]), data.labels[held_out]
+            predicted = expit(logits) if data.several else softmax(logits, axis=1)
+            own = np.abs(predicted - (1 - true)) if data.several else predicted[np.arange(len(held_out)), true]
             tried.append((-float(np.log(np.maximum(own, _MIN_PROBABILITY)).mean()), model.strength, predicted))
         _, best, probabilities[held_out] = min(tried, key=lambda each: each[0])
         progress(fold + 1, FOLDS)
@@ -106,10 +109,11 @@ def suspects(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> list[Suspec
 
 
 def _assign_folds(labels: Ints, groups: Sequence[int], seed: int) -> Ints:
-    """Return the fold (n,) of each image: shuffled groups, sorted by class, take the folds in turn."""
+    """Return the fold (n,) of each image: shuffled groups, sorted by class if there is one, take the folds in turn."""
     _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
     order = np.random.default_rng(seed).permutation(np.sort(first))
-    order = order[np.argsort(labels[order], kind="stable")]
+    if labels.ndim == 1:
+        order = order[np.argsort(labels[order], kind="stable")]
     folds = np.empty(len(first), np.int64)
     folds[group_of[order]] = np.arange(len(order)) % FOLDS
     return folds[group_of]

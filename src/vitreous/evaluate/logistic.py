@@ -5,7 +5,9 @@ The objective is scikit-learn's, so C has the same meaning: sum of the losses, e
 Hessian at zero is the identity, because network features are badly conditioned: without this, weak regularisation takes
 thousands of steps.
 
-n images, D features, K classes.
+Where an image may have several labels there is one logistic regression for each label, with the same C.
+
+n images, D features, K classes or labels.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ import numpy.typing as npt
 import torch
 from scipy.optimize import minimize
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitreous.errors import ConfigError, DataError
 from vitreous.evaluate.labelled import Labelled, accuracy
+from vitreous.evaluate.multilabel.metrics import mean_average_precision
 
 __all__ = ["STRENGTHS", "LinearModel", "LinearProbe", "SweepPoint", "fit_path", "probe_linear"]
 
@@ -41,7 +45,7 @@ class LinearModel:
     """A fitted linear classifier on raw features, with the standardisation folded in."""
 
     weight: Floats  # (K, D)
-    bias: Floats  # (K,); minus infinity for a class without training images
+    bias: Floats  # (K,); minus infinity for a class without training images, finite for a label
     strength: float  # C of scikit-learn, the inverse regularisation strength
     converged: bool  # whether the optimiser reached the optimum within its step limit
 
@@ -50,7 +54,9 @@ class LinearModel:
         return features @ self.weight.T + self.bias
 
     def accuracy(self, data: Labelled) -> float:
-        """Return the share of correct predictions, in [0, 1]."""
+        """Return the share of correct predictions, in [0, 1]; of several labels mAP."""
+        if data.several:
+            return mean_average_precision(self.logits(data.features), data.labels)
         return accuracy(self.logits(data.features).argmax(axis=1), data.labels)
 
 
@@ -59,7 +65,7 @@ class SweepPoint:
     """One value of the sweep."""
 
     strength: float  # C
-    accuracy: float  # top-1 on the images that choose C, in [0, 1]
+    accuracy: float  # top-1 on the images that choose C, in [0, 1]; of several labels mAP, here and below
     val: float  # top-1 of the same weights on val, in [0, 1]
 
 
@@ -90,7 +96,8 @@ def probe_linear(
     C is never chosen on the split that judges the result. With a test split val chooses C. Without one val judges, so a
     fixed fifth of train, stratified by class, chooses C, and the model is then fitted on all of train. `on_val` chooses
     on val even then, to compare with a model that was selected on val as well. `class_weight` (K,) holds what each
-    class weighs in the loss, 1 on average over the training images; None weighs all equally.
+    class weighs in the loss, 1 on average over the training images; None weighs all equally. Of several labels it
+    is what the images with a label weigh.
     """
     strengths = sorted(strengths)
     if not strengths or not 0 < strengths[0] <= strengths[-1] < math.inf:
@@ -126,39 +133,66 @@ def fit_path(
     class_weight: npt.NDArray[np.float32] | None = None,
 ) -> Iterator[LinearModel]:
     """Yield the optimum for each C in turn, each fit started from the previous optimum."""
-    present, labels = np.unique(train.labels, return_inverse=True)
-    if len(present) < 2:
-        raise DataError("a linear probe needs training images of at least two classes")
     mean = train.features.mean(axis=0, dtype=np.float64)
     std = train.features.std(axis=0, dtype=np.float64)
     std[std < 1e-7 * (1 + np.abs(mean))] = 1.0  # constant features: avoid a division by zero
     z = ((train.features - mean.astype(np.float32)) / std.astype(np.float32)).astype(np.float32)
-    weights = None if class_weight is None else torch.from_numpy(class_weight[train.labels]).to(device)
-    problem = _Problem(torch.from_numpy(z).to(device), torch.from_numpy(labels).to(device), len(present), weights)
+    pose = _several if train.several else _one_class
+    problem, present, unfitted = pose(torch.from_numpy(z).to(device), train.labels, classes, class_weight)
     start = np.zeros((len(present), z.shape[1] + 1))
     for strength in strengths:
         start, converged = problem.solve(start, strength)
-        weight, bias = np.zeros((classes, z.shape[1])), np.full(classes, -np.inf)
+        weight, bias = np.zeros((classes, z.shape[1])), unfitted.copy()
         weight[present] = start[:, :-1] @ problem.basis.T / std
         bias[present] = start[:, -1] - weight[present] @ mean
         yield LinearModel(weight, bias, strength, converged)
 
 
+def _one_class(
+    z: Tensor, labels: npt.NDArray[np.int64], classes: int, class_weight: npt.NDArray[np.float32] | None
+) -> tuple[_Problem, npt.NDArray[np.int64], Floats]:
+    """Return the problem of images with one class, the classes in it, and the bias of the others, (K,)."""
+    present, places = np.unique(labels, return_inverse=True)
+    if len(present) < 2:
+        raise DataError("a linear probe needs training images of at least two classes")
+    weights = None if class_weight is None else torch.from_numpy(class_weight[labels]).to(z.device)[:, None]
+    problem = _Problem(z, torch.from_numpy(places).to(z.device)[:, None], len(present), weights)
+    return problem, present, np.full(classes, -np.inf)
+
+
+def _several(
+    z: Tensor, labels: npt.NDArray[np.int64], classes: int, class_weight: npt.NDArray[np.float32] | None
+) -> tuple[_Problem, npt.NDArray[np.int64], Floats]:
+    """Return the same of images with several labels, (n, K): those that all or none have are not in the problem."""
+    counts, n = labels.sum(axis=0), len(labels)
+    present = np.flatnonzero((counts > 0) & (counts < n))
+    if not len(present):
+        raise DataError("a linear probe needs a label that some training images have and others do not")
+    has = torch.from_numpy(labels[:, present]).to(z)
+    weights = None if class_weight is None else torch.from_numpy(class_weight[present]).to(z)
+    return _LabelsProblem(z, has, 4, weights), present, np.log((counts + 0.5) / (n - counts + 0.5))
+
+
 class _Problem:
-    """Logistic regression on standardised features, rotated to their principal axes."""
+    """Logistic regression on standardised features, rotated to their principal axes.
+
+    Args:
+        z: Standardised features, (n, D).
+        labels: Of the images, (n, 1).
+        classes: Their number K: at zero, where every probability is 1 / K, the Hessian is about spectrum / K + penalty.
+        weights: Of the images, (n, 1).
+    """
 
     def __init__(self, z: Tensor, labels: Tensor, classes: int, weights: Tensor | None) -> None:
         spectrum, basis = torch.linalg.eigh((z.T @ z).cpu().double() / len(z))  # (D,) (D, D)
         self.x = z @ basis.to(z)  # (n, D), uncorrelated columns
-        self.labels, self.classes = labels[:, None], classes
-        self.weights = None if weights is None else weights[:, None]  # (n, 1)
+        self.labels, self.classes, self.weights = labels, classes, weights
         self.basis: Floats = basis.numpy()
         self.spectrum: Floats = spectrum.clamp(min=0).numpy()
 
     def solve(self, start: Floats, strength: float) -> tuple[Floats, bool]:
         """Return the optimum, weight and bias (K, D + 1) as `start`, and whether the optimiser converged."""
         penalty = 1 / (strength * len(self.x))
-        # At zero every probability is 1 / K, so the Hessian is about spectrum / K + penalty.
         scale = np.append(1 / np.sqrt(self.spectrum / self.classes + penalty), math.sqrt(self.classes))
 
         def loss(flat: Floats) -> tuple[float, Floats]:
@@ -186,10 +220,30 @@ class _Problem:
         return value, gradient.cpu().double().numpy()
 
 
+class _LabelsProblem(_Problem):
+    """A logistic regression for each label, whose Hessian at zero is spectrum / 4 + penalty.
+
+    Labels are (n, K) of 0 and 1, weights those of the images with a label, (K,).
+    """
+
+    def _cross_entropy(self, w: Floats) -> tuple[float, Floats]:
+        both = torch.from_numpy(w).to(self.x)
+        scores = torch.addmm(both[:, -1], self.x, both[:, :-1].T)  # (n, K)
+        factors = 1 if self.weights is None else 1 + self.labels * (self.weights - 1)
+        losses = factors * F.softplus(torch.where(self.labels > 0, -scores, scores))
+        residual = factors * (scores.sigmoid() - self.labels)
+        value = float(losses.double().sum()) / len(self.x)  # of all labels, each of which is a problem of its own
+        gradient = torch.cat([residual.T @ self.x, residual.sum(dim=0)[:, None]], dim=1) / len(self.x)
+        return value, gradient.cpu().double().numpy()
+
+
 def _hold_out(labels: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Select a fifth of each class with seed 0, at least one image of a class that has two."""
+    """Select a fifth of each class with seed 0, at least one of two images; a fifth of images with several labels."""
     random = np.random.default_rng(0)
     held_out = np.zeros(len(labels), np.bool_)
+    if labels.ndim == 2:
+        held_out[random.permutation(len(labels))[: len(labels) // _FOLD]] = True
+        return held_out
     for label in np.unique(labels):
         rows = random.permutation(np.flatnonzero(labels == label))
         held_out[rows[: max(len(rows) // _FOLD, int(len(rows) > 1))]] = True

@@ -1,6 +1,7 @@
 """Evaluation of frozen features by k nearest neighbours, a linear probe and few-shot regression, in one report.
 
-Each method is fitted on train and scored on val and, if there is one, on test. n images, D features, K classes.
+Each method is fitted on train and scored on val and, if there is one, on test. Labels (n, K) of 0 and 1 are several of
+an image, or none: the score is then mAP in place of top-1. n images, D features, K classes or labels.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from vitreous.errors import ConfigError, DataError
 from vitreous.evaluate import logistic
 from vitreous.evaluate.fewshot import FewShot, probe_few_shot
-from vitreous.evaluate.labelled import Labelled, labelled
+from vitreous.evaluate.labelled import Labelled, accuracy, labelled
 from vitreous.evaluate.logistic import LinearProbe, probe_linear
+from vitreous.evaluate.multilabel.metrics import mean_average_precision
 
 __all__ = ["NEIGHBOURS", "SHOTS", "KnnScore", "ProbeReport", "probe_knn", "probe_report"]
 
@@ -33,7 +36,7 @@ _MAX_SIMILARITIES = 2**25  # in memory at once: 128 MiB
 
 @dataclass(frozen=True)
 class KnnScore:
-    """Top-1 accuracy of k nearest neighbours by split, in [0, 1]."""
+    """Top-1 accuracy, or mAP of several labels, of k nearest neighbours by split, in [0, 1]."""
 
     k: int
     accuracy: dict[str, float]
@@ -52,6 +55,7 @@ class ProbeReport:
     few_shot: tuple[FewShot, ...]  # scores in order of the number of shots; may be empty
     whiten: bool  # whether few-shot features were standardised
     notes: tuple[str, ...]  # remarks on how to read the scores
+    measure: str = "accuracy"  # what the scores are: `mean_ap` of several labels
 
     @property
     def judged_on(self) -> str:
@@ -65,19 +69,23 @@ class ProbeReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, without the weights of the linear probe."""
-        linear = self.linear
+        linear, measure = self.linear, self.measure
+        sweep = [{"C": each.strength, measure: each.accuracy, "val": each.val} for each in linear.sweep]
         return {
             "pictures": self.images,
             "classes": self.classes,
             "features": self.features,
             "judged_on": self.judged_on,
-            "knn": {"temperature": self.temperature, "scores": [asdict(score) for score in self.knn]},
+            "knn": {
+                "temperature": self.temperature,
+                "scores": [{"k": each.k, measure: each.accuracy} for each in self.knn],
+            },
             "linear": {
                 "C": linear.strength,
                 "chosen_on": linear.chosen_on,
                 "converged": linear.model.converged,
-                "accuracy": linear.accuracy,
-                "sweep": [{"C": each.strength, "accuracy": each.accuracy, "val": each.val} for each in linear.sweep],
+                measure: linear.accuracy,
+                "sweep": sweep,
             },
             "few_shot": {
                 "whiten": self.whiten,
@@ -113,16 +121,18 @@ def probe_report(
     device: str = "cpu",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ProbeReport:
-    """Run all probes on features (n, D) and class indices (n,) of each split. The result is deterministic.
+    """Run all probes on features (n, D) and labels (n,) or (n, K) of each split. The result is deterministic.
 
     :func:`probe_knn` describes `neighbours` and `temperature`, :func:`~vitreous.evaluate.logistic.probe_linear`
     `strengths` and `on_val`, :func:`~vitreous.evaluate.fewshot.probe_few_shot` the options after them; empty `shots`
-    skip the latter.
+    skip the latter, which needs one class of each image.
     """
     splits = {"train": (train_features, train_labels), "val": (val_features, val_labels)}
     scored = _checked(splits if test is None else splits | {"test": test})
     train = scored.pop("train")
-    classes = 1 + max(int(data.labels.max()) for data in (train, *scored.values()))
+    if train.several and shots:
+        raise DataError("few-shot regression needs one class of each image: leave out the shots")
+    classes = _count_classes(train, scored)
     total, counter = 1 + len(strengths) + len(shots), itertools.count(1)
 
     def step() -> None:
@@ -132,10 +142,23 @@ def probe_report(
     step()
     linear = probe_linear(train, scored, classes, strengths=strengths, on_val=on_val, device=device, step=step)
     counter = itertools.count(2 + len(strengths))  # the sweep may have ended early
-    few_shot = probe_few_shot(train, scored, classes, shots=shots, seeds=seeds, whiten=whiten, l2=l2, step=step)
+    few_shot: tuple[FewShot, ...] = ()
+    if shots:
+        few_shot = probe_few_shot(train, scored, classes, shots=shots, seeds=seeds, whiten=whiten, l2=l2, step=step)
     notes = _notes(train, scored, neighbours=neighbours, linear=linear, strengths=strengths, few_shot=few_shot)
     counts = {name: len(data.labels) for name, data in {"train": train, **scored}.items()}
-    return ProbeReport(counts, classes, train.features.shape[1], temperature, knn, linear, few_shot, whiten, notes)
+    return ProbeReport(
+        counts,
+        classes,
+        train.features.shape[1],
+        temperature,
+        knn,
+        linear,
+        few_shot,
+        whiten,
+        notes,
+        "mean_ap" if train.several else "accuracy",
+    )
 
 
 def probe_knn(
@@ -149,6 +172,8 @@ def probe_knn(
 ) -> tuple[KnnScore, ...]:
     """Classify by the k most similar training images, weighted by exp(cosine similarity / temperature).
 
+    Of several labels, the value of each is its share of the votes.
+
     This is DINO's evaluation (arXiv 2104.14294, `eval_knn.py`), with an exact search. A k in `neighbours` larger than n
     is reduced to n. A temperature of infinity makes all votes equal. The first of classes with equal votes wins.
     """
@@ -159,8 +184,11 @@ def probe_knn(
     ks = sorted({min(k, len(train.labels)) for k in neighbours})
     voters = _directions(train.features, device).T  # (D, n)
     labels = torch.from_numpy(train.labels).to(device)
-    correct = {name: dict.fromkeys(ks, 0) for name in scored}
+    if train.several:
+        labels = labels.float()
+    scores: dict[int, dict[str, float]] = {k: {} for k in ks}
     for name, data in scored.items():
+        found: dict[int, list[Tensor]] = {k: [] for k in ks}  # the winners (B,), or the votes (B, K)
         rows = max(1, _MAX_SIMILARITIES // len(train.labels))
         for first in range(0, len(data.labels), rows):
             queries = _directions(data.features[first : first + rows], device)  # (B, D)
@@ -169,15 +197,29 @@ def probe_knn(
             weight = ((similarity - similarity[:, :1]) / temperature).exp()
             votes = torch.zeros(len(queries), classes, device=device)
             for before, k in zip([0, *ks], ks, strict=False):
-                votes.scatter_add_(1, labels[index[:, before:k]], weight[:, before:k])
-                winners = votes.argmax(dim=1).cpu().numpy()
-                correct[name][k] += int((winners == data.labels[first : first + rows]).sum())
-    return tuple(KnnScore(k, {name: correct[name][k] / len(data.labels) for name, data in scored.items()}) for k in ks)
+                if train.several:
+                    votes += torch.einsum("bk,bkl->bl", weight[:, before:k], labels[index[:, before:k]])
+                    found[k].append((votes / weight[:, :k].sum(dim=1, keepdim=True)).cpu())  # shares in [0, 1]
+                else:
+                    votes.scatter_add_(1, labels[index[:, before:k]], weight[:, before:k])
+                    found[k].append(votes.argmax(dim=1).cpu())
+        for k, parts in found.items():
+            given = torch.cat(parts).numpy()
+            scores[k][name] = (mean_average_precision if train.several else accuracy)(given, data.labels)
+    return tuple(KnnScore(k, scores[k]) for k in ks)
+
+
+def _count_classes(train: Labelled, scored: Mapping[str, Labelled]) -> int:
+    if train.several:
+        return train.labels.shape[1]
+    return 1 + max(int(data.labels.max()) for data in (train, *scored.values()))
 
 
 def _checked(splits: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> dict[str, Labelled]:
     checked = {name: labelled(*arrays, name) for name, arrays in splits.items()}
     widths = {name: data.features.shape[1] for name, data in checked.items()}
+    if len({data.labels.shape[1:] for data in checked.values()}) > 1:
+        raise DataError("the splits have different labels: give those of each image (n,), or as many columns (n, K)")
     if len(set(widths.values())) > 1:
         raise DataError(f"the splits have different numbers of features, {widths}: compute all with the same model")
     return checked
@@ -199,7 +241,12 @@ def _notes(
 ) -> tuple[str, ...]:
     notes = []
     for name, data in scored.items():
-        if unknown := int((~np.isin(data.labels, train.labels)).sum()):
+        if train.several:
+            missing = int((data.labels.any(axis=0) & ~train.labels.any(axis=0)).sum())
+            notes += [f"{missing:,} labels of {name} are on no train image: nothing tells which have them"] * (
+                missing > 0
+            )
+        elif unknown := int((~np.isin(data.labels, train.labels)).sum()):
             notes.append(f"{unknown:,} {name} images are of classes without a train image: they count as wrong")
     if max(neighbours) > len(train.labels):
         notes.append(f"train has {len(train.labels):,} images: a larger k is reduced to that")

@@ -123,8 +123,6 @@ def export_opened(
 ) -> Export:
     """Export a model that is open already, as :func:`export` does."""
     info = opened.info.without_thresholds() if options.ignore_thresholds else opened.info
-    if options.check is not None or options.quantise is not None:
-        info.require_one_class("--check with labelled images")
     if options.class_map and not info.classes:
         raise ConfigError("a model without classes has no class map: export it without --class-map")
     reference = Reference(opened.model, info, options.class_map)

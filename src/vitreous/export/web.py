@@ -138,18 +138,18 @@ def _described(graph: Any, file: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"'{visible(str(file))}' has no classes, so a page has nothing to show: export one with a head"
         )
-    info.require_one_class("a page")
+    name = "top1" if info.multilabel is None else "mean_ap"
     pipeline, rules = info.pipeline.to_dict(), thresholds_to_dict(info)
     return {
         "classes": info.classes,
         "pipeline": {name: pipeline[name] for name in ("size", "channels", "fit", "crop_ratio")},
-        "scores": {split: {"top1": scores.get("top1")} for split, scores in info.scores.items()},
+        "scores": {split: {name: scores.get(name)} for split, scores in info.scores.items()},
         "license": words.get("license") or None,
         **{name: {key: rule[key] for key in _SHOWN[name]} for name, rule in rules.items()},
     }
 
 
-_SHOWN = {"abstention": ("required_precision", "confidence"), "conformal": ("coverage",)}
+_SHOWN = {"abstention": ("required_precision", "confidence"), "conformal": ("coverage",), "multilabel": ("thresholds",)}
 
 
 def _explaining(predict: Any, model: VisionTransformer, info: ModelInfo, tell: Tell) -> Any:

@@ -40,7 +40,6 @@ def export_page(
     for reason in opened.reasons:
         tell(reason)
     info = opened.info.without_thresholds() if options.ignore_thresholds else opened.info
-    info.require_one_class("a page")
     with tempfile.TemporaryDirectory() as folder:
         graph = Path(folder) / "model.onnx"
         inner = replace(options, resize=options.resize or "native")

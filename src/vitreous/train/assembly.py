@@ -22,6 +22,7 @@ from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import ProbeResult
 from vitreous.train.finetune.trainable import class_weights
 from vitreous.train.module import VitModule
+from vitreous.train.multilabel.losses import choose_loss
 from vitreous.train.progress import Budget, Clock, Steps
 from vitreous.train.results import RunWriter, copy_weights, report_seconds
 from vitreous.train.resume.saving import Checkpoint, Saver
@@ -59,6 +60,7 @@ def make_module(
         accumulate=setup.data_module.train_sampler.accumulate,
         ema=config.ema,
         class_weights=class_weights(data.splits["train"].labels, len(data.classes), config.class_weights),
+        loss=choose_loss(config.labels, data.several),
         patches_last=config.patches_last,
         progress=progress,
         distiller=setup.distiller,

@@ -191,8 +191,8 @@ class RunConfig:
             epochs or steps. The run trains as many epochs as fit, and the schedule ends on time.
         label_smoothing: Fraction of the target spread over all classes, in [0, 1).
         class_weights: How to weight the classes in the training loss if they are imbalanced. `inverse`: by the inverse
-            of the number of training images. `effective`: by the inverse of the effective number of images, with beta
-            0.999 (arXiv 1901.05555). The weights are scaled so that their mean over the training images is 1.
+            of the number of training images. `effective`: by the inverse of the effective number, beta 0.999 (arXiv
+            1901.05555). Their mean over the training images is 1. Several labels: images with one as those without it.
         balanced_sampling: Whether each epoch draws equally many training images of every class. The length of an epoch
             stays the same, so some images of large classes are left out, and those of small classes repeat.
         ema: Decay per step of a moving average of the weights, which is evaluated and saved. None disables it.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from vitreous.accelerate.batch_parts import Passes, add_gradients, map_parts, num_parts
+from vitreous.accelerate.batch_parts import PartLoss, Passes, add_gradients, map_parts, num_parts
 from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.preprocess import EvalPipeline
@@ -29,6 +29,7 @@ from vitreous.evaluate.any_labels import AnyScores, scores_of
 from vitreous.machine.allocator import keep_freed_memory
 from vitreous.train.config import OptimConfig
 from vitreous.train.finetune.trainable import freeze_modules
+from vitreous.train.multilabel.losses import TargetLoss
 from vitreous.train.optim import build_optimizer, move_average, schedule, set_learning_rate
 from vitreous.train.resume.non_finite import FiniteWatch, Step
 
@@ -60,7 +61,8 @@ class VitModule(lightning.LightningModule):
             forget their initial weights.
         class_weights: Weight of each class in the training loss, (K,), as in torch's ``CrossEntropyLoss(weight)``. The
             loss is averaged over images instead of weights, so that mixing and accumulation do not change how much an
-            image counts. None weights all classes equally.
+            image counts. None weights all classes equally. Of several labels, the weight of each one's positives.
+        loss: The mean loss of logits and targets, (B, K) each, with those weights.
         patches_last: Fraction of the run, at its end, that uses all patches of a model with patch dropout.
         progress: Maps the index of a step to the fraction of the run done before it; None derives it from the Trainer.
         distiller: The teacher's part in the loss. Without a teacher, the targets alone are learnt.
@@ -76,6 +78,7 @@ class VitModule(lightning.LightningModule):
         accumulate: int = 1,
         ema: float | None = None,
         class_weights: Tensor | None = None,
+        loss: TargetLoss = F.cross_entropy,
         patches_last: float = 0.0,
         progress: Callable[[int], float] | None = None,
         distiller: Distiller | None = None,
@@ -91,6 +94,7 @@ class VitModule(lightning.LightningModule):
         self.pipeline = pipeline
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", class_weights, persistent=False)
+        self.loss = loss
         self.accumulate = accumulate
         self.ema = ema
         self.patches_last = patches_last
@@ -207,11 +211,12 @@ class VitModule(lightning.LightningModule):
 
     def _backward(self, images: Tensor, targets: Tensor, count: int) -> Tensor:
         """Add the gradients of a micro-batch of `count` images, and return its mean loss."""
-        parts = num_parts(self.model, images)
+        parts, loss_of = num_parts(self.model, images), partial(self.loss, weight=self.class_weights)
         if parts > 1:
             model, scale = cast(FastVisionTransformer, self.model), 1 / self.accumulate
-            return add_gradients(model, images, targets, parts, weight=self.class_weights, scale=scale)
-        loss = F.cross_entropy(self.model(images).float(), targets, weight=self.class_weights)
+            of_part: PartLoss = lambda forward, at: loss_of(forward("logits").float(), targets[at])  # noqa: E731
+            return add_gradients(model, images, targets, parts, scale=scale, loss_of=of_part)
+        loss = loss_of(self.model(images).float(), targets)
         self.manual_backward(loss / self.accumulate)
         return loss.detach()
 

@@ -93,8 +93,12 @@ class RunWriter:
     def save_best(self, selected: SelectedWeights) -> None:
         """Write the best model so far during training, at most every 10 seconds."""
         if self.best_is_due:
-            self.save_model(selected, choose_temperature(selected.logits, selected.labels), None)
+            self.save_calibrated(selected)
             self.mark_saved()
+
+    def save_calibrated(self, selected: SelectedWeights) -> None:
+        """Write a model with the calibration that its predictions for the validation split give."""
+        self.save_model(selected, choose_temperature(selected.logits, selected.labels), None)
 
     def mark_saved(self) -> None:
         """Note that the best model so far is written."""

@@ -127,15 +127,15 @@ def refuse_to_choose_again(config: RunConfig, resume: bool) -> None:
 
 def _phases(setup: Setup) -> Phases:
     """Return what runs the phases of a run: in stages if the mode of fine-tuning is left open."""
+    if setup.config.tune.mode == AUTO:
+        from vitreous.train.finetune.stages.story import run_stages  # no other run pays for it
+
+        return run_stages
     if (kit := kit_of(setup)) is not None:
         from vitreous.train.multilabel.run import finish
 
         return partial(run_phases, kit=kit, finish=finish)
-    if setup.config.tune.mode != AUTO:
-        return run_phases
-    from vitreous.train.finetune.stages.story import run_stages  # no other run pays for it
-
-    return run_stages
+    return run_phases
 
 
 def kit_of(setup: Setup) -> Kit | None:

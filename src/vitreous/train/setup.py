@@ -29,6 +29,7 @@ from vitreous.train.finetune.initialisation import Pretrained, open_pretrained
 from vitreous.train.finetune.starting_point import choose_start, expand_short_name
 from vitreous.train.finetune.trainable import choose_trained
 from vitreous.train.multilabel.config import LabelsConfig
+from vitreous.train.multilabel.losses import choose_loss
 
 if TYPE_CHECKING:  # runs without a teacher or a second task do not import them
     from vitreous.train.auxiliary.reconstruction import ReconstructionTask
@@ -102,17 +103,18 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
             pretrained.load_into(model)
             pretrained = replace(pretrained, state={})
         model = choose_trained(model, config.tune)
-        auxiliary = _build_auxiliary(config, loading)
+        auxiliary = _build_auxiliary(config, loading, data.several)
     size = cost(config.model)
     return Setup(config, data, pipeline, loading, model, size, device, precision, pretrained, distiller, auxiliary)
 
 
-def _build_auxiliary(config: RunConfig, loading: ImageDataModule) -> ReconstructionTask | None:
+def _build_auxiliary(config: RunConfig, loading: ImageDataModule, several: bool) -> ReconstructionTask | None:
     if config.aux.method == "none":
         return None
     from vitreous.train.auxiliary.reconstruction import ReconstructionTask
 
-    return ReconstructionTask(config, (loading.train_sampler.batch_size, loading.num_beside))
+    per_step = (loading.train_sampler.batch_size, loading.num_beside)
+    return ReconstructionTask(config, per_step, choose_loss(config.labels, several))
 
 
 def open_data(config: RunConfig, view: Display, *, needs_labels: bool = True) -> ImageData:

@@ -154,6 +154,83 @@ def test_evaluate_writes_the_same_scores_everywhere(trained, tmp_path, capsys):
     assert "Missed labels" in page or "Wrong labels" in page
 
 
+def test_probe_scores_the_features_of_either_kind_of_model(trained, tmp_path, capsys):
+    """By mAP; the model was trained on these labels, so a linear model of its features knows them."""
+    assert main(["probe", str(trained.model), str(trained.manifest), "--json", str(tmp_path / "p.json")]) == 0
+    document = json.loads((tmp_path / "p.json").read_text())["probes"]
+    assert document["judged_on"] == "test"
+    assert document["linear"]["mean_ap"]["test"] > 0.9
+    assert all(each["mean_ap"]["test"] > 0.7 for each in document["knn"]["scores"])
+    assert document["few_shot"]["scores"] == []
+    text = capsys.readouterr().out
+    assert "3 labels, mAP" in text
+    assert f"{document['linear']['mean_ap']['test']:.2%}" in text
+
+
+def test_audit_finds_copies_leaks_and_wrong_labels(trained, tmp_path):
+    """Two copies, one of them with other labels, in two splits; a broken file; and three labels turned round."""
+    pytest.importorskip("cleanlab")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    manifest = write_images(folder, 200, seed=3)
+    rows = list(csv.reader(manifest.read_text().splitlines()))
+    (folder / "7.png").write_bytes((folder / "4.png").read_bytes())  # 4 is in test, 7 in train
+    rows[8][2:] = [str(1 - int(each)) for each in rows[5][2:]]
+    (folder / "9.png").write_bytes(b"no image")
+    for n in (41, 42, 43):
+        rows[1 + n][2] = str(1 - int(rows[1 + n][2]))
+    with manifest.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    words = ["audit", str(manifest), "--model", str(trained.model), "--json", str(tmp_path / "a.json"), "--fresh"]
+    assert main([*words, "--html", str(tmp_path / "a.html")]) == 0
+    found = json.loads((tmp_path / "a.json").read_text())["findings"]
+    by_kind = {}
+    for each in found:
+        names = {image["name"] for image in each["pictures"]}
+        by_kind.setdefault(each["kind"], []).append((names, each["text"]))
+    assert by_kind["leak"][0][0] == {"4.png", "7.png"}
+    assert by_kind["two-labels"][0][0] == {"4.png", "7.png"}
+    assert by_kind["undecodable"][0][0] == {"9.png"}
+    suspected = {next(iter(names)): text for names, text in by_kind["suspect"]}
+    assert {"41.png", "42.png", "43.png"} <= suspected.keys()
+    verb = "has" if rows[42][2] == "1" else "lacks"
+    assert suspected["41.png"].startswith(f'{verb} the label "red", which it seems to')
+
+
+def test_a_report_slices_and_compares(trained, tmp_path, capsys):
+    """By a further column of the manifest, and with a model that lost its knowledge of one label."""
+    rows = list(csv.reader(trained.manifest.read_text().splitlines()))
+    table = [[*rows[0], "site"], *([*row, "north" if n % 8 else "south"] for n, row in enumerate(rows[1:]))]
+    sliced = trained.folder / "sites.csv"
+    with sliced.open("w", newline="") as file:
+        csv.writer(file).writerows(table)
+    model, info = load_model(trained.model)
+    with torch.no_grad():
+        model.head.weight[1] = 0
+    save_model(tmp_path / "worse.safetensors", model, info)
+    words = ["evaluate", str(trained.model), str(sliced), "--split", "test", "--report", str(tmp_path / "r")]
+    assert main([*words, "--against", str(tmp_path / "worse.safetensors"), "--engine", "torch"]) == 0
+    found = json.loads((tmp_path / "r" / "evaluation.json").read_text())
+    assert [each["column"] for each in found["slices"]] == ["site", "site"]  # not the columns of labels
+    assert {each["value"]: each["n"] for each in found["slices"]} == {"north": 50, "south": 50}
+    gap = found["against"]["mean_ap"]
+    assert gap["difference"]["low"] > 0.05
+    assert gap["p_value"] < 0.01
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert f'data-key="against-mean_ap">{gap["difference"]["value"]:+.4f}' in page
+    assert ">south<" in page
+    words[-1] = str(tmp_path / "s")
+    changed = ["--robustness=20", "--against", str(tmp_path / "worse.safetensors"), "--engine", "torch"]
+    assert main([*words, "--slice", "red", *changed]) == 0
+    found = json.loads((tmp_path / "s" / "evaluation.json").read_text())
+    assert {each["column"] for each in found["slices"]} == {"red"}
+    errors = found["robustness"]["corruptions"]
+    assert errors["clean_error"] < 0.1  # 1 - mAP
+    assert errors["mean_error"] > errors["clean_error"]
+    assert errors["mean_corruption_error"] < 1  # of the model that knows one label less
+    assert "The dashed line is the mAP" in (tmp_path / "s" / "report.html").read_text()
+
+
 def test_calibrate_fits_the_rule_again_and_leaves_the_weights(trained, tmp_path):
     """A rule that was spoilt is found again on val, where training fitted it."""
     model, info = load_model(trained.model)
@@ -188,6 +265,29 @@ def test_the_graph_decides_as_the_predictor_and_an_exported_file_too(trained, tm
             assert chances == pytest.approx(dict(expected.top), abs=1e-4)
             assert {name for name, has in zip(COLOURS, graph["labels"][n], strict=True) if has} == set(expected.labels)
         assert exported.predict(paths[n]).labels == expected.labels
+
+
+def test_an_exported_file_is_checked_on_labelled_images(trained, tmp_path):
+    pytest.importorskip("onnxruntime")
+    words = ["export", str(trained.model), str(tmp_path / "m.onnx"), "--to", "onnx", "--check", str(trained.manifest)]
+    assert main([*words, "--json", str(tmp_path / "e.json")]) == 0
+    found = json.loads((tmp_path / "e.json").read_text())["checked"]
+    scores = json.loads((trained.run / "report.json").read_text())["scores"]["test"]
+    assert found["changed"] <= 1
+    for each in ("PyTorch", "onnx"):
+        assert found[each]["mean_ap"] == pytest.approx(scores["mean_ap"], abs=1e-3)
+        assert found[each]["log_loss"] == pytest.approx(scores["log_loss"], abs=1e-3)
+
+
+def test_int8_keeps_the_map(trained, tmp_path, capsys):
+    for package in ("onnxruntime", "openvino", "nncf"):
+        pytest.importorskip(package)
+    words = ["export", str(trained.model), str(tmp_path / "m.onnx"), "--to", "onnx", "--check", str(trained.manifest)]
+    assert main([*words, "--int8", "--max-drop", "1", "--json", str(tmp_path / "e.json")]) == 0
+    found = json.loads((tmp_path / "e.json").read_text())
+    assert found["int8"]["accuracy_before"] - found["int8"]["accuracy_after"] <= 0.01
+    assert found["checked"]["onnx"]["mean_ap"] > 0.9
+    assert "by mAP, which is the accuracy below" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_engine_whose_logits_are_shifted_agrees_only_on_a_softmax(trained):
@@ -233,27 +333,19 @@ def test_a_map_of_any_label_has_its_own_probability(trained):
     [
         ("calibrate MODEL DATA --precision 0.9", "--precision is a promise about one class of each image"),
         (
-            "evaluate MODEL DATA --report OUT/r --robustness",
-            "--robustness needs a model that gives each image one class",
+            "evaluate MODEL DATA --merge-tokens 2",
+            "--merge-tokens needs a model that gives each image one class",
         ),
         ("convert MODEL OUT/t --to timm", "--to timm needs a model that gives each image one class"),
-        ("export MODEL OUT/p.html --to web", "a page needs a model that gives each image one class"),
-        ("export MODEL OUT/m.onnx --to onnx --check DATA", "--check with labelled images needs a model that gives"),
         (
             "select MODEL FOLDER --count 2 --method uncertainty -o OUT/s.csv",
             "--method uncertainty needs a model that gives each image",
         ),
-        ("probe MODEL DATA", "may have several labels for an image, and this needs one"),
-        ("audit DATA", "may have several labels for an image, and this needs one"),
+        ("probe MODEL DATA --shots 2", "few shots need one class of each image"),
         (
-            "train DATA --teacher MODEL --distil.targets logits",
-            "a teacher of logits needs a model that gives each image",
+            "train digits --teacher MODEL --distil.targets logits",
+            "gives several labels or none, digits gives one class to each image",
         ),
-        (
-            "train DATA --aux mae",
-            "aux mae needs one class of each image, but an image of this data may have several labels",
-        ),
-        ("train DATA --class-weights inverse", "class_weights inverse weights one class of each image"),
         ("train DATA --balanced-sampling", "balanced_sampling draws by the one class of each image"),
         (
             "train digits --select mean_ap",
@@ -273,6 +365,23 @@ def test_what_needs_one_class_refuses_with_one_sentence(trained, tmp_path, capsy
     assert not [path for path in tmp_path.iterdir() if path.name != "run" or any(path.iterdir())]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--teacher MODEL --distil.targets both --distil.temperature 2 --augment.cutmix 0",
+        "--aux mae --aux.decoder_width 16 --model.stem patch",
+        "--class-weights effective --labels.loss asymmetric",
+    ],
+)
+def test_a_run_learns_with_a_teacher_a_second_task_or_weights(trained, tmp_path, words):
+    """In the same steps as the run without, and its model still knows the labels."""
+    words = ["train", str(trained.manifest), *TRAINED, *words.replace("MODEL", str(trained.model)).split()]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["scores"]["test"]["mean_ap"] > 0.85
+    assert main(["plan", *words[1:], "--json", str(tmp_path / "plan.json")]) == 0
+
+
 @pytest.mark.parametrize("mode", ["full", "linear"])
 def test_a_trained_model_is_tuned_to_other_labels(trained, tmp_path, mode):
     folder = tmp_path / "few"
@@ -286,6 +395,40 @@ def test_a_trained_model_is_tuned_to_other_labels(trained, tmp_path, mode):
     assert info.classes == ("warm", "fresh", "cold")
     assert info.provenance["config"]["labels"]["loss"] == "asymmetric"
     assert json.loads((tmp_path / "run" / "report.json").read_text())["finetune"]["mode"] == mode
+
+
+class KilledError(BaseException):
+    """The process was killed."""
+
+
+def test_stages_choose_by_map_and_resume(trained, tmp_path, monkeypatch, capsys):
+    """Heads on frozen features first, then all weights from the best head; a killed run goes on after the heads."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("vitreous.engines.choose.installed", lambda name: False)
+    words = ["finetune", str(trained.manifest), "--from", str(trained.run), "--tune", "auto", "--epochs", "2"]
+    words += ["--device", "cpu", "--precision", "float32", "--augment.flip", "0.5", "--out", str(tmp_path / "run")]
+    with monkeypatch.context() as patch:
+        patch.setattr("vitreous.train.finetune.stages.story._train", lambda staging: (_ for _ in ()).throw(KilledError))
+        with pytest.raises(KilledError):
+            main(words)
+    heads = load_model(tmp_path / "run" / "model.safetensors")[1]
+    assert heads.multilabel is not None
+    assert heads.scores["val"]["mean_ap"] > 0.9
+    capsys.readouterr()
+    assert main([*words, "--resume"]) == 0
+    assert "done are k-NN, linear, linear, 2 views, attentive" in capsys.readouterr().out
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    rows = {row["stage"]: row for row in report["finetune"]["stages"]}
+    assert list(rows)[:5] == ["k-NN", "linear", "linear, 2 views", "attentive", "full"]
+    best = max((row["mean_ap"], -row["log_loss"]) for row in rows.values() if row.get("log_loss") is not None)
+    chosen = rows[report["finetune"]["chosen"]]
+    assert (chosen["mean_ap"], -chosen["log_loss"]) == best
+    _, info = load_model(tmp_path / "run" / "model.safetensors")
+    assert info.multilabel.to_dict() == report["multilabel"]
+    assert report["scores"]["test"]["mean_ap"] > 0.9
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "The best stage on these images is saved" in page
+    assert f"{chosen['mean_ap']:.1%}".replace("%", "") in page
 
 
 def test_a_killed_run_resumes_to_the_same_model(runs, trained, tmp_path):

@@ -97,7 +97,7 @@ def _parser() -> Parser:
         "--max-drop",
         type=NonNegativeFloat | None,
         metavar="POINTS",
-        help="loss of top-1 accuracy that int8 may cost [0.2]",
+        help="loss of top-1 accuracy, or of mAP with several labels, that int8 may cost [0.2]",
     )
     add(
         "--resize",

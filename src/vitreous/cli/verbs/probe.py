@@ -14,13 +14,16 @@ from vitreous.errors import UsageError
 
 __all__ = ["run"]
 
+_SHOTS = "1,5,10,25"
+
 
 def _parser() -> Parser:
     parser = Parser(
         "probe",
         "MODEL DATA [options]",
         "Measure how well a model's frozen features separate classes: k nearest neighbours, logistic regression (the "
-        "linear probe), and least squares on a few images per class. The classes may differ from the model's.\n"
+        "linear probe), and least squares on a few images per class. The classes may differ from the model's. "
+        "Of several labels, each has a logistic regression, the scores are mAP, and there are no few shots.\n"
         "The probes are fitted on the train split of the data and scored on val, and on test if there is one. The C of "
         "the linear probe is chosen on val if test remains for scoring, else on a fifth of train. Data without a val "
         "split is split as for training.",
@@ -34,7 +37,7 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--k", type=str, default="10,20,100,200", metavar="N,...", help="neighbours that vote")
     add("--temperature", type=float, default=0.07, help="a neighbour's vote is exp(cosine similarity / temperature)")
-    add("--shots", type=str, default="1,5,10,25", metavar="N,...", help="images per class for few shots; none: skip")
+    add("--shots", type=str, default=_SHOTS, metavar="N,...", help="images per class for few shots; none: skip")
     add("--seeds", type=PositiveInt, default=5, help="draws of the shots: the mean and standard deviation are shown")
     add("--whiten", type=bool, default=False, help="standardise few-shot features over the shots, as big_vision does")
     add("--l2", type=float | None, help="few-shot regularisation; by default chosen on train images that are not shots")
@@ -55,7 +58,13 @@ def run(argv: Sequence[str]) -> int:
     from vitreous.evaluate.probes import probe_report
 
     classifier = load_model(options)
-    data = scoring.open_data(classifier.info, options.data, options.data_dir, "val")  # val, to split as training did
+    data = scoring.open_data(
+        classifier.info, options.data, options.data_dir, "val", several=True
+    )  # split as for training
+    if data.several:
+        if options.shots not in (_SHOTS, "none") or options.whiten or options.l2 is not None:
+            raise UsageError("few shots need one class of each image: leave --shots, --whiten and --l2 out")
+        shots = ()
     for note in probing.data_notes(classifier.info, data):
         narrate(note)
     features = {name: probing.compute_features(classifier, data, name, options.batch_size) for name in data.splits}

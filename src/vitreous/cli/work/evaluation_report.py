@@ -56,7 +56,7 @@ class ReportPlan:
             order = [self.other.classes.index(each) for each in classifier.classes]
             other = (options.against, raw[:, order].double() / self.other.info.temperature)
         if options.robustness:
-            robustness = self._robustness(labels)
+            robustness = self.robustness(labels)
         given = EvaluationInput(
             model=str(options.model),
             data=data.name,
@@ -85,16 +85,22 @@ class ReportPlan:
         narrate(f"report: {folder / 'report.html'}")
         return result
 
+    def _in_order_of(self, other: Classifier, labels: Tensor) -> Tensor:
+        """Return the labels in the order of another model of the same classes."""
+        if labels.ndim == 2:
+            return labels[:, [self.classifier.classes.index(each) for each in other.classes]]
+        return torch.tensor([other.classes.index(each) for each in self.classifier.classes])[labels]
+
     def _class_map(self, n: int, label: int) -> Explanation:
         return explain(self.classifier, self.split.image(n), label)
 
-    def _robustness(self, labels: Tensor) -> RobustnessResult:
+    def robustness(self, labels: Tensor) -> RobustnessResult:
+        """Score changed images, as `--robustness` asks; labels (N,) or (N, K) are in the order of the model."""
         options = self.options
         images = DEFAULT_IMAGES if options.robustness is True else int(options.robustness)
         other = None
         if self.other is not None:
-            places = torch.tensor([self.other.classes.index(each) for each in self.classifier.classes])
-            other = (options.against, self.other, places[labels])
+            other = (options.against, self.other, self._in_order_of(self.other, labels))
         with progress_bar("robustness") as update:
             return measure_robustness(
                 self.classifier,
@@ -131,6 +137,11 @@ def plan_report(options: Namespace, classifier: Classifier, split: Split) -> Rep
             raise ConfigError(
                 f"--against '{visible(options.against)}' has other classes, only one of the two models has: "
                 f"{first_ten([visible(name) for name in different])}. Compare models of the same classes"
+            )
+        if (other.info.multilabel is None) != (classifier.info.multilabel is None):
+            raise ConfigError(
+                f"one of the model and --against '{visible(options.against)}' gives each image one class, and the "
+                "other several labels or none: compare models of one kind"
             )
         other.prepare(len(split), options.batch_size)
     return ReportPlan(options, classifier, split, columns, other)

@@ -13,6 +13,7 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
+from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.checkpoint.opening import OpenedCheckpoint
 from vitreous.cli.output.terminal import print_table
 from vitreous.cli.work import scoring
@@ -21,13 +22,17 @@ from vitreous.data.sources.opening import Split
 from vitreous.errors import CheckpointError
 from vitreous.evaluate.calibration import calibrate
 from vitreous.evaluate.metrics import evaluate
+from vitreous.evaluate.multilabel.intervals import label_calibration_error
+from vitreous.evaluate.multilabel.metrics import evaluate_labels
 from vitreous.predictor import Classifier, load
 
 __all__ = ["DataCheck", "Measured", "measure"]
 
 _MOST_CHANGED = {"float32": 0.0, "fp16": 0.002, "bf16": 0.005}
-"""Largest share of images whose most probable class may change, apart from one, whose two best are equally probable."""
+"""Largest share of images whose most probable class may change, apart from one, whose two best are equally probable; of
+several labels, of the pairs of an image and a label on which the file decides otherwise."""
 
+_NAMES = {"top1": "top-1", "mean_ap": "mAP"}
 _BATCH = 32
 _ROUNDS = 5  # the two take turns, and the shortest times count
 _TIMED = 64  # images
@@ -38,11 +43,17 @@ class Measured:
     """A classifier on labelled images."""
 
     images: int
-    top1: float
+    measure: str  # of the score: `top1`, or `mean_ap` of several labels
+    score: float  # in [0, 1]
     log_loss: float
-    ece: float  # expected calibration error with 15 bins, in [0, 1]
+    ece: float  # expected calibration error with 15 bins, in [0, 1]; of several labels, the mean over them
     latency: float  # seconds for one prepared image
     throughput: float  # prepared images per second in batches
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values, with the score under its name."""
+        fields = asdict(self)
+        return {"images": fields.pop("images"), fields.pop("measure"): fields.pop("score"), **fields}
 
 
 class DataCheck:
@@ -63,46 +74,55 @@ class DataCheck:
         """Return what was measured of both.
 
         Raises:
-            CheckpointError: If the most probable class changes for more images than `_MOST_CHANGED` allows.
+            CheckpointError: If the most probable class, or a label, changes for more images than `_MOST_CHANGED`
+                allows.
         """
+        rule = opened.info.multilabel
         exported = load(file, trust_code=True)  # it was written just now
         plain = Classifier(opened.model, opened.info, "cpu", engine="torch", tell=self.tell)
-        data = scoring.open_data(opened.info, self.data, self.folder, self.split)
+        data = scoring.open_data(opened.info, self.data, self.folder, self.split, several=rule is not None)
         name, split = scoring.choose_split(data, self.split)
-        labels = scoring.labels_by_name(opened.info.classes, data, split)
+        by_name = scoring.labels_by_name if rule is None else scoring.label_sets_by_name
+        labels = by_name(opened.info.classes, data, split)
         logits = {
             label: scoring.compute_logits(each, split, _BATCH, label)
             for label, each in (("PyTorch", plain), (form, exported))
         }
         timed = _timed({"PyTorch": plain, form: exported}, split)
-        measured = {
-            label: measure(each, labels, opened.info.temperature, *timed[label]) for label, each in logits.items()
-        }
-        both = [each.argmax(1) for each in logits.values()]
-        changed = int((both[0] != both[1]).sum())
+        measured = {label: measure(each, labels, opened.info, *timed[label]) for label, each in logits.items()}
+        both = [each.argmax(1) if rule is None else rule.present(each) for each in logits.values()]
+        changed, total = int((both[0] != both[1]).sum()), both[0].numel()
+        images = f"{total:,} images" if rule is None else f"{total:,} pairs of image and label"
         if not self.quiet:
             print_table(_table(f"{data.name}, {name}", measured))
-        self.tell(f"the most probable class changes for {changed:,} of {len(labels):,} images")
-        most = max(1, int(_MOST_CHANGED.get(exported.exported.precision, 1.0) * len(labels)))  # type: ignore[attr-defined]
+        self.tell(
+            f"{'the most probable class' if rule is None else 'the decision'} changes for {changed:,} of {images}"
+        )
+        most = max(1, int(_MOST_CHANGED.get(exported.exported.precision, 1.0) * total))  # type: ignore[attr-defined]
         if changed > most:
-            lost = measured["PyTorch"].top1 - measured[form].top1
+            lost = measured["PyTorch"].score - measured[form].score
             raise CheckpointError(
-                f"the written file gives {changed:,} of {len(labels):,} images of {data.name} another class, at most "
-                f"{most:,} may change; top-1 falls by {100 * lost:.2f} points; nothing was kept"
+                f"the written file gives {changed:,} of {images} of {data.name} another "
+                f"{'class' if rule is None else 'decision'}, at most {most:,} may change; "
+                f"{_NAMES[measured[form].measure]} falls by {100 * lost:.2f} points; nothing was kept"
             )
         return {
             "data": data.name,
             "split": name,
             "changed": changed,
-            **{label: asdict(each) for label, each in measured.items()},
+            **{label: each.to_dict() for label, each in measured.items()},
         }
 
 
-def measure(logits: Tensor, labels: Tensor, temperature: float, latency: float, throughput: float) -> Measured:
-    """Return the scores of logits (n, K) for labels (n,), with times measured before."""
-    scores = evaluate(logits / temperature, labels)
-    calibration = calibrate(logits, labels, temperature)
-    return Measured(len(labels), scores.top1, scores.log_loss, calibration.ece_after, latency, throughput)
+def measure(logits: Tensor, labels: Tensor, info: ModelInfo, latency: float, throughput: float) -> Measured:
+    """Return the scores of logits (n, K) for labels (n,) or (n, K), with times measured before."""
+    if (rule := info.multilabel) is not None:
+        calibrated = rule.calibrated(logits.double())
+        found, error = evaluate_labels(calibrated, labels), label_calibration_error(calibrated, labels)
+        return Measured(found.n, "mean_ap", found.mean_ap, found.log_loss, error, latency, throughput)
+    scores = evaluate(logits / info.temperature, labels)
+    calibration = calibrate(logits, labels, info.temperature)
+    return Measured(len(labels), "top1", scores.top1, scores.log_loss, calibration.ece_after, latency, throughput)
 
 
 def _timed(classifiers: Mapping[str, Classifier], split: Split) -> dict[str, tuple[float, float]]:
@@ -127,12 +147,13 @@ def _logits(logits: Tensor, features: Tensor) -> Tensor:
 
 def _table(title: str, measured: Mapping[str, Measured]) -> Table:
     table = Table(title=title)
-    for column in ("", "top-1", "log loss", "ECE", "one image", "batches"):
+    measure = _NAMES[next(iter(measured.values())).measure]
+    for column in ("", measure, "log loss", "ECE", "one image", "batches"):
         table.add_column(column, justify="left" if not column else "right")
     for name, each in measured.items():
         table.add_row(
             name,
-            f"{each.top1:.2%}",
+            f"{each.score:.2%}",
             f"{each.log_loss:.4f}",
             f"{each.ece:.4f}",
             f"{1e3 * each.latency:.1f} ms",

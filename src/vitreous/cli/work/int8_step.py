@@ -39,7 +39,7 @@ class DataInt8:
     Args:
         data: Labelled images, as for `vitreous evaluate`.
         folder: Folder of known datasets.
-        max_drop: Accepted loss of top-1 accuracy on the images that choose, in points.
+        max_drop: Accepted loss of top-1 accuracy, or mAP of several labels, on the images that choose, in points.
         tell: Receives lines for the user.
     """
 
@@ -59,7 +59,8 @@ class DataInt8:
             OutputError: No quantised graph keeps the accuracy.
         """
         info = opened.info
-        data = scoring.open_data(info, self.data, self.folder, None)
+        several = info.multilabel is not None
+        data = scoring.open_data(info, self.data, self.folder, None, several=several)
         calibrating, choosing = _roles(data.splits)
         if len(choosing[1]) < _FEWEST or not calibrating[1]:
             raise DataError(
@@ -68,10 +69,11 @@ class DataInt8:
             )
         self.tell(
             f"int8: {len(calibrating[1]):,} images of {data.name}, {calibrating[0]}, calibrate; "
-            f"{len(choosing[1]):,} of {choosing[0]} choose"
+            f"{len(choosing[1]):,} of {choosing[0]} choose{', by mAP, which is the accuracy below' if several else ''}"
         )
         split, rows = data.splits[choosing[0]], choosing[1]
-        labels = scoring.labels_by_name(info.classes, data, split).numpy()[rows]
+        by_name = scoring.label_sets_by_name if several else scoring.labels_by_name
+        labels = by_name(info.classes, data, split).numpy()[rows]
         top1 = Top1(_batches(info, split, rows), labels)
         named = {name: value.cpu().numpy() for name, value in opened.model.state_dict().items()}
         batches = _batches(info, data.splits[calibrating[0]], calibrating[1])

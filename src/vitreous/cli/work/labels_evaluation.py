@@ -14,12 +14,15 @@ from jsonargparse import Namespace
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
 from vitreous.cli.options.model import describe_compute, throughput_line
 from vitreous.cli.output.terminal import narrate, progress_bar
 from vitreous.cli.work import scoring
+from vitreous.cli.work.evaluation_report import ReportPlan, plan_report
 from vitreous.data.sources.listing import pluralize
 from vitreous.data.sources.opening import ImageData
+from vitreous.data.sources.tables import LISTS
 from vitreous.errors import UsageError
 from vitreous.evaluate.multilabel.metrics import MultiLabelScores
 from vitreous.evaluate.multilabel.rule import LabelRule
@@ -42,7 +45,7 @@ from vitreous.report.multilabel.results import (
 __all__ = ["LabelEvaluation", "evaluated_labels"]
 
 _MOST_ROWS = 40
-_NEEDS_ONE_LABEL = ("against", "slice", "robustness", "merge_tokens")
+_NEEDS_ONE_LABEL = ("merge_tokens",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +121,7 @@ def evaluated_labels(options: Namespace, classifier: Classifier, rule: LabelRule
     name, split = scoring.choose_split(data, options.split)
     labels = scoring.label_sets_by_name(classifier.classes, data, split)
     engine = classifier.prepare(len(split), options.batch_size)
+    plan = plan_report(options, classifier, split)
     notes = list(scoring.data_notes(classifier.info, data, name))
     for note in notes:
         narrate(note)
@@ -135,6 +139,9 @@ def evaluated_labels(options: Namespace, classifier: Classifier, rule: LabelRule
             labels=labels,
             rule=rule,
             notes=notes,
+            columns=_sliced_by(plan, data, options.slice),
+            other=_other(plan),
+            robustness=plan.robustness(labels) if plan is not None and options.robustness else None,
         )
     )
     if options.report is not None:
@@ -154,6 +161,25 @@ def evaluated_labels(options: Namespace, classifier: Classifier, rule: LabelRule
             folder = install_folder(options.report, contents, options.overwrite)
         narrate(f"report: {folder / 'report.html'}")
     return LabelEvaluation(str(options.model), data, name, describe_compute(classifier, engine), result)
+
+
+def _sliced_by(plan: ReportPlan | None, data: ImageData, named: Sequence[str]) -> Mapping[str, Sequence[str | None]]:
+    """Return the columns to slice by: not those of the labels, unless they are named."""
+    if plan is None or named:
+        return plan.columns if plan is not None else {}
+    own = {*data.classes, *LISTS}
+    return {name: cells for name, cells in plan.columns.items() if name not in own and name.strip().lower() not in own}
+
+
+def _other(plan: ReportPlan | None) -> tuple[str, Tensor, Tensor] | None:
+    """Score the second model, with its own calibration and thresholds, in the order of the labels of the first."""
+    if plan is None or plan.other is None:
+        return None
+    rule = plan.other.info.multilabel
+    assert rule is not None  # `plan_report` has checked it
+    raw = scoring.compute_logits(plan.other, plan.split, plan.options.batch_size).double()
+    order = [plan.other.classes.index(each) for each in plan.classifier.classes]
+    return plan.options.against, rule.calibrated(raw)[:, order], rule.present(raw)[:, order]
 
 
 def _overall(title: str, result: LabelResult) -> Table:

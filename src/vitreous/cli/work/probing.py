@@ -42,8 +42,9 @@ def probe_table(name: str, report: ProbeReport) -> Table:
     """Return the scores as a table with a row per probe and a column per split."""
     splits = [split for split in report.images if split != "train"]
     counts = " and ".join(f"{split} {report.images[split]:,}" for split in splits)
+    kind = "labels, mAP" if report.measure == "mean_ap" else "classes"
     title = (
-        f"{visible(name)}: {report.features:,} frozen features, {report.classes:,} classes\n"
+        f"{visible(name)}: {report.features:,} frozen features, {report.classes:,} {kind}\n"
         f"fitted on train {report.images['train']:,}, scored on {counts}"
     )
     rows = Table("probe", "setting", box=SIMPLE_HEAD, title=Text(title, style="bold"), title_justify="left")

@@ -20,6 +20,7 @@ from torch import Tensor
 from vitreous.data.corruptions import CORRUPTIONS
 from vitreous.data.corruptions.apply import MIN_SIDE, corrupt, shift
 from vitreous.data.sources.opening import Split
+from vitreous.evaluate.multilabel.metrics import mean_average_precision
 from vitreous.evaluate.robustness import mean_corruption_error
 from vitreous.predictor import Classifier
 from vitreous.report.evaluation.robustness import RobustnessResult, ShiftCurve
@@ -44,7 +45,7 @@ Change = Callable[[Tensor, list[int]], Tensor]
 
 @dataclass(frozen=True)
 class _Measured:
-    """Shares of wrong predictions of one classifier."""
+    """Shares of wrong predictions of one classifier, or 1 - mAP of several labels."""
 
     side: int
     clean: float
@@ -65,8 +66,9 @@ def measure_robustness(
 ) -> RobustnessResult:
     """Score a classifier on changed copies of up to `images` images of a split, drawn by `seed`.
 
-    `labels` (n,) are those of the whole split. `other` is the name, the classifier and the labels (n,) of a baseline,
-    to whose errors the corruption errors are relative. Test-time augmentation is not used.
+    `labels` (n,) are those of the whole split, or (n, K) of 0 and 1, whose error is 1 - mAP. `other` is the name, the
+    classifier and the labels of a baseline, to whose errors the corruption errors are relative. Test-time augmentation
+    is not used.
     """
     drawn = np.sort(np.random.default_rng(seed).permutation(len(split))[:images])
     share = 1 if other is None else 2
@@ -115,14 +117,14 @@ def _measure(
 
     def error(change: Change) -> float:
         nonlocal done
-        wrong = 0
+        found = []
         for part in _parts(len(indices), batch_size):
             batch = _reduced(change(images[part], indices[part]), factor).to(classifier.device)
             logits, _ = engine(classifier.pipeline.normalise(batch))
-            wrong += int((logits.argmax(dim=1).cpu() != true[part]).sum())
+            found.append(logits.float().cpu())
         done += 1
         progress(done, total)
-        return wrong / len(indices)
+        return _error(torch.cat(found), true)
 
     with torch.inference_mode():
         clean = error(lambda batch, at: batch)
@@ -132,6 +134,13 @@ def _measure(
             for name, (unit, unchanged, values) in curves.items()
         }
     return _Measured(side, clean, corruptions, found)
+
+
+def _error(logits: Tensor, true: Tensor) -> float:
+    """Return the share of wrong predictions of logits (n, K), or 1 - mAP where labels are (n, K)."""
+    if true.ndim == 2:
+        return 1 - mean_average_precision(logits.numpy(), true.numpy())
+    return int((logits.argmax(dim=1) != true).sum()) / len(true)
 
 
 def _corruption(name: str, severity: int, seed: int) -> Change:

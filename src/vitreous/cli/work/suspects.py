@@ -34,6 +34,8 @@ _MIN_AGREEMENT = 0.8  # share of labels; a classifier that agrees with fewer is 
 def find_suspects(result: Audit, copies: Copies, classifier: Classifier, batch_size: int) -> list[Finding]:
     """Find suspicious labels, and add a note on the method to the audit."""
     usable = [n for n, image in enumerate(result.images) if not image.facts.reason]
+    if usable and result.images[usable[0]].labels is not None:
+        return _of_several(result, copies, classifier, usable, batch_size)
     sizes = Counter(result.images[n].label for n in usable)
     judged = [n for n in usable if sizes[result.images[n].label] >= FOLDS]
     if len(judged) < len(usable):
@@ -94,12 +96,60 @@ def _from_features(
     names = sorted({result.images[n].label for n in positions})
     if len(names) < 2:
         raise DataError("label errors need images of at least two classes, five of each")
+    labels = [names.index(result.images[n].label) for n in positions]
+    probabilities = _out_of_fold(result, copies, classifier, positions, labels, batch_size=batch_size)
+    return _findings(result, positions, names, probabilities, labels), _agreement(probabilities, labels)
+
+
+def _of_several(
+    result: Audit, copies: Copies, classifier: Classifier, positions: Sequence[int], batch_size: int
+) -> list[Finding]:
+    """Find images that have, or lack, a label against all appearance: each label is judged by itself.
+
+    All are checked with classifiers fitted on the features of other images, whatever the model was trained on.
+    """
+    sizes, n = Counter(name for at in positions for name in result.images[at].classes), len(positions)
+    names = sorted(name for name, size in sizes.items() if FOLDS <= size <= n - FOLDS)
+    if not names:
+        raise DataError(f"label errors need a label that {FOLDS} images have, and as many do not")
+    if len(names) < len(sizes):
+        left_out = pluralize(len(sizes) - len(names), "label")
+        result.notes.append(f"label errors: {left_out} that fewer than {FOLDS} images have, or lack, are not checked")
+    has = np.asarray([[name in result.images[at].classes for name in names] for at in positions], np.int64)
+    chances = _out_of_fold(result, copies, classifier, positions, has, batch_size=batch_size)
+    findings = []
+    for k, name in enumerate(names):
+        for suspect in suspects(np.stack([1 - chances[:, k], chances[:, k]], 1), has[:, k]):
+            is_given, chance = bool(has[suspect.position, k]), chances[suspect.position, k]
+            verb, looks = ("has", "seems to lack") if is_given else ("lacks", "seems to have")
+            text = f'{verb} the label "{visible(name)}", which it {looks} ({chance:.1%})'
+            margin = round(suspect.other - suspect.own, 6)
+            findings.append(Finding("suspect", text, (positions[suspect.position],), score=margin))
+    share = f"{float(((chances >= 0.5) == has).mean()):.1%}".replace("%", " %")
+    trained = "; it was trained on their labels, so its features may hide memorised errors"
+    caution = trained if _trained_on(classifier.info, result, positions) else ""
+    result.notes.append(
+        f"label errors: {n:,} images are checked label by label by logistic regression on the model's frozen features, "
+        f"{FOLDS}-fold; it agrees with {share} of the pairs of image and label{caution}"
+    )
+    return sorted(findings, key=lambda finding: -(finding.score or 0))
+
+
+def _out_of_fold(
+    result: Audit,
+    copies: Copies,
+    classifier: Classifier,
+    positions: Sequence[int],
+    labels: npt.ArrayLike,
+    *,
+    batch_size: int,
+) -> npt.NDArray[np.float64]:
+    """Return probabilities (n, K) of classifiers fitted on the features of other images; duplicates stay together."""
     rows = _rows(result, positions, lambda images: classifier.embed_stream(images, batch_size))
     group_of = {n: group[0] for group in _same_scene(result, copies) for n in group}
-    labels = [names.index(result.images[n].label) for n in positions]
     with progress_bar("label errors: fit") as update:
         probabilities, _ = cross_validated(rows, labels, [group_of.get(n, n) for n in positions], progress=update)
-    return _findings(result, positions, names, probabilities, labels), _agreement(probabilities, labels)
+    return probabilities
 
 
 def _same_scene(result: Audit, copies: Copies) -> list[list[int]]:

@@ -16,7 +16,7 @@ from vitreous.data.sources.listing import Entry, Listing, first_ten, ordered_cla
 from vitreous.data.sources.scan import Scanned
 from vitreous.errors import DataError
 
-__all__ = ["check_readable", "label_all", "refuse_several_labels"]
+__all__ = ["check_readable", "label_all", "label_matrix", "refuse_several_labels"]
 
 
 def check_readable(
@@ -54,7 +54,7 @@ def label_all(
     is_several = bool(entries) and entries[0].labels is not None
     if is_several:
         classes, listed = _several_classes_of(source, listing, entries, hold_out), listing.classes or ()
-        labels, without = _label_matrix(classes, entries), "labels that no train image has"
+        labels, without = label_matrix(classes, entries), "labels that no train image has"
     else:
         if needs_labels:
             classes = listing.classes or _classes_of(source, entries, least=2 if hold_out else 1)
@@ -91,7 +91,7 @@ def refuse_several_labels(source: str, listing: Listing) -> None:
     if any(entry.labels is not None for entry in listing.entries[:1]):
         raise DataError(
             f"{source} may have several labels for an image, and this needs one: give a column label. Several are for "
-            "train and finetune, and for evaluate and calibrate with a model of several labels"
+            "train, finetune, probe and audit, and for evaluate and calibrate with a model of several labels"
         )
 
 
@@ -120,7 +120,7 @@ def _several_classes_of(source: str, listing: Listing, entries: Sequence[Entry],
     return classes
 
 
-def _label_matrix(classes: Sequence[str], entries: Sequence[Entry]) -> npt.NDArray[np.int64]:
+def label_matrix(classes: Sequence[str], entries: Sequence[Entry]) -> npt.NDArray[np.int64]:
     """Return which image has which label, 0 or 1, (n, K)."""
     place = {name: n for n, name in enumerate(classes)}
     matrix = np.zeros((len(entries), len(classes)), np.int64)

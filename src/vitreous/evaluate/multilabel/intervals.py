@@ -2,37 +2,76 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from vitreous.evaluate.intervals import Interval
-from vitreous.evaluate.multilabel.metrics import MultiLabelScores, check_label_sets
+from vitreous.evaluate.multilabel.metrics import MultiLabelScores, check_label_sets, evaluate_labels
 
-__all__ = ["label_calibration_error", "label_intervals"]
+__all__ = ["LabelDifference", "compare_labels", "label_calibration_error", "label_intervals"]
 
 _RESAMPLES = 200
+_PAIRED = 400  # resamples of a comparison
+_EQUAL = 1e-12  # sums of the same numbers in another order
 _TAILS = (2.5, 97.5)  # percentiles of a 95 % interval
 
 Floats = npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class LabelDifference:
+    """The difference of one score of two models, A minus B."""
+
+    difference: Interval
+    p_value: float  # two-sided: twice the smaller share of resamples on either side of no difference, in (0, 1]
+
+
 def label_intervals(scores: MultiLabelScores, logits: Tensor, labels: Tensor, present: Tensor) -> dict[str, Interval]:
     """Return the scores of calibrated logits, labels and labels given, (N, K) each, with 95 % percentile intervals."""
+    drawn = _resampled(logits, labels, present, _RESAMPLES)
+    bounds = {name: np.percentile(each, _TAILS).tolist() for name, each in drawn.items()}
+    return {name: Interval(getattr(scores, name), low, high) for name, (low, high) in bounds.items()}
+
+
+def compare_labels(
+    a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], labels: Tensor, resamples: int = _PAIRED
+) -> dict[str, LabelDifference]:
+    """Compare two models by a paired bootstrap: both are scored on the same resamples of the images.
+
+    ``a`` and ``b`` are calibrated logits and labels given, (N, K) each. The interval has the percentiles of the
+    differences, at 95 %. A difference of exactly 0 counts half to either side.
+    """
+    scores = [evaluate_labels(pair[0], labels, pair[1]) for pair in (a, b)]
+    drawn = [_resampled(pair[0], labels, pair[1], resamples) for pair in (a, b)]
+    found = {}
+    for name, values in drawn[0].items():
+        gaps = values - drawn[1][name]
+        gaps[np.abs(gaps) < _EQUAL] = 0
+        low, high = np.percentile(gaps, _TAILS).tolist()
+        sides = [float((each > 0).sum() + (each == 0).sum() / 2) for each in (gaps, -gaps)]
+        p_value = min(1.0, (2 * min(sides) + 1) / (resamples + 1))
+        observed = float(getattr(scores[0], name) - getattr(scores[1], name))
+        found[name] = LabelDifference(Interval(observed, low, high), p_value)
+    return found
+
+
+def _resampled(logits: Tensor, labels: Tensor, present: Tensor, resamples: int) -> dict[str, Floats]:
+    """Return the scores of each resample, (R,); equal numbers of images and resamples give equal resamples."""
     values, true = check_label_sets(logits, labels)
     has, given = true.numpy().astype(np.float64), present.cpu().numpy().astype(np.float64)
     n = len(has)
     rng = np.random.default_rng(0)
-    weights = rng.multinomial(n, np.full(n, 1 / n), size=_RESAMPLES).astype(np.float64)  # R N
+    weights = rng.multinomial(n, np.full(n, 1 / n), size=resamples).astype(np.float64)  # R N
     hits, support, predicted = (weights @ each for each in (has * given, has, given))  # R K
-    drawn = {
+    return {
         "mean_ap": _mean_ap(values.numpy(), has, weights),
         "macro_f1": _f1(hits, support, predicted).mean(axis=1),
         "micro_f1": _f1(*(each.sum(axis=1) for each in (hits, support, predicted))),
         "subset_accuracy": weights @ (has == given).all(axis=1) / n,
     }
-    bounds = {name: np.percentile(each, _TAILS).tolist() for name, each in drawn.items()}
-    return {name: Interval(getattr(scores, name), low, high) for name, (low, high) in bounds.items()}
 
 
 def _f1(hits: Floats, support: Floats, predicted: Floats) -> Floats:

@@ -5,17 +5,26 @@ Every share is a fraction in [0, 1]; every loss is in nats.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import DataError, NonFiniteError
 from vitreous.files.html import html_table
 
-__all__ = ["LabelScore", "MultiLabelScores", "check_label_sets", "evaluate_labels"]
+__all__ = [
+    "LabelScore",
+    "MultiLabelScores",
+    "average_precisions",
+    "check_label_sets",
+    "evaluate_labels",
+    "mean_average_precision",
+]
 
 
 class LabelScore(NamedTuple):
@@ -107,18 +116,14 @@ def evaluate_labels(logits: Tensor, labels: Tensor, present: Tensor | None = Non
     logits, true = check_label_sets(logits, labels)
     given = (logits.sigmoid() >= 0.5 if present is None else present.cpu().bool()).numpy()
     has = true.numpy()
-    from sklearn.metrics import average_precision_score  # slow to import: only where it is used
-
     hits, support, predicted = (has & given).sum(0), has.sum(0), given.sum(0)  # K each
     precision, recall, f1 = _shares(hits, support, predicted)
-    values = logits.numpy()
-    aps = [float(average_precision_score(has[:, k], values[:, k])) if support[k] else None for k in range(has.shape[1])]
-    found = [each for each in aps if each is not None]
+    aps = average_precisions(logits.numpy(), has)
     micro = _shares(*(each.sum(keepdims=True) for each in (hits, support, predicted)))
     return MultiLabelScores(
         n=len(has),
         log_loss=float(F.binary_cross_entropy_with_logits(logits, true.double())),
-        mean_ap=float(np.mean(found)) if found else 0.0,
+        mean_ap=_mean(aps),
         macro_precision=float(precision.mean()),
         macro_recall=float(recall.mean()),
         macro_f1=float(f1.mean()),
@@ -133,6 +138,24 @@ def evaluate_labels(logits: Tensor, labels: Tensor, present: Tensor | None = Non
             for ap, p, r, f, s, g in zip(aps, precision, recall, f1, support, predicted, strict=True)
         ),
     )
+
+
+def average_precisions(values: npt.NDArray[Any], has: npt.NDArray[Any]) -> list[float | None]:
+    """Return the average precision of each label from values and labels (N, K); None where no image has the label."""
+    from sklearn.metrics import average_precision_score  # slow to import: only where it is used
+
+    found = np.asarray(has.any(axis=0))
+    return [float(average_precision_score(has[:, k], values[:, k])) if found[k] else None for k in range(has.shape[1])]
+
+
+def mean_average_precision(values: npt.NDArray[Any], has: npt.NDArray[Any]) -> float:
+    """Return mAP of values and labels (N, K): the mean over the labels that an image has, 0 if there is none."""
+    return _mean(average_precisions(values, has))
+
+
+def _mean(aps: Sequence[float | None]) -> float:
+    found = [each for each in aps if each is not None]
+    return float(np.mean(found)) if found else 0.0
 
 
 def _shares(hits: Any, support: Any, predicted: Any) -> tuple[Any, Any, Any]:

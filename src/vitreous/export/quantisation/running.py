@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from vitreous.evaluate.multilabel.metrics import mean_average_precision
 from vitreous.export.openvino_file import core
 
 __all__ = [
@@ -169,11 +170,11 @@ OPENVINO: Runtime = _OpenVino()
 
 @dataclass(frozen=True)
 class Top1:
-    """The accuracy of a graph on labelled images, in [0, 1].
+    """The accuracy of a graph on labelled images, in [0, 1]; of several labels of an image, mAP.
 
     Args:
         batches: Inputs of the graph, (B, ...) each.
-        labels: The class index of each image in turn.
+        labels: The class index of each image in turn, (N,), or its labels, (N, K) of 0 and 1.
         runtime: Computes the graph.
     """
 
@@ -183,4 +184,7 @@ class Top1:
 
     def __call__(self, graph: Any, precision: Precision) -> float:
         """Return the fraction of images whose label has the highest logit; `precision` is of what is not int8."""
-        return float((self.runtime.logits_of(graph, self.batches, precision).argmax(1) == self.labels).mean())
+        logits = self.runtime.logits_of(graph, self.batches, precision)
+        if self.labels.ndim == 2:
+            return mean_average_precision(logits, self.labels)
+        return float((logits.argmax(1) == self.labels).mean())

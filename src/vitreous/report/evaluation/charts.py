@@ -89,8 +89,8 @@ def score_title(score: SelectionScore) -> str:
     return score.name.replace("_", " ").replace("p norm", "p-norm") + order
 
 
-def corruption_charts(found: RobustnessResult) -> Iterator[str]:
-    """Yield one small chart for each corruption: accuracy over severity, dashed without corruption."""
+def corruption_charts(found: RobustnessResult, score: str = "accuracy") -> Iterator[str]:
+    """Yield one small chart for each corruption: the score over severity, dashed without corruption."""
     clean = 1 - (found.corruptions.clean_error or 0.0)
     for name, errors in found.corruptions.errors.items():
         severities = tuple(range(1, len(errors) + 1))
@@ -100,18 +100,18 @@ def corruption_charts(found: RobustnessResult) -> Iterator[str]:
         title = name.replace("_", " ")
         text = ", ".join(f"{value:.1%}" for _, value in points)
         level = plot.line([(1, clean), (len(errors), clean)], "grey dashed")
-        described = f"{title}: accuracy at severities 1 to {len(errors)}: {text}"
+        described = f"{title}: {score} at severities 1 to {len(errors)}: {text}"
         drawn = plot.svg([level, plot.line(points, "blue", marks=True)], described)
         yield f'<figure class="chart small"><figcaption>{html.escape(title)}</figcaption>{drawn}</figure>'
 
 
-def shift_charts(found: RobustnessResult) -> Iterator[str]:
-    """Yield one chart for each shift: accuracy over its parameter."""
+def shift_charts(found: RobustnessResult, score: str = "accuracy") -> Iterator[str]:
+    """Yield one chart for each shift: the score over its parameter."""
     for name, curve in found.shifts.items():
-        yield _shift_chart(_SHIFT_TITLES.get(name, name), curve)
+        yield _shift_chart(_SHIFT_TITLES.get(name, name), curve, score)
 
 
-def _shift_chart(title: str, curve: ShiftCurve) -> str:
+def _shift_chart(title: str, curve: ShiftCurve, score: str) -> str:
     low, high = curve.values[0], curve.values[-1]
     ticks: list[float] = []
     for value in (low, high, curve.unchanged, *curve.values):  # those that the others leave room for
@@ -123,5 +123,5 @@ def _shift_chart(title: str, curve: ShiftCurve) -> str:
     if low <= curve.unchanged <= high:
         parts.insert(0, plot.line([(curve.unchanged, 0), (curve.unchanged, 1)], "grey dashed"))
     text = ", ".join(f"{value:g}: {share:.1%}" for value, share in zip(curve.values, curve.accuracy, strict=True))
-    drawn = plot.svg(parts, f"{title}, accuracy by {curve.unit}: {text}")
+    drawn = plot.svg(parts, f"{title}, {score} by {curve.unit}: {text}")
     return f'<figure class="chart medium"><figcaption>{title}</figcaption>{drawn}</figure>'

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from vitreous.data.sources.listing import pluralize
 from vitreous.files.text import html_text
 from vitreous.report.document import document, safe
-from vitreous.report.evaluation.tables import name, numeric, scrolled, table
+from vitreous.report.evaluation.robustness_section import robustness_content
+from vitreous.report.evaluation.stages_section import stages_table
+from vitreous.report.evaluation.tables import name, numeric, scrolled, share, table
 from vitreous.report.evaluation.thumbnails import ClassMap, ImageOf, Thumbnails
 from vitreous.report.multilabel.results import LabelResult, Slip, names_of
 from vitreous.report.stage import Stage, map_layer, where_highest
@@ -56,6 +58,14 @@ def _content(result: LabelResult, thumbs: Thumbnails) -> Iterator[str]:
     for note in given.notes:
         yield f"<p>{html_text(note[:1].upper() + note[1:], 4000)}.</p>\n"
     sections = {"Scores": _scores, "Labels": _labels, "Calibration": _calibration, "Images": _images}
+    if result.slices:
+        sections["Slices"] = _slices
+    if result.differences:
+        sections["Comparison"] = _comparison
+    if (changed := given.robustness) is not None:
+        sections["Robustness"] = lambda result, thumbs: robustness_content(changed, "mAP")
+    if given.stages:
+        sections["Stages"] = lambda result, thumbs: stages_table(given.stages)
     links = "".join(f'<li><a href="#{title.lower()}">{title}</a></li>' for title in sections)
     yield f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n'
     for title, content in sections.items():
@@ -113,6 +123,42 @@ def _calibration(result: LabelResult, thumbs: Thumbnails) -> Iterator[str]:
     }
     yield f"<p>{kinds[result.given.rule.calibration]} Calibration error of a label's probability, 15 bins, mean over "
     yield f"labels: {after:.4f}, and {before:.4f} without.</p>\n"
+
+
+def _slices(result: LabelResult, thumbs: Thumbnails) -> Iterator[str]:
+    rows = (
+        (
+            name(each.column),
+            name(each.value),
+            numeric(each.n, ",d"),
+            numeric(each.mean_ap),
+            numeric(each.micro_f1),
+            share(each.subset_accuracy.value),
+            f'<td class="n">{each.subset_accuracy.low:.1%} to {each.subset_accuracy.high:.1%}</td>',
+            f"<td>{'few images: these scores say little' if each.small else ''}</td>",
+        )
+        for each in result.slices
+    )
+    texts = ("images", "mAP", "F1, micro", "all labels right", "95% interval")
+    headings = [("column", False), ("value", False), *((text, True) for text in texts), ("remark", False)]
+    yield scrolled("Scores of slices", table("", headings, rows, sortable=True), " tall")
+
+
+def _comparison(result: LabelResult, thumbs: Thumbnails) -> Iterator[str]:
+    assert result.given.other is not None
+    yield f"<p>Compared with {safe(result.given.other[0])}, on the same images: the score of this model minus that of "
+    yield "the other. Intervals at 95% and p-values are those of a paired bootstrap over images.</p>\n"
+    rows = (
+        (
+            f'<th scope="row">{_TITLES[key][0]}</th>',
+            f'<td class="n" data-key="against-{key}">{each.difference.value:+.4f}</td>',
+            f'<td class="n">{each.difference.low:+.4f} to {each.difference.high:+.4f}</td>',
+            f'<td class="n">{each.p_value:.3f}</td>',
+        )
+        for key, each in result.differences.items()
+    )
+    headings = (("score", False), ("difference", True), ("95% interval", True), ("p-value", True))
+    yield scrolled("Comparison", table("", headings, rows))
 
 
 def _images(result: LabelResult, thumbs: Thumbnails) -> Iterator[str]:

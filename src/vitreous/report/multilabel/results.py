@@ -5,7 +5,7 @@ N images, K labels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,10 +13,17 @@ import torch
 from torch import Tensor
 
 from vitreous.evaluate.intervals import Interval
-from vitreous.evaluate.multilabel.intervals import label_calibration_error, label_intervals
+from vitreous.evaluate.multilabel.intervals import (
+    LabelDifference,
+    compare_labels,
+    label_calibration_error,
+    label_intervals,
+)
 from vitreous.evaluate.multilabel.metrics import MultiLabelScores, evaluate_labels
 from vitreous.evaluate.multilabel.rule import LabelRule
+from vitreous.evaluate.multilabel.slices import LabelSlice, score_label_slices
 from vitreous.files.text import csv_line, json_text, json_values
+from vitreous.report.evaluation.robustness import RobustnessResult
 
 __all__ = [
     "LabelInput",
@@ -50,6 +57,10 @@ class LabelInput:
         fitted: Calibrated logits and labels given, (N, K) each, where the rule was fitted on these very images; None
             applies the rule.
         notes: Sentences for the reader.
+        columns: Further columns of the manifest by name, with the N values of each, by which scores are sliced.
+        other: Name of a second model of the same labels, its calibrated logits and the labels that it gives, (N, K).
+        robustness: Scores on changed images, with 1 - mAP as the error.
+        stages: Rows of `finetune.stages` of report.json, if the model is the best of several stages.
     """
 
     model: str
@@ -62,6 +73,10 @@ class LabelInput:
     rule: LabelRule
     fitted: tuple[Tensor, Tensor] | None = None
     notes: Sequence[str] = ()
+    columns: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
+    other: tuple[str, Tensor, Tensor] | None = None
+    robustness: RobustnessResult | None = None
+    stages: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -85,6 +100,8 @@ class LabelResult:
     calibration_error: tuple[float, float]  # without and with slopes and offsets
     missed: Sequence[Slip] = field(default_factory=tuple)  # labels that are not given, the least probable first
     wrong: Sequence[Slip] = field(default_factory=tuple)  # labels given that the image lacks, the most probable first
+    slices: Sequence[LabelSlice] = ()
+    differences: Mapping[str, LabelDifference] = field(default_factory=dict)  # this model minus the other
 
 
 def measure(given: LabelInput) -> LabelResult:
@@ -103,6 +120,8 @@ def measure(given: LabelInput) -> LabelResult:
         (label_calibration_error(raw, true), label_calibration_error(calibrated, true)),
         _slips(missed, probabilities, falling=False),
         _slips(wrong, probabilities, falling=True),
+        score_label_slices(calibrated, true, present, given.columns),
+        compare_labels((calibrated, present), given.other[1:], true) if given.other is not None else {},
     )
 
 
@@ -138,6 +157,10 @@ def to_dict(result: LabelResult) -> dict[str, Any]:
             "intervals": {name: asdict(each) for name, each in result.intervals.items()},
             "per_label": per_label,
             "calibration": {"kind": given.rule.calibration, "error_before": before, "error_after": after},
+            "slices": [asdict(each) for each in result.slices],
+            "robustness": None if given.robustness is None else given.robustness.to_dict(),
+            "against": given.other
+            and {"model": given.other[0], **{name: asdict(each) for name, each in result.differences.items()}},
         }
     )
 

@@ -22,6 +22,7 @@ from vitreous.accelerate.batch_parts import MaskedLoss, Passes
 from vitreous.errors import ConfigError
 from vitreous.model.config import pair
 from vitreous.train.config import RunConfig
+from vitreous.train.multilabel.losses import TargetLoss
 from vitreous.train.pretrain.base import check_dropping, take_rows
 from vitreous.train.pretrain.mae import MaeDecoder, count_visible, draw_mask, hide_patches, mae_loss, patch_targets
 
@@ -40,6 +41,7 @@ class ReconstructionTask(nn.Module):
     Args:
         config: The run, whose `aux.method` is `mae`.
         per_step: Labelled and unlabelled images of a step. All count alike in the reconstruction.
+        loss: Of logits and targets.
 
     Raises:
         ConfigError: If patches of the model cannot be left out, or the mask hides none of them.
@@ -48,8 +50,11 @@ class ReconstructionTask(nn.Module):
     sums: Tensor
     saved_sums: Tensor
 
-    def __init__(self, config: RunConfig, per_step: tuple[int, int] = (1, 0)) -> None:
+    def __init__(
+        self, config: RunConfig, per_step: tuple[int, int] = (1, 0), loss: TargetLoss = F.cross_entropy
+    ) -> None:
         super().__init__()
+        self.loss = loss
         self.options, model = config.aux, config.model
         check_dropping(model, "aux mae")
         self.patch, self.keeps_apart = pair(model.patch_size), model.stem.has_patch_kernel
@@ -73,7 +78,7 @@ class ReconstructionTask(nn.Module):
 
         Args:
             images: Augmented and normalised, (B, C, H, W).
-            targets: Distributions of the labels, (B, K).
+            targets: Distributions of the labels, (B, K), or several labels between 0 and 1.
             weight: Of each class in the loss of the labels, (K,).
             terms: Receives the terms of the loss.
         """
@@ -81,7 +86,7 @@ class ReconstructionTask(nn.Module):
         share, here = self.options.weight, self.per_step[0] / sum(self.per_step)
 
         def loss_of(passes: Passes, part: slice) -> Tensor:
-            loss = F.cross_entropy(passes("logits").float(), targets[part], weight=weight)
+            loss = self.loss(passes("logits").float(), targets[part], weight=weight)
             error = self._error(passes, images[part], kept[part], hidden[part])
             if terms is not None:
                 _note(terms, part, len(targets[part]), classification=loss, reconstruction=error)

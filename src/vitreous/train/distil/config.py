@@ -29,7 +29,8 @@ class DistilConfig:
             in its place. `patches`: the tokens of the patches after the last norm; those of another patch grid are
             interpolated. If the widths differ, a linear layer that is not saved maps the model's features to the
             teacher's.
-        temperature: Divides the logits of both models before the softmax. Above 1, small probabilities count more.
+        temperature: Divides the logits of both models before the softmax, or the sigmoid of several labels. Above 1,
+            small probabilities count more.
         weight: Share of the teacher's probabilities in the loss of the classes, in (0, 1]; the labels have the rest.
         feature_weight: Factor of the loss of the features, which is added. That loss is the mean squared error to the
             teacher's features, each standardised (arXiv 2205.14141).

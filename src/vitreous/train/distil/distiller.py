@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitreous.accelerate.batch_parts import Forward, PartLoss
 from vitreous.data.augment.pipeline import BatchAugment
@@ -19,9 +18,10 @@ from vitreous.errors import ConfigError
 from vitreous.model.config import pair
 from vitreous.train.config import RunConfig
 from vitreous.train.distil.answers import Answers
-from vitreous.train.distil.losses import feature_loss, logit_loss, match_grid, standardise
+from vitreous.train.distil.losses import feature_loss, label_logit_loss, logit_loss, match_grid, standardise
 from vitreous.train.distil.teacher import Compute, Teacher, adapt_images, class_order
 from vitreous.train.distil.views import Views, choose_views
+from vitreous.train.multilabel.losses import choose_loss
 
 __all__ = ["Distiller"]
 
@@ -43,8 +43,11 @@ class Distiller(nn.Module):
     def __init__(self, teacher: Teacher, config: RunConfig, data: ImageData, augment: BatchAugment) -> None:
         super().__init__()
         self.options, self.augment = config.distil, augment
+        self.loss, self.logit_loss = choose_loss(config.labels, data.several), logit_loss
+        if data.several:
+            self.logit_loss = label_logit_loss
         self._teacher = (teacher,)  # in a tuple: not a submodule
-        order = class_order(teacher, data.classes, data.name) if self.options.uses_logits else None
+        order = class_order(teacher, data.classes, data.name, data.several) if self.options.uses_logits else None
         self.register_buffer("order", order, persistent=False)
         self.order: Tensor | None
         self.patch_size = pair(config.model.patch_size)
@@ -91,7 +94,7 @@ class Distiller(nn.Module):
         Args:
             model: The model in training.
             images: Augmented and normalised, (B, C, H, W).
-            targets: Distributions of the labels, (B, K).
+            targets: Distributions of the labels, (B, K), or several labels between 0 and 1.
             batch: The batch as it was loaded (:mod:`vitreous.data.batches.dataset`).
             weight: Of each class in the loss of the labels, (K,).
         """
@@ -102,9 +105,9 @@ class Distiller(nn.Module):
             told, share = answers.at(part), options.weight if options.uses_logits else 0.0
             loss = logits.new_zeros((), dtype=torch.float32)
             if share < 1:
-                loss = (1 - share) * F.cross_entropy(logits.float(), targets[part], weight=weight)
+                loss = (1 - share) * self.loss(logits.float(), targets[part], weight=weight)
             if told.logits is not None:
-                loss = loss + share * logit_loss(logits, told.logits, options.temperature)
+                loss = loss + share * self.logit_loss(logits, told.logits, options.temperature)
             if told.features is not None and features is not None:
                 loss = loss + options.feature_weight * feature_loss(self.projection(features), told.features)
             return loss

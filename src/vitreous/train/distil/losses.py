@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["feature_loss", "logit_loss", "match_grid", "standardise"]
+__all__ = ["feature_loss", "label_logit_loss", "logit_loss", "match_grid", "standardise"]
 
 _EPSILON = 1e-6
 
@@ -27,6 +27,18 @@ def logit_loss(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     log_p = F.log_softmax(teacher.float() / temperature, dim=1)
     log_q = F.log_softmax(logits.float() / temperature, dim=1)
     return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True) * temperature**2
+
+
+def label_logit_loss(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Return T² KL(sigmoid(t / T) || sigmoid(s / T)) of each label, the mean over images and labels.
+
+    As :func:`logit_loss`, where an image may have several labels, each of which is present or not.
+    """
+    t, s = teacher.float() / temperature, logits.float() / temperature
+    p = torch.sigmoid(t)
+    present = p * (F.logsigmoid(t) - F.logsigmoid(s))
+    absent = (1 - p) * (F.logsigmoid(-t) - F.logsigmoid(-s))
+    return (present + absent).mean() * temperature**2
 
 
 def feature_loss(features: Tensor, teacher: Tensor) -> Tensor:

@@ -62,6 +62,7 @@ class Teacher:
     pipeline: EvalPipeline  # its own evaluation pipeline
     classes: tuple[str, ...]  # of its head
     licence: str | None  # of its weights, if their origin states one
+    several: bool = False  # whether its logits are of several labels, each with a sigmoid
 
     @cached_property
     def digest(self) -> str:
@@ -115,21 +116,33 @@ def open_teacher(config: DistilConfig) -> Teacher:
     name, size = (name, None) if row is None else (row.full_id, row.image_size)
     opened = open_with_details(name, OpenOptions(image_size=size))
     info = opened.info
-    if config.targets == "logits":
-        info.require_one_class("a teacher of logits")
     model = opened.model.requires_grad_(False).eval()
-    return Teacher(name, opened.family, model, info.pipeline, info.classes, recorded_licence(info.provenance))
+    return Teacher(
+        name,
+        opened.family,
+        model,
+        info.pipeline,
+        info.classes,
+        recorded_licence(info.provenance),
+        info.multilabel is not None,
+    )
 
 
-def class_order(teacher: Teacher, classes: Sequence[str], data: str) -> Tensor:
+def class_order(teacher: Teacher, classes: Sequence[str], data: str, several: bool = False) -> Tensor:
     """Return the teacher's output for each class of the data, (K,), where both have the same classes by name.
 
     Raises:
-        ConfigError: If they do not; `data` is the name of the data in the message.
+        ConfigError: If they do not, or if only one of them has several labels for an image, as the data has if
+            `several`. `data` is the name of the data in the message.
     """
     remedy = "give a teacher of these classes, or use --distil.targets features, for which any model can be the teacher"
     if not teacher.model.config.num_classes:
         raise ConfigError(f"the teacher '{teacher.name}' has no classes, so it has no logits to learn from: {remedy}")
+    if teacher.several != several:
+        kinds = ("one class to each image", "several labels or none")
+        raise ConfigError(
+            f"the teacher '{teacher.name}' gives {kinds[teacher.several]}, {data} gives {kinds[several]}: {remedy}"
+        )
     theirs, missing = set(teacher.classes), [name for name in classes if name not in set(teacher.classes)]
     if missing or len(teacher.classes) != len(classes):
         others = [name for name in teacher.classes if name not in set(classes)]

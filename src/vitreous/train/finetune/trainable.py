@@ -72,14 +72,22 @@ def merge_adapters(model: VisionTransformer) -> VisionTransformer:
 def class_weights(labels: npt.NDArray[np.int64], classes: int, kind: str) -> Tensor | None:
     """Compute the weight of each class in the loss (float32), as `RunConfig.class_weights` describes `kind`.
 
-    The mean over the training images is 1; classes without images have weight 0.
+    The mean over the training images is 1; classes without images have weight 0. Of several labels, (N, K), the weight
+    is that of the images with a label, those without have 1; a label that no image has, or every image, has 1.
     """
     if kind == "none":
         return None
+
+    def size_of(counts: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        size = counts.astype(np.float64)
+        return (1 - _EFFECTIVE_BETA**size) / (1 - _EFFECTIVE_BETA) if kind == "effective" else size
+
+    if labels.ndim == 2:
+        counts = labels.sum(axis=0)
+        has, lacks = size_of(counts), size_of(len(labels) - counts)
+        return torch.from_numpy(np.divide(lacks, has, out=np.ones_like(has), where=(has > 0) & (lacks > 0))).float()
     counts = np.bincount(labels, minlength=classes)
-    size = counts.astype(np.float64)
-    if kind == "effective":
-        size = (1 - _EFFECTIVE_BETA**size) / (1 - _EFFECTIVE_BETA)
+    size = size_of(counts)
     weights = np.divide(1, size, out=np.zeros_like(size), where=counts > 0)
     return torch.from_numpy(weights * counts.sum() / (weights @ counts)).float()
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
+from vitreous.evaluate.any_labels import AnyScores
 from vitreous.evaluate.multilabel.metrics import MultiLabelScores
-from vitreous.train.assembly import Kit, Session, make_module
+from vitreous.train.assembly import Kit, Session
+from vitreous.train.finetune.first_probe import finetune_report
 from vitreous.train.finish import RunResult, announce_weights, result_of
-from vitreous.train.multilabel.module import LabelsModule
 from vitreous.train.multilabel.writing import LabelsWriter
 from vitreous.train.phases import select_weights, test_once
+from vitreous.train.results import SelectedWeights, SplitScores
 from vitreous.train.setup import Setup
 
-__all__ = ["KIT", "finish"]
+__all__ = ["KIT", "ending", "finish", "write_results"]
 
 _ENDING = 6.0  # seconds that the report and the exit of the program take on a slow machine
 _PER_PAIR = 4e-6  # seconds that the report takes for each pair of a validation image and a label
@@ -22,18 +23,41 @@ _PER_PAIR = 4e-6  # seconds that the report takes for each pair of a validation 
 
 def finish(session: Session) -> RunResult:
     """Select weights, fit calibration and thresholds on val, test once, save and report."""
-    lock, writer, setup = session.run_dir.lock, cast(LabelsWriter, session.writer), session.setup
-    lock.record(phase="selecting")
+    session.run_dir.lock.record(phase="selecting")
     selected, training_scores = select_weights(session)
-    lock.record(phase="testing")
-    tested = test_once(session)
-    lock.record(phase="writing the report")
+    session.run_dir.lock.record(phase="testing")
+    return write_results(session, selected, test_once(session), training_scores)
+
+
+def write_results(
+    session: Session,
+    selected: SelectedWeights,
+    tested: SplitScores | None,
+    training_scores: AnyScores,
+    *,
+    finetune: Mapping[str, Any] | None = None,
+    origin: str | None = None,
+) -> RunResult:
+    """Fit calibration and thresholds, write the model and the report, and print the result.
+
+    `finetune` is that section of report.json, and `origin` the stage of the weights, where there were stages.
+    """
+    finetune = finetune or finetune_report(session.setup, None, None)
+    writer, setup = cast(LabelsWriter, session.writer), session.setup
+    session.run_dir.lock.record(phase="writing the report")
     scored = writer.fit(selected, tested)
     writer.save_model(selected, 1.0, tested)
     example = writer.example_image()
-    writer.write_labels_report(scored, selected, training_scores, session.metrics.history, session.seconds)
+    writer.write_labels_report(
+        scored,
+        selected,
+        training_scores,
+        history=session.metrics.history,
+        seconds=session.seconds,
+        finetune=finetune,
+    )
     view, folder = session.view, session.run_dir.path
-    announce_weights(session, selected, scored.val)
+    announce_weights(session, selected, scored.val, origin)
     if scored.test is not None:
         view.result(f"test {scored.test.describe()}")
     plain = cast(MultiLabelScores, selected.scores)
@@ -48,15 +72,11 @@ def finish(session: Session) -> RunResult:
     return result_of(session, selected, scored.val, scored.test)
 
 
-def _make_module(setup: Setup, progress: Callable[[int], float]) -> LabelsModule:
-    build = partial(LabelsModule, labels=setup.config.labels)
-    return cast(LabelsModule, make_module(setup, progress, build))
-
-
-def _ending(setup: Setup, budget: float) -> tuple[float, float]:
+def ending(setup: Setup, budget: float) -> tuple[float, float]:
+    """Estimate the seconds of class maps, of which there are none, and of the whole report."""
     pairs = len(setup.data.splits["val"]) * len(setup.data.classes)
     return 0.0, _ENDING + _PER_PAIR * pairs
 
 
-KIT = Kit(module=_make_module, writer=LabelsWriter, ending=_ending)
+KIT = Kit(writer=LabelsWriter, ending=ending)
 """What a run on images with several labels does differently."""

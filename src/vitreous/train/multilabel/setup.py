@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from vitreous.errors import ConfigError
-from vitreous.train.config import AUTO, RunConfig
+from vitreous.train.config import RunConfig
 
 __all__ = ["for_several_labels"]
 
@@ -14,26 +14,19 @@ __all__ = ["for_several_labels"]
 def for_several_labels(config: RunConfig) -> RunConfig:
     """Return the configuration with what a run with several labels can do.
 
-    Stages choose among heads for one class, so all weights are trained instead. Probes of the frozen features need one
-    class too, and are left out. The epoch is chosen by mAP in place of top-1.
+    The epoch and the stage are chosen by mAP in place of top-1. The probe of the frozen features beside other training,
+    which compares by top-1, is left out.
 
     Raises:
         ConfigError: If a setting needs one class of each image.
     """
     if problems := list(_conflicts(config)):
         raise ConfigError("; ".join(problems))
-    mode = "full" if config.tune.mode == AUTO else config.tune.mode
     select = "mean_ap" if config.select == "top1" else config.select
-    return replace(config, select=select, tune=replace(config.tune, mode=mode, probe=False))
+    return replace(config, select=select, tune=replace(config.tune, probe=False))
 
 
 def _conflicts(config: RunConfig) -> Iterator[str]:
     where = "an image of this data may have several labels"
-    if config.distil.teacher is not None:
-        yield f"distil.teacher answers with one class, but {where}: leave it out"
-    if config.aux.method != "none":
-        yield f"aux {config.aux.method} needs one class of each image, but {where}: leave it out"
-    if config.class_weights != "none":
-        yield f"class_weights {config.class_weights} weights one class of each image, but {where}: use labels.loss"
     if config.balanced_sampling:
-        yield f"balanced_sampling draws by the one class of each image, but {where}: use labels.loss asymmetric"
+        yield f"balanced_sampling draws by the one class of each image, but {where}: use class_weights"

@@ -16,7 +16,6 @@ from vitreous.evaluate.multilabel.metrics import MultiLabelScores, evaluate_labe
 from vitreous.evaluate.multilabel.rule import LabelRule
 from vitreous.report.multilabel.results import LabelInput
 from vitreous.report.multilabel.run import write_labels_report
-from vitreous.train.finetune.first_probe import finetune_report
 from vitreous.train.results import RunWriter, SelectedWeights, SplitScores, copy_weights
 
 __all__ = ["LabelsWriter", "Scored"]
@@ -51,11 +50,9 @@ class LabelsWriter(RunWriter):
         self._rule, self._scored = rule, Scored(rule, val, test, fitted)
         return self._scored
 
-    def save_best(self, selected: SelectedWeights) -> None:
-        """Write the best model so far during training, at most every 10 seconds."""
-        if self.best_is_due:
-            self._save_fitted(selected)
-            self.mark_saved()
+    def save_calibrated(self, selected: SelectedWeights) -> None:
+        """Write a model with the rule that its predictions for the validation split give."""
+        self._save_fitted(selected)
 
     def save_model(self, selected: SelectedWeights, temperature: float, tested: SplitScores | None) -> Path:
         """Write the model file of a finished run, after :meth:`fit`."""
@@ -87,8 +84,10 @@ class LabelsWriter(RunWriter):
         scored: Scored,
         selected: SelectedWeights,
         training_scores: AnyScores,
+        *,
         history: Sequence[Mapping[str, Any]],
         seconds: Mapping[str, float],
+        finetune: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         """Write report.json, the page and the curves, and return the content of report.json."""
         setup, split = self.setup, self.setup.data.splits["val"]
@@ -102,9 +101,8 @@ class LabelsWriter(RunWriter):
             labels=selected.labels,
             rule=scored.rule,
             fitted=scored.fitted,
+            stages=(finetune or {}).get("stages", ()),
             notes=["these images chose the epoch, so the scores are a little high"],
         )
-        facts = self.run_facts(
-            selected, history, seconds, training_scores.summary(), finetune_report(setup, None, None)
-        )
+        facts = self.run_facts(selected, history, seconds, training_scores.summary(), finetune)
         return write_labels_report(self.folder, facts, given, split.image, test=scored.test, history=history)

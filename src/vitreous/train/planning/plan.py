@@ -226,7 +226,7 @@ def _count_flops(setup: Setup, progress: float) -> float:
     size = (setup.config.augment.side_at(side, progress) for side in setup.pipeline.size)
     images = torch.zeros(2, setup.pipeline.channels, *size, device=device)
     eager = torch.compiler.set_stance("force_eager") if setup.config.compile else contextlib.nullcontext()
-    targets = torch.zeros(2, dtype=torch.int64, device=device)
+    targets = torch.zeros(2, len(setup.data.classes), device=device)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), eager:
         if setup.auxiliary is None:
             F.cross_entropy(setup.model(images).float(), targets).backward()

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitreous.accelerate.cost import forward_bytes
 from vitreous.accelerate.model import build
@@ -31,6 +30,8 @@ from vitreous.model.config import ViTConfig, pair
 from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import RunConfig, TuneConfig
 from vitreous.train.finetune.trainable import choose_trained, class_weights, freeze_modules
+from vitreous.train.multilabel.config import LabelsConfig
+from vitreous.train.multilabel.losses import choose_loss
 from vitreous.train.resume.non_finite import NonFiniteStepError
 from vitreous.train.setup import Setup
 
@@ -209,12 +210,9 @@ def _repeat(
 
 def _loss(logits: Tensor, targets: Tensor, stored: Mapping[str, Any]) -> Tensor:
     """Return the mean loss of logits and targets, (B, K) each."""
-    if stored.get("labels") is None:
-        return F.cross_entropy(logits, targets, weight=stored["class_weights"])
-    from vitreous.train.multilabel.config import LabelsConfig
-    from vitreous.train.multilabel.losses import label_loss  # only of runs with several labels
-
-    return label_loss(LabelsConfig(**stored["labels"]), logits, targets)
+    labels = stored.get("labels")
+    loss = choose_loss(LabelsConfig(**(labels or {})), labels is not None)
+    return loss(logits, targets, weight=stored["class_weights"])
 
 
 def _check_gradients(model: nn.Module) -> tuple[str, str] | None:

@@ -22,12 +22,13 @@ from rich.console import Console
 from vitreous.data.batches.sampler import Share, TrainSampler
 from vitreous.data.sources.listing import pluralize
 from vitreous.errors import ConfigError, DataError, VitreousError
+from vitreous.evaluate.any_labels import AnyScores
 from vitreous.evaluate.calibration import choose_temperature
 from vitreous.machine.device import choose_device
 from vitreous.machine.threads import torch_threads
 from vitreous.runs.folder import LAST, RunDir, choose_run_dir, is_finished, lock_run_dir
 from vitreous.runs.folder_content import remove_empty_dirs
-from vitreous.train.assembly import Session, assemble
+from vitreous.train.assembly import Kit, Session, assemble
 from vitreous.train.config import AUTO, RunConfig
 from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import ProbeResult
@@ -35,6 +36,7 @@ from vitreous.train.finish import RunResult, announce_finished, end_interrupted,
 from vitreous.train.phases import announce, check_budget, fit_once, open_run_dir, select_weights, test_once
 from vitreous.train.progress import Budget, exit_after
 from vitreous.train.recipe_file import recipe_text
+from vitreous.train.results import SelectedWeights, SplitScores
 from vitreous.train.resume.non_finite import NonFiniteStepError
 from vitreous.train.resume.signals import Stopped
 from vitreous.train.resume.state import RunState
@@ -131,8 +133,6 @@ def _prepare(config: RunConfig, device: torch.device, explicit: Collection[str],
     place, module = team.place, setup.data_module
 
     def check() -> None:
-        if setup.data.several:
-            raise ConfigError("a run on images with several labels uses one process: omit devices, nodes and torchrun")
         if wrong := [rank for rank, each in enumerate(seen) if each != seen[0]]:
             raise DataError(f"process {wrong[0]} sees other images than process 0: give all machines the same data")
         images = module.train_sampler.batch_size // module.accumulate
@@ -207,12 +207,13 @@ def _run_phases(
                     state,
                     started=started,
                     exit_seconds=exit_seconds,
-                    kit=sharing.kit(setup),
+                    kit=_kit(sharing, setup),
                 )
                 _train(session, state, signals, sharing)
                 run_dir.lock.record(phase="selecting")
                 selected, training_scores = select_weights(session)
-                temperature = choose_temperature(selected.logits, selected.labels) if team.leads else 1.0
+                several = setup.data.several
+                temperature = choose_temperature(selected.logits, selected.labels) if team.leads and not several else 1
                 run_dir.lock.record(phase="testing")
                 tested = test_once(session)
                 selected = replace(selected, weights=sharing.gather(selected.weights))
@@ -228,7 +229,7 @@ def _run_phases(
                 raise
         if not team.leads:
             team.leave(0)
-        result = write_results(session, selected, temperature, tested, training_scores)
+        result = _write(session, selected, temperature, tested, training_scores)
         shutil.rmtree(run_dir.path / FOLDER, ignore_errors=True)  # the others have left it by now
         return result
     except Stopped as stopped:
@@ -237,6 +238,30 @@ def _run_phases(
         result = end_interrupted(setup, run_dir, view, session, stopped)
         shutil.rmtree(run_dir.path / FOLDER, ignore_errors=True)
         return result
+
+
+def _kit(sharing: Replicated, setup: Setup) -> Kit:
+    """Return what the run of one of several processes is assembled from."""
+    if not setup.data.several:
+        return sharing.kit(setup)
+    from vitreous.train.multilabel.shared import shared_kit  # no other run pays for it
+
+    return shared_kit(sharing, setup)
+
+
+def _write(
+    session: Session,
+    selected: SelectedWeights,
+    temperature: float,
+    tested: SplitScores | None,
+    training_scores: AnyScores,
+) -> RunResult:
+    """Write the model and the report in the first process, and print the result."""
+    if not session.setup.data.several:
+        return write_results(session, selected, temperature, tested, training_scores)
+    from vitreous.train.multilabel.run import write_results as write_labels_results
+
+    return write_labels_results(session, selected, tested, training_scores)
 
 
 def _probe(session: Session, team: Team) -> None:

@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, distributed, nn
 from torch.futures import Future
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitreous.accelerate.model import FastVisionTransformer
@@ -55,7 +54,7 @@ class SharedVitModule(VitModule):
         ends_step = len(self._micro_batches) + 1 == self.accumulate
         with self._draws(images, count):
             logits = self.model(images)  # (B, K)
-        loss = F.cross_entropy(logits.float(), targets, weight=self.class_weights)
+        loss = self.loss(logits.float(), targets, weight=self.class_weights)
         recomputes = self._draws(images, count) if self._recomputes else contextlib.nullcontext()
         with self._keeps_gradients(ends_step), recomputes:
             self.manual_backward(loss * share / self.accumulate)
@@ -92,11 +91,12 @@ class SharedVitModule(VitModule):
     def _collect_logits(self) -> tuple[Tensor, Tensor]:
         """Put the batches of all processes together: batch i of the split is that of process i modulo their number."""
         own = self._evaluated_batches
-        told = self.team.of_all(([len(labels) for _, labels in own], own[0][0].shape[1] if own else 0))
+        shapes = [tuple(each.shape[1:]) for each in own[0]] if own else None
+        told = self.team.of_all(([len(labels) for _, labels in own], shapes))
         turns = max(len(counts) for counts, _ in told)
         sizes = [[*counts, *[0] * (turns - len(counts))] for counts, _ in told]  # by rank and turn
-        total, classes = sum(map(sum, sizes)), max(columns for _, columns in told)
-        logits, labels = torch.zeros(total, classes), torch.zeros(total, dtype=torch.int64)
+        total, (of_logits, of_labels) = sum(map(sum, sizes)), next(each for _, each in told if each is not None)
+        logits, labels = torch.zeros(total, *of_logits), torch.zeros(total, *of_labels, dtype=torch.int64)
         for turn, (part, part_labels) in enumerate(own):
             first = sum(sum(counts[:turn]) for counts in sizes) + sum(c[turn] for c in sizes[: self.team.rank])
             logits[first : first + len(part)] = part

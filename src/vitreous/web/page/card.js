@@ -1,7 +1,7 @@
 // One image on the page: what it is, how sure that is, and where the model looks.
 class Stopped extends Error {} // the back end failed, not the image
 
-const SHOWN_CLASSES = 5, SHOWN_SET = 12;
+const SHOWN_CLASSES = 5, SHOWN_LABELS = 20, SHOWN_SET = 12;
 const VIEWS = { map: "Class map", attention: "Attention" };
 
 const percent = (share) => (share > 0 && share < 0.001 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`);
@@ -86,21 +86,32 @@ class Card {
   }
 
   showResult() {
-    const { classes } = this.app.model, { probabilities, unsure, set } = this.result;
+    const { classes, multilabel } = this.app.model, { probabilities, unsure, set, labels } = this.result;
     this.order = Array.from(probabilities.keys()).sort((a, b) => probabilities[b] - probabilities[a] || a - b);
     const [best] = this.order, rows = this.find("tbody");
-    this.find(".label").replaceChildren(isolated(classes[best]));
-    this.find(".probability").textContent = percent(probabilities[best]);
+    const given = labels ? this.order.filter((index) => labels[index]) : [best]; // several labels, or the one class
+    const names = given.flatMap((index, n) => [n ? ", " : "", isolated(classes[index])]);
+    this.find(".label").replaceChildren(...(given.length ? names : ["No label"]));
+    this.find(".probability").textContent = labels ? "" : percent(probabilities[best]);
     this.find(".unsure").hidden = !unsure;
-    rows.replaceChildren(...this.order.slice(0, SHOWN_CLASSES).map((index) => {
+    const shown = labels ? Math.max(SHOWN_LABELS, given.length) : SHOWN_CLASSES;
+    rows.replaceChildren(...this.order.slice(0, shown).map((index) => {
       const bar = element("span", { class: "bar" });
       bar.style.width = `${100 * probabilities[index]}%`;
-      return element("tr", {}, element("th", { scope: "row" }, isolated(classes[index])),
+      const row = element("tr", {}, element("th", { scope: "row" }, isolated(classes[index])),
         element("td", { class: "number", text: percent(probabilities[index]) }), element("td", { class: "track" }, bar));
+      if (labels) {
+        const threshold = percent(multilabel.thresholds[index]);
+        row.append(element("td", { class: "number", text: `${labels[index] ? "given, \u2265" : "<"} ${threshold}` }));
+        row.classList.toggle("soft", !labels[index]);
+      }
+      return row;
     }));
-    this.find("caption").textContent = `Most probable of ${classes.length} classes for ${this.name}`;
+    const kind = labels ? "labels, each with its threshold," : "classes";
+    this.find("caption").textContent = `Most probable of ${classes.length} ${kind} for ${this.name}`;
     this.showDecisions(unsure, set);
     if (this.result.preview !== null) this.offerMaps();
+    if (labels) return `${this.name}: ${given.map((index) => classes[index]).join(", ") || "no label"}`;
     return `${this.name}: ${classes[best]}, ${percent(probabilities[best])}${unsure ? ", unsure" : ""}`;
   }
 

@@ -126,7 +126,9 @@ function describeModel(model) {
   byId("model-count").textContent = classes.length;
   byId("model-input").textContent = `${height} by ${width} pixels, ${model.pipeline.channels === 1 ? "grey" : "colour"}`;
   const split = ["test", "val"].find((name) => typeof scores?.[name]?.top1 === "number");
-  const score = split && `${percent(scores[split].top1)} of the ${split === "val" ? "validation" : "test"} images`;
+  const other = ["test", "val"].find((name) => typeof scores?.[name]?.mean_ap === "number");
+  const score = other ? `mAP ${percent(scores[other].mean_ap)} on the ${other === "val" ? "validation" : "test"} images`
+    : split && `${percent(scores[split].top1)} of the ${split === "val" ? "validation" : "test"} images`;
   for (const [id, text] of [["model-score", score], ["model-license", license],
     ["model-maps", !model.maps && "This kind of model has no class map here."]]) {
     const place = byId(id);

@@ -44,7 +44,9 @@ class Remote {
     for (const { label, probability } of found.top) probabilities[number.get(label)] = probability;
     const inside = new Set(found.set ?? []);
     const set = found.set && this.model.classes.map((name) => inside.has(name));
-    return { probabilities, unsure: found.unsure, set, file, ...(await shown(file)) };
+    const given = new Set(found.labels ?? []);
+    const labels = found.labels && this.model.classes.map((name) => given.has(name));
+    return { probabilities, unsure: found.unsure, set, labels, file, ...(await shown(file)) };
   }
 
   // Returns {map} or {attention}: grey values of the patches, from 0 at the lowest to 255 at the highest.

@@ -28,9 +28,10 @@ const calls = {
     const outputs = await run("predict", {
       images: new ort.Tensor("uint8", image.pixels, [1, image.height, image.width, settings.pipeline.channels]),
     });
-    const { probabilities, unsure, sets, pixels } = outputs, ended = performance.now();
+    const { probabilities, unsure, sets, labels, pixels } = outputs, ended = performance.now();
     return {
       probabilities, unsure: unsure && Boolean(unsure[0]), set: sets && Array.from(sets, Boolean), pixels,
+      labels: labels && Array.from(labels, Boolean),
       preview: image.preview, height: image.height, width: image.width, milliseconds: ended - began, total: ended - first,
     };
   },

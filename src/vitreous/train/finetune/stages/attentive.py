@@ -21,10 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitreous.data.augment.mixing import smooth_targets
 from vitreous.model.config import ViTConfig
 from vitreous.model.heads import LinearHead
 from vitreous.model.norm import build_norm
 from vitreous.model.pools import AttentionPool, AttentionPoolModule
+from vitreous.train.multilabel.losses import TargetLoss
 
 __all__ = ["AttentiveProbe", "attentive_config", "fit_attentive", "patch_means", "pool_folded"]
 
@@ -121,6 +123,7 @@ def fit_attentive(
     smoothing: float,
     better: Callable[[Tensor, Tensor], bool],
     weight: npt.NDArray[np.float32] | None = None,
+    loss: TargetLoss = F.cross_entropy,
     deadline: float | None = None,
 ) -> tuple[dict[str, Tensor], Tensor, int]:
     """Train a probe with AdamW, and keep the epoch that is best on the validation split, the start included.
@@ -128,12 +131,13 @@ def fit_attentive(
     Args:
         probe: Initialised, on its device.
         tokens: Of the training images, (n, P + T, D) float16 on the CPU.
-        labels: Classes of the images, (n,).
+        labels: Classes of the images, (n,), or several labels of each, (n, K) of 0 and 1.
         val_tokens: Of the validation images, (n, P + T, D), in float32 to be scored as the model will be.
         seed: Of the order of the images.
         smoothing: Label smoothing.
         better: Whether validation logits (n, K) beat others.
         weight: Of each class in the loss, (K,), applied as in training; None: all 1.
+        loss: Of logits and targets, (B, K) each.
         deadline: ``time.monotonic()`` after which no further epoch begins.
 
     Returns:
@@ -141,7 +145,7 @@ def fit_attentive(
     """
     device = probe.head.weight.device
     classes = torch.from_numpy(labels).to(device)
-    even, weights = smoothing / probe.head.out_features, None if weight is None else torch.from_numpy(weight).to(device)
+    weights = None if weight is None else torch.from_numpy(weight).to(device)
     epochs = max(1, min(_EPOCHS, int(_WORK // max(1, tokens.numel()))))
     batch = min(_BATCH, len(tokens))
     steps = len(tokens) // batch
@@ -159,10 +163,9 @@ def fit_attentive(
                 group["lr"] = _LR * min(1.0, progress / 0.1) * (1 + math.cos(math.pi * progress)) / 2
             rows = order[step * batch : (step + 1) * batch]
             logits = probe(tokens[rows].to(device))
-            targets = torch.full_like(logits, even).scatter_(1, classes[rows.to(device), None], 1 - smoothing + even)
-            loss = F.cross_entropy(logits, targets, weight=weights)
+            targets = smooth_targets(classes[rows.to(device)], logits.shape[1], smoothing)
             optimizer.zero_grad()
-            loss.backward()
+            loss(logits, targets, weight=weights).backward()
             optimizer.step()
         logits = _evaluate(probe, val_tokens)
         if not bool(torch.isfinite(logits).all()):

@@ -13,10 +13,11 @@ from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import finetune_report
 from vitreous.train.finetune.stages.outcome import Outcome
 from vitreous.train.finetune.stages.staging import Staging, selected_weights, variant
+from vitreous.train.finetune.stages.writers import stages_kit
 from vitreous.train.finish import RunResult, announce_result, resume_command
+from vitreous.train.multilabel.run import write_results as write_labels_results
 from vitreous.train.phases import test_once
 from vitreous.train.progress import Steps
-from vitreous.train.results import RunWriter
 from vitreous.train.resume.saving import Saver
 from vitreous.train.resume.signals import Stopped
 from vitreous.train.resume.state import identity
@@ -32,8 +33,7 @@ def finish(staging: Staging) -> RunResult:
         raise TrainingError("no stage found a model: give it a larger --budget")
     run_dir, setup = staging.run_dir, variant(staging.setup, best.candidate)
     selected = selected_weights(staging.setup, best.candidate)
-    temperature = choose_temperature(selected.logits, selected.labels)
-    writer = RunWriter(setup, run_dir.path, (), staging.map_seconds)
+    writer = stages_kit(setup).writer(setup, run_dir.path, (), staging.map_seconds)
     saver = Saver(run_dir.path, run_dir.lock)
     session = Session(setup, run_dir, staging.view, staging.signals, writer, saver, Steps(1), identity(setup))
     rebuild(session, None)
@@ -42,7 +42,12 @@ def finish(staging: Staging) -> RunResult:
     run_dir.lock.record(phase="testing")
     tested = test_once(session)
 
+    if setup.data.several:
+        return write_labels_results(
+            session, selected, tested, selected.scores, finetune=_section(staging, best), origin=best.stage
+        )
     run_dir.lock.record(phase="writing the report")
+    temperature = choose_temperature(selected.logits, selected.labels)
     writer.save_model(selected, temperature, tested)
     example = writer.example_image()
     training = next((row for row in best.history if row["epoch"] == best.candidate.epoch), {})
@@ -86,7 +91,8 @@ def end_interrupted_stages(
     if best is None or best.candidate is None:
         view.result(f"{stopped} before the first head; features computed so far are kept")
     else:
-        score = f"val top-1 {100 * best.candidate.scores.top1:.1f} %"
+        name, value = best.candidate.scores.headline
+        score = f"val {name} {100 * value:.1f} %"
         view.result(f"{stopped}: the best model so far ({best.stage}, {score}, or a better epoch since) is in {model}")
     view.line("continue", resume_command(setup, folder), whole=True)
     if stopped.at_once:

@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import DataError
+from vitreous.evaluate.any_labels import scores_of
 from vitreous.evaluate.labelled import Labelled, labelled
 from vitreous.evaluate.logistic import STRENGTHS, LinearModel, fit_path, probe_linear
-from vitreous.evaluate.metrics import evaluate
 from vitreous.evaluate.probes import probe_knn
 from vitreous.machine.threads import one_thread, one_thread_with_blas
-from vitreous.train.callbacks import is_better
 from vitreous.train.finetune.stages.attentive import AttentiveProbe, attentive_config, fit_attentive, patch_means
 from vitreous.train.finetune.stages.features import Features
-from vitreous.train.finetune.stages.outcome import Candidate, Outcome, stage_metric
+from vitreous.train.finetune.stages.outcome import Candidate, Outcome, beats
 from vitreous.train.finetune.trainable import class_weights
+from vitreous.train.multilabel.losses import choose_loss
 from vitreous.train.setup import Setup
 
 __all__ = ["Heads"]
@@ -54,13 +54,14 @@ class Heads:
         classes, device = len(self.setup.data.classes), self._device
         scores = probe_knn(train, {"val": val}, classes, device=device)
         best = max(scores, key=lambda score: score.accuracy["val"])
-        correct = round(best.accuracy["val"] * len(val.labels))
+        score, images = best.accuracy["val"], len(val.labels)
+        found = {"mean_ap": score} if val.several else {"correct": round(score * images)}
         detail = f"k {best.k}, a reference: neighbours are not a model"
-        return Outcome("k-NN", time.monotonic() - started, detail, correct, len(val.labels))
+        return Outcome("k-NN", time.monotonic() - started, detail, images=images, **found)
 
     def linear(self) -> Outcome:
         """Fit a linear head, with a sweep over C."""
-        if len(np.unique(self.train.labels)) < 2:
+        if self.train.labels.ndim == 1 and len(np.unique(self.train.labels)) < 2:
             raise DataError("a linear head needs training images of at least two classes: give a larger --budget")
         return self._linear("linear", self.train.pooled, STRENGTHS)
 
@@ -92,7 +93,7 @@ class Heads:
         started = time.monotonic()
         assert self.train.tokens is not None
         assert self.val.tokens is not None
-        config, source, select = self.setup.config, self.setup.config.model, self._select
+        config, source = self.setup.config, self.setup.config.model
         probe = AttentiveProbe(source).to(self.setup.device)
         means = torch.cat(list(patch_means(probe, self.train.tokens)))
         with self._threads(means.numel() * source.num_classes):
@@ -102,7 +103,7 @@ class Heads:
         labels = torch.from_numpy(self.val.labels)
 
         def better(logits: Tensor, other: Tensor) -> bool:
-            return is_better(select, evaluate(logits, labels), evaluate(other, labels))
+            return beats(config.select, scores_of(logits, labels), scores_of(other, labels))
 
         with one_thread() if self.train.tokens[0].numel() < _SMALL_IMAGE else contextlib.nullcontext():
             tensors, logits, epoch = fit_attentive(
@@ -113,6 +114,7 @@ class Heads:
                 seed=config.seed,
                 smoothing=config.label_smoothing,
                 weight=self._weight,
+                loss=choose_loss(config.labels, self.train.labels.ndim == 2),
                 better=better,
                 deadline=deadline,
             )
@@ -137,13 +139,10 @@ class Heads:
     def _device(self) -> str:
         return "cuda" if self.setup.device.type == "cuda" else "cpu"
 
-    @property
-    def _select(self) -> str:
-        return stage_metric(self.setup.config.select)
-
     def _labelled(self, features: Tensor, name: str) -> Labelled:
         """Return features of the training images, in one view or several after one another, with their classes."""
-        return labelled(features.numpy(), np.tile(self.train.labels, len(features) // len(self.train.labels)), name)
+        views = len(features) // len(self.train.labels)
+        return labelled(features.numpy(), np.concatenate([self.train.labels] * views), name)
 
     def _val(self) -> Labelled:
         return labelled(self.val.pooled.numpy(), self.val.labels, "val")

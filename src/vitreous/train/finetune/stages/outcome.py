@@ -8,17 +8,19 @@ from typing import Any
 
 from torch import Tensor
 
+from vitreous.evaluate.any_labels import AnyScores, scores_of
 from vitreous.evaluate.intervals import wilson
-from vitreous.evaluate.metrics import Scores, evaluate
+from vitreous.evaluate.metrics import Scores
 from vitreous.model.config import ViTConfig
 from vitreous.train.callbacks import is_better
 
-__all__ = ["Candidate", "Outcome", "best_of", "stage_metric"]
+__all__ = ["Candidate", "Outcome", "beats", "best_of"]
 
 
-def stage_metric(select: str) -> str:
-    """Return the metric of `RunConfig.select` by which stages are compared; for `last`, of epochs, it is top-1."""
-    return "top1" if select == "last" else select
+def beats(select: str, new: AnyScores, old: AnyScores) -> bool:
+    """Return whether a stage is better than another by `RunConfig.select`; for `last`, of epochs, by top-1 or mAP."""
+    metric = "top1" if isinstance(new, Scores) else "mean_ap"
+    return is_better(metric if select == "last" else select, new, old)
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,12 +30,12 @@ class Candidate:
     config: ViTConfig
     tensors: dict[str, Tensor]  # by their names in the state dict, on the CPU
     logits: Tensor  # (n, K) of the validation split, float32
-    labels: Tensor  # (n,)
+    labels: Tensor  # (n,), or (n, K) of 0 and 1
     epoch: int = 0  # of a training, counted from 1; 0 for a head that was fitted
-    scores: Scores = field(init=False)
+    scores: AnyScores = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scores", evaluate(self.logits, self.labels))
+        object.__setattr__(self, "scores", scores_of(self.logits, self.labels))
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +45,8 @@ class Outcome:
     stage: str
     seconds: float = 0.0
     detail: str = ""  # what was chosen, such as a regularisation
-    correct: int | None = None  # images of the validation split; None if the stage was skipped
+    correct: int | None = None  # images of the validation split; None if the stage was skipped, or of several labels
+    mean_ap: float | None = None  # of several labels, in place of `correct`
     images: int = 0  # of the validation split
     candidate: Candidate | None = None  # None for a reference, and for a stage that was skipped
     skipped: str | None = None  # why
@@ -59,7 +62,8 @@ class Outcome:
         scores = candidate.scores
         return cls(
             stage,
-            correct=round(scores.top1 * scores.n),
+            correct=round(scores.top1 * scores.n) if isinstance(scores, Scores) else None,
+            mean_ap=None if isinstance(scores, Scores) else scores.mean_ap,
             images=scores.n,
             candidate=candidate,
             macro_f1=scores.macro_f1,
@@ -74,6 +78,7 @@ class Outcome:
         row |= {"top1": None, "low": None, "high": None}
         if interval is not None:
             row |= {"top1": interval.value, "low": interval.low, "high": interval.high}
+        row |= {} if self.mean_ap is None else {"mean_ap": self.mean_ap}
         row |= {"macro_f1": self.macro_f1, "log_loss": self.log_loss}
         return row | {"skipped": self.skipped, "chosen": self.stage == chosen}
 
@@ -82,17 +87,18 @@ class Outcome:
         if self.skipped is not None:
             return f"{self.stage}: skipped, {self.skipped}"
         row = self.to_dict(None)
-        text = f"{self.stage}: val top-1 {100 * row['top1']:.1f} % ({100 * row['low']:.1f} to {100 * row['high']:.1f})"
-        return f"{text}{f', {self.detail}' if self.detail else ''}, in {self.seconds:.1f} s"
+        score = f"mAP {100 * self.mean_ap:.1f} %" if self.mean_ap is not None else ""
+        if self.correct is not None:
+            score = f"top-1 {100 * row['top1']:.1f} % ({100 * row['low']:.1f} to {100 * row['high']:.1f})"
+        return f"{self.stage}: val {score}{f', {self.detail}' if self.detail else ''}, in {self.seconds:.1f} s"
 
 
 def best_of(outcomes: Sequence[Outcome], select: str) -> Outcome | None:
     """Return the stage with the best model by the metric of `RunConfig.select`, the first among equals."""
-    metric = stage_metric(select)
     best: Outcome | None = None
     for outcome in outcomes:
         if outcome.candidate is None:
             continue
-        if best is None or best.candidate is None or is_better(metric, outcome.candidate.scores, best.candidate.scores):
+        if best is None or best.candidate is None or beats(select, outcome.candidate.scores, best.candidate.scores):
             best = outcome
     return best

@@ -19,17 +19,16 @@ from torch import Tensor
 from vitreous.accelerate.cost import cost
 from vitreous.accelerate.model import build
 from vitreous.errors import CheckpointError
-from vitreous.evaluate.calibration import choose_temperature
 from vitreous.machine.threads import one_thread
 from vitreous.model.config import ViTConfig
 from vitreous.runs.folder import STAGES, RunDir
 from vitreous.runs.state_file import read_state, write_state
-from vitreous.train.assembly import Kit
 from vitreous.train.config import OptimConfig, parse_duration
 from vitreous.train.console import Display
 from vitreous.train.finetune.stages.outcome import Candidate, Outcome, best_of
+from vitreous.train.finetune.stages.writers import stages_kit
 from vitreous.train.finetune.trainable import choose_trained
-from vitreous.train.results import RunWriter, SelectedWeights
+from vitreous.train.results import SelectedWeights
 from vitreous.train.resume.signals import Signals
 from vitreous.train.resume.state import check_identity, identity, report_mismatch
 from vitreous.train.setup import Setup
@@ -38,7 +37,7 @@ __all__ = ["Staging", "selected_weights", "variant", "whole_state"]
 
 _FIELDS = (
     *("stage", "seconds", "detail", "correct", "images", "skipped"),
-    *("macro_f1", "log_loss", "trained", "strength", "history"),
+    *("mean_ap", "macro_f1", "log_loss", "trained", "strength", "history"),
 )
 
 
@@ -66,7 +65,7 @@ class Staging:
         if run_dir.has_run:
             staging._restore()
         if (budget := staging.budget) is not None:
-            staging.map_seconds, report = Kit().ending(setup, budget)
+            staging.map_seconds, report = stages_kit(setup).ending(setup, budget)
             staging.reporting = exit_seconds + report
         return staging
 
@@ -111,8 +110,8 @@ class Staging:
         best = self.best
         if best is not before and best is not None and best.candidate is not None:
             selected = selected_weights(self.setup, best.candidate)
-            writer = RunWriter(variant(self.setup, best.candidate), self.run_dir.path)
-            writer.save_model(selected, choose_temperature(selected.logits, selected.labels), None)
+            writer = stages_kit(self.setup).writer(variant(self.setup, best.candidate), self.run_dir.path)
+            writer.save_calibrated(selected)
         self._write()
 
     @property

@@ -20,14 +20,13 @@ from vitreous.data.sources.listing import pluralize
 from vitreous.errors import OutputError, TrainingError
 from vitreous.runs.folder import RunDir
 from vitreous.train.assembly import Kit, Session, assemble
-from vitreous.train.callbacks import is_better
-from vitreous.train.finetune.stages.outcome import Candidate, Outcome, stage_metric
+from vitreous.train.finetune.stages.outcome import Candidate, Outcome, beats
 from vitreous.train.finetune.stages.staging import Staging, variant, whole_state
+from vitreous.train.finetune.stages.writers import guarded_writer
 from vitreous.train.finetune.trainable import freeze_modules, merge_adapters
 from vitreous.train.out_of_memory import free_memory, is_out_of_memory
 from vitreous.train.phases import ask_teacher, fit, score, select_weights
 from vitreous.train.planning.trials import synchronize
-from vitreous.train.results import RunWriter, SelectedWeights
 from vitreous.train.resume.saving import load_newest
 from vitreous.train.resume.state import RunState, check_identity, identity
 from vitreous.train.setup import Setup, one_thread_if_tiny
@@ -38,18 +37,6 @@ ALPHAS = (0.5, 0.75)
 """Weights of the trained model in the averages with its start."""
 
 _TIMED = 32  # most images of a timed step
-
-
-class _Guarded(RunWriter):
-    """Writes the best model of a training only if it beats those of earlier stages."""
-
-    def __init__(self, setup: Setup, folder: Path, incumbent: Candidate) -> None:
-        super().__init__(setup, folder)
-        self._incumbent, self._metric = incumbent, stage_metric(setup.config.select)
-
-    def save_best(self, selected: SelectedWeights) -> None:
-        if is_better(self._metric, selected.scores, self._incumbent.scores):
-            super().save_best(selected)
 
 
 def step_seconds(setup: Setup) -> float:
@@ -128,7 +115,7 @@ def _open(staging: Staging, mode: str, start: Candidate) -> Session:
     best = staging.best
     incumbent = best.candidate if best and best.candidate else start
     kit = Kit(
-        writer=lambda setup, *_: _Guarded(setup, run_dir.path, incumbent),
+        writer=lambda setup, *_: guarded_writer(setup, run_dir.path, incumbent),
         ending=lambda *_: (staging.map_seconds, staging.reporting),
         later_validations=len(ALPHAS) if mode != "lora" else 0,
     )
@@ -160,14 +147,14 @@ def average_with_start(staging: Staging, trained: Outcome, start: Candidate, ses
     began, after = time.monotonic(), trained.candidate
     assert after is not None
     before, module, best = whole_state(staging.setup, start), session.module, None
-    metric = stage_metric(staging.setup.config.select)
+    select = staging.setup.config.select
     for alpha in ALPHAS:
         weights = _mean(before, after.tensors, alpha)
         module.eval_model.load_state_dict(weights)
         with one_thread_if_tiny(session.setup):
             scored = score(session, session.setup.data_module.val_dataloader())
         candidate = Candidate(after.config, weights, scored.logits, scored.labels, after.epoch)
-        if best is None or is_better(metric, candidate.scores, best[1].scores):
+        if best is None or beats(select, candidate.scores, best[1].scores):
             best = alpha, candidate
     assert best is not None
     detail = f"{best[0]:g} of {trained.stage} and {1 - best[0]:g} of its start"

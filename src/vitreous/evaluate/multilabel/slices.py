@@ -1,0 +1,54 @@
+"""Scores of several labels on parts of a set of images, by further columns of the manifest. N images, K labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.evaluate.intervals import Interval, wilson
+from vitreous.evaluate.multilabel.metrics import check_label_sets, evaluate_labels
+from vitreous.evaluate.slices import MISSING
+
+__all__ = ["LabelSlice", "score_label_slices"]
+
+_FEWEST = 30  # images, below which the scores say little
+
+
+@dataclass(frozen=True)
+class LabelSlice:
+    """Scores of the images with one value in one column."""
+
+    column: str
+    value: str
+    n: int  # number of images
+    mean_ap: float  # over the labels that an image of the slice has
+    micro_f1: float
+    subset_accuracy: Interval  # Wilson's interval
+    small: bool  # under 30 images
+
+
+def score_label_slices(
+    logits: Tensor, labels: Tensor, present: Tensor, columns: Mapping[str, Sequence[str | None]]
+) -> list[LabelSlice]:
+    """Score the images of each value of each column, from calibrated logits, labels and labels given, (N, K) each.
+
+    ``columns`` has the N values of each column. Slices are in the order of the columns, and within a column the one
+    with the lowest mAP is first.
+    """
+    values, true = check_label_sets(logits, labels)
+    given, found = present.cpu().bool(), []
+    for column, cells in columns.items():
+        names = np.array([MISSING if cell is None or not cell.strip() else cell for cell in cells])
+        slices = []
+        for name in np.unique(names):
+            held = torch.from_numpy(np.flatnonzero(names == name))
+            scores = evaluate_labels(values[held], true[held], given[held])
+            right = wilson(round(scores.subset_accuracy * scores.n), scores.n)
+            small = scores.n < _FEWEST
+            slices.append(LabelSlice(column, str(name), scores.n, scores.mean_ap, scores.micro_f1, right, small))
+        found += sorted(slices, key=lambda each: (each.mean_ap, each.value))
+    return found
