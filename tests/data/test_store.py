@@ -151,5 +151,5 @@ def test_an_address_with_a_credential_is_refused_without_repeating_it(address, w
 def test_a_store_without_its_package_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     monkeypatch.setitem(sys.modules, "gcsfs.core", None)  # which another test may have imported
-    with pytest.raises(MissingExtraError, match="pip install gcsfs"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'vitreous.gs.'"):
         open_source(DataConfig("gs://bucket/photos"))

@@ -16,7 +16,7 @@ from vitreous.errors import MissingExtraError
 
 __all__ = ["is_absent", "is_denied", "open_filesystem", "read_range", "read_whole", "remove"]
 
-_PACKAGES = {"s3": "'vitreous[remote]'", "gs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub"}
+_PACKAGES = {"s3": "'vitreous[remote]'", "gs": "'vitreous[gs]'", "az": "'vitreous[az]'", "hf": "huggingface_hub"}
 _CONNECT, _READ = 10, 30  # seconds until a connection, and an answer, is given up
 _CONNECTIONS = 64  # at a time, of a process: as many as a batch has images
 
