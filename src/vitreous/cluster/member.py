@@ -72,7 +72,9 @@ def keep_process(task: Task) -> None:
         board.refuse(f"{platform.node()} has no folder '{task.folder}': run the command in one that all machines see")
         return
     if attempt > 1 and rank == 0:
-        board.write(2, f"vitreous: a worker was lost: the run continues in {world} from its last checkpoint\n".encode())
+        processes = "1 process" if world == 1 else f"{world} processes"
+        told = f"vitreous: a worker was lost: the run continues in {processes} from its last checkpoint\n"
+        board.write(2, told.encode())
     place = _place(rank, world, context.get_local_rank(), context.get_local_world_size(), (address, port))
     environment = {**os.environ, **_environment(place, task, context.get_local_world_size())}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:  # a pipe would break with the worker
