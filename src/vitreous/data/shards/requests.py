@@ -19,6 +19,8 @@ from vitreous.data.shards.filesystem import is_absent, is_denied, read_range
 __all__ = ["TRIES", "Range", "Tail", "is_final", "pause", "read_ranges"]
 
 TRIES = 8
+"""How often a range is asked for before its error is reported."""
+
 _PAUSE = 0.02  # seconds before the second try; tripled before each further one, and varied by half: 22 in all
 _AT_ONCE = 64  # requests
 _SMALL = 1 << 20  # bytes; the time of a longer range is that of its bytes, and a second request would add to it
