@@ -6,6 +6,8 @@ What a model has learned: features of images it has not seen
 most of the digits, which the model was trained to tell apart.
 """
 
+import tempfile
+
 import matplotlib.pyplot as plt
 import numpy as np
 from PIL import Image
@@ -13,7 +15,8 @@ from sklearn.datasets import load_digits
 
 import vitreous
 
-model = vitreous.train("digits", epochs=10, out="runs/features", quiet=True).model
+with tempfile.TemporaryDirectory() as folder:
+    model = vitreous.train("digits", epochs=10, out=f"{folder}/run", quiet=True).model
 
 digits = load_digits()
 images = [Image.fromarray((each * 255 / 16).astype("uint8")) for each in digits.images[-400:]]

@@ -7,6 +7,8 @@ random map: a method that looks like it explains nothing. `vitreous inspect MODE
 each method is.
 """
 
+import tempfile
+
 import matplotlib.pyplot as plt
 from PIL import Image
 from sklearn.datasets import load_digits
@@ -14,7 +16,8 @@ from sklearn.datasets import load_digits
 import vitreous
 from vitreous.inspection.maps import MAPS
 
-model = vitreous.train("digits", epochs=10, out="runs/maps", quiet=True).model
+with tempfile.TemporaryDirectory() as folder:
+    model = vitreous.train("digits", epochs=10, out=f"{folder}/run", quiet=True).model
 
 shown = (0, 3, 4, 7)
 figure, axes = plt.subplots(len(shown), 1 + len(MAPS), figsize=(11, 5))

@@ -7,6 +7,8 @@ and cosines know the plane from the start; learned embeddings start as noise, an
 and columns.
 """
 
+import tempfile
+
 import matplotlib.pyplot as plt
 
 import vitreous
@@ -15,11 +17,13 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
 
 small = {"image_size": 16, "patch_size": 2, "in_channels": 1, "num_classes": 10, "width": 64, "depth": 1, "heads": 2}
-options = {"model": {"position": "learned", "patch_size": 2}, "epochs": 10, "out": "runs/positions", "quiet": True}
+options = {"model": {"position": "learned", "patch_size": 2}, "epochs": 10, "quiet": True}
+with tempfile.TemporaryDirectory() as folder:
+    trained = vitreous.train("digits", out=f"{folder}/run", **options).model
 models = {
     "sines and cosines": VisionTransformer(ViTConfig(**small, position="sincos-2d")),
     "learned, at the start": VisionTransformer(ViTConfig(**small, position="learned")),
-    "learned, 10 epochs": vitreous.train("digits", **options).model.model,
+    "learned, 10 epochs": trained.model,
 }
 
 figure, axes = plt.subplots(1, len(models), figsize=(9, 3.2))

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from filelock import FileLock
 
 from browser import Browser, browser, static_host, wait
 from reference_pages.names import public_names
@@ -39,21 +40,28 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built once, with warnings as errors."""
     for package in ("sphinx", "myst_nb", "sphinx_gallery", "pydata_sphinx_theme", "sphinx_design", "sphinx_copybutton"):
         pytest.importorskip(package, reason="the site is not built: pip install -e '.[docs]'")
-    folder = tmp_path_factory.mktemp("site")
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-q",
-        "-W",
-        "--keep-going",
-        "-d",
-        folder / "trees",
-        DOCS,
-        folder / "html",
-    ]
-    built = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
-    assert built.returncode == 0, built.stderr
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site"
+    with FileLock(f"{folder}.lock"):  # the build writes into docs/: one for all workers
+        if not folder.exists():
+            folder.mkdir()
+            command = [
+                sys.executable,
+                "-m",
+                "sphinx",
+                "-q",
+                "-W",
+                "--keep-going",
+                "-d",
+                folder / "trees",
+                DOCS,
+                folder / "html",
+            ]
+            quiet = {**os.environ, "NO_COLOR": "1"}
+            built = subprocess.run(command, check=False, capture_output=True, text=True, env=quiet)
+            (folder / "said.txt").write_text(f"{built.returncode}\n{built.stderr}", encoding="utf-8")
+    said = (folder / "said.txt").read_text(encoding="utf-8")
+    assert said.startswith("0\n"), said
     return folder / "html"
 
 
@@ -272,21 +280,22 @@ _COMPARE = """(async () => {
 
 
 @pytest.fixture(scope="session")
-def full_styles(site: Path) -> None:
-    """The style sheets as the packages have them, below `_static/full` of the site."""
+def full_site(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site with the style sheets as the packages have them below `_static/full`."""
+    copy = shutil.copytree(site, tmp_path_factory.mktemp("full") / "html")
     sphinx_design, theme = (importlib.import_module(name) for name in ("sphinx_design", "pydata_sphinx_theme"))
-    shutil.copytree(site / "_static", site / "_static/full", ignore=lambda *_: ["full"])
+    shutil.copytree(site / "_static", copy / "_static/full")
     theirs = Path(theme.__file__).parent / "theme/pydata_sphinx_theme/static/styles/pydata-sphinx-theme.css"
-    shutil.copy(theirs, site / "_static/full/styles")
-    shutil.copy(Path(sphinx_design.__file__).parent / "static/sphinx-design.min.css", site / "_static/full")
+    shutil.copy(theirs, copy / "_static/full/styles")
+    shutil.copy(Path(sphinx_design.__file__).parent / "static/sphinx-design.min.css", copy / "_static/full")
+    return copy
 
 
-@pytest.mark.usefixtures("full_styles")
 @pytest.mark.parametrize(("name", "width"), [("index.html", 1400), ("how-to/export.html", 390)])
-def test_lean_styles_look_the_same(reader: Browser, site: Path, name: str, width: int) -> None:
+def test_lean_styles_look_the_same(reader: Browser, full_site: Path, name: str, width: int) -> None:
     """Every element looks as it does with the style sheets that the packages have."""
     reader.view(width, "light")
-    visit(reader, site / name)
+    visit(reader, full_site / name)
     reader.js(_LOOKS)
     found = reader.call("Runtime.evaluate", expression=_COMPARE, awaitPromise=True, returnByValue=True)
     count, different = found["result"]["value"]
