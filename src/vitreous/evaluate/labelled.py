@@ -37,8 +37,8 @@ def labelled(features: npt.ArrayLike, labels: npt.ArrayLike, name: str) -> Label
     y: npt.NDArray[Any] = np.asarray(labels)
     if x.ndim != 2 or y.ndim not in (1, 2) or len(x) != len(y):
         raise DataError(
-            f"{name} features {x.shape} and labels {y.shape} do not match: they must be (n, D) and (n,)"
-        )  # or (n, K)
+            f"{name} features {x.shape} and labels {y.shape} do not match: they must be (n, D) and (n,) or (n, K)"
+        )
     if not x.size:
         raise DataError(f"{name} features are empty, {x.shape}: a probe needs at least one image and one feature")
     if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:

@@ -5,7 +5,7 @@ N images, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +16,13 @@ from vitreous.errors import DataError
 from vitreous.evaluate.intervals import Interval, wilson
 from vitreous.evaluate.metrics import check_predictions, evaluate
 
-__all__ = ["MISSING", "Slice", "score_slices"]
+__all__ = ["FEWEST", "MISSING", "Slice", "parts_of", "score_slices"]
 
 MISSING = "(missing)"
 """The value of images whose cell is None, empty or blank."""
+
+FEWEST = 30
+"""Images below which the scores of a slice say little."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ def score_slices(
     labels: Tensor,
     columns: Mapping[str, Sequence[str | None]],
     *,
-    minimum: int = 30,
+    minimum: int = FEWEST,
     level: float = 0.95,
 ) -> list[Slice]:
     """Score the images of each value of each column, from logits (N, K) and labels (N,).
@@ -56,18 +59,25 @@ def score_slices(
         raise DataError(f"minimum is {minimum}, it must be at least 1 image")
     found = []
     for column, cells in columns.items():
-        if len(cells) != len(labels):
-            raise DataError(
-                f"column '{column}' has {len(cells):,} values for {len(labels):,} images: give one per image"
-            )
-        values = np.array([MISSING if cell is None or not cell.strip() else cell for cell in cells])
         slices = []
-        for value in np.unique(values):
-            held = torch.from_numpy(np.flatnonzero(values == value))
+        for value, held in parts_of(column, cells, len(labels)):
             scores, n = evaluate(logits[held], labels[held]), len(held)
             recalls = [each.recall for each in scores.per_class if each.support]
             accuracy = wilson(int((logits[held].argmax(dim=1) == labels[held]).sum()), n, level)
             mean = float(np.mean(recalls))
-            slices.append(Slice(column, str(value), n, accuracy, mean, scores.log_loss, n < minimum))
+            slices.append(Slice(column, value, n, accuracy, mean, scores.log_loss, n < minimum))
         found += sorted(slices, key=lambda each: (each.accuracy.value, each.value))
     return found
+
+
+def parts_of(column: str, cells: Sequence[str | None], images: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield each value of a column, in order, and the positions (n,) of its images.
+
+    Raises:
+        DataError: If the column does not have a value for each of the images.
+    """
+    if len(cells) != images:
+        raise DataError(f"column '{column}' has {len(cells):,} values for {images:,} images: give one per image")
+    values = np.array([MISSING if cell is None or not cell.strip() else cell for cell in cells])
+    for value in np.unique(values):
+        yield str(value), torch.from_numpy(np.flatnonzero(values == value))

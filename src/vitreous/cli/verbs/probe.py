@@ -58,9 +58,8 @@ def run(argv: Sequence[str]) -> int:
     from vitreous.evaluate.probes import probe_report
 
     classifier = load_model(options)
-    data = scoring.open_data(
-        classifier.info, options.data, options.data_dir, "val", several=True
-    )  # split as for training
+    # "val", to split as training did
+    data = scoring.open_data(classifier.info, options.data, options.data_dir, "val", several=True)
     if data.several:
         if options.shots not in (_SHOTS, "none") or options.whiten or options.l2 is not None:
             raise UsageError("few shots need one class of each image: leave --shots, --whiten and --l2 out")

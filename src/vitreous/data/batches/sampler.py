@@ -8,7 +8,7 @@ of every batch, and the shares add up to the batch that a single process would h
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,6 +94,7 @@ class UnlabelledOrder:
     steps: int
     seed: int
     window: Window | None = None
+    _kept: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False)  # of the last pass
 
     def plan(self, epoch: int, step: int, part: int = 0, parts: int = 1) -> BatchPlan:
         """Return the images of part ``part`` of the ``parts`` of a step."""
@@ -111,11 +112,12 @@ class UnlabelledOrder:
         return np.concatenate(found)
 
     def _order(self, turn: int) -> npt.NDArray[np.int64]:
-        """Return all images in the order of a pass through them."""
-        draws = generator(self.seed, turn, stream="unlabelled")
-        if self.window is not None:
-            return self.window.shuffle(np.arange(self.num_images), draws)
-        return draws.permutation(self.num_images)
+        """Return all images in the order of a pass through them, which is drawn once for all its steps."""
+        if turn not in self._kept:
+            draws, images = generator(self.seed, turn, stream="unlabelled"), np.arange(self.num_images)
+            self._kept.clear()
+            self._kept[turn] = draws.permutation(images) if self.window is None else self.window.shuffle(images, draws)
+        return self._kept[turn]
 
 
 class TrainSampler(Sampler[BatchPlan]):

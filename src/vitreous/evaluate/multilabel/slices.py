@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from vitreous.evaluate.intervals import Interval, wilson
 from vitreous.evaluate.multilabel.metrics import check_label_sets, evaluate_labels
-from vitreous.evaluate.slices import MISSING
+from vitreous.evaluate.slices import FEWEST, parts_of
 
 __all__ = ["LabelSlice", "score_label_slices"]
-
-_FEWEST = 30  # images, below which the scores say little
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class LabelSlice:
     mean_ap: float  # over the labels that an image of the slice has
     micro_f1: float
     subset_accuracy: Interval  # Wilson's interval
-    small: bool  # under 30 images
+    small: bool  # fewer than `FEWEST` images
 
 
 def score_label_slices(
@@ -42,13 +38,11 @@ def score_label_slices(
     values, true = check_label_sets(logits, labels)
     given, found = present.cpu().bool(), []
     for column, cells in columns.items():
-        names = np.array([MISSING if cell is None or not cell.strip() else cell for cell in cells])
         slices = []
-        for name in np.unique(names):
-            held = torch.from_numpy(np.flatnonzero(names == name))
+        for value, held in parts_of(column, cells, len(true)):
             scores = evaluate_labels(values[held], true[held], given[held])
             right = wilson(round(scores.subset_accuracy * scores.n), scores.n)
-            small = scores.n < _FEWEST
-            slices.append(LabelSlice(column, str(name), scores.n, scores.mean_ap, scores.micro_f1, right, small))
+            small = scores.n < FEWEST
+            slices.append(LabelSlice(column, value, scores.n, scores.mean_ap, scores.micro_f1, right, small))
         found += sorted(slices, key=lambda each: (each.mean_ap, each.value))
     return found

@@ -65,9 +65,8 @@ class AuxModule(VitModule):
         no_class = torch.zeros(len(batch["images"]), dtype=torch.int64, device=batch["images"].device)
         images, no_targets = self.augment.augment_batch(batch | {"labels": no_class}, progress)
         loss_of, shown = self.auxiliary.unlabelled_loss_of(images, self.accumulate, terms)
-        with without_statistics(
-            cast(FastVisionTransformer, self.model).patch_embed
-        ):  # hidden patches may be in `shown`
+        stem = cast(FastVisionTransformer, self.model).patch_embed
+        with without_statistics(stem):  # hidden patches may be in `shown`
             return self._backward_with(self.auxiliary, loss_of, shown, no_targets)
 
     def after_update(self, progress: float) -> None:

@@ -43,9 +43,8 @@ class Distiller(nn.Module):
     def __init__(self, teacher: Teacher, config: RunConfig, data: ImageData, augment: BatchAugment) -> None:
         super().__init__()
         self.options, self.augment = config.distil, augment
-        self.loss, self.logit_loss = choose_loss(config.labels, data.several), logit_loss
-        if data.several:
-            self.logit_loss = label_logit_loss
+        self.loss = choose_loss(config.labels, data.several)
+        self.logit_loss = label_logit_loss if data.several else logit_loss
         self._teacher = (teacher,)  # in a tuple: not a submodule
         order = class_order(teacher, data.classes, data.name, data.several) if self.options.uses_logits else None
         self.register_buffer("order", order, persistent=False)
