@@ -24,9 +24,8 @@ def robustness_content(found: RobustnessResult, score: str = "accuracy") -> Iter
     """Yield the same of a result; the score, which is 1 minus the error, has this name."""
     summary = found.corruptions
     yield f"<p>{score[0].upper() + score[1:]} on {found.images:,} images, drawn at random, under the 15 corruptions of "
-    yield "ImageNet-C at "
-    yield f"severities 1 to 5 and under shifts, applied at {found.side} pixels. The dashed line is the {score} "
-    yield f"without change, {1 - (summary.clean_error or 0):.1%}. The mean error over all corruptions is "
+    yield f"ImageNet-C at severities 1 to 5 and under shifts, applied at {found.side} pixels. The dashed line is the "
+    yield f"{score} without change, {1 - (summary.clean_error or 0):.1%}. The mean error over all corruptions is "
     yield f"{summary.mean_error:.1%}."
     if summary.mean_corruption_error is not None:
         other = f"<bdi>{html_text(found.baseline or '')}</bdi>"
