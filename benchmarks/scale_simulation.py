@@ -3,12 +3,13 @@
     python benchmarks/scale_simulation.py --dataset jft --model B/16 --gpus 8 64 512
     python benchmarks/scale_simulation.py --model S/16 --step-ms 32:9.1 256:33.2 --set store_rate=2e9 decode=0.004
     python benchmarks/scale_simulation.py --plan 64.json 512.json      # files of `vitreous plan ... --json`
-    python benchmarks/scale_simulation.py --write docs/explanation/scale-on-paper.md --figure docs/images/scale-lost.png
+    python benchmarks/scale_simulation.py --write docs/explanation/scale-on-paper.md
 
 The first three print a table like those of docs/explanation/scale-on-paper.md, which explains the columns; the last one
-writes that page's tables and its figure. The inputs and their sources are in `scale/paper_inputs.py`, the closed forms
-in `scale/paper.py`. `scale/step_events.py` and `scale/run_events.py` simulate events, with the program's own shares of
-batches, interval of checkpoints and watch. Everything is a function of `--seed`. It needs half a minute on one core.
+writes that page's tables. `draw_lost` draws its figure. The inputs and their sources are in `scale/paper_inputs.py`,
+the closed forms in `scale/paper.py`. `scale/step_events.py` and `scale/run_events.py` simulate events, with the
+program's own shares of batches, interval of checkpoints and watch. Everything is a function of `--seed`. It needs half
+a minute on one core.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # benchmarks/
 
 from scale.lost_time import simulate
@@ -29,8 +32,8 @@ from scale.paper_figure import draw
 from scale.paper_inputs import DATASETS, INPUTS, values
 from scale.paper_tables import GPUS, TABLES, runs_table
 from vitreous.errors import VitreousError
+from vitreous.report.style import Theme
 
-TITLE = "ViT-B/16, 300 M images, batch 4,096 on H100s: time lost by cause"
 PANELS = {
     "shards": "shards in a store",
     "images": "a request to the store for each image",
@@ -56,7 +59,6 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runs", type=int, default=20, help="draws of the failures of a run (default: 20)")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="write the tables into their places in this page")
-    parser.add_argument("--figure", type=Path, metavar="FILE", help="write the figure, and its dark version")
     return parser.parse_args(words)
 
 
@@ -99,17 +101,20 @@ def fill(page: str) -> str:
     return page
 
 
+def draw_lost(figure: Figure, theme: Theme) -> None:
+    """Draw the time that is lost by cause, for each layout of the data, on an empty figure."""
+    base = [Case.of("jft", "B/16", gpus) for gpus in GPUS]
+    panels = {name: [simulate(replace(c, layout=layout)) for c in base] for layout, name in PANELS.items()}
+    draw(panels, figure, theme)
+
+
 def main(words: Sequence[str] | None = None) -> None:
-    """Print a table, or write the page and the figure."""
+    """Print a table, or write the tables of the page."""
     asked = parse(words)
     try:
         if asked.write is not None:
             asked.write.write_text(fill(asked.write.read_text(encoding="utf-8")), encoding="utf-8")
-        if asked.figure is not None:
-            base = [Case.of("jft", "B/16", gpus) for gpus in GPUS]
-            panels = {name: [simulate(replace(c, layout=layout)) for c in base] for layout, name in PANELS.items()}
-            draw(panels, TITLE, asked.figure)
-        if asked.write is None and asked.figure is None:
+        else:
             print(runs_table(simulate(case, seed=asked.seed, runs=asked.runs) for case in cases(asked)))
     except (VitreousError, ValueError, OSError) as error:
         raise SystemExit(f"{Path(__file__).name}: {error}") from None

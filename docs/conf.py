@@ -6,6 +6,7 @@ Nothing of the site asks another host for anything.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -17,6 +18,9 @@ from sphinx.application import Sphinx
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+paths = (str(HERE), str(HERE.parent / "benchmarks"), os.environ.get("PYTHONPATH", ""))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # of code cells
+os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
 
 import lean_styles  # noqa: E402
 import reference_pages  # noqa: E402
@@ -91,7 +95,7 @@ html_sidebars = {"index": []}
 
 
 def setup(app: Sphinx) -> None:
-    """Write the generated pages before the sources are read, and finish what was built."""
+    """Write the generated pages before the sources are read, and drop what no page needs from what was built."""
     app.connect("config-inited", lambda *_: reference_pages.write(HERE / "reference" / "generated"))
     app.connect("source-read", lambda _, page, source: _name_thumbnails(page, source))
     app.connect("doctree-read", lambda _, tree: _drop_foreign_types(tree))
@@ -114,8 +118,7 @@ def _drop_foreign_types(tree: nodes.document) -> None:
 
 
 def _finish(built: Path) -> None:
-    """Copy the figures that pages name in HTML, and drop what no page loads."""
-    shutil.copytree(HERE / "images", built / "images", dirs_exist_ok=True)
+    """Drop what no page loads."""
     static = built / "_static"
     shutil.rmtree(static / "vendor", ignore_errors=True)  # the icon font, and its scripts below
     for unused in [*static.glob("scripts/fontawesome.js*"), *static.glob("webpack-macros.html")]:

@@ -1,17 +1,15 @@
-"""The figure of lost time by cause against the number of GPUs, for light and for dark pages."""
+"""The figure of lost time by cause against the number of GPUs, in the colours of a theme."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from scale.lost_time import Outcome
-from vitreous.report.fonts import FontSet
-from vitreous.report.style import DARK, LIGHT, Theme, to_png
+from vitreous.report.style import Theme
 
 __all__ = ["draw"]
 
@@ -24,17 +22,13 @@ _GROUPS = {
 }
 
 
-def draw(panels: Mapping[str, Sequence[Outcome]], title: str, path: Path) -> None:
-    """Write PATH and its dark version, with a panel for each series of numbers of GPUs."""
-    for theme, file in ((LIGHT, path), (DARK, path.with_name(f"{path.stem}-dark{path.suffix}"))):
-        with theme.applied(FontSet([])):
-            figure = Figure(figsize=(12.5, 4.4), layout="constrained")
-            axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-            for each, (name, outcomes) in zip(axes, panels.items(), strict=True):
-                _panel(each, name, outcomes, theme)
-            axes[0].set_ylabel("share of the GPUs' time that is lost")
-            figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(_GROUPS))
-            file.write_bytes(to_png(figure, title))
+def draw(panels: Mapping[str, Sequence[Outcome]], figure: Figure, theme: Theme) -> None:
+    """Draw a panel for each series of numbers of GPUs on an empty figure."""
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for each, (name, outcomes) in zip(axes, panels.items(), strict=True):
+        _panel(each, name, outcomes, theme)
+    axes[0].set_ylabel("share of the GPUs' time that is lost")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(_GROUPS))
 
 
 def _panel(axes: Axes, name: str, outcomes: Sequence[Outcome], theme: Theme) -> None:

@@ -1,6 +1,6 @@
 """Measure memory and time against sequence length, from 196 to 4,096 tokens.
 
-    python benchmarks/speed/long_sequences.py --device cpu --plot docs/images/long-sequences.png
+    python benchmarks/speed/long_sequences.py --device cpu
 
 Trains and runs S/16 and B/16 on one image at a time, 224 to 1,024 pixels, in the precision and with the optimiser of
 `vitreous train`. "Checkpoints" means `model.block.checkpoint`. Each measurement runs in its own process: memory is the
@@ -31,7 +31,6 @@ from vitreous.model.sizes import config_of
 
 SIDES = (224, 320, 448, 640, 768, 896, 1024)  # pixels: 196 to 4,096 patches of 16
 WAYS = {"training": {}, "training, checkpoints": {"block": {"checkpoint": True}}, "inference": {}}
-COLOURS = {"training": "#d95f02", "training, checkpoints": "#7570b3", "inference": "#1b9e77"}
 SHAPES = ((16, 6, 197, 64), (4, 12, 785, 64), (1, 12, 1025, 64), (1, 12, 2305, 64), (1, 12, 4097, 64))  # B H N d
 
 
@@ -57,12 +56,8 @@ def one(size: str, side: int, way: str, device: torch.device, rounds: int) -> st
     return f"{peak_memory(device, work)} {statistics.median(times)}"
 
 
-Found = dict[tuple[str, int, str], tuple[float, float]]
-
-
-def measure(options: argparse.Namespace) -> Found:
-    """Return GiB and seconds by size, side and mode, and print each line as it is measured."""
-    found: Found = {}
+def measure(options: argparse.Namespace) -> None:
+    """Print GiB and seconds by size, side and mode, each line as it is measured."""
     print("| model | px | patches | | peak GiB | s an image |\n|---|---|---|---|---|---|")
     for size in options.sizes:
         for side in options.sides:
@@ -72,38 +67,8 @@ def measure(options: argparse.Namespace) -> Found:
                 cells = [said, ""]
                 if not said.startswith("failed"):
                     peak, time = map(float, said.split())
-                    found[size, side, way] = peak / 2**30, time
                     cells = [f"{peak / 2**30:.2f}", f"{time:.3g}"]
                 print(f"| {size}/16 | {side} | {(side // 16) ** 2:,} | {way} | {' | '.join(cells)} |", flush=True)
-    return found
-
-
-def plot(found: Found, sizes: list[str], path: Path, note: str) -> None:
-    """Draw memory and time in two panels on a white background."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.2), facecolor="white", layout="constrained")
-    for column, (axis, label) in enumerate(zip(axes, ("peak memory, GiB", "seconds an image"), strict=True)):
-        for size, style in zip(sizes, ("--", "-", ":"), strict=False):
-            for way, colour in COLOURS.items():
-                own = sorted(side for s, side, w in found if (s, w) == (size, way))
-                patches = [(side // 16) ** 2 for side in own]
-                values = [found[size, side, way][column] for side in own]
-                axis.plot(patches, values, style, color=colour, marker="o", ms=3, label=f"{size}/16, {way}")
-        if column == 0:
-            axis.axhline(24, color="#888888", lw=1)
-            axis.annotate("24 GiB", (196, 24), va="bottom", fontsize=8, color="#555555")
-        axis.set(xscale="log", yscale="log", xlabel="patches", ylabel=label, facecolor="white")
-        ticks = sorted({(side // 16) ** 2 for _, side, _ in found})
-        axis.set_xticks(ticks, [f"{n:,}" for n in ticks], fontsize=8)
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-    axes[1].legend(fontsize=8)
-    figure.suptitle(note, fontsize=8)
-    figure.savefig(path, dpi=130)
 
 
 def blockwise(q: Tensor, k: Tensor, v: Tensor, rows: int = 512) -> Tensor:
@@ -150,7 +115,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sizes", nargs="+", default=["S", "B"])
     parser.add_argument("--sides", nargs="+", type=int, default=list(SIDES))
-    parser.add_argument("--plot", type=Path)
     parser.add_argument("--attention", action="store_true")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--kernel", nargs=6, help=argparse.SUPPRESS)
@@ -170,9 +134,7 @@ def main() -> None:
     if options.attention:
         attention(options)
         return
-    found = measure(options)
-    if options.plot:
-        plot(found, options.sizes, options.plot, place)
+    measure(options)
 
 
 if __name__ == "__main__":

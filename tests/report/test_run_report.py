@@ -223,14 +223,6 @@ def test_many_classes_leave_the_matrix_away(tmp_path: Path) -> None:
     assert report["worst_mistakes"][0]["name"] is None
 
 
-def test_dark_figures_are_written_on_request(tmp_path: Path) -> None:
-    val = Predictions(torch.eye(4) * 9, torch.arange(4))
-    report = write_report(tmp_path, FACTS, history=HISTORY, classes=list("abcd"), val=val, dark=True)
-    dark = [name.replace(".png", "-dark.png") for name in PICTURES]
-    assert report["pictures"] == [*PICTURES, *dark]
-    assert {path.name for path in tmp_path.iterdir()} == {*PICTURES, *dark, PAGE, "report.json"}
-
-
 def test_an_image_that_is_gone_does_not_prevent_the_report(tmp_path: Path) -> None:
     def gone(index: int) -> Image.Image:
         raise (DataError if index % 2 else FileNotFoundError)(f"{index} is gone")

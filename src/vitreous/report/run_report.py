@@ -117,14 +117,12 @@ def write_report(
     val: Predictions,
     test: Predictions | None = None,
     temperature: float | None = None,
-    dark: bool = False,
 ) -> dict[str, Any]:
     """Write `report.json`, :data:`PAGE` and :data:`PICTURES` into a run directory, and return the first one's content.
 
     The page is on the validation split, so that studying its mistakes leaves the test split untouched; of the test
     split it shows the reliability. The temperature is fitted on the validation split, here if it is None, so that
-    `calibration` of report.json is measured on the test split if there is one. `dark` also writes each figure for dark
-    pages, as `NAME-dark.png`, in twice the time.
+    `calibration` of report.json is measured on the test split if there is one.
     """
     temperature = choose_temperature(val.logits, val.labels) if temperature is None else temperature
     scores = evaluate(val.logits, val.labels)
@@ -132,13 +130,7 @@ def write_report(
     named = {"val": _named(scores, classes), "test": _named(test_scores, classes) if test_scores else None}
     mistakes = _mistakes(val, classes)
     calibration = _calibration(val, test, temperature)
-    figures = {
-        name.replace(".png", "-dark.png") if is_dark else name: draw_curves(
-            history, facts.selected_epoch, scores.summary(), facts.precision, dark=is_dark
-        )
-        for is_dark in ((False, True) if dark else (False,))
-        for name in PICTURES
-    }
+    figures = {name: draw_curves(history, facts.selected_epoch, scores.summary(), facts.precision) for name in PICTURES}
     held_out = ("test split", test.logits, test.labels) if test is not None else None
     shown = replace(_page_input(folder.name, facts, classes, val, temperature), held_out=held_out)
     html = "".join(page(measure(shown), val.image, class_map=val.class_map))
