@@ -20,13 +20,14 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # benchmarks/
 
-from scale.lost_time import simulate
+from scale.lost_time import Outcome, simulate
 from scale.paper import LAYOUTS, Case, StepModel, fit
 from scale.paper_figure import draw
 from scale.paper_inputs import DATASETS, INPUTS, values
@@ -103,9 +104,13 @@ def fill(page: str) -> str:
 
 def draw_lost(figure: Figure, theme: Theme) -> None:
     """Draw the time that is lost by cause, for each layout of the data, on an empty figure."""
+    draw(_panels(), figure, theme)
+
+
+@cache
+def _panels() -> dict[str, list[Outcome]]:
     base = [Case.of("jft", "B/16", gpus) for gpus in GPUS]
-    panels = {name: [simulate(replace(c, layout=layout)) for c in base] for layout, name in PANELS.items()}
-    draw(panels, figure, theme)
+    return {name: [simulate(replace(c, layout=layout)) for c in base] for layout, name in PANELS.items()}
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -1,7 +1,7 @@
 """Stop, kill, slow down and break one process of a run, and check the run against docs/explanation/scale.md.
 
     python benchmarks/scale/faults.py stop --times 20 --world 3    # SIGSTOP: reported within 60 s
-    python benchmarks/scale/faults.py slow --seconds 20            # a slow step raises no alarm
+    python benchmarks/scale/faults.py slow --seconds 20 --lasts 600    # a slow step in 10 minutes raises no alarm
     python benchmarks/scale/faults.py kill|hang|error|int|term
 
 Trains the bundled digits. The process and the moment are random. A run that ended has a checkpoint, which one process
@@ -67,7 +67,7 @@ def one(asked: argparse.Namespace, rng: random.Random, out: Path) -> tuple[bool,
     if kind in SENT:
         os.kill(pids[victim], SENT[kind])
     if kind == "slow":
-        time.sleep(seconds + 60)
+        time.sleep(asked.lasts)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -98,6 +98,7 @@ def main() -> None:
     parser.add_argument("--strategy", default="ddp", choices=["ddp", "fsdp"])
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--lasts", type=float, default=80.0, metavar="S", help="seconds of a run with a slow step")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     rng, results = random.Random(asked.seed), []

@@ -34,6 +34,8 @@ GENERATED = [
 ]
 SKIP_LINK = "#pst-skip-link a"
 
+pytestmark = pytest.mark.timeout(1800)  # the first test of each worker waits for the build, which trains small models
+
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
