@@ -40,10 +40,11 @@ class Shown:
         return self._text
 
 
-def part(page: str | os.PathLike[str], *selectors: str) -> Shown:
+def part(page: str | os.PathLike[str], *selectors: str, style: str = "") -> Shown:
     """Return the elements of a page of the program that CSS selectors name, in the page's own style.
 
-    They are in a shadow tree, where the styles of the site and of the page do not meet. Colours come from outside.
+    They are in a shadow tree, where the styles of the site and of the page do not meet. Colours come from outside. The
+    rules of `style` come last.
 
     Raises:
         ValueError: If a selector finds nothing.
@@ -57,10 +58,10 @@ def part(page: str | os.PathLike[str], *selectors: str) -> Shown:
         found += [str(element) for element in elements]
         section = elements[-1].find_parent("section")
         given = (section and section.get("style")) or given  # such as the photograph behind maps
-    style = "".join(element.string for element in soup.find_all("style"))
-    style = _COLOURS.sub("", _DARK.sub("", style))
+    own = "".join(element.string for element in soup.find_all("style"))
+    own = _COLOURS.sub("", _DARK.sub("", own))
     return Shown(
-        f'{_colours()}<div class="report-part"><template shadowrootmode="open"><style>{style}{_HOST}</style>'
+        f'{_colours()}<div class="report-part"><template shadowrootmode="open"><style>{own}{_HOST}{style}</style>'
         f'<div class="row charts" style="{html.escape(given)}">{"".join(found)}</div></template></div>'
     )
 
