@@ -261,6 +261,10 @@ def test_other_applications_of_a_cluster_stay(start, model, images) -> None:
     from ray import serve
     from ray.cluster_utils import Cluster
 
+    class Other:  # in here, so that Ray pickles it by value
+        def __call__(self) -> str:
+            return "still here"
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -287,13 +291,6 @@ def test_other_applications_of_a_cluster_stay(start, model, images) -> None:
         serve.shutdown()
         ray.shutdown()
         cluster.shutdown()
-
-
-class Other:
-    """Somebody else's application."""
-
-    def __call__(self) -> str:
-        return "still here"
 
 
 def command(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from vitreous.cluster.proxy import IMPORT_PATH
-from vitreous.cluster.replica import OPERATOR, Replica
 from vitreous.cluster.room import Room
 from vitreous.errors import first_line
 from vitreous.serve.settings import Settings
 
-__all__ = ["Operator", "State"]
+__all__ = ["NAMESPACE", "OPERATOR", "Operator", "State"]
+
+OPERATOR = "vitreous-serve"
+"""The name of the actor, and of the application that it deploys."""
+NAMESPACE = "vitreous"
+"""The namespace of the actor's name."""
 
 _DEPLOYMENT = "service"
 _HEALTH_PERIOD = 5.0  # seconds between looks at a replica's health
@@ -45,6 +48,8 @@ class Operator:
         """Have Ray Serve listen, unless it does."""
         from ray import serve
         from ray.serve.context import _get_global_client
+
+        from vitreous.cluster.proxy import IMPORT_PATH
 
         client = _get_global_client(raise_if_no_controller_running=False)
         if client is not None:
@@ -87,6 +92,8 @@ class Operator:
         """Have Ray Serve start the replicas, in place of those that a killed command has left."""
         from ray import serve
         from ray.serve.api import RunTarget, run_many
+
+        from vitreous.cluster.replica import Replica
 
         limits = settings.limits
         deployment = serve.deployment(

@@ -8,18 +8,14 @@ import time
 
 from starlette.types import ASGIApp
 
+from vitreous.cluster.operator import NAMESPACE, OPERATOR
 from vitreous.errors import VitreousError, first_line
 from vitreous.serve.engine.engine_process import EngineFailed
 from vitreous.serve.http.app import create_app
 from vitreous.serve.http.service import Service
 from vitreous.serve.settings import Settings
 
-__all__ = ["NAMESPACE", "OPERATOR", "Replica"]
-
-OPERATOR = "vitreous-serve"
-"""The name of the actor that speaks for the command, and of its application."""
-NAMESPACE = "vitreous"
-"""The namespace of that name."""
+__all__ = ["Replica"]
 
 _PATIENCE = 30.0  # seconds without an engine after which a replica is replaced; an engine that died restarts in a few
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.cluster.address import connect, is_local, shared_path
+from vitreous.cluster.operator import NAMESPACE, OPERATOR, Operator
 from vitreous.cluster.room import Room, room_for
 from vitreous.cluster.signals import collected_signals
 from vitreous.errors import MissingExtraError, UsageError, VitreousError, first_line
@@ -54,7 +55,7 @@ def serve_on(
         service = _RemoteService(ray, settings, room_for(ray, workers, device), announce, received)
         try:
             service.run()
-        except ray.exceptions.RayError as error:
+        except (ray.exceptions.RayError, ConnectionError) as error:
             raise VitreousError(
                 f"the cluster is lost, or Ray Serve has failed ({first_line(error)}): the same command starts the "
                 "service again"
@@ -124,8 +125,8 @@ class _RemoteService:
     def _remove(self) -> None:
         """Remove the application; a further signal does not wait for its last requests."""
         signals = len(self._received)
-        removal = self._operator.remove.remote(self._settings.limits.seconds)
-        with contextlib.suppress(self._ray.exceptions.RayError):
+        with contextlib.suppress(self._ray.exceptions.RayError, ConnectionError):
+            removal = self._operator.remove.remote(self._settings.limits.seconds)
             while len(self._received) == signals:
                 if self._ray.wait([removal], timeout=_POLL)[0]:
                     self._ray.get(removal)
@@ -133,9 +134,6 @@ class _RemoteService:
                     return
 
     def _start_operator(self) -> Any:
-        from vitreous.cluster.operator import Operator
-        from vitreous.cluster.replica import NAMESPACE, OPERATOR
-
         options = {"name": OPERATOR, "namespace": NAMESPACE, "num_cpus": 0, "max_concurrency": 4}
         try:
             return self._ray.remote(**options)(Operator).remote()
