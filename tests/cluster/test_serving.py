@@ -272,7 +272,8 @@ def test_other_applications_of_a_cluster_stay(start, model, images) -> None:
     try:
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        serve.run(serve.deployment(Other).bind(), name="other", route_prefix="/other")
+        other = serve.deployment(Other, ray_actor_options={"num_cpus": 0})
+        serve.run(other.bind(), name="other", route_prefix="/other")
         on = {"RAY_ADDRESS": cluster.address}
         refused = command(model, "--port", port + 1, "--on", "ray://auto", **on)
         assert refused.returncode == 2

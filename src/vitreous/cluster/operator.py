@@ -29,6 +29,8 @@ _POLL = 0.25  # seconds
 class State(NamedTuple):
     """What became of the application."""
 
+    is_ready: bool
+    """Whether every replica answers, and none is of an application before this one."""
     running: int
     """Replicas that answer."""
     failures: list[tuple[str, int]]
@@ -128,11 +130,11 @@ class Operator:
         failures, self._failures = self._failures, []
         application = serve.status().applications.get(OPERATOR)
         if application is None:
-            return State(0, failures, "its application was removed from the cluster")
+            return State(False, 0, failures, "its application was removed from the cluster")
         deployment = application.deployments.get(_DEPLOYMENT)
         running = deployment.replica_states.get("RUNNING", 0) if deployment is not None else 0
         problem = " ".join(application.message.split()) if application.status == "DEPLOY_FAILED" else ""
-        return State(running, failures, problem)
+        return State(application.status == "RUNNING", running, failures, problem)
 
     def remove(self, seconds: float) -> None:
         """Remove the application after its last request, and Ray Serve if this command has started it for itself."""

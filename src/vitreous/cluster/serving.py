@@ -80,9 +80,7 @@ class _RemoteService:
             url = url_of(self._settings.host, self._settings.port)
             self._announce(f"listening on {url}")
             if not self._call("has_own_proxies"):
-                self._announce(
-                    "Ray Serve was running: its proxies keep their settings, and answer a lost replica with 500"
-                )
+                self._announce("Ray Serve was running: its proxies keep their settings (docs/how-to/cluster.md)")
             if reason := self._call("deploy", self._settings, self._room):
                 raise UsageError(reason)
             if self._wait_for_all():
@@ -100,7 +98,7 @@ class _RemoteService:
                 raise as_error(*state.failures[0])
             if state.problem:
                 raise VitreousError(f"Ray Serve cannot start the replicas ({state.problem})")
-            if state.running == self._room.workers:
+            if state.is_ready:
                 return True
             if not is_told and time.monotonic() - start > _PATIENCE:
                 is_told = True
@@ -134,14 +132,20 @@ class _RemoteService:
                     return
 
     def _start_operator(self) -> Any:
-        options = {"name": OPERATOR, "namespace": NAMESPACE, "num_cpus": 0, "max_concurrency": 4}
-        try:
-            return self._ray.remote(**options)(Operator).remote()
-        except ValueError as error:  # the name is taken
+        if self._is_taken():
             raise UsageError(
                 "another `vitreous serve --on` serves from this cluster: end it, or serve its models from this "
                 "command, as name=MODEL"
-            ) from error
+            )
+        options = {"name": OPERATOR, "namespace": NAMESPACE, "num_cpus": 0, "max_concurrency": 4}
+        return self._ray.remote(**options)(Operator).remote()
+
+    def _is_taken(self) -> bool:
+        try:
+            self._ray.get_actor(OPERATOR, NAMESPACE)
+        except ValueError:  # nobody has the name
+            return False
+        return True
 
     def _call(self, method: str, *arguments: Any) -> Any:
         """Return the result of a method of the operator; signals are heard meanwhile."""
