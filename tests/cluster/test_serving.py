@@ -259,7 +259,6 @@ def test_a_port_in_use_is_told_before_a_cluster_starts(model) -> None:
 def test_other_applications_of_a_cluster_stay(start, model, images) -> None:
     import ray
     from ray import serve
-    from ray.cluster_utils import Cluster
 
     class Other:  # in here, so that Ray pickles it by value
         def __call__(self) -> str:
@@ -268,13 +267,12 @@ def test_other_applications_of_a_cluster_stay(start, model, images) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         other = serve.deployment(Other, ray_actor_options={"num_cpus": 0})
         serve.run(other.bind(), name="other", route_prefix="/other")
-        on = {"RAY_ADDRESS": cluster.address}
+        on = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
         refused = command(model, "--port", port + 1, "--on", "ray://auto", **on)
         assert refused.returncode == 2
         assert f"Ray Serve of this cluster listens on 127.0.0.1 port {port}" in refused.stderr
@@ -291,7 +289,6 @@ def test_other_applications_of_a_cluster_stay(start, model, images) -> None:
     finally:
         serve.shutdown()
         ray.shutdown()
-        cluster.shutdown()
 
 
 def command(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -62,7 +62,8 @@ def connect(address: str, workers: int = 1) -> Any:
     with _kept_signals():
         try:
             if address == _LOCAL:
-                ray.init(num_cpus=max(num_cores(), workers), include_dashboard=False, **quiet)
+                # Without "local", Ray would take a cluster that `ray start` has left on this machine.
+                ray.init("local", num_cpus=max(num_cores(), workers), include_dashboard=False, **quiet)
             elif address == _AUTO:
                 ray.init(address="auto", **quiet)
             else:
