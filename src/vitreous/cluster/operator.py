@@ -111,7 +111,8 @@ class Operator:
             graceful_shutdown_timeout_s=limits.seconds + _DRAINING,
             logging_config={"enable_access_log": False},
         )(serve.ingress()(Replica))
-        target = RunTarget(deployment.bind(settings, room.threads), name=OPERATOR, route_prefix="/")
+        replicas = deployment.bind(settings, room.threads, (OPERATOR, NAMESPACE))
+        target = RunTarget(replicas, name=OPERATOR, route_prefix="/")
         try:
             run_many([target], wait_for_applications_running=False)
         except Exception as error:
@@ -132,7 +133,8 @@ class Operator:
         if application is None:
             return State(False, 0, failures, "its application was removed from the cluster")
         deployment = application.deployments.get(_DEPLOYMENT)
-        running = deployment.replica_states.get("RUNNING", 0) if deployment is not None else 0
+        states = deployment.replica_states.items() if deployment is not None else ()
+        running = sum(count for state, count in states if state == "RUNNING")
         problem = " ".join(application.message.split()) if application.status == "DEPLOY_FAILED" else ""
         return State(application.status == "RUNNING", running, failures, problem)
 

@@ -109,7 +109,7 @@ class _Answer:
             kind = headers.get("content-type", "")
             if self._is_ours and message["status"] >= 400 and not kind.startswith(MEDIA_TYPE):
                 self.refused = message["status"]
-            message = message | {"headers": _without_second_id(message["headers"])}
+            message = {**message, "headers": _without_second_id(message["headers"])}
         if self.refused:
             return
         self.is_sent = True

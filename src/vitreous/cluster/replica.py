@@ -8,7 +8,6 @@ import time
 
 from starlette.types import ASGIApp
 
-from vitreous.cluster.operator import NAMESPACE, OPERATOR
 from vitreous.errors import VitreousError, first_line
 from vitreous.serve.engine.engine_process import EngineFailed
 from vitreous.serve.http.app import create_app
@@ -23,12 +22,13 @@ _PATIENCE = 30.0  # seconds without an engine after which a replica is replaced;
 class Replica:
     """What Ray Serve has several of and sends requests to; made by it, so that it is ready once every model is."""
 
-    async def __init__(self, settings: Settings, threads: int) -> None:  # type: ignore[misc]
+    async def __init__(self, settings: Settings, threads: int, operator: tuple[str, str]) -> None:  # type: ignore[misc]
         """Load the models.
 
         Args:
             settings: The service. Its limits are those of each replica.
             threads: Processors of each engine process.
+            operator: Name and namespace of the actor that hears why a replica cannot begin.
         """
         os.environ["OMP_NUM_THREADS"] = str(threads)
         _log_with_ray()
@@ -38,7 +38,7 @@ class Replica:
             await self.service.start()
             await self.service.first_ready()
         except Exception as error:
-            await _report(error)
+            await _report(error, *operator)
             raise
 
     async def __del__(self) -> None:
@@ -62,7 +62,7 @@ class Replica:
             raise RuntimeError(f"no engine of model {missing[0]} for {_PATIENCE:.0f} s")
 
 
-async def _report(error: Exception) -> None:
+async def _report(error: Exception, operator: str, namespace: str) -> None:
     """Tell the command why this replica cannot begin."""
     import ray
 
@@ -73,7 +73,7 @@ async def _report(error: Exception) -> None:
     else:
         reason, code = f"{type(error).__name__}: {first_line(error)}", 1
     try:
-        await ray.get_actor(OPERATOR, NAMESPACE).failed.remote(reason, code)
+        await ray.get_actor(operator, namespace).failed.remote(reason, code)
     except (ValueError, ray.exceptions.RayError):  # the command has been killed
         return
 
