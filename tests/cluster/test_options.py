@@ -36,6 +36,16 @@ def test_without_ray_the_extra_is_named(verb: str, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.skipif(not has_ray, reason="the extra `ray` is not installed")
+def test_without_ray_serve_the_extras_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    pytest.importorskip("fastapi", reason="a service needs the extra `serve`")
+    pytest.importorskip("prometheus_client", reason="a service needs the extra `serve`")
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "grpc_reflection" else real(name))
+    assert main(["serve", "m", "--on", "ray://local"]) == MissingExtraError.exit_code
+    assert "--on needs grpc_reflection: pip install 'vitreous[ray,serve]'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not has_ray, reason="the extra `ray` is not installed")
 def test_a_cluster_that_is_not_there_is_named_at_once(capsys) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
