@@ -80,7 +80,7 @@ class Operator:
             )
         except Exception as error:
             serve.shutdown()
-            reason = first_line(getattr(error, "cause", None) or error)
+            reason = first_line(getattr(error, "cause", None) or error).rstrip(".")
             return (
                 f"cannot listen on {settings.host} port {settings.port}: {reason}; name another with --port or --host"
             )
