@@ -201,7 +201,6 @@ def test_a_killed_replica_and_a_killed_engine_leave_no_request_without_an_answer
     until(lambda: load.statuses[200] > before + 50)
     until(lambda: any(each != engine for each in processes("vitreous.serve.engine.worker", replicas[1])))
     load.end()
-    print(dict(load.statuses))
     assert not load.wrong
     assert set(load.statuses) <= {200, 429, 503}, load.statuses
 
