@@ -60,6 +60,7 @@ DRAWN: dict[tuple[str, str], str] = {
     ("inspection", "checkpoint"): "an explanation opens a model by its path; checkpoints know nothing of maps",
     ("predictor", "engines"): "the predictor has an engine compute; engines know nothing of images' files and labels",
     ("predictor", "export"): "the predictor runs exported files too; an export knows nothing of predictors",
+    ("cluster", "serve"): "a replica of Ray Serve is a whole service; a service knows nothing of clusters",
     ("engines", "export"): "one room traces models and writes graphs: export/graph, for exported files and for caches",
 }
 

@@ -25,14 +25,24 @@ def test_what_is_no_address_is_refused(address: str) -> None:
         check_address(address)
 
 
-@pytest.mark.parametrize("verb", ["predict", "embed", "evaluate", "train"])
+@pytest.mark.parametrize("verb", ["predict", "embed", "evaluate", "train", "serve"])
 def test_without_ray_the_extra_is_named(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else real(name))
-    words = {"train": ["digits"], "evaluate": ["m", "digits"]}.get(verb, ["m", str(tmp_path / "a.jpg")])
+    words = {"train": ["digits"], "evaluate": ["m", "digits"], "serve": ["m"]}.get(verb, ["m", str(tmp_path / "a.jpg")])
     output = ["-o", str(tmp_path / "a.csv")] if verb in ("predict", "embed") else []
     assert main([verb, *words, *output, "--on", "ray://local"]) == MissingExtraError.exit_code
     assert "pip install 'vitreous[ray]'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not has_ray, reason="the extra `ray` is not installed")
+def test_without_ray_serve_the_extras_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    pytest.importorskip("fastapi", reason="a service needs the extra `serve`")
+    pytest.importorskip("prometheus_client", reason="a service needs the extra `serve`")
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "grpc_reflection" else real(name))
+    assert main(["serve", "m", "--on", "ray://local"]) == MissingExtraError.exit_code
+    assert "--on needs grpc_reflection: pip install 'vitreous[ray,serve]'" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not has_ray, reason="the extra `ray` is not installed")
@@ -48,6 +58,17 @@ def test_a_cluster_that_is_not_there_is_named_at_once(capsys) -> None:
 def test_options_of_a_cluster_need_one(option: list[str], capsys) -> None:
     assert main(["predict", "m", "a.jpg", *option]) == 2
     assert f"{option[0]} is for a cluster: give --on too" in capsys.readouterr().err
+
+
+def test_a_service_on_one_machine_has_no_workers(capsys) -> None:
+    assert main(["serve", "m", "--workers", "2"]) == 2
+    assert "--workers is for a cluster: give --on too" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not has_ray, reason="the extra `ray` is not installed")
+def test_options_of_a_socket_are_not_for_a_cluster(capsys) -> None:
+    assert main(["serve", "m", "--on", "ray://local", "--max-connections", "10"]) == 2
+    assert "--max-connections is 10: with --on the proxies of Ray Serve have the connections" in capsys.readouterr().err
 
 
 def test_on_is_taken_out_of_the_words_of_a_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import time
 
 import pytest
+
 from services import until
 
 pytest.importorskip("openvino", reason="openvino is not installed")

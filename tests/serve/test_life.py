@@ -14,6 +14,7 @@ import time
 import numpy as np
 import pytest
 from PIL import Image
+
 from services import READY_SECONDS, linux_only, until, write_model
 
 

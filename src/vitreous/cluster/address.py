@@ -11,12 +11,13 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from vitreous.errors import MissingExtraError, UsageError, VitreousError, first_line
 from vitreous.machine.cores import num_cores
 
-__all__ = ["check_address", "cluster_resources", "connect"]
+__all__ = ["check_address", "cluster_resources", "connect", "is_local", "shared_path"]
 
 _LOCAL, _AUTO = "ray://local", "ray://auto"
 _CLIENT = re.compile(r"ray://(?P<host>[^\s/:]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
@@ -61,7 +62,8 @@ def connect(address: str, workers: int = 1) -> Any:
     with _kept_signals():
         try:
             if address == _LOCAL:
-                ray.init(num_cpus=max(num_cores(), workers), include_dashboard=False, **quiet)
+                # Without "local", Ray would take a cluster that `ray start` has left on this machine.
+                ray.init("local", num_cpus=max(num_cores(), workers), include_dashboard=False, **quiet)
             elif address == _AUTO:
                 ray.init(address="auto", **quiet)
             else:
@@ -76,6 +78,17 @@ def connect(address: str, workers: int = 1) -> Any:
     # What Ray says of a lost worker would be printed between the lines of the output.
     importlib.import_module("ray._private.worker")._worker_logs_enabled = False  # type: ignore[attr-defined]
     return ray
+
+
+def is_local(address: str) -> bool:
+    """Return whether an address stands for a new cluster on this machine."""
+    return address == _LOCAL
+
+
+def shared_path(path: str) -> str:
+    """Return a path as processes in other folders need it; a hub id or a short name as it is."""
+    file = Path(path).expanduser()
+    return str(file.absolute()) if file.exists() else path
 
 
 def cluster_resources(ray: Any) -> tuple[int, int, int]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from vitreous.cluster.address import cluster_resources, connect
+from vitreous.cluster.address import connect
 from vitreous.cluster.parts import encode
-from vitreous.errors import UsageError, VitreousError
+from vitreous.cluster.room import room_for
+from vitreous.errors import VitreousError
 from vitreous.files.text import visible
 
 if TYPE_CHECKING:
@@ -121,19 +122,9 @@ class Pool:
 
     def __init__(self, address: str, workers: int | None, device: str, tell: Callable[[str], None]) -> None:
         self._ray, self._tell = connect(address, workers or 1), tell
-        nodes, cores, gpus = cluster_resources(self._ray)
-        kind, _, index = device.partition(":")
-        if index:
-            raise UsageError(f"--device is '{device}', but Ray chooses the GPU of each worker: use --device {kind}")
-        if kind == "cuda" and not gpus:
-            raise UsageError("--device is 'cuda', but the cluster has no GPU: omit --device, or add machines with GPUs")
-        on_gpu = gpus > 0 and kind in ("auto", "cuda")
-        self.size = workers or (gpus if on_gpu else max(nodes, min(2, cores)))
-        largest = max(int(node["Resources"].get("CPU", 0)) for node in self._ray.nodes() if node["Alive"])
-        self._threads = max(1, min(cores // self.size, largest))
-        self._room = f"{self.size} workers of {self._threads} CPUs{' and a GPU' if on_gpu else ''}"
-        options = {"num_cpus": self._threads, "num_gpus": int(on_gpu), "scheduling_strategy": "SPREAD"}
-        self._actor = self._ray.remote(**options)(_Worker)
+        self._room = room_for(self._ray, workers, device)
+        self.size = self._room.workers
+        self._actor = self._ray.remote(**self._room.resources, scheduling_strategy="SPREAD")(_Worker)
         self._members = [self._start() for _ in range(self.size)]
 
     def prepare(self, call: Call) -> Compute:
@@ -201,7 +192,7 @@ class Pool:
         return errors.RayActorError, errors.OutOfMemoryError, errors.NodeDiedError, errors.ObjectLostError
 
     def _start(self) -> _Member:
-        return _Member(self._actor.remote(self._threads))
+        return _Member(self._actor.remote(self._room.threads))
 
     def _replace(self, member: _Member) -> None:
         self._tell("a worker died: another one takes over its images")
@@ -212,11 +203,7 @@ class Pool:
         """Return the first reference that is ready; say so once if none is for long."""
         ready, _ = self._ray.wait(references, num_returns=1, timeout=_PATIENCE)
         if not ready:
-            free = self._ray.available_resources()
-            self._tell(
-                f"no result for {_PATIENCE:.0f} s; the command has asked for {self._room}, and {free.get('CPU', 0):g} "
-                f"CPUs and {free.get('GPU', 0):g} GPUs are free"
-            )
+            self._tell(f"no result for {_PATIENCE:.0f} s; {self._room.compare_with_free(self._ray)}")
             ready, _ = self._ray.wait(references, num_returns=1, timeout=None)
         return list(ready)
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from vitreous.cluster.address import cluster_resources, connect
 from vitreous.cluster.board import Board, BoardActor
 from vitreous.cluster.member import Task, keep_process
+from vitreous.cluster.signals import collected_signals
 from vitreous.errors import TrainingError, UsageError, first_line
 from vitreous.runs.folder import choose_run_dir
 from vitreous.train.scale.launch import exit_code
@@ -57,7 +55,7 @@ def train_on(address: str, words: Sequence[str], config: RunConfig, *, resume: b
     scaling: dict[str, Any] = {"num_workers": (1, world), "use_gpu": on_gpu, "resources_per_worker": each}
     try:
         fit = ray.remote(num_cpus=0)(_fit).remote(task, str(scratch), scaling)
-        with _signals() as received:
+        with collected_signals() as received:
             sent = 0
             ready: list[Any] = []
             while not ready:
@@ -128,21 +126,3 @@ def _print(board: Board) -> None:
         stream = sys.stdout if number == 1 else sys.stderr
         stream.write(text.decode("utf-8", "replace"))
         stream.flush()
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM for the processes of the run, which save and end; a third Ctrl-C ends the command."""
-    received: list[int] = []
-
-    def receive(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        if received.count(signal.SIGINT) > 2:
-            raise KeyboardInterrupt
-
-    before: dict[int, Any] = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

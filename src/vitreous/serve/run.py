@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from vitreous.serve.settings import Settings
 if TYPE_CHECKING:
     from vitreous.serve.http.service import Service
 
-__all__ = ["bind", "serve"]
+__all__ = ["as_error", "bind", "require_packages", "serve", "url_of"]
 
 _BACKLOG = 1024
 _DRAINING = 5.0  # seconds beyond the time of a request in which connections must end
@@ -39,8 +40,7 @@ def serve(settings: Settings, announce: Callable[[str], None]) -> None:
         UsageError: If the address cannot be bound.
         VitreousError: If a model cannot be loaded.
     """
-    for package in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
-        _require(package)
+    require_packages()
     listener = bind(settings.host, settings.port)
     with contextlib.closing(listener):
         asyncio.run(_run(settings, listener, announce))
@@ -64,6 +64,23 @@ def bind(host: str, port: int) -> socket.socket:
             f"cannot listen on {host} port {port}: {reason}; name another with --port or --host"
         ) from error
     return listener
+
+
+def require_packages() -> None:
+    """Raise MissingExtraError if a package of a service is not installed."""
+    for package in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(f"a service needs {package}, which is not installed: pip install 'vitreous[serve]'")
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the address of a service as clients write it."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def as_error(reason: str, code: int) -> VitreousError:
+    """Return the error of a model that an engine process could not load; ``code`` is the exit code it stands for."""
+    return UsageError(reason) if code == UsageError.exit_code else CheckpointError(reason)
 
 
 async def _run(settings: Settings, listener: socket.socket, announce: Callable[[str], None]) -> None:
@@ -106,7 +123,7 @@ async def _listen(
     # Its own handlers would raise the signal again at the end.
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
     host, port = listener.getsockname()[:2]
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    address = url_of(host, port)
     loading = asyncio.create_task(service.first_ready())
     watching = asyncio.create_task(connections.watch())
 
@@ -124,7 +141,7 @@ async def _listen(
     if not loading.done():
         loading.cancel()
     elif (failed := loading.exception()) is not None:
-        raise _as_error(failed.reason, failed.code) if isinstance(failed, EngineFailed) else failed
+        raise as_error(failed.reason, failed.code) if isinstance(failed, EngineFailed) else failed
 
 
 @contextlib.contextmanager
@@ -146,14 +163,3 @@ def _signals(server: object) -> Iterator[None]:
         with contextlib.suppress(NotImplementedError):
             for number in numbers:
                 loop.remove_signal_handler(number)
-
-
-def _as_error(reason: str, code: int) -> VitreousError:
-    return UsageError(reason) if code == UsageError.exit_code else CheckpointError(reason)
-
-
-def _require(package: str) -> None:
-    import importlib.util
-
-    if importlib.util.find_spec(package) is None:
-        raise MissingExtraError(f"a service needs {package}, which is not installed: pip install 'vitreous[serve]'")

@@ -24,8 +24,8 @@ _ON_HELP = (
 )
 
 
-def add_cluster_options(parser: Parser) -> None:
-    """Add ``--on``, ``--workers`` and ``--parts``."""
+def add_cluster_options(parser: Parser, parts: bool = True) -> None:
+    """Add ``--on`` and ``--workers``, and for verbs with results in parts ``--parts``."""
     add = parser.add_argument
     add("--on", type=str | None, metavar="ADDRESS", help=_ON_HELP)
     add(
@@ -34,6 +34,8 @@ def add_cluster_options(parser: Parser) -> None:
         metavar="N",
         help="with --on, processes that keep the model loaded [one per GPU; without GPUs one per machine, at least 2]",
     )
+    if not parts:
+        return
     add(
         "--parts",
         type=str | None,
@@ -45,16 +47,15 @@ def add_cluster_options(parser: Parser) -> None:
 
 def on_cluster(options: Namespace, local: Mapping[str, Any]) -> Classifier:
     """Return the classifier of a verb with ``--on``; ``local`` are the arguments of ``load`` on this machine."""
-    from vitreous.cluster.address import check_address
+    from vitreous.cluster.address import check_address, shared_path
 
     check_address(options.on)
     from vitreous.cluster.classifier import ClusterClassifier  # imports torch
     from vitreous.cluster.pool import pool_for
     from vitreous.predictor import load
 
-    source = Path(local["source"]).expanduser()
-    shared = str(source.absolute()) if source.exists() else local["source"]  # else a hub id, or a short name
-    arguments = {**{name: value for name, value in local.items() if name != "tell"}, "source": shared}
+    arguments = {name: value for name, value in local.items() if name != "tell"}
+    arguments["source"] = shared_path(local["source"])
     pool = pool_for(options.on, options.workers, options.device, narrate)  # starts while the model is loaded here
     here = load(**{**arguments, "device": "cpu", "engine": "torch", "precision": "float32"})
     return ClusterClassifier(here, pool, arguments, _parts(options))

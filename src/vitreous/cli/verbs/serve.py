@@ -10,6 +10,7 @@ from pathlib import Path
 from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
+from vitreous.cli.options.cluster import add_cluster_options, refuse_idle
 from vitreous.cli.options.model import add_inference_options, add_threshold_option, parse_image_size
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate
@@ -35,6 +36,7 @@ def _parser() -> Parser:
             ("vitreous serve old=runs/photos-1 new=runs/photos-2", "two models: /v1/predict?model=new"),
             ("vitreous serve --new-key alice --api-keys keys.txt", "make an API key; it is shown once"),
             ("vitreous serve runs/photos-1 --host 0.0.0.0 --api-keys keys.txt", "for other machines, with keys"),
+            ("vitreous serve runs/photos-1 --on ray://auto --workers 4", "four replicas on a Ray cluster"),
         ],
     )
     add, limits = parser.add_argument, Limits()
@@ -58,6 +60,7 @@ def _parser() -> Parser:
     add("--access-log", type=bool, default=True, help="a line per request on standard error, without image data")
     add_threshold_option(parser)
     add_inference_options(parser, engines=True)
+    add_cluster_options(parser, parts=False)
     return parser
 
 
@@ -68,15 +71,34 @@ def run(argv: Sequence[str]) -> int:
         return _make_key(options)
     if not options.models:
         raise UsageError("MODEL is missing. Usage: vitreous serve MODEL... [options]")
+    refuse_idle(options)
     settings = _settings(options)
+    if options.on:
+        _check_cluster(options)
     _start_logs()
-    from vitreous.serve.run import serve
-
     if not settings.is_loopback and settings.keys is None:
         narrate(f"anyone who reaches {settings.host} may use this service: --api-keys asks for API keys")
-    serve(settings, narrate)
+    if options.on:
+        from vitreous.cluster.serving import serve_on
+
+        serve_on(options.on, settings, options.workers, options.device, narrate)
+    else:
+        from vitreous.serve.run import serve
+
+        serve(settings, narrate)
     narrate("the service has ended")
     return 0
+
+
+def _check_cluster(options: Namespace) -> None:
+    from vitreous.cluster.address import check_address
+
+    check_address(options.on)
+    if options.max_connections != Limits().connections:
+        raise UsageError(
+            f"--max-connections is {options.max_connections}: with --on the proxies of Ray Serve have the connections, "
+            "and do not limit them; remove it"
+        )
 
 
 def _settings(options: Namespace) -> Settings:

@@ -48,7 +48,8 @@ class RunningService:
     """`vitreous serve` as a process, and plain requests to it."""
 
     def __init__(self, *words: object, engine: str = "torch", **environment: str) -> None:
-        command = [sys.executable, "-m", "vitreous", "serve", *map(str, words), "--port", "0", "--engine", engine]
+        port = [] if "--port" in words else ["--port", "0"]
+        command = [sys.executable, "-m", "vitreous", "serve", *map(str, words), *port, "--engine", engine]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | environment)
         self.lines: list[str] = []
         self._changed = threading.Condition()
