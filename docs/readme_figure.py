@@ -16,7 +16,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
-from browser import browser  # noqa: E402
+from browser import browser, wait  # noqa: E402
 
 _BOX = """(() => {
     const cells = [...document.querySelectorAll('article .cell_output')].map(cell => cell.getBoundingClientRect());
@@ -32,6 +32,7 @@ def main(site: Path) -> None:
         for theme, name in (("light", "digits.png"), ("dark", "digits-dark.png")):
             page.view(1100, theme)
             page.open(site / "index.html")
+            wait(page, "document.readyState === 'complete' && document.querySelectorAll('article .cell_output').length")
             shot = page.call("Page.captureScreenshot", clip=page.js(_BOX), captureBeyondViewport=True)
             (HERE / "images" / name).write_bytes(base64.b64decode(shot["data"]))
 
