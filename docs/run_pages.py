@@ -3,7 +3,8 @@
     python docs/run_pages.py                          # all pages; each in an empty folder that is removed afterwards
     python docs/run_pages.py docs/tutorials/first-model.md
     python docs/run_pages.py --minutes 15             # end there, even within a block; what is left has failed
-    python docs/run_pages.py --slack 3                # on a machine that is so many times slower
+    python docs/run_pages.py --slack 3                # each page may take so many times what it says
+    python docs/run_pages.py --jobs 1                 # one page at a time (default: one per core, up to 2)
 
 The blocks of a page run in order, in one folder: Bash with `set -e`, and Python in one namespace. Where tabs show a
 step on the command line and in Python, both run. Blocks in other languages, such as ```console, are not run; pages with
@@ -23,6 +24,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,10 +33,13 @@ import time
 import traceback
 import types
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+CORES = sorted(os.sched_getaffinity(0)) if shutil.which("taskset") else []  # Linux
 PAGES = [*sorted(HERE.glob("tutorials/*.md")), *sorted(HERE.glob("how-to/*.md"))]
 
 _NUMBER = r"[\d.e-]*\d"
@@ -60,41 +65,71 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Run the blocks of pages as published, and check what they state.")
     parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="Markdown files; all if none is named")
     parser.add_argument("--minutes", type=float, help="for all pages together")
-    parser.add_argument("--slack", type=float, default=1, help="multiplies every limit of time (default: 1)")
+    parser.add_argument("--slack", type=float, default=1, help="multiplies the limit of time of each page (default: 1)")
+    jobs = min(2, len(CORES)) or 1
+    parser.add_argument(
+        "--jobs", type=int, default=jobs, help=f"pages at a time, each on its own cores (default: {jobs})"
+    )
     options = parser.parse_args(arguments)
-    minutes = options.minutes and options.minutes * options.slack
-    pages = [page.resolve() for page in options.pages] or PAGES
-    failed, begun = [], time.monotonic()
-    with _ends_after(minutes):
-        for number, page in enumerate(pages):
-            started = time.monotonic()
-            try:
-                steps = run_page(page, options.slack)
-            except PageError as error:
-                failed.append(page)
-                print(f"{page.relative_to(HERE)}: {error}", flush=True)
-            except _OutOfTimeError:
-                print(f"{page.relative_to(HERE)}: all pages together take more than {minutes:g} minutes", flush=True)
-                failed += pages[number:]
-                break
-            else:
-                if steps:
-                    print(f"{page.relative_to(HERE)}: {steps} steps, {time.monotonic() - started:.0f} s", flush=True)
+    pages, begun = [page.resolve() for page in options.pages] or PAGES, time.monotonic()
+    end = begun + 60 * options.minutes if options.minutes else None
+    if len(pages) == 1:
+        return _run_here(pages[0], options.slack, end)
+    pages = sorted(pages, key=_longest, reverse=True)  # so that no long one is left at the end
+    places = SimpleQueue[list[int]]()
+    for job in range(options.jobs):
+        places.put(CORES[job :: options.jobs])
+    with ThreadPoolExecutor(options.jobs) as pool:
+        codes = list(pool.map(lambda page: _run_in_process(page, options.slack, end, places), pages))
+    failed = [page.name for page, code in zip(pages, codes, strict=True) if code]
     print(f"{len(pages)} pages, {(time.monotonic() - begun) / 60:.1f} minutes")
     if failed:
-        print(f"failed: {', '.join(page.name for page in failed)}")
+        print(f"failed: {', '.join(failed)}")
     return bool(failed)
 
 
+def _run_here(page: Path, slack: float, end: float | None) -> int:
+    """Run a page in this process, and print the outcome; return the exit code."""
+    started = time.monotonic()
+    try:
+        with _ends_after(end and max(0.1, end - started)):
+            steps = run_page(page, slack)
+    except (PageError, _OutOfTimeError) as error:
+        print(f"{page.relative_to(HERE)}: {error or 'the time for all pages together is over'}", flush=True)
+        return 1
+    if steps:
+        print(f"{page.relative_to(HERE)}: {steps} steps, {time.monotonic() - started:.0f} s", flush=True)
+    return 0
+
+
+def _run_in_process(page: Path, slack: float, end: float | None, places: SimpleQueue[list[int]]) -> int:
+    """Run a page in a process with cores of its own: threads of two pages that share cores wait for each other."""
+    cores = places.get()
+    words = [sys.executable, __file__, str(page), "--slack", str(slack)]
+    if end is not None:
+        words += ["--minutes", str(max(0.1, end - time.monotonic()) / 60)]
+    words = ["taskset", "--cpu-list", ",".join(map(str, cores)), *words] if cores else words
+    done = subprocess.run(words, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    places.put(cores)
+    print(done.stdout, end="", flush=True)
+    return done.returncode
+
+
+def _longest(page: Path) -> int:
+    """Return the minutes that a page says it takes at most."""
+    limit = _LIMIT.search(page.read_text(encoding="utf-8"))
+    return int(limit[1]) if limit else 0
+
+
 @contextlib.contextmanager
-def _ends_after(minutes: float | None) -> Iterator[None]:
+def _ends_after(seconds: float | None) -> Iterator[None]:
     """Raise in the main thread when the time is over, whatever a page does then."""
 
     def end(*_: object) -> None:
         raise _OutOfTimeError
 
     before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, 60 * (minutes or 0))  # 0 is no timer
+    signal.setitimer(signal.ITIMER_REAL, seconds or 0)  # 0 is no timer
     try:
         yield
     finally:
