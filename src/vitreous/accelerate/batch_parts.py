@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from vitreous.accelerate.model import FastBlock, FastVisionTransformer
 from vitreous.model.config import pair
-from vitreous.model.vit import Output
+from vitreous.model.output import Output
 
 __all__ = [
     "Forward",

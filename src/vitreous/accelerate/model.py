@@ -40,13 +40,14 @@ from vitreous.errors import ConfigError
 from vitreous.model.attention import Attention, AxialAttention, NoKeyBias
 from vitreous.model.block import Block, LayerScale, NormAfterBlock, ParallelBlock
 from vitreous.model.config import ViTConfig
+from vitreous.model.output import Output, check_output
 from vitreous.model.pools import AttentionPoolModule
 from vitreous.model.record import Record
 from vitreous.model.sizes import config_of
 from vitreous.model.stems.conv import ConvPatchEmbed
 from vitreous.model.stems.patch import LinearPatchEmbed, StridedPatchEmbed
 from vitreous.model.stems.resnet import ResNetPatchEmbed
-from vitreous.model.vit import Output, VisionTransformer, check_output
+from vitreous.model.vit import VisionTransformer
 
 __all__ = ["FastBlock", "FastVisionTransformer", "accelerate", "build", "create"]
 

@@ -7,22 +7,19 @@ Parameters have the names of timm, which has the largest collection of published
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig
 from vitreous.model.init import SCHEMES, Scheme
 from vitreous.model.intermediates import Intermediates, intermediates
 from vitreous.model.norm import build_norm
+from vitreous.model.output import Output, check_output
 from vitreous.model.record import Record
 
-__all__ = ["Output", "ViTConfig", "VisionTransformer", "check_output"]
-
-Output = Literal["logits", "features", "tokens"]
-"""What a model returns: logits, pooled features, or all tokens after the last norm."""
+__all__ = ["ViTConfig", "VisionTransformer"]
 
 
 class VisionTransformer(nn.Module):
@@ -144,9 +141,3 @@ class VisionTransformer(nn.Module):
         if self.reg_token is not None:
             nn.init.normal_(self.reg_token, std=1e-6)
         self.config.position.initialise(self, scheme.position_std)
-
-
-def check_output(output: str) -> None:
-    """Raise a ConfigError unless a model can return this output."""
-    if output not in get_args(Output):
-        raise ConfigError(f"output is '{output}', it must be {', '.join(get_args(Output))}")
