@@ -62,15 +62,12 @@ class _Worker:
     def __init__(self, threads: int) -> None:
         import torch
 
+        import vitreous.predictor  # noqa: F401  # takes longer than to load a model, so not with the first images
         from vitreous.machine.allocator import keep_freed_memory
 
         torch.set_num_threads(threads)
         keep_freed_memory()
         self._loaded: dict[str, Classifier] = {}
-
-    def warm_up(self) -> None:
-        """Import what computes: that takes longer than to load a model, and needs no chosen engine."""
-        import vitreous.predictor  # noqa: F401
 
     def prepare(self, call: Call) -> tuple[Compute, list[str]]:
         """Load the model and choose its engine; return what was chosen, and the notes of the loading."""
@@ -129,12 +126,9 @@ class Pool:
 
     def prepare(self, call: Call) -> Compute:
         """Load a model in the first worker, and return what computes there; the others are to do the same."""
-        is_chosen = "auto" not in (call.model["engine"], call.model["precision"])
-        for member in self._members[1:]:
-            if is_chosen:  # nothing to wait for
+        if "auto" not in (call.model["engine"], call.model["precision"]):  # nothing to wait for
+            for member in self._members[1:]:
                 member.actor.prepare.remote(call)
-            else:
-                member.actor.warm_up.remote()
         for _ in range(_DEATHS):
             try:
                 [found] = self._wait([self._members[0].actor.prepare.remote(call)])
