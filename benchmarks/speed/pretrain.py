@@ -2,8 +2,9 @@
 
 Run with: python benchmarks/speed/pretrain.py [--steps 20] [--rounds 3]
 
-Both encode 16 of 64 patches, decode with width 64 and depth 2, and update with AdamW under bf16 autocast. A round times
-so many steps of each. lightly needs timm, and is left out where it is missing.
+Both encode 16 of 64 patches, decode with width 64 and depth 2, and update with AdamW, under bf16 autocast where the
+processor computes in bf16. Ours shares a batch between two threads, as `vitreous pretrain` does. A round times so many
+steps of each. lightly needs timm, and is left out where it is missing.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from collections.abc import Callable
 
 import torch
 
+from vitreous.accelerate.batch_parts import add_gradients, num_parts
 from vitreous.accelerate.model import build
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
+from vitreous.machine.device import computes_bf16
 from vitreous.model.pools import Mean
 from vitreous.model.sizes import config_of
 from vitreous.model.stems import LinearStem
@@ -32,7 +35,16 @@ def ours() -> Callable[[torch.Tensor], torch.Tensor]:
     config = config_of("128x6/4", num_classes=0, heads=4, stem=LinearStem(), pool=Mean())
     pipeline = EvalPipeline((32, 32), 3, PreprocessConfig(mean=(0.5,) * 3, std=(0.25,) * 3))
     objective = Mae(build(config), pipeline, MaeConfig(decoder_width=64)).train()
-    return stepping(objective, lambda images: objective((images,)).loss)
+
+    def learn(images: torch.Tensor) -> torch.Tensor:
+        parts = num_parts(objective.backbone, images)
+        if parts == 1:
+            return backward(objective((images,)).loss)
+        split = objective.in_parts((images,))
+        own = {"loss_of": split.loss_of, "extra": split.trained}
+        return add_gradients(objective.backbone, images, images, parts, **own)
+
+    return stepping(objective, learn)
 
 
 def lightlys() -> Callable[[torch.Tensor], torch.Tensor]:
@@ -66,22 +78,28 @@ def lightlys() -> Callable[[torch.Tensor], torch.Tensor]:
         targets = utils.get_at_index(utils.patchify(images, 4), masked - 1)
         return torch.nn.functional.mse_loss(predicted.float(), utils.normalize_mean_var(targets, dim=-1))
 
-    return stepping(both, loss)
+    return stepping(both, lambda images: backward(loss(images)))
+
+
+def backward(loss: torch.Tensor) -> torch.Tensor:
+    """Add the gradients of a loss, and return it without."""
+    loss.backward()
+    return loss.detach()
 
 
 def stepping(
-    module: torch.nn.Module, loss: Callable[[torch.Tensor], torch.Tensor]
+    module: torch.nn.Module, learn: Callable[[torch.Tensor], torch.Tensor]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that makes one step on a batch."""
+    """Return a function that makes one step on a batch, of whose loss ``learn`` adds the gradients."""
+    in_bf16 = computes_bf16(torch.device("cpu"))
     optimizer = torch.optim.AdamW((p for p in module.parameters() if p.requires_grad), lr=1e-3, fused=True)
 
     def step(images: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            value = loss(images)
-        value.backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
+            value = learn(images)
         optimizer.step()
         optimizer.zero_grad()
-        return value.detach()
+        return value
 
     return step
 

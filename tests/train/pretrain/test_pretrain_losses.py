@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from vitreous.accelerate.batch_parts import add_gradients
 from vitreous.accelerate.model import build
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
@@ -139,6 +140,26 @@ def test_the_mae_loss_equals_that_of_transformers_on_the_same_mask(normalise):
     is_hidden, targets = found.mask.bool(), patch_targets(images, (4, 4), normalise)
     assert is_hidden.sum() == 36
     assert float(mae_loss(ours[is_hidden], targets[is_hidden])) == pytest.approx(float(found.loss.detach()), abs=1e-6)
+
+
+def test_threads_compute_the_mae_loss_and_gradient_of_the_whole_batch():
+    found = []
+    for threads in (1, 2):
+        torch.manual_seed(0)
+        objective = Mae(build(SMALL), PIPELINE, MaeConfig(decoder_heads=2)).train()
+        images = torch.randn(13, 3, 16, 16)
+        torch.manual_seed(1)
+        if threads == 1:
+            losses = objective((images,))
+            losses.loss.backward()
+            loss, embeddings = losses.loss.detach(), losses.embeddings
+        else:
+            split = objective.in_parts((images,))
+            own = {"loss_of": split.loss_of, "extra": split.trained}
+            loss = add_gradients(objective.backbone, images, images, 2, **own)
+            embeddings = torch.cat([rows for _, rows in sorted(split.embeddings.items())])
+        found.append((loss, embeddings, {name: p.grad for name, p in objective.named_parameters() if p.requires_grad}))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
 
 
 def test_the_encoder_sees_visible_patches_alone():

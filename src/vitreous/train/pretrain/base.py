@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from vitreous.accelerate.batch_parts import MaskedLoss
 from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.preprocess import EvalPipeline
@@ -19,6 +20,7 @@ from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig
 
 __all__ = [
+    "LossInParts",
     "Losses",
     "Objective",
     "Reconstruction",
@@ -37,6 +39,15 @@ class Losses:
     loss: Tensor
     embeddings: Tensor  # (B, D) detached: what a collapse makes equal for all images
     parts: Mapping[str, Tensor] = field(default_factory=dict)  # terms of the loss, detached, if there are several
+
+
+@dataclass(frozen=True, eq=False)
+class LossInParts:
+    """The loss of a batch that threads compute in parts (:func:`~vitreous.accelerate.batch_parts.add_gradients`)."""
+
+    loss_of: MaskedLoss  # of a part, given the backbone's passes
+    trained: tuple[nn.Parameter, ...]  # what is trained beside the backbone
+    embeddings: dict[int, Tensor]  # as those of Losses, by the first image of each part: filled by `loss_of`
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +94,10 @@ class Objective(nn.Module):
     def forward(self, views: Sequence[Tensor]) -> Losses:
         """Return the loss of a batch."""
         raise NotImplementedError
+
+    def in_parts(self, views: Sequence[Tensor]) -> LossInParts | None:
+        """Return the loss of a training batch for threads; None if it needs all images at once."""
+        return None
 
     def after_update(self, progress: float) -> None:
         """Follow an update of the weights, when a fraction ``progress`` of the run is done."""

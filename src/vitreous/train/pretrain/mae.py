@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from vitreous.accelerate.batch_parts import Passes
 from vitreous.accelerate.kernels import Linear
 from vitreous.accelerate.model import FastVisionTransformer, build
 from vitreous.data.preprocess import EvalPipeline
@@ -20,7 +21,15 @@ from vitreous.model.config import ViTConfig, pair
 from vitreous.model.positions import SinCos2d
 from vitreous.model.positions.sincos_2d import sincos_table
 from vitreous.model.stems.patch import flatten_patches
-from vitreous.train.pretrain.base import Losses, Objective, Reconstruction, check_masking, entropy, take_rows
+from vitreous.train.pretrain.base import (
+    Losses,
+    LossInParts,
+    Objective,
+    Reconstruction,
+    check_masking,
+    entropy,
+    take_rows,
+)
 from vitreous.train.pretrain.spread import find_constant
 
 __all__ = [
@@ -89,8 +98,26 @@ class Mae(Objective):
         (images,) = views
         kept, hidden = draw_mask(images, self.backbone.patch_embed.patch, self.options.mask)
         prediction, tokens = self.predict(images, kept, hidden)  # (B, N - n, V)
+        return Losses(self._error(prediction, images, hidden), tokens.detach().float().mean(1))
+
+    def in_parts(self, views: Sequence[Tensor]) -> LossInParts:
+        """Mask random patches as :meth:`forward`, for threads that have a part of the batch each."""
+        (images,) = views
+        kept, hidden = draw_mask(images, self.backbone.patch_embed.patch, self.options.mask)
+        embeddings: dict[int, Tensor] = {}
+
+        def loss_of(passes: Passes, part: slice) -> Tensor:
+            tokens = passes.encode_visible(kept[part])  # (B, P + n, D)
+            embeddings[part.start] = tokens.detach().float().mean(1)
+            prediction = self.decoder(tokens, passes.grid, kept[part], hidden[part])  # (B, N - n, V)
+            return self._error(prediction, images[part], hidden[part])
+
+        return LossInParts(loss_of, tuple(self.decoder.parameters()), embeddings)
+
+    def _error(self, prediction: Tensor, images: Tensor, hidden: Tensor) -> Tensor:
+        """Return the mean squared error of predictions (B, N - n, V) of the hidden patches."""
         targets = patch_targets(images, self.backbone.patch_embed.patch, self.options.normalise)  # (B, N, V)
-        return Losses(mae_loss(prediction, take_rows(targets, hidden)), tokens.detach().float().mean(1))
+        return mae_loss(prediction, take_rows(targets, hidden))
 
     def predict(self, images: Tensor, kept: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return the predicted values of the hidden patches, (B, N - n, V), and the encoder's tokens."""

@@ -5,12 +5,13 @@ Shapes: B batch, C channels, H x W pixels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from vitreous.accelerate.batch_parts import add_gradients, num_parts
 from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import model_seed
@@ -70,11 +71,22 @@ class PretrainModule(VitModule):
         """Add the gradients of a micro-batch, and look for a collapse."""
         views = self.objective.views(batch, self.augment, progress)
         torch.manual_seed(model_seed(self.augment.seed, batch))  # masks, slices and dropout
-        found = self.objective(views)
-        self.manual_backward(found.loss / self.accumulate)
+        loss, embeddings = self._learn(views)
         if self.watch is not None:
-            self.watch.see(self.global_step, found.embeddings)
-        return cast(Tensor, found.loss.detach())
+            self.watch.see(self.global_step, embeddings)
+        return loss
+
+    def _learn(self, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Add the gradients of a micro-batch, by threads if they can share it; return its loss and embeddings."""
+        backbone, scale = self.objective.trained_backbone, 1 / self.accumulate
+        count = num_parts(backbone, views[0])
+        if count > 1 and (split := self.objective.in_parts(views)) is not None:
+            own: Any = {"scale": scale, "loss_of": split.loss_of, "extra": split.trained}
+            loss = add_gradients(backbone, views[0], views[0], count, **own)
+            return loss, torch.cat([rows for _, rows in sorted(split.embeddings.items())])
+        found = self.objective(views)
+        self.manual_backward(found.loss * scale)
+        return cast(Tensor, found.loss.detach()), found.embeddings
 
     def after_update(self, progress: float) -> None:
         """Let the objective follow, as a teacher does."""
