@@ -296,6 +296,32 @@ def test_smaller_images_come_first():
         assert torch.equal(small, tv.resize(full, size, antialias=True))
 
 
+def test_crops_are_cut_at_the_smaller_size_unless_pixels_are_counted_behind_them():
+    canvases, labels = (
+        torch.randint(0, 256, (16, 3, 40, 50), generator=torch.Generator().manual_seed(0)),
+        torch.arange(16) % K,
+    )
+    canvases, boxes = canvases.to(torch.uint8), torch.tensor([[0.1, 0.2, 0.5, 0.6]]).repeat(16, 1)
+    small, _ = augment(flip=0.0, small_first=(0.5,))(canvases, labels, epoch=0, step=0, boxes=boxes)
+    assert torch.equal(small, PIPELINE.normalise(resized_crop(canvases, boxes, (12, 16))))
+    for fields in ({"policy": "rand"}, {"pad_crop": 2}):
+        small, _ = augment(small_first=(0.5,), **fields)(canvases, labels, epoch=0, step=0, boxes=boxes)
+        full, _ = augment(**fields)(canvases, labels, epoch=0, step=0, boxes=boxes)
+        assert torch.equal(small, tv.resize(full, (12, 16), antialias=True))
+
+
+def test_whole_images_are_those_of_evaluation_at_the_size_of_training():
+    images, _ = batch()
+    growing = augment(small_first=(0.5,), small_until=0.5)
+    assert torch.equal(growing.evaluated(images, 0.5), PIPELINE.normalise(images))
+    expected = tv.resize(PIPELINE.normalise(images), (12, 16), antialias=True)
+    assert torch.equal(growing.evaluated(images, 0.4), expected)
+    canvases = torch.randint(0, 256, (4, 3, 40, 50), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    assert torch.equal(
+        growing.evaluated(canvases, 0.5), PIPELINE.normalise(tv.resize(canvases, (24, 32), antialias=True))
+    )
+
+
 @pytest.mark.parametrize("policy", ["none", "rand", "trivial", "three"])
 def test_one_channel_digits_go_through_everything(policy):
     pixels, labels = digits()

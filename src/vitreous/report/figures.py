@@ -23,6 +23,7 @@ _TERMS = (
     ("train_classification", "train, labels", "-"),
     ("train_reconstruction", "train, reconstruction", "--"),
     ("train_unlabelled", "the same, unlabelled", ":"),
+    ("train_pseudo", "train, pseudo-labels", "--"),
 )
 """Columns of metrics.csv with the terms of the training loss, if it has any, with labels and line styles."""
 

@@ -305,14 +305,15 @@ class RunConfig:
     def phases(self) -> tuple[tuple[float, float], ...]:
         """Start and end of each phase of the run, as fractions of the run in [0, 1].
 
-        All steps of a phase take equally long. A run has more than one phase if it starts with smaller images, or drops
-        patches only at first.
+        All steps of a phase take equally long. A run has more than one phase if it starts with smaller images, drops
+        patches only at first, or learns from unlabelled images only later.
         """
         edges = {0.0, 1.0}
         count, until = len(self.augment.small_first), self.augment.small_until
         edges.update(until * (i + 1) / count for i in range(count))
         if self.model.patch_dropout:
             edges.add(1 - self.patches_last)
+        edges.update(self.aux.edges)
         return tuple(itertools.pairwise(sorted(edges)))
 
 

@@ -34,7 +34,7 @@ from vitreous.train.optim import build_optimizer, move_average, schedule, set_le
 from vitreous.train.resume.non_finite import FiniteWatch, Step
 
 if TYPE_CHECKING:  # runs without a teacher or a second task do not import them
-    from vitreous.train.auxiliary.reconstruction import ReconstructionTask
+    from vitreous.train.auxiliary.task import AuxTask
     from vitreous.train.distil.distiller import Distiller
 
 __all__ = ["VitModule"]
@@ -88,7 +88,7 @@ class VitModule(lightning.LightningModule):
         self.model = model
         self.average = copy.deepcopy(model).requires_grad_(False).eval() if ema is not None else None
         self.distiller = distiller
-        self.auxiliary: ReconstructionTask | None = None  # a second task (auxiliary/module.py)
+        self.auxiliary: AuxTask | None = None  # a second task (auxiliary/module.py)
         self.optim = optim
         self.augment = augment
         self.pipeline = pipeline
@@ -206,10 +206,10 @@ class VitModule(lightning.LightningModule):
         torch.manual_seed(model_seed(self.augment.seed, batch))  # makes dropout a function of seed, epoch and step
         if self.distiller is not None:
             loss_of = self.distiller.loss_of(self.model, images, targets, batch, self.class_weights)
-            return self._backward_with(self.distiller, loss_of, images, targets)
-        return self._backward(images, targets, batch.get("whole", len(images)))
+            return self.backpropagate_with(self.distiller, loss_of, images, targets)
+        return self.backpropagate(images, targets, batch.get("whole", len(images)))
 
-    def _backward(self, images: Tensor, targets: Tensor, count: int) -> Tensor:
+    def backpropagate(self, images: Tensor, targets: Tensor, count: int) -> Tensor:
         """Add the gradients of a micro-batch of `count` images, and return its mean loss."""
         parts, loss_of = num_parts(self.model, images), partial(self.loss, weight=self.class_weights)
         if parts > 1:
@@ -220,10 +220,10 @@ class VitModule(lightning.LightningModule):
         self.manual_backward(loss / self.accumulate)
         return loss.detach()
 
-    def _backward_with(
+    def backpropagate_with(
         self, extra: nn.Module, loss_of: Any, images: Tensor, targets: Tensor, masked: Tensor | None = None
     ) -> Tensor:
-        """Do as :meth:`_backward`, with the loss of an extra module that is trained too."""
+        """Do as :meth:`backpropagate`, with the loss of an extra module that is trained too."""
         count, model = num_parts(self.model, images), cast(FastVisionTransformer, self.model)
         if count > 1:
             own: Any = {"scale": 1 / self.accumulate, "extra": tuple(extra.parameters()), "masked": masked}

@@ -32,7 +32,7 @@ from vitreous.train.multilabel.config import LabelsConfig
 from vitreous.train.multilabel.losses import choose_loss
 
 if TYPE_CHECKING:  # runs without a teacher or a second task do not import them
-    from vitreous.train.auxiliary.reconstruction import ReconstructionTask
+    from vitreous.train.auxiliary.task import AuxTask
     from vitreous.train.distil.distiller import Distiller
 
 __all__ = [
@@ -65,7 +65,7 @@ class Setup:
     precision: str  # `bf16` or `float32`
     pretrained: Pretrained | None = None  # what a fine-tuning starts from, without its tensors
     distiller: Distiller | None = None  # what the run learns from a teacher
-    auxiliary: ReconstructionTask | None = None  # its second task
+    auxiliary: AuxTask | None = None  # its second task
 
 
 def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setup:
@@ -108,13 +108,13 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
     return Setup(config, data, pipeline, loading, model, size, device, precision, pretrained, distiller, auxiliary)
 
 
-def _build_auxiliary(config: RunConfig, loading: ImageDataModule, several: bool) -> ReconstructionTask | None:
+def _build_auxiliary(config: RunConfig, loading: ImageDataModule, several: bool) -> AuxTask | None:
     if config.aux.method == "none":
         return None
-    from vitreous.train.auxiliary.reconstruction import ReconstructionTask
+    from vitreous.train.auxiliary.task import build_task
 
     per_step = (loading.train_sampler.batch_size, loading.num_beside)
-    return ReconstructionTask(config, per_step, choose_loss(config.labels, several))
+    return build_task(config, per_step, choose_loss(config.labels, several), several=several)
 
 
 def open_data(config: RunConfig, view: Display, *, needs_labels: bool = True) -> ImageData:

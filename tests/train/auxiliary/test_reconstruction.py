@@ -182,6 +182,9 @@ def test_models_and_values_that_do_not_fit_are_refused():
 
 def test_the_command_takes_the_task(capsys):
     assert main(["train", "digits", "--aux", "mae", "--aux.mask", "0.6", "--print-config"]) == 0
-    assert 'aux:\n  method: "mae"\n  weight: 0.9\n  mask: 0.6\n' in capsys.readouterr().out
+    assert (
+        'aux:\n  method: "mae"\n  weight: null\n  threshold: 0.6\n  begin: 0.3\n  mask: 0.6\n'
+        in capsys.readouterr().out
+    )
     assert main(["train", "digits", "--aux.mask", "0.6"]) == 2
     assert "aux.mask has no effect here: there is no second task" in capsys.readouterr().err

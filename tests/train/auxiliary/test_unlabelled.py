@@ -12,7 +12,6 @@ import pytest
 import torch
 from PIL import Image
 from rich.console import Console
-from sklearn.datasets import load_digits
 from torch.nn import functional as F
 
 from vitreous.checkpoint.model_file import load_model
@@ -29,20 +28,7 @@ from vitreous.train.planning.plan import _step_flops, plan
 from vitreous.train.setup import prepare
 
 AUX = AuxConfig("mae", mask=0.5, decoder_width=8, decoder_depth=1, decoder_heads=2)
-LABELLED, TESTED, TOTAL = 100, 50, 400
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    """A folder of digits and a manifest of them, in which most rows have no label."""
-    folder, found = tmp_path_factory.mktemp("digits"), load_digits()
-    rows = []
-    for n in range(TOTAL):
-        Image.fromarray((found.images[n] * 255 / 16).astype(np.uint8)).save(folder / f"{n}.png")
-        split = "train" if n < LABELLED else "test" if n < LABELLED + TESTED else ""
-        rows.append((f"{n}.png", found.target[n] if split else "", split))
-    write_rows(folder / "images.csv", rows)
-    return folder
+LABELLED, TESTED, TOTAL = 100, 50, 400  # rows of the manifest
 
 
 def write_rows(path, rows):

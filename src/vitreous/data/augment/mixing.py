@@ -15,8 +15,11 @@ __all__ = ["cutmix", "cutmix_box", "erase", "mixup", "partners", "smooth_targets
 def smooth_targets(labels: Tensor, num_classes: int, smoothing: float) -> Tensor:
     """Return target distributions, float32 (B, K), for labels (B,), smoothed as by torch's CrossEntropyLoss.
 
-    Of several labels, (B, K) of 0 and 1, each is smoothed towards 1/2 on its own.
+    Of several labels, (B, K) of 0 and 1, each is smoothed towards 1/2 on its own. Floating-point labels are targets
+    already, and stay as they are.
     """
+    if labels.is_floating_point():
+        return labels
     if labels.ndim == 2:
         return labels.float().mul_(1 - smoothing).add_(smoothing / 2)
     return F.one_hot(labels, num_classes).float().mul_(1 - smoothing).add_(smoothing / num_classes)

@@ -3,6 +3,7 @@
 This file draws the random numbers, on the CPU and as a function of (seed, epoch, step), or of (seed, view, image) where
 every image has a fixed set of views; geometry.py, color.py, policies.py and mixing.py apply them. Order: crop and flip,
 policy (all uint8), colour jitter, normalisation, erasing, mixup or CutMix, resizing to smaller images (all float32).
+Where no padding or policy follows, which count in pixels, a random resized crop has the smaller size from the start.
 
 Shapes: B images, C channels, H x W pixels, K classes.
 """
@@ -83,7 +84,7 @@ class BatchAugment:
 
         Args:
             images: uint8 (B, C, H, W) of the pipeline's size, or of any size if `boxes` is given.
-            labels: int64 (B,), or (B, K) of 0 and 1.
+            labels: int64 (B,), or (B, K) of 0 and 1; or targets, float32 (B, K), which are not smoothed.
             epoch: Epoch of the batch; `mix_after` depends on it.
             step: Optimiser step within the epoch.
             progress: Completed fraction of the schedule, in [0, 1]; `off_last` and `small_first` depend on it.
@@ -105,7 +106,7 @@ class BatchAugment:
         with torch.autocast(images.device.type, enabled=False):
             is_strong = progress < 1 - self.config.off_last or self.config.off_last == 0
             draw = self._draws((epoch, step, positions or offset), images, index)
-            images = self._crop_and_flip(images, boxes, draw)  # (B, C, H, W)
+            images = self._crop_and_flip(images, boxes, draw, progress)  # (B, C, H, W)
             if is_strong:
                 images = self._apply_policy(images, draw)
             images = self._jitter_and_normalise(images, draw)  # float32 from here
@@ -121,6 +122,22 @@ class BatchAugment:
         keys = ("epoch", "step", "offset", "boxes", "index", "positions")
         given = {key: batch[key] for key in keys if key in batch}
         return self(batch["images"], batch["labels"], progress=progress, **given)
+
+    def evaluated(self, images: Tensor, progress: float = 0.0) -> Tensor:
+        """Return whole images without augmentation, at the size that training has at this time.
+
+        Args:
+            images: uint8 (B, C, H, W), of any size.
+            progress: Completed fraction of the schedule, in [0, 1].
+
+        Returns:
+            Normalised images float32 (B, C, H, W).
+        """
+        with torch.autocast(images.device.type, enabled=False):
+            if images.shape[2:] != self.pipeline.size:  # not cropped yet
+                whole = torch.tensor([0.0, 0.0, 1.0, 1.0], device=images.device).expand(len(images), 4)
+                images = resized_crop(images, whole, self.pipeline.size)
+            return self._resize(self.pipeline.normalise(images), progress)
 
     def mirrored(self, batch: Mapping[str, Any]) -> Tensor:
         """Return which images of a training batch :meth:`augment_batch` flips, bool (B,)."""
@@ -140,11 +157,12 @@ class BatchAugment:
     def _mirrored(self, draw: _Draws) -> Tensor:
         return draw.move(draw.per_image("flip", 1)[:, 0] < self.config.flip)
 
-    def _crop_and_flip(self, images: Tensor, boxes: Tensor | None, draw: _Draws) -> Tensor:
+    def _crop_and_flip(self, images: Tensor, boxes: Tensor | None, draw: _Draws, progress: float) -> Tensor:
         config = self.config
         mirrored = self._mirrored(draw)  # B
         if boxes is not None and config.pad_crop == 0:
-            return resized_crop(images, boxes, self.pipeline.size, mirrored)
+            size = self._size_at(progress) if self.policy is None else self.pipeline.size
+            return resized_crop(images, boxes, size, mirrored)
         if boxes is not None:
             images = resized_crop(images, boxes, self.pipeline.size)
         if config.pad_crop:
@@ -196,11 +214,15 @@ class BatchAugment:
             return mixing.cutmix(images, targets, box)
         return mixing.mixup(images, targets, float(rng.beta(config.mixup, config.mixup)))
 
-    def _resize(self, images: Tensor, progress: float) -> Tensor:
+    def _size_at(self, progress: float) -> tuple[int, int]:
         height, width = (self.config.side_at(side, progress) for side in self.pipeline.size)
-        if (height, width) == self.pipeline.size:
+        return height, width
+
+    def _resize(self, images: Tensor, progress: float) -> Tensor:
+        size = self._size_at(progress)
+        if tuple(images.shape[2:]) == size:
             return images
-        return F.interpolate(images, (height, width), mode="bilinear", antialias=True)
+        return F.interpolate(images, size, mode="bilinear", antialias=True)
 
 
 class _Draws:

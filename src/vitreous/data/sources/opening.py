@@ -85,8 +85,8 @@ def open_source(
     if unlabelled == "kept":
         return with_unlabelled(config, data, aside, progress, by_pixels=listed.trusted)
     data.notes.append(
-        f"{pluralize(len(aside), 'image')} without a label left out: `--aux mae`, with aux.unlabelled_ratio above 0, "
-        "learns from them too"
+        f"{pluralize(len(aside), 'image')} without a label left out: `--aux mae` or fixmatch, with "
+        "aux.unlabelled_ratio above 0, learns from them too"
     )
     return data
 

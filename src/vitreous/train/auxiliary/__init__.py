@@ -1,6 +1,7 @@
-"""A second task beside classification, learnt by the same encoder in every step: masked reconstruction.
+"""A second task beside classification, learnt by the same model in every step.
 
-:mod:`config` has the options and what they contradict. :mod:`reconstruction` joins the decoder of
-:mod:`vitreous.train.pretrain.mae` to the training step, also of images without a label, and :mod:`module` is the
-Lightning module of such a run. A run without a second task imports only :mod:`config`.
+:mod:`config` has the options and what they contradict, :mod:`task` what every task has, with the table of all.
+:mod:`reconstruction` joins the decoder of :mod:`vitreous.train.pretrain.mae` to the training step, :mod:`pseudo_labels`
+learns the model's own confident answers; both see images without a label too. :mod:`module` is the Lightning module of
+such a run. A run without a second task imports only :mod:`config`.
 """

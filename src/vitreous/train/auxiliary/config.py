@@ -26,20 +26,26 @@ class AuxConfig:
 
     Args:
         method: The task. `none`: classification alone. `mae`: a small decoder, which is not saved, predicts the hidden
-            patches of each training image from what the encoder makes of the others.
-        weight: Share of the reconstruction in the loss, in (0, 1); classification has the rest.
+            patches of each training image from what the encoder makes of the others. `fixmatch`: where the model is
+            confident of an unlabelled image, it learns its own answer from that image as augmented (arXiv 2001.07685).
+        weight: Share of the task in the loss, in (0, 1); classification has the rest. None: 0.9 of mae, and 0.5 of
+            fixmatch, where both losses count alike.
+        threshold: Probability from which an answer of fixmatch is learnt, in (0, 1].
+        begin: Fraction of the run after which fixmatch begins, in [0, 1); before, answers are poor.
         mask: Fraction of the patches that are hidden, in (0, 1).
         decoder_width: Width of the decoder, a multiple of 4 and of its heads. None: half that of the encoder.
         decoder_depth: Blocks of the decoder.
         decoder_heads: Attention heads of the decoder.
         normalise: Whether the targets are normalised patch by patch, instead of being plain pixels.
-        unlabelled: Images that are reconstructed too, without their labels: a folder, at any depth, a manifest or
-            shards. Rows of DATA that have no label, if it is a manifest, are used without this option.
+        unlabelled: Images that the task sees too, without their labels: a folder, at any depth, a manifest or shards.
+            Rows of DATA that have no label, if it is a manifest, are used without this option.
         unlabelled_ratio: Unlabelled images in each step for each labelled one; 0 leaves them out.
     """
 
-    method: Literal["none", "mae"] = "none"
-    weight: float = 0.9
+    method: Literal["none", "mae", "fixmatch"] = "none"
+    weight: float | None = None
+    threshold: float = 0.6
+    begin: float = 0.3
     mask: float = 0.75
     decoder_width: int | None = None
     decoder_depth: int = 2
@@ -51,8 +57,12 @@ class AuxConfig:
     def __post_init__(self) -> None:
         """Check choices and ranges, and report all problems in one error."""
         problems = list(unknown_choices(self))
-        if not 0 < self.weight < 1:
+        if not 0 < self.share < 1:
             problems.append(f"weight is {self.weight}, it is a share of the loss and must be in (0, 1)")
+        if not 0 < self.threshold <= 1:
+            problems.append(f"threshold is {self.threshold}, it is a probability and must be in (0, 1]")
+        if not 0 <= self.begin < 1:
+            problems.append(f"begin is {self.begin}, it is a fraction of the run and must be in [0, 1)")
         if not 0 <= self.unlabelled_ratio <= _MOST_UNLABELLED:
             problems.append(
                 f"unlabelled_ratio is {self.unlabelled_ratio}, it is a number of images for each labelled one and must "
@@ -70,8 +80,18 @@ class AuxConfig:
             _ = self.mae  # which checks its own ranges
 
     @property
+    def share(self) -> float:
+        """The share of the task in the loss."""
+        return self.weight if self.weight is not None else 0.9 if self.method == "mae" else 0.5
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        """Fractions of the run at which its steps begin to take longer."""
+        return (self.begin,) if self.method == "fixmatch" else ()
+
+    @property
     def sees_unlabelled(self) -> bool:
-        """Whether images without a label are reconstructed."""
+        """Whether the run uses images without a label."""
         return self.method != "none" and self.unlabelled_ratio > 0
 
     @property

@@ -11,51 +11,55 @@ K classes, V = values of a patch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitreous.accelerate.batch_parts import MaskedLoss, Passes
+from vitreous.accelerate.batch_parts import MaskedLoss, Passes, without_statistics
+from vitreous.accelerate.model import FastVisionTransformer
+from vitreous.data.rng import model_seed
 from vitreous.errors import ConfigError
 from vitreous.model.config import pair
+from vitreous.train.auxiliary.task import AuxTask, Terms, note
 from vitreous.train.config import RunConfig
 from vitreous.train.multilabel.losses import TargetLoss
 from vitreous.train.pretrain.base import check_dropping, take_rows
 from vitreous.train.pretrain.mae import MaeDecoder, count_visible, draw_mask, hide_patches, mae_loss, patch_targets
 
-__all__ = ["ReconstructionTask", "Terms"]
+if TYPE_CHECKING:
+    from vitreous.train.auxiliary.module import AuxModule
 
-Terms = dict[tuple[str, int], tuple[Tensor, int]]
-"""Mean of a term of the loss in a part of a batch, detached, and the number of its images; by name and first image."""
-
-_NAMES = ("classification", "reconstruction", "unlabelled")
-_SUMS = "sums of the epoch"  # no name of a weight
+__all__ = ["ReconstructionTask"]
 
 
-class ReconstructionTask(nn.Module):
+class ReconstructionTask(AuxTask):
     """What a training step needs for the second task: the decoder, which is trained but not saved with the model.
 
     Args:
         config: The run, whose `aux.method` is `mae`.
         per_step: Labelled and unlabelled images of a step. All count alike in the reconstruction.
         loss: Of logits and targets.
+        several: Whether an image may have several labels, which makes no difference here.
 
     Raises:
         ConfigError: If patches of the model cannot be left out, or the mask hides none of them.
     """
 
-    sums: Tensor
-    saved_sums: Tensor
+    names = ("classification", "reconstruction", "unlabelled")
 
     def __init__(
-        self, config: RunConfig, per_step: tuple[int, int] = (1, 0), loss: TargetLoss = F.cross_entropy
+        self,
+        config: RunConfig,
+        per_step: tuple[int, int] = (1, 0),
+        loss: TargetLoss = F.cross_entropy,
+        *,
+        several: bool = False,
     ) -> None:
-        super().__init__()
-        self.loss = loss
-        self.options, model = config.aux, config.model
+        super().__init__(config, per_step)
+        self.loss, model = loss, config.model
         check_dropping(model, "aux mae")
         self.patch, self.keeps_apart = pair(model.patch_size), model.stem.has_patch_kernel
         shares = (*config.augment.small_first, 1.0)
@@ -67,9 +71,25 @@ class ReconstructionTask(nn.Module):
                 "patches"
             )
         self.decoder = MaeDecoder(model, self.options.mae)
-        self.per_step = per_step
-        self.register_buffer("sums", torch.zeros(2, len(_NAMES)), persistent=False)  # of terms, and of their images
-        self.register_buffer("saved_sums", torch.zeros(2, len(_NAMES)), persistent=False)  # after the last whole step
+
+    def add_gradients(self, module: AuxModule, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
+        """Add those of the labelled images first, then those of the others."""
+        images, targets = module.augment.augment_batch(batch, progress)  # (B, C, H, W) and (B, K)
+        torch.manual_seed(model_seed(module.augment.seed, batch))
+        loss_of, masked = self.loss_of(images, targets, module.class_weights, terms)
+        loss = module.backpropagate_with(self, loss_of, images, targets, masked)
+        if (others := batch.get("unlabelled")) is not None and len(others["images"]):
+            loss = loss + self._learn_unlabelled(module, others, progress, terms)
+        return loss
+
+    def _learn_unlabelled(self, module: AuxModule, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
+        """Add the gradients of the reconstruction of images without a label, and return its share in the loss."""
+        no_class = torch.zeros(len(batch["images"]), dtype=torch.int64, device=batch["images"].device)
+        images, no_targets = module.augment.augment_batch({**batch, "labels": no_class}, progress)
+        loss_of, shown = self.unlabelled_loss_of(images, module.accumulate, terms)
+        stem = cast(FastVisionTransformer, module.model).patch_embed
+        with without_statistics(stem):  # hidden patches may be in `shown`
+            return module.backpropagate_with(self, loss_of, shown, no_targets)
 
     def loss_of(
         self, images: Tensor, targets: Tensor, weight: Tensor | None, terms: Terms | None = None
@@ -83,13 +103,13 @@ class ReconstructionTask(nn.Module):
             terms: Receives the terms of the loss.
         """
         kept, hidden = draw_mask(images, self.patch, self.options.mask)  # (B, n) and (B, N - n)
-        share, here = self.options.weight, self.per_step[0] / sum(self.per_step)
+        share, here = self.options.share, self.per_step[0] / sum(self.per_step)
 
         def loss_of(passes: Passes, part: slice) -> Tensor:
             loss = self.loss(passes("logits").float(), targets[part], weight=weight)
             error = self._error(passes, images[part], kept[part], hidden[part])
             if terms is not None:
-                _note(terms, part, len(targets[part]), classification=loss, reconstruction=error)
+                note(terms, part, len(targets[part]), classification=loss, reconstruction=error)
             return (1 - share) * loss + share * here * error
 
         return loss_of, None if self.keeps_apart else hide_patches(images, hidden, self.patch)
@@ -106,12 +126,12 @@ class ReconstructionTask(nn.Module):
             terms: Receives the term of the loss.
         """
         kept, hidden = draw_mask(images, self.patch, self.options.mask)  # (U, n) and (U, N - n)
-        weight = self.options.weight * len(images) * parts / sum(self.per_step)
+        weight = self.options.share * len(images) * parts / sum(self.per_step)
 
         def loss_of(passes: Passes, part: slice) -> Tensor:
             error = self._error(passes, images[part], kept[part], hidden[part])
             if terms is not None:
-                _note(terms, part, len(images[part]), unlabelled=error)
+                note(terms, part, len(images[part]), unlabelled=error)
             return weight * error
 
         return loss_of, images if self.keeps_apart else hide_patches(images, hidden, self.patch)
@@ -122,42 +142,26 @@ class ReconstructionTask(nn.Module):
         values = patch_targets(images, self.patch, self.options.normalise)  # (B, N, V)
         return mae_loss(prediction, take_rows(values, hidden))
 
-    def begin_epoch(self) -> None:
-        """Forget the terms of the epoch before."""
-        self.sums.zero_()
-        self.saved_sums.zero_()
+    def examples(
+        self, model: FastVisionTransformer, images: Tensor, targets: Tensor, progress: float
+    ) -> Iterator[tuple[float, Callable[[], Tensor]]]:
+        """Yield the loss of labelled images and, if there are any, that of unlabelled ones."""
+        loss_of, masked = self.loss_of(images, targets, None)
+        yield 1.0, lambda: loss_of(Passes.of(model, images, masked), slice(None))
+        labelled, others = self.per_step
+        if others:
+            alone, shown = self.unlabelled_loss_of(images, 1)
+            yield others / labelled, lambda: alone(Passes.of(model, shown), slice(None))
 
-    def record(self, terms: Terms) -> None:
-        """Add the terms of a micro-batch to the sums of the epoch, in an order that threads do not change."""
-        for (name, _), (mean, images) in sorted(terms.items(), key=lambda item: item[0]):
-            column = _NAMES.index(name)
-            self.sums[0, column] += mean * images
-            self.sums[1, column] += images
-
-    def end_step(self) -> None:
-        """Note that a step is complete."""
-        self.saved_sums.copy_(self.sums)
-
-    def means(self) -> dict[str, float]:
-        """Return the mean of each term over the images of the epoch so far."""
-        total, images = self.sums.tolist()
-        return {name: total[n] / images[n] for n, name in enumerate(_NAMES) if images[n]}
+    @property
+    def stored(self) -> nn.Module:
+        """The decoder."""
+        return self.decoder
 
     @property
     def term_names(self) -> tuple[str, ...]:
         """Names of the terms."""
-        return _NAMES if self.per_step[1] else _NAMES[:2]
-
-    def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs: the decoder, and the sums of the epoch after its last whole step."""
-        own = {**self.decoder.state_dict(), _SUMS: self.saved_sums}
-        return {name: value.detach().to("cpu", copy=True) for name, value in own.items()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state` returned; states of earlier versions have no sums."""
-        self.decoder.load_state_dict({name: value for name, value in state.items() if name != _SUMS})
-        self.saved_sums.copy_(state.get(_SUMS, torch.zeros(2, len(_NAMES))))
-        self.sums.copy_(self.saved_sums)
+        return self.names if self.per_step[1] else self.names[:2]
 
     def describe(self) -> str:
         """Say what is reconstructed, and by what."""
@@ -165,12 +169,6 @@ class ReconstructionTask(nn.Module):
         labelled, others = self.per_step
         of_both = f", of {labelled:,} labelled and {others:,} unlabelled images per step" if others else ""
         return (
-            f"reconstruction of {own.mask:.0%} of the patches{of_both}, weight {own.weight:g}; decoder "
+            f"reconstruction of {own.mask:.0%} of the patches{of_both}, weight {own.share:g}; decoder "
             f"{self.decoder.width}x{own.decoder_depth}, {count / 1e6:.2g} M parameters, not saved"
         )
-
-
-def _note(terms: Terms, part: slice, images: int, **means: Tensor) -> None:
-    """Note the terms of a part of a batch."""
-    for name, mean in means.items():
-        terms[name, part.start or 0] = mean.detach().float(), images

@@ -12,17 +12,17 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitreous.accelerate.batch_parts import Passes
 from vitreous.machine.peak_memory import MemoryMeter
 from vitreous.runs.folder import lock_run_dir
 from vitreous.train.advice import few_images, imbalance_note
@@ -227,17 +227,14 @@ def _count_flops(setup: Setup, progress: float) -> float:
     images = torch.zeros(2, setup.pipeline.channels, *size, device=device)
     eager = torch.compiler.set_stance("force_eager") if setup.config.compile else contextlib.nullcontext()
     targets = torch.zeros(2, len(setup.data.classes), device=device)
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), eager:
-        if setup.auxiliary is None:
-            F.cross_entropy(setup.model(images).float(), targets).backward()
-        else:
-            loss_of, masked = setup.auxiliary.loss_of(images, targets, None)
-            loss_of(Passes.of(setup.model, images, masked), slice(None)).backward()
-    found = counter.get_total_flops() / 2
-    if setup.auxiliary is not None and setup.auxiliary.per_step[1]:
-        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            loss_of, shown = setup.auxiliary.unlabelled_loss_of(images, 1)
-            loss_of(Passes.of(setup.model, shown), slice(None)).backward()
-        labelled, others = setup.auxiliary.per_step
-        found += others / labelled * counter.get_total_flops() / 2
+    losses: Iterable[tuple[float, Callable[[], Tensor]]]
+    if setup.auxiliary is None:
+        losses = [(1.0, lambda: F.cross_entropy(setup.model(images).float(), targets))]
+    else:
+        losses = setup.auxiliary.examples(setup.model, images, targets, progress)
+    found = 0.0
+    for share, loss in losses:
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), eager:
+            loss().backward()
+        found += share * counter.get_total_flops() / 2
     return found

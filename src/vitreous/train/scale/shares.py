@@ -49,7 +49,8 @@ class SharedVitModule(VitModule):
         self._seed = model_seed(self.augment.seed, batch)
         return super().training_step(batch, batch_idx)
 
-    def _backward(self, images: Tensor, targets: Tensor, count: int) -> Tensor:
+    def backpropagate(self, images: Tensor, targets: Tensor, count: int) -> Tensor:
+        """Add the gradients of this process's share of ``count`` images, and return the loss of all of them."""
         share = len(images) / count
         ends_step = len(self._micro_batches) + 1 == self.accumulate
         with self._draws(images, count):

@@ -1,0 +1,151 @@
+"""Learning from images without a label by the model's own confident answers (FixMatch, arXiv 2001.07685).
+
+The model as it is evaluated, which is the moving average of the weights if there is one, sees an unlabelled image as it
+is. Where the probability of its answer reaches a threshold, the answer is the label of the same image as augmented for
+training. FixMatch's weak view is flipped and shifted; here it is the image itself. The strong one is what the recipe
+makes of every training image, mixing included, which leaves the target of an image without an answer at zero.
+
+Shapes: B labelled images, U unlabelled ones, N = B + U, C channels, H x W pixels, K classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitreous.accelerate.batch_parts import MaskedLoss, Passes, map_parts, num_parts
+from vitreous.accelerate.model import FastVisionTransformer
+from vitreous.data.rng import model_seed
+from vitreous.errors import ConfigError
+from vitreous.train.auxiliary.task import AuxTask, Terms, note
+from vitreous.train.config import RunConfig
+from vitreous.train.multilabel.losses import TargetLoss
+
+if TYPE_CHECKING:
+    from vitreous.train.auxiliary.module import AuxModule
+
+__all__ = ["PseudoLabelTask", "confident_targets"]
+
+
+class PseudoLabelTask(AuxTask):
+    """What a training step needs for pseudo-labels. It has no parameters.
+
+    Args:
+        config: The run, whose `aux.method` is `fixmatch`.
+        per_step: Labelled and unlabelled images of a step.
+        loss: Not used: the loss is the cross-entropy, which is linear in the targets.
+        several: Whether an image may have several labels.
+
+    Raises:
+        ConfigError: If there are no unlabelled images, or images have several labels.
+    """
+
+    names = ("classification", "pseudo", "confident")
+
+    def __init__(
+        self, config: RunConfig, per_step: tuple[int, int], loss: TargetLoss = F.cross_entropy, *, several: bool = False
+    ) -> None:
+        super().__init__(config, per_step)
+        if several:
+            raise ConfigError("aux fixmatch gives an image one label, but here images have several: use aux mae")
+        if not per_step[1]:
+            raise ConfigError(
+                "aux fixmatch learns from images without a label, and there are none: name some with `--unlabelled`, "
+                "or leave their labels empty in the manifest"
+            )
+
+    def add_gradients(self, module: AuxModule, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
+        """Add those of the labelled images and, from ``begin`` on, of the unlabelled ones, in one pass."""
+        images, targets = module.augment.augment_batch(batch, progress)  # (B, C, H, W) and (B, K)
+        others = batch.get("unlabelled")
+        if others is not None and len(others["images"]) and progress >= self.options.begin:
+            probabilities = predict(module.eval_model, module.augment.evaluated(others["images"], progress))  # (U, K)
+            answers = confident_targets(probabilities, self.options.threshold)  # (U, K)
+            note(terms, slice(0), len(answers), confident=answers.sum(1).mean())
+            shown, learnt = module.augment.augment_batch(others | {"labels": answers}, progress)
+            images, targets = torch.cat((images, shown)), torch.cat((targets, learnt))  # (N, C, H, W) and (N, K)
+        torch.manual_seed(model_seed(module.augment.seed, batch))
+        loss_of = self.loss_of(targets, len(batch["labels"]), module.accumulate, module.class_weights, terms)
+        return module.backpropagate_with(self, loss_of, images, targets)
+
+    def loss_of(
+        self, targets: Tensor, labelled: int, parts: int, weight: Tensor | None, terms: Terms | None = None
+    ) -> MaskedLoss:
+        """Return the loss of a training batch, whose mean over the ``parts`` micro-batches is that of the step.
+
+        Args:
+            targets: Distributions of the labels, and behind them those of the answers, (N, K).
+            labelled: B.
+            parts: Micro-batches per step.
+            weight: Of each class, (K,).
+            terms: Receives the terms of the loss.
+        """
+        count, share = len(targets), self.options.share
+        factors = targets.new_full((count,), share * parts * count / self.per_step[1])
+        factors[:labelled] = (1 - share) * count / labelled
+
+        def loss_of(passes: Passes, part: slice) -> Tensor:
+            logits = passes("logits").float()
+            losses = F.cross_entropy(logits, targets[part], weight, reduction="none")  # N
+            if terms is not None:
+                border = max(0, labelled - (part.start or 0))
+                for name, own in (("classification", losses[:border]), ("pseudo", losses[border:])):
+                    if len(own):
+                        note(terms, part, len(own), **{name: own.mean()})
+            return (losses * factors[part]).mean()
+
+        return loss_of
+
+    def examples(
+        self, model: FastVisionTransformer, images: Tensor, targets: Tensor, progress: float
+    ) -> Iterator[tuple[float, Callable[[], Tensor]]]:
+        """Yield the loss of labelled images and, from ``begin`` on, that of others, which also get their labels."""
+        loss: Callable[[], Tensor] = lambda: F.cross_entropy(model(images).float(), targets)  # noqa: E731
+        yield 1.0, loss
+        if progress >= self.options.begin:
+
+            def with_answers() -> Tensor:
+                predict(model, images)
+                return loss()
+
+            yield self.per_step[1] / self.per_step[0], with_answers
+
+    def describe(self) -> str:
+        """Say which answers are learnt, and from when on."""
+        own, (labelled, others) = self.options, self.per_step
+        after = f" after {own.begin:.0%} of the run" if own.begin else ""
+        return (
+            f"pseudo-labels of at least {own.threshold:.0%}{after}, of {labelled:,} labelled and {others:,} unlabelled "
+            f"images per step, weight {own.share:g}"
+        )
+
+
+def confident_targets(probabilities: Tensor, threshold: float) -> Tensor:
+    """Return the target of each image, (U, K): 1 for the likeliest class if that reaches the threshold, else zeros."""
+    highest, answer = probabilities.max(1)
+    return F.one_hot(answer, probabilities.shape[1]).float() * (highest >= threshold)[:, None]
+
+
+def predict(model: nn.Module, images: Tensor) -> Tensor:
+    """Return the probabilities (U, K) of normalised images (U, C, H, W) in evaluation mode, without gradients."""
+    with _evaluating(model), torch.no_grad():
+        parts = num_parts(model, images)
+        logits = torch.cat(map_parts(cast(Any, model), images, parts)) if parts > 1 else model(images)
+        return logits.float().softmax(1)
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Set a model to evaluation mode, and then each module to the mode it had."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
