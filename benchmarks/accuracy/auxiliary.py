@@ -13,32 +13,11 @@ test split, or without one on val, on which the epoch was selected, for both ali
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import statistics
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-
-def start(
-    data: str, options: list[str], budget: str, seed: int, out: Path, core: int | None
-) -> subprocess.Popen[bytes]:
-    """Start a training, on one core if that is given."""
-    alone = ["taskset", "--cpu-list", str(core)] if core is not None else []
-    command = [str(Path(sys.executable).with_name("vitreous")), "train", data, "--start", "none", *options]
-    return subprocess.Popen([*alone, *command, "--budget", budget, "--seed", str(seed), "--out", str(out), "--resume"])
-
-
-def finish(process: subprocess.Popen[bytes], began: float, out: Path) -> None:
-    """Wait for a training, and record its score and the seconds of the command."""
-    if process.wait():
-        sys.exit(f"the run of {out} failed")
-    report = json.loads((out / "report.json").read_text())
-    scores = report["scores"].get("test") or report["scores"]["val"]
-    found = {"top1": scores["top1"], "epochs": report["training"]["epochs"], "seconds": time.monotonic() - began}
-    (out / "benchmark.json").write_text(json.dumps(found))
+from side_by_side import Training, results
 
 
 def main() -> None:
@@ -62,20 +41,14 @@ def main() -> None:
     }
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     for seed in options.seeds:
-        started = []
-        for core, (kind, words) in enumerate(kinds.items()):
-            out = options.out / f"{kind.replace(' ', '-')}-{seed}"
-            if not (out / "benchmark.json").exists():
-                data, began = options.data.replace("{seed}", str(seed)), time.monotonic()
-                process = start(data, words, options.budget, seed, out, core if options.together else None)
-                started.append((process, began, out))
-                if not options.together:
-                    finish(*started.pop())
-        for each in started:
-            finish(*each)
-        for kind in kinds:
-            record = options.out / f"{kind.replace(' ', '-')}-{seed}" / "benchmark.json"
-            found[kind].append(json.loads(record.read_text()))
+        data = options.data.replace("{seed}", str(seed))
+        fixed = ["--start", "none", "--budget", options.budget, "--seed", str(seed)]
+        runs = [
+            Training(data, [*words, *fixed], options.out / f"{kind.replace(' ', '-')}-{seed}")
+            for kind, words in kinds.items()
+        ]
+        for kind, result in zip(kinds, results(runs, together=options.together), strict=True):
+            found[kind].append(result)
     print(f"\n{options.budget}, seeds {' '.join(map(str, options.seeds))}\n\n| | top-1 | epochs |\n|---|---|---|")
     for kind, runs in found.items():
         scores = [100 * run["top1"] for run in runs]

@@ -1,10 +1,10 @@
-"""Compares the backbone in the package with random weights at equal wall-clock time, in turn, as a user runs them.
+"""Compares the backbone in the package with random weights at equal wall-clock time, as a user runs them.
 
     python benchmarks/accuracy/start.py flowers/ --counts 20 100 all --budgets 1m 3m 10m --seeds 0 1 2 --out runs/start
 
 The folder has train/ and val/. A count is the number of training images of each class: the first ones in an order drawn
 from the seed 0, as links. The score is that of the saved model on all of val, on which the epoch was selected, for both
-starts alike. Finished runs are not repeated.
+starts alike. They run in turn, or with `--together` at the same time, on one core each. Finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import json
 import os
 import random
 import statistics
-import subprocess
-import sys
-import time
 from pathlib import Path
+
+from side_by_side import Training, results
 
 STARTS = ("shipped", "none")
 
@@ -40,20 +39,6 @@ def subset(source: Path, count: str, folder: Path) -> Path:
     return target
 
 
-def trained(data: Path, start: str, budget: str, seed: int, out: Path) -> dict[str, float]:
-    """Train unless the run is finished; return its score and the seconds of the command."""
-    record = out / "benchmark.json"
-    if not record.exists():
-        command = [str(Path(sys.executable).with_name("vitreous")), "train", str(data), "--start", start]
-        began = time.monotonic()
-        subprocess.run([*command, "--budget", budget, "--seed", str(seed), "--out", str(out)], check=True)
-        report = json.loads((out / "report.json").read_text())
-        val = report["scores"]["val"]
-        found = {"top1": val["top1"], "epochs": report["training"]["epochs"], "seconds": time.monotonic() - began}
-        record.write_text(json.dumps(found))
-    return json.loads(record.read_text())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
@@ -61,6 +46,7 @@ def main() -> None:
     parser.add_argument("--budgets", nargs="+", default=["1m", "3m", "10m"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--starts", nargs="+", default=list(STARTS))
+    parser.add_argument("--together", action="store_true", help="run both at the same time, on one core each")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     rows = []
@@ -69,9 +55,13 @@ def main() -> None:
             data = subset(args.data, count, args.out)
             scores: dict[str, list[float]] = {start: [] for start in args.starts}
             for seed in args.seeds:
-                for start in args.starts:
-                    name = args.out / f"{count}-{budget}-{start}-{seed}"
-                    scores[start].append(100 * trained(data, start, budget, seed, name)["top1"])
+                fixed = ["--budget", budget, "--seed", str(seed)]
+                runs = [
+                    Training(str(data), ["--start", start, *fixed], args.out / f"{count}-{budget}-{start}-{seed}")
+                    for start in args.starts
+                ]
+                for start, result in zip(args.starts, results(runs, together=args.together), strict=True):
+                    scores[start].append(100 * result["top1"])
             rows.append({"count": count, "budget": budget, **scores})
             cells = (f"{statistics.median(s):.1f} ({min(s):.1f} to {max(s):.1f})" for s in scores.values())
             print(f"| {count} | {budget} | {' | '.join(cells)} |", flush=True)
