@@ -305,8 +305,7 @@ class RunConfig:
     def phases(self) -> tuple[tuple[float, float], ...]:
         """Start and end of each phase of the run, as fractions of the run in [0, 1].
 
-        All steps of a phase take equally long. A run has more than one phase if it starts with smaller images, drops
-        patches only at first, or learns from unlabelled images only later.
+        All steps of a phase take equally long. Images that grow, dropped patches and a later second task make several.
         """
         edges = {0.0, 1.0}
         count, until = len(self.augment.small_first), self.augment.small_until

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,11 @@ from vitreous.accelerate.batch_parts import MaskedLoss, Passes, map_parts, num_p
 from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.rng import model_seed
 from vitreous.errors import ConfigError
-from vitreous.train.auxiliary.task import AuxTask, Terms, note
+from vitreous.train.auxiliary.task import AuxTask, Learner, Terms, note
 from vitreous.train.config import RunConfig
 from vitreous.train.multilabel.losses import TargetLoss
 
-if TYPE_CHECKING:
-    from vitreous.train.auxiliary.module import AuxModule
-
-__all__ = ["PseudoLabelTask", "confident_targets"]
+__all__ = ["PseudoLabelTask", "confident_targets", "predict"]
 
 
 class PseudoLabelTask(AuxTask):
@@ -59,7 +56,7 @@ class PseudoLabelTask(AuxTask):
                 "or leave their labels empty in the manifest"
             )
 
-    def add_gradients(self, module: AuxModule, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
+    def add_gradients(self, module: Learner, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
         """Add those of the labelled images and, from ``begin`` on, of the unlabelled ones, in one pass."""
         images, targets = module.augment.augment_batch(batch, progress)  # (B, C, H, W) and (B, K)
         others = batch.get("unlabelled")

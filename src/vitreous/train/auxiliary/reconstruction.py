@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +23,11 @@ from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.rng import model_seed
 from vitreous.errors import ConfigError
 from vitreous.model.config import pair
-from vitreous.train.auxiliary.task import AuxTask, Terms, note
+from vitreous.train.auxiliary.task import AuxTask, Learner, Terms, note
 from vitreous.train.config import RunConfig
 from vitreous.train.multilabel.losses import TargetLoss
 from vitreous.train.pretrain.base import check_dropping, take_rows
 from vitreous.train.pretrain.mae import MaeDecoder, count_visible, draw_mask, hide_patches, mae_loss, patch_targets
-
-if TYPE_CHECKING:
-    from vitreous.train.auxiliary.module import AuxModule
 
 __all__ = ["ReconstructionTask"]
 
@@ -72,7 +69,7 @@ class ReconstructionTask(AuxTask):
             )
         self.decoder = MaeDecoder(model, self.options.mae)
 
-    def add_gradients(self, module: AuxModule, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
+    def add_gradients(self, module: Learner, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
         """Add those of the labelled images first, then those of the others."""
         images, targets = module.augment.augment_batch(batch, progress)  # (B, C, H, W) and (B, K)
         torch.manual_seed(model_seed(module.augment.seed, batch))
@@ -82,7 +79,7 @@ class ReconstructionTask(AuxTask):
             loss = loss + self._learn_unlabelled(module, others, progress, terms)
         return loss
 
-    def _learn_unlabelled(self, module: AuxModule, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
+    def _learn_unlabelled(self, module: Learner, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
         """Add the gradients of the reconstruction of images without a label, and return its share in the loss."""
         no_class = torch.zeros(len(batch["images"]), dtype=torch.int64, device=batch["images"].device)
         images, no_targets = module.augment.augment_batch({**batch, "labels": no_class}, progress)

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from vitreous.accelerate.batch_parts import MaskedLoss
 from vitreous.accelerate.model import FastVisionTransformer
+from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.train.config import RunConfig
 from vitreous.train.multilabel.losses import TargetLoss
 
-if TYPE_CHECKING:
-    from vitreous.train.auxiliary.module import AuxModule
-
-__all__ = ["TASKS", "AuxTask", "Terms", "build_task", "note"]
+__all__ = ["TASKS", "AuxTask", "Learner", "Terms", "build_task", "note"]
 
 TASKS = {
     "mae": "vitreous.train.auxiliary.reconstruction:ReconstructionTask",
@@ -33,6 +32,24 @@ Terms = dict[tuple[str, int], tuple[Tensor, int]]
 """Mean of a term of the loss in a part of a batch, detached, and the number of its images; by name and first image."""
 
 _SUMS = "sums of the epoch"  # no name of a weight
+
+
+class Learner(Protocol):
+    """What a task uses of the Lightning module, :class:`~vitreous.train.auxiliary.module.AuxModule`."""
+
+    model: nn.Module
+    augment: BatchAugment
+    class_weights: Tensor | None
+    accumulate: int
+
+    @property
+    def eval_model(self) -> nn.Module:
+        """The model to validate and save."""
+
+    def backpropagate_with(
+        self, extra: nn.Module, loss_of: MaskedLoss, images: Tensor, targets: Tensor, masked: Tensor | None = None
+    ) -> Tensor:
+        """Add the gradients of a micro-batch to those of its step, and return its loss."""
 
 
 class AuxTask(nn.Module):
@@ -54,7 +71,7 @@ class AuxTask(nn.Module):
         self.register_buffer("sums", torch.zeros(2, len(self.names)), persistent=False)  # of terms and of their images
         self.register_buffer("saved_sums", torch.zeros(2, len(self.names)), persistent=False)  # after whole steps
 
-    def add_gradients(self, module: AuxModule, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
+    def add_gradients(self, module: Learner, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
         """Add the gradients of a micro-batch to those of its step.
 
         Args:
