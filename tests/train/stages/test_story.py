@@ -223,15 +223,28 @@ def test_a_stage_is_compared_with_those_before_it_also_in_a_run_that_is_resumed(
 def test_a_step_that_does_not_fit_is_timed_on_fewer_images(digits, monkeypatch):
     counts, timed = [], training._time_step
 
-    def short_of_memory(setup, count):
+    def short_of_memory(setup, count, size):
         counts.append(count)
         if count > 8:
             raise RuntimeError("out of memory")
-        return timed(setup, count)
+        return timed(setup, count, size)
 
     monkeypatch.setattr(training, "_time_step", short_of_memory)
-    assert training.step_seconds(prepared(digits, "--tune=full")) > 0
+    mean, full = training.step_seconds(prepared(digits, "--tune=full"))
+    assert mean == pytest.approx(full)
+    assert full > 0
     assert counts == [32, 16, 8]
+
+
+@pytest.mark.parametrize(("budget", "expected"), [(None, 0.7 * 0.25 + 0.3), ("60s", 1 / (0.7 / 0.25 + 0.3))])
+def test_the_time_of_a_step_is_the_mean_over_a_run_whose_images_grow(digits, monkeypatch, budget, expected):
+    monkeypatch.setattr(training, "_time_step", lambda setup, count, size: (size[0] / setup.pipeline.size[0]) ** 2)
+    options = ["--tune=full", "--augment.small_first=0.5", "--augment.small_until=0.7"]
+    setup = prepared(digits, *options, *([f"--budget={budget}"] if budget else []))
+    batch = min(setup.config.batch_size, len(setup.data.splits["train"]))
+    mean, full = training.step_seconds(setup)
+    assert full == pytest.approx(batch / min(32, batch))
+    assert mean == pytest.approx(expected * full)
 
 
 def test_averages_are_on_the_line_between_start_and_end():

@@ -39,15 +39,31 @@ ALPHAS = (0.5, 0.75)
 _TIMED = 32  # most images of a timed step
 
 
-def step_seconds(setup: Setup) -> float:
-    """Measure the time of a training step of the model alone: the shorter of two, on as much of a batch as fits."""
-    size = min(setup.config.batch_size, len(setup.data.splits["train"]))
-    count = min(_TIMED, size)
-    model = setup.model.to(setup.device).train()
-    freeze_modules(model)
+def step_seconds(setup: Setup) -> tuple[float, float]:
+    """Measure the time of a training step of the model alone: the mean over the run, and that on images of full size.
+
+    A run may begin with smaller images.
+    """
+    config = setup.config
+    freeze_modules(setup.model.to(setup.device).train())
+    shares: dict[tuple[int, int], float] = {}
+    for start, end in config.phases:
+        height, width = (config.augment.side_at(side, (start + end) / 2) for side in setup.pipeline.size)
+        shares[height, width] = shares.get((height, width), 0.0) + end - start
+    seconds = {size: _seconds_at(setup, size) for size in {*shares, setup.pipeline.size}}
+    whole = seconds[setup.pipeline.size]
+    if config.budget is None:
+        return sum(share * seconds[size] for size, share in shares.items()), whole
+    return 1 / sum(share / seconds[size] for size, share in shares.items()), whole  # shares of the time, not of steps
+
+
+def _seconds_at(setup: Setup, size: tuple[int, int]) -> float:
+    """Return the shorter of two steps on images of a size, for a whole batch, measured on as much of it as fits."""
+    batch = min(setup.config.batch_size, len(setup.data.splits["train"]))
+    count = min(_TIMED, batch)
     while True:
         try:
-            return _time_step(setup, count) * size / count
+            return _time_step(setup, count, size) * batch / count
         except Exception as error:
             if count == 1 or not is_out_of_memory(error):
                 raise
@@ -55,9 +71,9 @@ def step_seconds(setup: Setup) -> float:
         free_memory()
 
 
-def _time_step(setup: Setup, count: int) -> float:
+def _time_step(setup: Setup, count: int, size: tuple[int, int]) -> float:
     model, classes = setup.model, setup.config.model.num_classes
-    images = torch.zeros(count, setup.pipeline.channels, *setup.pipeline.size, device=setup.device)
+    images = torch.zeros(count, setup.pipeline.channels, *size, device=setup.device)
     targets = torch.full((count, classes), 1 / classes).to(setup.device)
     times = []
     with one_thread_if_tiny(setup), torch.autocast(setup.device.type, torch.bfloat16, setup.precision == "bf16"):
