@@ -2,7 +2,8 @@
 
     python benchmarks/accuracy/auxiliary.py flowers/ --budget 13m --seeds 0 1 2 --out runs/auxiliary
     python benchmarks/accuracy/few_labels.py cifar10/ few/ --seeds 0 1 2
-    python benchmarks/accuracy/auxiliary.py few/{seed}.csv --method fixmatch --recipe cifar10-cpu --budget 60m
+    python benchmarks/accuracy/auxiliary.py few/{seed}.csv --method fixmatch --recipe cifar10-cpu --budget 60m \
+        --out runs/few
 
 Both train from random weights, as a user runs them; further options of `vitreous train` go to both after `--both`, to
 classification alone after `--plain`, and to the second task after `--aux`, each as one text: --aux "--aux.weight 0.5".

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from photos import digits, pipeline, tiles
+from PIL import Image
 from torchvision.transforms.v2 import functional as tv
 
 from vitreous.data.augment import mixing
@@ -310,16 +311,25 @@ def test_crops_are_cut_at_the_smaller_size_unless_pixels_are_counted_behind_them
         assert torch.equal(small, tv.resize(full, (12, 16), antialias=True))
 
 
-def test_whole_images_are_those_of_evaluation_at_the_size_of_training():
+def test_images_without_augmentation_are_those_of_evaluation_at_the_size_of_training():
     images, _ = batch()
     growing = augment(small_first=(0.5,), small_until=0.5)
-    assert torch.equal(growing.evaluated(images, 0.5), PIPELINE.normalise(images))
+    assert torch.equal(growing.without_augmentation({"images": images}, 0.5), PIPELINE.normalise(images))
     expected = tv.resize(PIPELINE.normalise(images), (12, 16), antialias=True)
-    assert torch.equal(growing.evaluated(images, 0.4), expected)
-    canvases = torch.randint(0, 256, (4, 3, 40, 50), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
-    assert torch.equal(
-        growing.evaluated(canvases, 0.5), PIPELINE.normalise(tv.resize(canvases, (24, 32), antialias=True))
-    )
+    assert torch.equal(growing.without_augmentation({"images": images}, 0.4), expected)
+
+
+@pytest.mark.parametrize(("fit", "ratio"), [("crop", 1.0), ("crop", 0.8), ("squash", 1.0)])
+def test_images_still_to_be_cropped_are_cut_as_in_evaluation(fit, ratio):
+    config = PreprocessConfig(fit=fit, crop_ratio=ratio, interpolation="bilinear", mean=(0.5,) * 3, std=(0.25,) * 3)
+    own = EvalPipeline((24, 32), 3, config)
+    ramp = BatchAugment(AugmentConfig(), own, K, 0)
+    for width, height in ((200, 60), (60, 100), (64, 48)):
+        across, down = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
+        image = Image.fromarray(np.stack([across, down, (across + down) / 2], 2).astype(np.uint8))
+        squashed = torch.from_numpy(np.array(image.resize((40, 30), Image.Resampling.BILINEAR))).permute(2, 0, 1)[None]
+        shown = ramp.without_augmentation({"images": squashed, "aspect": torch.tensor([width / height])})
+        assert (shown[0] - own(image)).abs().max() < 0.2  # of a range of 4; a pixel of the ramp is up to 0.17
 
 
 @pytest.mark.parametrize("policy", ["none", "rand", "trivial", "three"])

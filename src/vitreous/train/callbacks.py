@@ -207,8 +207,9 @@ class MetricsLog(Callback):
             "images_per_second": speed,
             "seconds": time.monotonic() - self._epoch_started,
         }
+        has_columns = bool(self.history) and row.keys() <= max(self.history, key=len).keys()
         self.history.append(row)
-        self._write([row] if len(self.history) > 1 else self.history)
+        self._write([row] if has_columns else self.history)
         self.view.epoch(self._epoch_name(trainer), row, self._left)
 
     def _announce_once(self, speed: float) -> None:
@@ -222,7 +223,10 @@ class MetricsLog(Callback):
         return str(number) if self.epochs is None else f"{number:>{len(str(self.epochs))}}/{self.epochs}"
 
     def _write(self, rows: list[dict[str, float]]) -> None:
-        """Append rows to metrics.csv; rewrite it if `rows` is the whole history or the file cannot be appended to."""
+        """Append rows to metrics.csv; rewrite it if `rows` is the whole history or the file cannot be appended to.
+
+        The columns are those of the row that has most.
+        """
         path = self.folder / "metrics.csv"
         try:
             columns = [*max(self.history, key=len), "validated_in"]

@@ -312,7 +312,7 @@ class RunConfig:
         edges.update(until * (i + 1) / count for i in range(count))
         if self.model.patch_dropout:
             edges.add(1 - self.patches_last)
-        edges.update(self.aux.edges)
+        edges.update(self.aux.phase_starts)
         return tuple(itertools.pairwise(sorted(edges)))
 
 

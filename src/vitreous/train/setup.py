@@ -151,6 +151,7 @@ def make_loading(
         views=config.distil.views if config.distil.teacher is not None else None,
         shuffle_shards=config.data.shuffle_shards,
         unlabelled_ratio=config.aux.unlabelled_ratio if config.aux.sees_unlabelled else 0.0,
+        unlabelled_whole=config.aux.sees_whole,
         crop_on_device=crop_on_device,
     )
     return pipeline, loading

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import io
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from rich.console import Console
 from torch.nn import functional as F
 
+from vitreous.accelerate.batch_parts import Passes, add_gradients
 from vitreous.cli.main import main
 from vitreous.data.augment.mixing import smooth_targets
-from vitreous.data.config import AugmentConfig, DataConfig
+from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
 from vitreous.errors import ConfigError
+from vitreous.model.config import ViTConfig
 from vitreous.runs.state_file import read_state
 from vitreous.train.assembly import make_module
 from vitreous.train.auxiliary.config import AuxConfig
-from vitreous.train.auxiliary.pseudo_labels import confident_targets
+from vitreous.train.auxiliary.pseudo_labels import confident_targets, predict
 from vitreous.train.console import Display
 from vitreous.train.planning.plan import _step_flops
 from vitreous.train.setup import prepare
@@ -64,7 +69,7 @@ def test_targets_are_not_smoothed_again():
 
 
 def test_the_loss_is_that_of_labels_and_of_confident_answers(runs, tmp_path, digits):
-    aux = dataclasses.replace(AUX, weight=0.25)
+    aux = dataclasses.replace(AUX, pseudo_weight=0.25)
     module, batch = module_and_batch(source_config(runs, tmp_path, digits / "images.csv", aux=aux, augment=PLAIN))
     model = module.model
     shown = module.pipeline.normalise(batch["unlabelled"]["images"])
@@ -78,7 +83,7 @@ def test_the_loss_is_that_of_labels_and_of_confident_answers(runs, tmp_path, dig
     images, targets = module.augment.augment_batch(batch)
     of_labels = F.cross_entropy(model(images), targets)
     of_answers = (F.cross_entropy(model(shown), answers, reduction="none") * confident).mean()
-    expected = 0.75 * of_labels + 0.25 * of_answers
+    expected = of_labels + 0.25 * of_answers
     torch.testing.assert_close(loss, expected.detach())
     expected.backward()
     torch.testing.assert_close(found, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-6)
@@ -100,7 +105,84 @@ def test_the_moving_average_answers_if_there_is_one(runs, tmp_path, digits):
     )
     module.compute_gradients(batch, 0.0)
     assert torch.equal(seen[1], F.one_hot(torch.full((40,), 3), 10).float())
-    assert all(m.training for m in module.model.modules())
+
+
+def test_the_model_itself_predicts_in_evaluation_mode_if_there_is_no_average(runs, tmp_path, digits):
+    module, batch = module_and_batch(source_config(runs, tmp_path, digits / "images.csv", aux=AUX, ema=None))
+    module.model.norm.eval()  # as a frozen module
+    modes = {name: each.training for name, each in module.model.named_modules()}
+    assert modes[""]
+    during = []
+    module.model.norm.register_forward_hook(lambda *_: during.append((module.model.training, torch.is_grad_enabled())))
+    module.compute_gradients(batch, 0.0)
+    assert during == [(False, False), (True, True)]
+    assert {name: each.training for name, each in module.model.named_modules()} == modes
+
+
+def test_images_with_a_pseudo_label_are_mixed_with_each_other(runs, tmp_path, digits):
+    augment = AugmentConfig(flip=0.0, mixup=1.0)
+    module, batch = module_and_batch(source_config(runs, tmp_path, digits / "images.csv", aux=AUX, augment=augment))
+    shown = module.augment.without_augmentation(batch["unlabelled"])
+    highest = predict(module.eval_model, shown).max(1).values
+    threshold = float(highest.sort().values[-21])  # 21 of 40 images reach it
+    module.auxiliary.options = dataclasses.replace(AUX, threshold=threshold)
+    _, targets = module.auxiliary._pseudo_labelled(module, batch["unlabelled"], 0.0, {})
+    sums = targets.sum(1)
+    torch.testing.assert_close(sums[:20], torch.ones(20))
+    assert sums[20:].tolist() == [0.0] * 20  # the 21st has a partner without a label
+
+
+def test_threads_compute_the_gradient_of_the_whole_batch(runs, tmp_path, digits):
+    config, found = source_config(runs, tmp_path, digits / "images.csv", aux=AUX, augment=PLAIN), []
+    draws = torch.Generator().manual_seed(1)
+    images, weight = torch.randn(40, 1, 8, 8, generator=draws), torch.rand(10, generator=draws)
+    targets = torch.eye(10).repeat(4, 1)
+    for threads in (1, 2):
+        module, _ = module_and_batch(config)
+        task, model, terms = module.auxiliary, module.model, {}
+        loss_of = task.loss_of(targets, 15, 1, weight, terms)
+        if threads == 1:
+            loss = loss_of(Passes.of(model, images), slice(None))
+            loss.backward()
+        else:  # the border is inside the first part
+            loss = add_gradients(model, images, targets, 2, loss_of=loss_of)
+        task.record(terms)
+        assert task.sums[1].tolist() == [15, 25, 0]
+        found.append((loss.detach(), task.means(), [p.grad for p in model.parameters()]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("memory_gb", [2.0, 0.0], ids=["memory", "files"])
+def test_predictions_are_for_the_images_of_evaluation_and_labels_for_their_crops(runs, tmp_path, memory_gb):
+    rows = []
+    for n in range(24):
+        pixels = np.random.default_rng(n).integers(0, 255, (4, 6, 3), np.uint8)
+        Image.fromarray(pixels).resize((96, 64), Image.Resampling.BICUBIC).save(tmp_path / f"{n}.png")
+        rows.append((f"{n}.png", "ab"[n % 2] if n < 12 else ""))
+    with (tmp_path / "images.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "label"), *rows])
+    config = source_config(
+        runs,
+        tmp_path / "run",
+        "",
+        data=DataConfig(str(tmp_path / "images.csv"), memory_gb=memory_gb, workers=0, val_fraction=0.3),
+        preprocess=PreprocessConfig(fit="crop", crop_ratio=0.875),
+        augment=AugmentConfig(resized_crop=0.3),
+        aux=dataclasses.replace(AUX, unlabelled_ratio=2.0),
+        model=ViTConfig(image_size=16, patch_size=8, num_classes=2, width=16, depth=1, heads=2, mlp_dim=32),
+        batch_size=4,
+    )
+    module, batch = module_and_batch(config)
+    others = batch["unlabelled"]
+    assert others["images"].shape[2:] == (20, 20)
+    assert others["boxes"].shape == (8, 4)
+    shown = module.augment.without_augmentation(others)
+    names = [f"{12 + n}.png" for n in others["index"].tolist()]
+    expected = torch.stack([module.pipeline(Image.open(tmp_path / name)) for name in names])
+    assert (shown - expected).abs().mean() < 0.2 * expected.std()  # resized twice
+    others["aspect"][:] = 1.0
+    squashed = module.augment.without_augmentation(others)
+    assert (squashed - expected).abs().mean() > 0.4 * expected.std()
 
 
 def test_nothing_is_learnt_from_the_others_before_it_begins(runs, tmp_path, digits):
@@ -109,7 +191,7 @@ def test_nothing_is_learnt_from_the_others_before_it_begins(runs, tmp_path, digi
     early, before = gradients_of(module, batch, 0.49)
     assert module.auxiliary.means().keys() == {"classification"}
     images, targets = module.augment.augment_batch(batch)
-    torch.testing.assert_close(early, 0.5 * F.cross_entropy(module.model(images), targets).detach())
+    torch.testing.assert_close(early, F.cross_entropy(module.model(images), targets).detach())
     late, after = gradients_of(module, batch, 0.5)
     assert late > early
     assert not any(torch.allclose(*each) for each in zip(before, after, strict=True))
@@ -118,11 +200,13 @@ def test_nothing_is_learnt_from_the_others_before_it_begins(runs, tmp_path, digi
 def test_the_gradient_of_a_step_does_not_depend_on_its_micro_batches(runs, tmp_path, digits):
     found = []
     for accumulate in (1, 4):
-        aux = dataclasses.replace(AUX, unlabelled_ratio=0.4, threshold=0.05)
+        aux = dataclasses.replace(AUX, unlabelled_ratio=0.4, threshold=0.2)
         config = source_config(
             runs, tmp_path, digits / "images.csv", aux=aux, accumulate=accumulate, augment=AugmentConfig(flip=0.5)
         )
         setup = set_up(config)
+        torch.manual_seed(0)
+        torch.nn.init.normal_(setup.model.head.weight, std=0.3)  # it is zero otherwise
         setup.data_module.setup("fit")
         module = make_module(setup, lambda step: 0.0).train()
         module.manual_backward = lambda loss: loss.backward()
@@ -135,7 +219,7 @@ def test_the_gradient_of_a_step_does_not_depend_on_its_micro_batches(runs, tmp_p
 
 def test_a_killed_run_ends_in_the_same_bits(runs, selected, tmp_path, digits):
     augment = AugmentConfig(flip=0.5, pad_crop=2, mixup=0.2)
-    aux = dataclasses.replace(AUX, begin=0.3, threshold=0.05)
+    aux = dataclasses.replace(AUX, begin=0.5, threshold=0.05)
     for name in ("whole", "killed"):
         config = source_config(
             runs, tmp_path / name, digits / "images.csv", aux=aux, augment=augment, batch_size=20, ema=0.9
@@ -151,9 +235,14 @@ def test_a_killed_run_ends_in_the_same_bits(runs, selected, tmp_path, digits):
     assert [[row.get(name) for name in columns] for row in whole["history"]] == [
         [row.get(name) for name in columns] for row in resumed["history"]
     ]
-    assert whole["history"][-1]["train_confident"] > 0
+    assert "train_pseudo" not in whole["history"][0]
+    for name in ("whole", "killed"):
+        with (tmp_path / name / "metrics.csv").open(newline="") as file:
+            written = list(csv.DictReader(file))
+        assert [row["train_confident"] for row in written] == ["", "1.0"]
+        assert all(float(row["images_per_second"]) > 1 and None not in row for row in written)
     assert torch.equal(*selected)
-    expected = "pseudo-labels of at least 5% after 30% of the run, of 20 labelled and 20 unlabelled images per step"
+    expected = "pseudo-labels of at least 5% after 50% of the run, of 20 labelled and 20 unlabelled images per step"
     assert expected in " ".join(said[0].split())
 
 
@@ -176,7 +265,8 @@ def test_a_plan_counts_answers_and_pseudo_labels_from_where_they_begin(runs, tmp
         ({"threshold": 0.0}, "threshold is 0.0, it is a probability"),
         ({"threshold": float("nan")}, "threshold is nan"),
         ({"begin": 1.0}, "begin is 1.0, it is a fraction of the run"),
-        ({"weight": 1.0}, "weight is 1.0, it is a share of the loss"),
+        ({"pseudo_weight": 0.0}, "pseudo_weight is 0.0, it must be a number above 0"),
+        ({"unlabelled_ratio": 0.0}, "unlabelled_ratio 0 leaves out the images that aux fixmatch learns from"),
     ],
     ids=str,
 )
@@ -188,9 +278,6 @@ def test_values_that_do_not_fit_are_refused(options, message):
 def test_runs_without_unlabelled_images_are_refused(runs, tmp_path, digits):
     with pytest.raises(ConfigError, match="learns from images without a label, and there are none: name some with"):
         set_up(runs.config(tmp_path, aux=AUX))
-    config = source_config(runs, tmp_path, digits / "images.csv", aux=dataclasses.replace(AUX, unlabelled_ratio=0.0))
-    with pytest.raises(ConfigError, match="there are none"):
-        set_up(config)
 
 
 def test_options_of_the_other_task_are_refused(capsys, digits):

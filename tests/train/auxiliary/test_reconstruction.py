@@ -154,7 +154,7 @@ def test_a_plan_counts_the_second_task(runs, tmp_path):
     ("options", "message"),
     [
         ({"devices": 2}, "a run with aux mae uses one process"),
-        ({"tune": TuneConfig(source="x", mode="linear")}, "tune is linear: use tune full"),
+        ({"tune": TuneConfig(source="x", mode="linear")}, "aux mae needs tune full, but tune is linear"),
         ({"distil": DistilConfig(teacher="x")}, "aux mae and a teacher both change the loss"),
         ({"compile": True}, "omit compile"),
     ],
@@ -183,7 +183,7 @@ def test_models_and_values_that_do_not_fit_are_refused():
 def test_the_command_takes_the_task(capsys):
     assert main(["train", "digits", "--aux", "mae", "--aux.mask", "0.6", "--print-config"]) == 0
     assert (
-        'aux:\n  method: "mae"\n  weight: null\n  threshold: 0.6\n  begin: 0.3\n  mask: 0.6\n'
+        'aux:\n  method: "mae"\n  weight: 0.9\n  pseudo_weight: 1.0\n  threshold: 0.6\n  begin: 0.3\n  mask: 0.6\n'
         in capsys.readouterr().out
     )
     assert main(["train", "digits", "--aux.mask", "0.6"]) == 2

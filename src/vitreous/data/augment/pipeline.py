@@ -123,21 +123,33 @@ class BatchAugment:
         given = {key: batch[key] for key in keys if key in batch}
         return self(batch["images"], batch["labels"], progress=progress, **given)
 
-    def evaluated(self, images: Tensor, progress: float = 0.0) -> Tensor:
-        """Return whole images without augmentation, at the size that training has at this time.
+    def without_augmentation(self, batch: Mapping[str, Any], progress: float = 0.0) -> Tensor:
+        """Return the images of a training batch as in evaluation, at the size that training has at this time.
+
+        Images that are still to be cropped are cut as the pipeline cuts them; where it pads, they are squashed instead.
 
         Args:
-            images: uint8 (B, C, H, W), of any size.
+            batch: In the form that the loader yields (:mod:`vitreous.data.batches.dataset`).
             progress: Completed fraction of the schedule, in [0, 1].
 
         Returns:
             Normalised images float32 (B, C, H, W).
         """
+        images = batch["images"]
         with torch.autocast(images.device.type, enabled=False):
-            if images.shape[2:] != self.pipeline.size:  # not cropped yet
-                whole = torch.tensor([0.0, 0.0, 1.0, 1.0], device=images.device).expand(len(images), 4)
-                images = resized_crop(images, whole, self.pipeline.size)
+            if images.shape[2:] != self.pipeline.size:
+                aspect = batch.get("aspect", torch.ones(len(images))).cpu().numpy()
+                images = resized_crop(images, to_device(self._whole_boxes(aspect), images.device), self.pipeline.size)
             return self._resize(self.pipeline.normalise(images), progress)
+
+    def _whole_boxes(self, aspect: Floats) -> Floats:
+        """Return what evaluation shows of images of width / height ``aspect`` (B,), as fractions (B, 4)."""
+        (height, width), config = self.pipeline.size, self.pipeline.config
+        share = np.ones((len(aspect), 2), np.float32)  # of height and width
+        if config.fit == "crop":
+            wider = aspect * height / width  # than the model's input
+            share[:] = config.crop_ratio * np.minimum(1, np.stack([wider, 1 / wider], 1))
+        return np.concatenate([(1 - share) / 2, share], 1)
 
     def mirrored(self, batch: Mapping[str, Any]) -> Tensor:
         """Return which images of a training batch :meth:`augment_batch` flips, bool (B,)."""

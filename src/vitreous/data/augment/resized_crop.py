@@ -54,6 +54,7 @@ class RandomResizedCrop:
         seed: Seed of the boxes.
         views: Number of views per image, as in :class:`~vitreous.data.augment.pipeline.BatchAugment`.
         on_device: Whether the device cuts the boxes even if images are streamed, as it must if each has several.
+        keeps_whole: Whether the device cuts the boxes because it also needs the whole images.
     """
 
     pipeline: EvalPipeline
@@ -61,6 +62,7 @@ class RandomResizedCrop:
     seed: int
     views: int | None = None
     on_device: bool = False
+    keeps_whole: bool = False
 
     @property
     def storage(self) -> EvalPipeline:

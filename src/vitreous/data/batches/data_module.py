@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ class ImageDataModule(LightningDataModule):
             :class:`~vitreous.data.augment.pipeline.BatchAugment`; None draws new ones in each epoch.
         shuffle_shards: Shards that are mixed at a time, for images in shards.
         unlabelled_ratio: Images without a label that come with each labelled one, if the data has some; 0 for none.
+        unlabelled_whole: Whether they are also needed without their random crop.
         crop_on_device: Leave random resized crops to the device, which may cut several from each image.
         ready: Yield (images float32, targets float32 (B, K)) for training and (images float32, labels) for evaluation,
             instead of the dicts described in :mod:`vitreous.data.batches.dataset`.
@@ -78,6 +80,7 @@ class ImageDataModule(LightningDataModule):
         views: int | None = None,
         shuffle_shards: int = DataConfig.shuffle_shards,
         unlabelled_ratio: float = 0.0,
+        unlabelled_whole: bool = False,
         crop_on_device: bool = False,
         ready: bool = False,
         progress: Progress | None = None,
@@ -97,6 +100,7 @@ class ImageDataModule(LightningDataModule):
             self.train_sampler.beside = self._order_beside(data.unlabelled, unlabelled_ratio, shuffle_shards)
         is_cut = self.augment.resized_crop < 1
         self._crop = RandomResizedCrop(pipeline, self.augment, seed, views, crop_on_device) if is_cut else None
+        self._unlabelled_crop = replace(self._crop, keeps_whole=unlabelled_whole) if self._crop is not None else None
         self.in_memory = self.decoded_bytes <= memory_gb * 2**30
         self.workers = min(num_cores(), 16) if workers is None else workers
         self._datasets: dict[str, MemoryDataset | StreamedDataset] = {}
@@ -193,7 +197,7 @@ class ImageDataModule(LightningDataModule):
         return self._datasets[name]
 
     def _crop_of(self, name: str) -> RandomResizedCrop | None:
-        return self._crop if name in ("train", "unlabelled") else None
+        return {"train": self._crop, "unlabelled": self._unlabelled_crop}.get(name)
 
     def _order_beside(self, split: Split, ratio: float, shuffle_shards: int) -> UnlabelledOrder:
         """Return which unlabelled images come with each step."""

@@ -4,9 +4,9 @@ A batch is a dict with ``images`` uint8 (B, C, H, W), ``labels`` and ``index`` i
 ``offset`` int. If an image may have several labels, ``labels`` are (B, K) of 0 and 1. A batch from memory that is still
 to be cropped also has ``boxes`` float32 (B, 4), and larger images: the device of the model cuts them faster than the
 loader. If each image has several crops, the batch has ``aspect`` float32 (B,) instead, the width over the height of the
-original images. Where several processes share a training batch, it also has ``positions``, a list of the positions of
-its images in the step, and ``whole``, the number of images in all processes. If images without a label come with it,
-``unlabelled`` is a batch of them, without ``labels``.
+original images; if it is also needed whole, both. Where several processes share a training batch, it also has
+``positions``, a list of the positions of its images in the step, and ``whole``, the number of images in all processes.
+If images without a label come with it, ``unlabelled`` is a batch of them, without ``labels``.
 """
 
 from __future__ import annotations
@@ -76,8 +76,10 @@ class MemoryDataset(Dataset[Batch | VitreousError]):
         if self.crop.on_device:
             return _batch(plan, images, self.labels) | {"aspect": torch.from_numpy(self.aspect[plan.indices])}
         draws = _draw(self.crop, plan)
-        boxes = self.crop.boxes(draws, self.aspect[plan.indices])
-        return _batch(plan, images, self.labels) | {"boxes": torch.from_numpy(boxes)}
+        aspect = self.aspect[plan.indices]
+        boxes = torch.from_numpy(self.crop.boxes(draws, aspect))
+        whole = {"aspect": torch.from_numpy(aspect)} if self.crop.keeps_whole else {}
+        return _batch(plan, images, self.labels) | {"boxes": boxes, **whole}
 
     def _decode(self, split: Split, storage: EvalPipeline, progress: Progress | None) -> npt.NDArray[np.uint8]:
         """Fit all images to the stored size, in threads: Pillow releases the GIL."""
@@ -119,14 +121,17 @@ class StreamedDataset(Dataset[Batch | VitreousError]):
         An error is returned, not raised, because torch would wrap it in the traceback of the worker. The loader raises
         it in the main process.
         """
-        aspects = {}
+        extra = {}
         try:
             self.split.fetch(plan.indices.tolist())
-            if self.crop is not None and self.crop.on_device:
+            if self.crop is not None and (self.crop.on_device or self.crop.keeps_whole):
                 storage = self.crop.storage
                 decoded = [self.split.reduced_image(n, max(storage.size)) for n in plan.indices.tolist()]
                 images = [storage.pixels(image) for image, _ in decoded]
-                aspects = {"aspect": torch.tensor([aspect for _, aspect in decoded])}
+                extra["aspect"] = torch.tensor([aspect for _, aspect in decoded], dtype=torch.float32)
+                if self.crop.keeps_whole:
+                    boxes = self.crop.boxes(_draw(self.crop, plan), extra["aspect"].numpy())
+                    extra["boxes"] = torch.from_numpy(boxes)
             elif self.crop is None:
                 images = [self.pipeline.pixels(self.split.image(index)) for index in plan.indices.tolist()]
             else:
@@ -136,7 +141,7 @@ class StreamedDataset(Dataset[Batch | VitreousError]):
         # A process may have no images in the last batches of an evaluation.
         stacked = np.stack(images) if images else np.empty((0, *self.pipeline.size, self.pipeline.channels), np.uint8)
         pixels = torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous()  # (B, C, H, W)
-        return _batch(plan, pixels, self.split.labels) | aspects
+        return _batch(plan, pixels, self.split.labels) | extra
 
     def _crops(self, plan: BatchPlan, crop: RandomResizedCrop) -> Iterator[npt.NDArray[np.uint8]]:
         """Yield a random crop of each image, uint8 (H, W, C)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -22,16 +23,19 @@ _MOST_UNLABELLED = 100  # times the labelled images of a step, which share its m
 class AuxConfig:
     """A second task beside classification (:mod:`vitreous.train.auxiliary`), which helps on few images.
 
-    The defaults are those of SSAT (arXiv 2310.20704) in its published code, but for the width and heads of the decoder.
+    The defaults of `mae` are those of SSAT (arXiv 2310.20704) in its published code, but for the width and heads of the
+    decoder. FixMatch (arXiv 2001.07685) has a threshold of 0.95, which models trained with label smoothing seldom
+    reach, and begins at once.
 
     Args:
         method: The task. `none`: classification alone. `mae`: a small decoder, which is not saved, predicts the hidden
-            patches of each training image from what the encoder makes of the others. `fixmatch`: where the model is
-            confident of an unlabelled image, it learns its own answer from that image as augmented (arXiv 2001.07685).
-        weight: Share of the task in the loss, in (0, 1); classification has the rest. None: 0.9 of mae, and 0.5 of
-            fixmatch, where both losses count alike.
-        threshold: Probability from which an answer of fixmatch is learnt, in (0, 1].
-        begin: Fraction of the run after which fixmatch begins, in [0, 1); before, answers are poor.
+            patches of each training image from what the encoder makes of the others. `fixmatch`: if the model is
+            confident about an unlabelled image, its prediction becomes the label of the augmented image.
+        weight: Share of the reconstruction in the loss of mae, in (0, 1); classification has the rest.
+        pseudo_weight: Weight of the unlabelled images in the loss of fixmatch, beside 1 of the labelled ones; above 0.
+        threshold: Probability from which a prediction becomes a label, in (0, 1].
+        begin: Fraction of the run after which fixmatch uses the unlabelled images, in [0, 1): predictions are poor
+            before.
         mask: Fraction of the patches that are hidden, in (0, 1).
         decoder_width: Width of the decoder, a multiple of 4 and of its heads. None: half that of the encoder.
         decoder_depth: Blocks of the decoder.
@@ -43,7 +47,8 @@ class AuxConfig:
     """
 
     method: Literal["none", "mae", "fixmatch"] = "none"
-    weight: float | None = None
+    weight: float = 0.9
+    pseudo_weight: float = 1.0
     threshold: float = 0.6
     begin: float = 0.3
     mask: float = 0.75
@@ -57,8 +62,10 @@ class AuxConfig:
     def __post_init__(self) -> None:
         """Check choices and ranges, and report all problems in one error."""
         problems = list(unknown_choices(self))
-        if not 0 < self.share < 1:
+        if not 0 < self.weight < 1:
             problems.append(f"weight is {self.weight}, it is a share of the loss and must be in (0, 1)")
+        if not 0 < self.pseudo_weight < math.inf:
+            problems.append(f"pseudo_weight is {self.pseudo_weight}, it must be a number above 0")
         if not 0 < self.threshold <= 1:
             problems.append(f"threshold is {self.threshold}, it is a probability and must be in (0, 1]")
         if not 0 <= self.begin < 1:
@@ -68,7 +75,9 @@ class AuxConfig:
                 f"unlabelled_ratio is {self.unlabelled_ratio}, it is a number of images for each labelled one and must "
                 f"be between 0 and {_MOST_UNLABELLED}"
             )
-        if self.unlabelled is not None and self.unlabelled_ratio == 0:
+        if self.method == "fixmatch" and self.unlabelled_ratio == 0:
+            problems.append("unlabelled_ratio 0 leaves out the images that aux fixmatch learns from: omit one of them")
+        elif self.unlabelled is not None and self.unlabelled_ratio == 0:
             problems.append(
                 f"unlabelled_ratio 0 leaves out the images of unlabelled {self.unlabelled}: omit one of them"
             )
@@ -80,12 +89,12 @@ class AuxConfig:
             _ = self.mae  # which checks its own ranges
 
     @property
-    def share(self) -> float:
-        """The share of the task in the loss."""
-        return self.weight if self.weight is not None else 0.9 if self.method == "mae" else 0.5
+    def sees_whole(self) -> bool:
+        """Whether unlabelled images are also needed without their random crop."""
+        return self.method == "fixmatch"
 
     @property
-    def edges(self) -> tuple[float, ...]:
+    def phase_starts(self) -> tuple[float, ...]:
         """Fractions of the run at which its steps begin to take longer."""
         return (self.begin,) if self.method == "fixmatch" else ()
 
@@ -109,10 +118,10 @@ class AuxConfig:
         if self.method == "none":
             return
         if mode != "full":
-            yield f"aux {self.method} trains the whole encoder, but tune is {mode}: use tune full"
+            yield f"aux {self.method} needs tune full, but tune is {mode}"
         if teacher:
             yield f"aux {self.method} and a teacher both change the loss: use one of them"
         if compiles:
-            yield f"aux {self.method} runs the encoder in parts, which compile does not cover: omit compile"
+            yield f"aux {self.method} does not go with compile: omit compile"
         if processes > 1:
             yield f"a run with aux {self.method} uses one process: omit devices and nodes"

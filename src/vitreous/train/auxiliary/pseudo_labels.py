@@ -1,9 +1,9 @@
-"""Learning from images without a label by the model's own confident answers (FixMatch, arXiv 2001.07685).
+"""Learning from images without a label by the model's own confident predictions (FixMatch, arXiv 2001.07685).
 
-The model as it is evaluated, which is the moving average of the weights if there is one, sees an unlabelled image as it
-is. Where the probability of its answer reaches a threshold, the answer is the label of the same image as augmented for
-training. FixMatch's weak view is flipped and shifted; here it is the image itself. The strong one is what the recipe
-makes of every training image, mixing included, which leaves the target of an image without an answer at zero.
+The evaluated model, which is the moving average of the weights if there is one, predicts a class for each unlabelled
+image. If its probability reaches a threshold, it becomes the label of the same image as augmented for training.
+FixMatch's weak view is flipped and shifted; here it is the image as in evaluation. The strong view is the recipe's
+usual augmentation. Mixup and CutMix mix images that have a pseudo-label with each other.
 
 Shapes: B labelled images, U unlabelled ones, N = B + U, C channels, H x W pixels, K classes.
 """
@@ -22,11 +22,13 @@ from vitreous.accelerate.batch_parts import MaskedLoss, Passes, map_parts, num_p
 from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.rng import model_seed
 from vitreous.errors import ConfigError
-from vitreous.train.auxiliary.task import AuxTask, Learner, Terms, note
+from vitreous.train.auxiliary.task import AuxTask, Terms, TrainingModule, add_terms
 from vitreous.train.config import RunConfig
 from vitreous.train.multilabel.losses import TargetLoss
 
 __all__ = ["PseudoLabelTask", "confident_targets", "predict"]
+
+_WHOLE = 0.999  # sum of a mixed target of which both images have a pseudo-label, less rounding
 
 
 class PseudoLabelTask(AuxTask):
@@ -35,7 +37,7 @@ class PseudoLabelTask(AuxTask):
     Args:
         config: The run, whose `aux.method` is `fixmatch`.
         per_step: Labelled and unlabelled images of a step.
-        loss: Not used: the loss is the cross-entropy, which is linear in the targets.
+        loss: Not used: the loss is the cross-entropy.
         several: Whether an image may have several labels.
 
     Raises:
@@ -56,76 +58,96 @@ class PseudoLabelTask(AuxTask):
                 "or leave their labels empty in the manifest"
             )
 
-    def add_gradients(self, module: Learner, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
-        """Add those of the labelled images and, from ``begin`` on, of the unlabelled ones, in one pass."""
+    def add_gradients(self, module: TrainingModule, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
+        """Add the gradients of the labelled images and, after ``begin``, of the unlabelled ones, in one pass."""
         images, targets = module.augment.augment_batch(batch, progress)  # (B, C, H, W) and (B, K)
         others = batch.get("unlabelled")
         if others is not None and len(others["images"]) and progress >= self.options.begin:
-            probabilities = predict(module.eval_model, module.augment.evaluated(others["images"], progress))  # (U, K)
-            answers = confident_targets(probabilities, self.options.threshold)  # (U, K)
-            note(terms, slice(0), len(answers), confident=answers.sum(1).mean())
-            shown, learnt = module.augment.augment_batch(others | {"labels": answers}, progress)
-            images, targets = torch.cat((images, shown)), torch.cat((targets, learnt))  # (N, C, H, W) and (N, K)
+            strong_views, pseudo_targets = self._pseudo_labelled(module, others, progress, terms)
+            images = torch.cat((images, strong_views))  # (N, C, H, W)
+            targets = torch.cat((targets, pseudo_targets))  # (N, K)
         torch.manual_seed(model_seed(module.augment.seed, batch))
         loss_of = self.loss_of(targets, len(batch["labels"]), module.accumulate, module.class_weights, terms)
         return module.backpropagate_with(self, loss_of, images, targets)
 
+    def _pseudo_labelled(
+        self, module: TrainingModule, batch: Mapping[str, Any], progress: float, terms: Terms
+    ) -> tuple[Tensor, Tensor]:
+        """Return the augmented images of an unlabelled batch (U, C, H, W), and their targets or zeros (U, K)."""
+        probabilities = predict(module.eval_model, module.augment.without_augmentation(batch, progress))  # (U, K)
+        labels = confident_targets(probabilities, self.options.threshold)  # (U, K)
+        has_label = labels.any(1)  # U
+        add_terms(terms, slice(0), len(labels), confident=has_label.float().mean())
+        # Those with a label come first, because neighbours are mixed with each other.
+        order = has_label.long().argsort(descending=True, stable=True)  # U
+        sorted_batch = {name: value[order] if isinstance(value, Tensor) else value for name, value in batch.items()}
+        positions = [batch["offset"] + n for n in order.tolist()]
+        images, targets = module.augment.augment_batch(
+            sorted_batch | {"labels": labels[order], "positions": positions}, progress
+        )
+        return images, targets * (targets.sum(1, keepdim=True) > _WHOLE)
+
     def loss_of(
-        self, targets: Tensor, labelled: int, parts: int, weight: Tensor | None, terms: Terms | None = None
+        self,
+        targets: Tensor,
+        num_labelled: int,
+        micro_batches: int,
+        weight: Tensor | None,
+        terms: Terms | None = None,
     ) -> MaskedLoss:
-        """Return the loss of a training batch, whose mean over the ``parts`` micro-batches is that of the step.
+        """Return the loss of a training batch, whose mean over the ``micro_batches`` of a step is that of the step.
 
         Args:
-            targets: Distributions of the labels, and behind them those of the answers, (N, K).
-            labelled: B.
-            parts: Micro-batches per step.
+            targets: Distributions of the labels, and behind them the pseudo-labels, (N, K).
+            num_labelled: B.
+            micro_batches: Their number per step.
             weight: Of each class, (K,).
             terms: Receives the terms of the loss.
         """
-        count, share = len(targets), self.options.share
-        factors = targets.new_full((count,), share * parts * count / self.per_step[1])
-        factors[:labelled] = (1 - share) * count / labelled
+        count = len(targets)
+        factors = targets.new_full((count,), self.options.pseudo_weight * micro_batches * count / self.per_step[1])
+        factors[:num_labelled] = count / num_labelled
 
         def loss_of(passes: Passes, part: slice) -> Tensor:
             logits = passes("logits").float()
             losses = F.cross_entropy(logits, targets[part], weight, reduction="none")  # N
             if terms is not None:
-                border = max(0, labelled - (part.start or 0))
+                border = max(0, num_labelled - (part.start or 0))
                 for name, own in (("classification", losses[:border]), ("pseudo", losses[border:])):
                     if len(own):
-                        note(terms, part, len(own), **{name: own.mean()})
+                        add_terms(terms, part, len(own), **{name: own.mean()})
             return (losses * factors[part]).mean()
 
         return loss_of
 
-    def examples(
+    def step_losses(
         self, model: FastVisionTransformer, images: Tensor, targets: Tensor, progress: float
     ) -> Iterator[tuple[float, Callable[[], Tensor]]]:
-        """Yield the loss of labelled images and, from ``begin`` on, that of others, which also get their labels."""
+        """Yield the loss of labelled images and, after ``begin``, that of unlabelled ones with their prediction."""
         loss: Callable[[], Tensor] = lambda: F.cross_entropy(model(images).float(), targets)  # noqa: E731
         yield 1.0, loss
         if progress >= self.options.begin:
 
-            def with_answers() -> Tensor:
+            def with_prediction() -> Tensor:
                 predict(model, images)
                 return loss()
 
-            yield self.per_step[1] / self.per_step[0], with_answers
+            yield self.per_step[1] / self.per_step[0], with_prediction
 
     def describe(self) -> str:
-        """Say which answers are learnt, and from when on."""
+        """Say which predictions are learnt, and from when on."""
         own, (labelled, others) = self.options, self.per_step
         after = f" after {own.begin:.0%} of the run" if own.begin else ""
         return (
             f"pseudo-labels of at least {own.threshold:.0%}{after}, of {labelled:,} labelled and {others:,} unlabelled "
-            f"images per step, weight {own.share:g}"
+            f"images per step, weight {own.pseudo_weight:g}"
         )
 
 
 def confident_targets(probabilities: Tensor, threshold: float) -> Tensor:
     """Return the target of each image, (U, K): 1 for the likeliest class if that reaches the threshold, else zeros."""
-    highest, answer = probabilities.max(1)
-    return F.one_hot(answer, probabilities.shape[1]).float() * (highest >= threshold)[:, None]
+    highest, classes = probabilities.max(1)
+    return F.one_hot(classes, probabilities.shape[1]).float() * (highest >= threshold)[:, None]
 
 
 def predict(model: nn.Module, images: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.rng import model_seed
 from vitreous.errors import ConfigError
 from vitreous.model.config import pair
-from vitreous.train.auxiliary.task import AuxTask, Learner, Terms, note
+from vitreous.train.auxiliary.task import AuxTask, Terms, TrainingModule, add_terms
 from vitreous.train.config import RunConfig
 from vitreous.train.multilabel.losses import TargetLoss
 from vitreous.train.pretrain.base import check_dropping, take_rows
@@ -69,7 +69,7 @@ class ReconstructionTask(AuxTask):
             )
         self.decoder = MaeDecoder(model, self.options.mae)
 
-    def add_gradients(self, module: Learner, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
+    def add_gradients(self, module: TrainingModule, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
         """Add those of the labelled images first, then those of the others."""
         images, targets = module.augment.augment_batch(batch, progress)  # (B, C, H, W) and (B, K)
         torch.manual_seed(model_seed(module.augment.seed, batch))
@@ -79,7 +79,9 @@ class ReconstructionTask(AuxTask):
             loss = loss + self._learn_unlabelled(module, others, progress, terms)
         return loss
 
-    def _learn_unlabelled(self, module: Learner, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
+    def _learn_unlabelled(
+        self, module: TrainingModule, batch: Mapping[str, Any], progress: float, terms: Terms
+    ) -> Tensor:
         """Add the gradients of the reconstruction of images without a label, and return its share in the loss."""
         no_class = torch.zeros(len(batch["images"]), dtype=torch.int64, device=batch["images"].device)
         images, no_targets = module.augment.augment_batch({**batch, "labels": no_class}, progress)
@@ -100,13 +102,13 @@ class ReconstructionTask(AuxTask):
             terms: Receives the terms of the loss.
         """
         kept, hidden = draw_mask(images, self.patch, self.options.mask)  # (B, n) and (B, N - n)
-        share, here = self.options.share, self.per_step[0] / sum(self.per_step)
+        share, here = self.options.weight, self.per_step[0] / sum(self.per_step)
 
         def loss_of(passes: Passes, part: slice) -> Tensor:
             loss = self.loss(passes("logits").float(), targets[part], weight=weight)
             error = self._error(passes, images[part], kept[part], hidden[part])
             if terms is not None:
-                note(terms, part, len(targets[part]), classification=loss, reconstruction=error)
+                add_terms(terms, part, len(targets[part]), classification=loss, reconstruction=error)
             return (1 - share) * loss + share * here * error
 
         return loss_of, None if self.keeps_apart else hide_patches(images, hidden, self.patch)
@@ -123,12 +125,12 @@ class ReconstructionTask(AuxTask):
             terms: Receives the term of the loss.
         """
         kept, hidden = draw_mask(images, self.patch, self.options.mask)  # (U, n) and (U, N - n)
-        weight = self.options.share * len(images) * parts / sum(self.per_step)
+        weight = self.options.weight * len(images) * parts / sum(self.per_step)
 
         def loss_of(passes: Passes, part: slice) -> Tensor:
             error = self._error(passes, images[part], kept[part], hidden[part])
             if terms is not None:
-                note(terms, part, len(images[part]), unlabelled=error)
+                add_terms(terms, part, len(images[part]), unlabelled=error)
             return weight * error
 
         return loss_of, images if self.keeps_apart else hide_patches(images, hidden, self.patch)
@@ -139,7 +141,7 @@ class ReconstructionTask(AuxTask):
         values = patch_targets(images, self.patch, self.options.normalise)  # (B, N, V)
         return mae_loss(prediction, take_rows(values, hidden))
 
-    def examples(
+    def step_losses(
         self, model: FastVisionTransformer, images: Tensor, targets: Tensor, progress: float
     ) -> Iterator[tuple[float, Callable[[], Tensor]]]:
         """Yield the loss of labelled images and, if there are any, that of unlabelled ones."""
@@ -166,6 +168,6 @@ class ReconstructionTask(AuxTask):
         labelled, others = self.per_step
         of_both = f", of {labelled:,} labelled and {others:,} unlabelled images per step" if others else ""
         return (
-            f"reconstruction of {own.mask:.0%} of the patches{of_both}, weight {own.share:g}; decoder "
+            f"reconstruction of {own.mask:.0%} of the patches{of_both}, weight {own.weight:g}; decoder "
             f"{self.decoder.width}x{own.decoder_depth}, {count / 1e6:.2g} M parameters, not saved"
         )

@@ -20,7 +20,7 @@ from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.train.config import RunConfig
 from vitreous.train.multilabel.losses import TargetLoss
 
-__all__ = ["TASKS", "AuxTask", "Learner", "Terms", "build_task", "note"]
+__all__ = ["TASKS", "AuxTask", "Terms", "TrainingModule", "add_terms", "build_task"]
 
 TASKS = {
     "mae": "vitreous.train.auxiliary.reconstruction:ReconstructionTask",
@@ -34,7 +34,7 @@ Terms = dict[tuple[str, int], tuple[Tensor, int]]
 _SUMS = "sums of the epoch"  # no name of a weight
 
 
-class Learner(Protocol):
+class TrainingModule(Protocol):
     """What a task uses of the Lightning module, :class:`~vitreous.train.auxiliary.module.AuxModule`."""
 
     model: nn.Module
@@ -61,7 +61,7 @@ class AuxTask(nn.Module):
     """
 
     names: ClassVar[tuple[str, ...]]
-    """Names of the terms; those after the second are of unlabelled images."""
+    """Names of the terms."""
     sums: Tensor
     saved_sums: Tensor
 
@@ -71,7 +71,7 @@ class AuxTask(nn.Module):
         self.register_buffer("sums", torch.zeros(2, len(self.names)), persistent=False)  # of terms and of their images
         self.register_buffer("saved_sums", torch.zeros(2, len(self.names)), persistent=False)  # after whole steps
 
-    def add_gradients(self, module: Learner, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
+    def add_gradients(self, module: TrainingModule, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
         """Add the gradients of a micro-batch to those of its step.
 
         Args:
@@ -85,7 +85,7 @@ class AuxTask(nn.Module):
         """
         raise NotImplementedError
 
-    def examples(
+    def step_losses(
         self, model: FastVisionTransformer, images: Tensor, targets: Tensor, progress: float
     ) -> Iterator[tuple[float, Callable[[], Tensor]]]:
         """Yield the losses of a step, as functions, each with its number of images for each labelled one.
@@ -157,7 +157,7 @@ def build_task(config: RunConfig, per_step: tuple[int, int], loss: TargetLoss, *
     return task
 
 
-def note(terms: Terms, part: slice, images: int, **means: Tensor) -> None:
+def add_terms(terms: Terms, part: slice, images: int, **means: Tensor) -> None:
     """Note the terms of a part of a batch."""
     for name, mean in means.items():
         terms[name, part.start or 0] = mean.detach().float(), images

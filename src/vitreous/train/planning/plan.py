@@ -231,7 +231,7 @@ def _count_flops(setup: Setup, progress: float) -> float:
     if setup.auxiliary is None:
         losses = [(1.0, lambda: F.cross_entropy(setup.model(images).float(), targets))]
     else:
-        losses = setup.auxiliary.examples(setup.model, images, targets, progress)
+        losses = setup.auxiliary.step_losses(setup.model, images, targets, progress)
     found = 0.0
     for share, loss in losses:
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), eager:

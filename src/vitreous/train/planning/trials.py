@@ -228,7 +228,7 @@ def _training_batch(session: Session, size: int) -> Batch:
     if isinstance(batch, Exception):
         raise batch
     copies = torch.arange(size) % distinct
-    tensors = ("images", "labels", "index", "boxes")
+    tensors = ("images", "labels", "index", "boxes", "aspect")
     repeated = {key: value[copies] if key in tensors else value for key, value in batch.items()}
     if loading.num_beside:  # of the labelled images again: their content does not matter
         ratio = loading.num_beside / loading.train_sampler.batch_size

@@ -96,7 +96,8 @@ class PretrainConfig(RunConfig):
         if self.distil.teacher is not None:
             problems.append("distil.teacher is for training on labels: omit it")
         if self.aux.method != "none":
-            problems.append(f"aux {self.aux.method} is for training on labels: omit it, or use --method mae")
+            instead = ", or use --method mae" if self.aux.method == "mae" else ""
+            problems.append(f"aux {self.aux.method} is for training on labels: omit it{instead}")
         if self.devices * self.nodes > 1:
             problems.append(f"devices {self.devices} and nodes {self.nodes}: pretraining uses one process, omit both")
         if self.strategy == "fsdp":

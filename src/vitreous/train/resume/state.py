@@ -65,7 +65,7 @@ class RunState:
     seconds: dict[str, float]  # wall-clock time by phase
     probed: dict[str, Any] | None  # the linear probe of the frozen features, if fine-tuning began with one
     distil: dict[str, Any] | None  # the projection of a distillation, and the digest of the teacher's answers
-    auxiliary: dict[str, Any] | None  # the decoder of a second task
+    auxiliary: dict[str, Any] | None  # the decoder of a second task, and the terms of its loss in the epoch
     threads: int  # number of CPU threads, on which the rounding of sums depends
     extended: list[int]  # numbers of epochs after which the run had finished before it was extended
 
