@@ -25,22 +25,37 @@ def results(runs: Sequence[Training], *, together: bool = False) -> list[dict[st
     """Train what is not finished yet, and return the score, epochs and seconds of each run.
 
     The score is the top-1 of the saved model on test, or without one on val. If one of the runs that go together is
-    finished already, the other has its core alone but not the same company: repeat both for a comparison.
+    finished already, nothing runs beside the other, and the two are not comparable: repeat both.
     """
+    for run in runs:
+        _stored(run, together)  # a refusal comes before the first training
+    if not together:
+        return [_result(run, None) for run in runs]
     cores = sorted(os.sched_getaffinity(0))
-    if together and len(runs) > len(cores):
+    if len(runs) > len(cores):
         sys.exit(f"{len(runs)} runs at the same time need as many cores, and there are {len(cores)}")
-    with ThreadPoolExecutor(len(runs) if together else 1) as pool:
-        return list(pool.map(_result, runs, cores if together else [None] * len(runs)))
+    with ThreadPoolExecutor(len(runs)) as pool:
+        return list(pool.map(_result, runs, cores))
+
+
+def _stored(run: Training, together: bool) -> dict[str, Any] | None:
+    """Return the result of a finished run; None if there is none."""
+    record = run.out / "benchmark.json"
+    if not record.exists():
+        return None
+    found: dict[str, Any] = json.loads(record.read_text())
+    if found.get("asked") != _asked(run, together):
+        sys.exit(f"{record} is of another run: use another --out")
+    return found
+
+
+def _asked(run: Training, together: bool) -> dict[str, Any]:
+    return {"data": run.data, "options": list(run.options), "together": together}
 
 
 def _result(run: Training, core: int | None) -> dict[str, Any]:
-    record, asked = run.out / "benchmark.json", {"data": run.data, "options": list(run.options)}
-    if record.exists():
-        stored = json.loads(record.read_text())
-        if stored.get("asked") != asked:
-            sys.exit(f"{record} is of another run: use another --out")
-        return stored
+    if (found := _stored(run, core is not None)) is not None:
+        return found
     alone = ["taskset", "--cpu-list", str(core)] if core is not None else []
     command = [str(Path(sys.executable).with_name("vitreous")), "train", run.data, *run.options]
     began = time.monotonic()
@@ -48,6 +63,7 @@ def _result(run: Training, core: int | None) -> dict[str, Any]:
     seconds = time.monotonic() - began
     report = json.loads((run.out / "report.json").read_text())
     scores = report["scores"].get("test") or report["scores"]["val"]
-    found = {"top1": scores["top1"], "epochs": report["training"]["epochs"], "seconds": seconds, "asked": asked}
-    record.write_text(json.dumps(found))
+    found = {"top1": scores["top1"], "epochs": report["training"]["epochs"], "seconds": seconds}
+    found["asked"] = _asked(run, core is not None)
+    (run.out / "benchmark.json").write_text(json.dumps(found))
     return found

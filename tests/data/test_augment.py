@@ -225,6 +225,20 @@ def test_cutmix_boxes_are_inside_and_of_the_area(share, centre):
         assert (bottom - top, right - left) <= (int(40 * side), int(60 * side))
 
 
+@pytest.mark.parametrize("fields", [{"mixup": 1.0}, {"cutmix": 1.0}], ids=["mixup", "cutmix"])
+def test_pairs_of_which_one_has_no_target_are_not_mixed(fields):
+    images, labels = batch(9)
+    targets = F.one_hot(labels, K).float()
+    targets[[1, 4, 5]] = 0
+    mixed, found = augment(flip=0.0, **fields)(images, targets, epoch=0, step=0)
+    every, expected = augment(flip=0.0, **fields)(images, labels, epoch=0, step=0)
+    whole = PIPELINE.normalise(images)
+    for n in range(9):
+        is_mixed = n in (2, 3, 6, 7, 8)  # the last one has the first as its partner
+        assert torch.equal(mixed[n], every[n] if is_mixed else whole[n])
+        assert torch.equal(found[n], expected[n] if is_mixed else targets[n])
+
+
 def test_smoothed_targets_are_those_of_torchs_cross_entropy():
     labels = torch.arange(20) % K
     logits = torch.randn(20, K, generator=torch.Generator().manual_seed(0))

@@ -154,7 +154,10 @@ def test_a_plan_counts_the_second_task(runs, tmp_path):
     ("options", "message"),
     [
         ({"devices": 2}, "a run with aux mae uses one process"),
-        ({"tune": TuneConfig(source="x", mode="linear")}, "aux mae needs tune full, but tune is linear"),
+        (
+            {"tune": TuneConfig(source="x", mode="linear")},
+            "aux mae trains all weights, but tune is linear: use tune full",
+        ),
         ({"distil": DistilConfig(teacher="x")}, "aux mae and a teacher both change the loss"),
         ({"compile": True}, "omit compile"),
     ],

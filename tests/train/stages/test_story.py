@@ -223,11 +223,11 @@ def test_a_stage_is_compared_with_those_before_it_also_in_a_run_that_is_resumed(
 def test_a_step_that_does_not_fit_is_timed_on_fewer_images(digits, monkeypatch):
     counts, timed = [], training._time_step
 
-    def short_of_memory(setup, count, size):
+    def short_of_memory(setup, count, step):
         counts.append(count)
         if count > 8:
             raise RuntimeError("out of memory")
-        return timed(setup, count, size)
+        return timed(setup, count, step)
 
     monkeypatch.setattr(training, "_time_step", short_of_memory)
     mean, full = training.step_seconds(prepared(digits, "--tune=full"))
@@ -238,13 +238,29 @@ def test_a_step_that_does_not_fit_is_timed_on_fewer_images(digits, monkeypatch):
 
 @pytest.mark.parametrize(("budget", "expected"), [(None, 0.7 * 0.25 + 0.3), ("60s", 1 / (0.7 / 0.25 + 0.3))])
 def test_the_time_of_a_step_is_the_mean_over_a_run_whose_images_grow(digits, monkeypatch, budget, expected):
-    monkeypatch.setattr(training, "_time_step", lambda setup, count, size: (size[0] / setup.pipeline.size[0]) ** 2)
+    monkeypatch.setattr(training, "_time_step", lambda setup, count, step: (step.size[0] / setup.pipeline.size[0]) ** 2)
     options = ["--tune=full", "--augment.small_first=0.5", "--augment.small_until=0.7"]
     setup = prepared(digits, *options, *([f"--budget={budget}"] if budget else []))
     batch = min(setup.config.batch_size, len(setup.data.splits["train"]))
     mean, full = training.step_seconds(setup)
     assert full == pytest.approx(batch / min(32, batch))
     assert mean == pytest.approx(expected * full)
+
+
+def test_the_time_of_a_step_counts_the_patches_that_are_dropped_at_first(digits, monkeypatch):
+    timed, seen = training._time_step, []
+
+    def watched(setup, count, step):
+        setup.model.register_forward_pre_hook(lambda model, _: seen.append(model.patch_dropout))
+        timed(setup, count, step)
+        return 1 - step.dropped
+
+    monkeypatch.setattr(training, "_time_step", watched)
+    setup = prepared(digits, "--tune=full", "--model.patch_dropout=0.5", "--patches_last=0.4")
+    mean, full = training.step_seconds(setup)
+    assert mean == pytest.approx(0.7 * full)  # 0.6 of the run with half of the patches
+    assert {*seen} == {0.0, 0.5}
+    assert setup.model.patch_dropout == 0.5
 
 
 def test_averages_are_on_the_line_between_start_and_end():

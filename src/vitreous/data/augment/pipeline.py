@@ -84,7 +84,8 @@ class BatchAugment:
 
         Args:
             images: uint8 (B, C, H, W) of the pipeline's size, or of any size if `boxes` is given.
-            labels: int64 (B,), or (B, K) of 0 and 1; or targets, float32 (B, K), which are not smoothed.
+            labels: int64 (B,), or (B, K) of 0 and 1; or targets, float32 (B, K), which are not smoothed. Of these,
+                images whose target is zero, and their partners, are not mixed.
             epoch: Epoch of the batch; `mix_after` depends on it.
             step: Optimiser step within the epoch.
             progress: Completed fraction of the schedule, in [0, 1]; `off_last` and `small_first` depend on it.
@@ -114,7 +115,7 @@ class BatchAugment:
             if is_strong:
                 images = self._erase(images, draw)
                 if epoch >= self.config.mix_after:
-                    images, targets = self._mix(images, targets, draw)
+                    images, targets = self._mix(images, targets, draw, may_be_zero=labels.is_floating_point())
             return self._resize(images, progress), targets
 
     def augment_batch(self, batch: Mapping[str, Any], progress: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -126,7 +127,8 @@ class BatchAugment:
     def without_augmentation(self, batch: Mapping[str, Any], progress: float = 0.0) -> Tensor:
         """Return the images of a training batch as in evaluation, at the size that training has at this time.
 
-        Images that are still to be cropped are cut as the pipeline cuts them; where it pads, they are squashed instead.
+        Images held in memory that are still to be cropped are cut as the pipeline cuts them; where it pads, they are
+        squashed instead.
 
         Args:
             batch: In the form that the loader yields (:mod:`vitreous.data.batches.dataset`).
@@ -135,7 +137,7 @@ class BatchAugment:
         Returns:
             Normalised images float32 (B, C, H, W).
         """
-        images = batch["images"]
+        images = batch.get("uncropped", batch["images"])
         with torch.autocast(images.device.type, enabled=False):
             if images.shape[2:] != self.pipeline.size:
                 aspect = batch.get("aspect", torch.ones(len(images))).cpu().numpy()
@@ -213,8 +215,16 @@ class BatchAugment:
         shift = (uniform[index, 1] * (length + 1)).astype(np.int64)
         return mixing.erase(images, draw.move(index), draw.move(boxes), draw.move(noise), draw.move(shift))
 
-    def _mix(self, images: Tensor, targets: Tensor, draw: _Draws) -> tuple[Tensor, Tensor]:
-        """Apply mixup, CutMix or neither, the same to all images of a step."""
+    def _mix(
+        self, images: Tensor, targets: Tensor, draw: _Draws, *, may_be_zero: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Apply mixup, CutMix or neither, the same to all images of a step; with zero targets to other pairs alone."""
+        if may_be_zero:
+            mixed_images, mixed_targets = self._mix(images.clone(), targets, draw)  # CutMix works in place
+            has_target = targets.any(1)  # B
+            both = has_target & has_target[mixing.partners(len(images), images.device)]
+            images = torch.where(both[:, None, None, None], mixed_images, images)
+            return images, torch.where(both[:, None], mixed_targets, targets)
         config = self.config
         rng = draw.per_step("mix")
         mixed, choice, y, x = (float(u) for u in rng.random(4))

@@ -54,7 +54,7 @@ class RandomResizedCrop:
         seed: Seed of the boxes.
         views: Number of views per image, as in :class:`~vitreous.data.augment.pipeline.BatchAugment`.
         on_device: Whether the device cuts the boxes even if images are streamed, as it must if each has several.
-        keeps_whole: Whether the device cuts the boxes because it also needs the whole images.
+        keeps_whole: Whether batches also show the images uncropped.
     """
 
     pipeline: EvalPipeline

@@ -4,9 +4,10 @@ A batch is a dict with ``images`` uint8 (B, C, H, W), ``labels`` and ``index`` i
 ``offset`` int. If an image may have several labels, ``labels`` are (B, K) of 0 and 1. A batch from memory that is still
 to be cropped also has ``boxes`` float32 (B, 4), and larger images: the device of the model cuts them faster than the
 loader. If each image has several crops, the batch has ``aspect`` float32 (B,) instead, the width over the height of the
-original images; if it is also needed whole, both. Where several processes share a training batch, it also has
-``positions``, a list of the positions of its images in the step, and ``whole``, the number of images in all processes.
-If images without a label come with it, ``unlabelled`` is a batch of them, without ``labels``.
+original images. If the images are needed uncropped too, it has both, or from files ``uncropped`` beside the crops.
+Where several processes share a training batch, it also has ``positions``, a list of the positions of its images in the
+step, and ``whole``, the number of images in all processes. If images without a label come with it, ``unlabelled`` is a
+batch of them, without ``labels``.
 """
 
 from __future__ import annotations
@@ -124,33 +125,36 @@ class StreamedDataset(Dataset[Batch | VitreousError]):
         extra = {}
         try:
             self.split.fetch(plan.indices.tolist())
-            if self.crop is not None and (self.crop.on_device or self.crop.keeps_whole):
+            if self.crop is not None and self.crop.on_device:
                 storage = self.crop.storage
                 decoded = [self.split.reduced_image(n, max(storage.size)) for n in plan.indices.tolist()]
                 images = [storage.pixels(image) for image, _ in decoded]
-                extra["aspect"] = torch.tensor([aspect for _, aspect in decoded], dtype=torch.float32)
-                if self.crop.keeps_whole:
-                    boxes = self.crop.boxes(_draw(self.crop, plan), extra["aspect"].numpy())
-                    extra["boxes"] = torch.from_numpy(boxes)
+                extra["aspect"] = torch.tensor([aspect for _, aspect in decoded])
             elif self.crop is None:
                 images = [self.pipeline.pixels(self.split.image(index)) for index in plan.indices.tolist()]
             else:
-                images = list(self._crops(plan, self.crop))
+                whole: list[npt.NDArray[np.uint8]] = []
+                images = list(self._crops(plan, self.crop, whole))
+                if self.crop.keeps_whole:
+                    extra["uncropped"] = _channels_first(np.stack(whole))
         except VitreousError as error:
             return error
         # A process may have no images in the last batches of an evaluation.
         stacked = np.stack(images) if images else np.empty((0, *self.pipeline.size, self.pipeline.channels), np.uint8)
-        pixels = torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous()  # (B, C, H, W)
-        return _batch(plan, pixels, self.split.labels) | extra
+        return _batch(plan, _channels_first(stacked), self.split.labels) | extra
 
-    def _crops(self, plan: BatchPlan, crop: RandomResizedCrop) -> Iterator[npt.NDArray[np.uint8]]:
-        """Yield a random crop of each image, uint8 (H, W, C)."""
+    def _crops(
+        self, plan: BatchPlan, crop: RandomResizedCrop, whole: list[npt.NDArray[np.uint8]]
+    ) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield a random crop of each image, uint8 (H, W, C); put those of evaluation into ``whole`` if asked."""
         draws, min_side = _draw(crop, plan), crop.min_side
         for first in range(0, len(plan.indices), _GROUP):
             group = slice(first, first + _GROUP)
             decoded = [self.split.reduced_image(index, min_side) for index in plan.indices[group].tolist()]
             boxes = crop.boxes(draws[group], np.array([aspect for _, aspect in decoded], np.float32)).tolist()
             for (image, _), box in zip(decoded, boxes, strict=True):
+                if crop.keeps_whole:
+                    whole.append(self.pipeline.pixels(image))
                 yield crop.cut(image, box)
 
 
@@ -169,6 +173,11 @@ class PairedDataset(Dataset[Batch | VitreousError]):
         if isinstance(others, VitreousError):
             return others
         return batch | {"unlabelled": {key: value for key, value in others.items() if key != "labels"}}
+
+
+def _channels_first(stacked: npt.NDArray[np.uint8]) -> Tensor:
+    """Return images (B, H, W, C) as a tensor (B, C, H, W)."""
+    return torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous()
 
 
 def _draw(crop: RandomResizedCrop, plan: BatchPlan) -> npt.NDArray[np.float32]:

@@ -84,8 +84,9 @@ def open_source(
         return data
     if unlabelled == "kept":
         return with_unlabelled(config, data, aside, progress, by_pixels=listed.trusted)
+    tasks = "`--aux mae`" if data.several else "`--aux mae` or fixmatch"
     data.notes.append(
-        f"{pluralize(len(aside), 'image')} without a label left out: `--aux mae` or fixmatch, with "
+        f"{pluralize(len(aside), 'image')} without a label left out: {tasks}, with "
         "aux.unlabelled_ratio above 0, learns from them too"
     )
     return data

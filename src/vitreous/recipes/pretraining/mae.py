@@ -7,8 +7,8 @@ Augment:   flip 0.5, resized_crop 0.5
 Optimiser: adamw, lr 0.001, weight_decay 0.05, cosine, warm-up 10 %, clip 1, betas 0.9,0.95
 Training:  100 epochs, batch 256
 Method:    mask 0.75, decoder 64x2
-Cost:      not measured
-Hardware:  two CPU cores with bf16
+Cost:      66 s for an epoch of 47,500 images, at 725 images a second
+Hardware:  two cores of an AMD EPYC (AVX2, no bf16), torch 2.14.1
 Score:     not measured
 """
 

@@ -34,8 +34,8 @@ class AuxConfig:
         weight: Share of the reconstruction in the loss of mae, in (0, 1); classification has the rest.
         pseudo_weight: Weight of the unlabelled images in the loss of fixmatch, beside 1 of the labelled ones; above 0.
         threshold: Probability from which a prediction becomes a label, in (0, 1].
-        begin: Fraction of the run after which fixmatch uses the unlabelled images, in [0, 1): predictions are poor
-            before.
+        begin: Fraction of the run after which fixmatch uses the unlabelled images, in [0, 1): early predictions
+            are poor.
         mask: Fraction of the patches that are hidden, in (0, 1).
         decoder_width: Width of the decoder, a multiple of 4 and of its heads. None: half that of the encoder.
         decoder_depth: Blocks of the decoder.
@@ -76,7 +76,9 @@ class AuxConfig:
                 f"be between 0 and {_MOST_UNLABELLED}"
             )
         if self.method == "fixmatch" and self.unlabelled_ratio == 0:
-            problems.append("unlabelled_ratio 0 leaves out the images that aux fixmatch learns from: omit one of them")
+            problems.append(
+                "unlabelled_ratio is 0, but aux fixmatch learns from unlabelled images: set it above 0, or omit aux"
+            )
         elif self.unlabelled is not None and self.unlabelled_ratio == 0:
             problems.append(
                 f"unlabelled_ratio 0 leaves out the images of unlabelled {self.unlabelled}: omit one of them"
@@ -118,7 +120,7 @@ class AuxConfig:
         if self.method == "none":
             return
         if mode != "full":
-            yield f"aux {self.method} needs tune full, but tune is {mode}"
+            yield f"aux {self.method} trains all weights, but tune is {mode}: use tune full"
         if teacher:
             yield f"aux {self.method} and a teacher both change the loss: use one of them"
         if compiles:

@@ -15,7 +15,8 @@ __all__ = ["AuxModule"]
 class AuxModule(VitModule):
     """Trains a classifier and a second task at once.
 
-    Besides the columns of any classifier, metrics.csv has the terms of the loss, which are not weighted:
+    Besides the columns of any classifier, metrics.csv has the terms of the loss, with class weights but not weighted
+    among each other:
 
     - `train_classification`: the cross-entropy of the labelled images in nats;
     - of `mae` `train_reconstruction`, the squared error on the same images, and, if there are any, `train_unlabelled`,

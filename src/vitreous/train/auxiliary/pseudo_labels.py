@@ -3,7 +3,7 @@
 The evaluated model, which is the moving average of the weights if there is one, predicts a class for each unlabelled
 image. If its probability reaches a threshold, it becomes the label of the same image as augmented for training.
 FixMatch's weak view is flipped and shifted; here it is the image as in evaluation. The strong view is the recipe's
-usual augmentation. Mixup and CutMix mix images that have a pseudo-label with each other.
+usual augmentation, but that mixup and CutMix only mix pairs of images that both have a pseudo-label.
 
 Shapes: B labelled images, U unlabelled ones, N = B + U, C channels, H x W pixels, K classes.
 """
@@ -27,8 +27,6 @@ from vitreous.train.config import RunConfig
 from vitreous.train.multilabel.losses import TargetLoss
 
 __all__ = ["PseudoLabelTask", "confident_targets", "predict"]
-
-_WHOLE = 0.999  # sum of a mixed target of which both images have a pseudo-label, less rounding
 
 
 class PseudoLabelTask(AuxTask):
@@ -76,16 +74,8 @@ class PseudoLabelTask(AuxTask):
         """Return the augmented images of an unlabelled batch (U, C, H, W), and their targets or zeros (U, K)."""
         probabilities = predict(module.eval_model, module.augment.without_augmentation(batch, progress))  # (U, K)
         labels = confident_targets(probabilities, self.options.threshold)  # (U, K)
-        has_label = labels.any(1)  # U
-        add_terms(terms, slice(0), len(labels), confident=has_label.float().mean())
-        # Those with a label come first, because neighbours are mixed with each other.
-        order = has_label.long().argsort(descending=True, stable=True)  # U
-        sorted_batch = {name: value[order] if isinstance(value, Tensor) else value for name, value in batch.items()}
-        positions = [batch["offset"] + n for n in order.tolist()]
-        images, targets = module.augment.augment_batch(
-            sorted_batch | {"labels": labels[order], "positions": positions}, progress
-        )
-        return images, targets * (targets.sum(1, keepdim=True) > _WHOLE)
+        add_terms(terms, slice(0), len(labels), confident=labels.sum(1).mean())
+        return module.augment.augment_batch({**batch, "labels": labels}, progress)
 
     def loss_of(
         self,

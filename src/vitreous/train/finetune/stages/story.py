@@ -203,10 +203,10 @@ def _modes(staging: Staging, start: Candidate) -> tuple[list[str], dict[str, str
     per_epoch = setup.data_module.steps_per_epoch
     epochs = setup.config.epochs if setup.config.steps is None else setup.config.steps / per_epoch
     last = f"last-{min(LAST, setup.config.model.depth)}"
-    (full, at_full_size), (upper, _) = (step_seconds(variant(setup, start, mode)) for mode in ("full", last))
+    (full, whole), (upper, _) = (step_seconds(variant(setup, start, mode)) for mode in ("full", last))
     steps = {"full": full, "lora": full, f"last-{LAST}": upper}
     batch = min(setup.config.batch_size, len(train))
-    validation = _VALIDATION_OVER_STEP * at_full_size * len(val) / batch
+    validation = _VALIDATION_OVER_STEP * whole * len(val) / batch
     means = Means(
         images=len(train),
         classes=classes,

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,30 +41,38 @@ _TIMED = 32  # most images of a timed step
 
 
 def step_seconds(setup: Setup) -> tuple[float, float]:
-    """Measure the time of a training step of the model alone: the mean over the run, and that on images of full size.
+    """Measure the time of a training step of the model alone: the mean over the run, and that of a whole step.
 
-    A run may begin with smaller images.
+    A run may begin with smaller images, or drop patches at first.
     """
     config = setup.config
     freeze_modules(setup.model.to(setup.device).train())
-    shares: dict[tuple[int, int], float] = {}
+    whole = _Step(setup.pipeline.size, 0.0)
+    shares: dict[_Step, float] = {whole: 0.0}
     for start, end in config.phases:
-        height, width = (config.augment.side_at(side, (start + end) / 2) for side in setup.pipeline.size)
-        shares[height, width] = shares.get((height, width), 0.0) + end - start
-    seconds = {size: _seconds_at(setup, size) for size in {*shares, setup.pipeline.size}}
-    whole = seconds[setup.pipeline.size]
+        middle = (start + end) / 2
+        height, width = (config.augment.side_at(side, middle) for side in setup.pipeline.size)
+        step = _Step((height, width), config.patches_dropped(middle))
+        shares[step] = shares.get(step, 0.0) + end - start
+    seconds = {step: _seconds_of(setup, step) for step in shares}
     if config.budget is None:
-        return sum(share * seconds[size] for size, share in shares.items()), whole
-    return 1 / sum(share / seconds[size] for size, share in shares.items()), whole  # shares of the time, not of steps
+        return sum(share * seconds[step] for step, share in shares.items()), seconds[whole]
+    # With a budget, phases are shares of the time, not of the steps.
+    return 1 / sum(share / seconds[step] for step, share in shares.items()), seconds[whole]
 
 
-def _seconds_at(setup: Setup, size: tuple[int, int]) -> float:
-    """Return the shorter of two steps on images of a size, for a whole batch, measured on as much of it as fits."""
+class _Step(NamedTuple):
+    size: tuple[int, int]  # of its images
+    dropped: float  # fraction of their patches
+
+
+def _seconds_of(setup: Setup, step: _Step) -> float:
+    """Return the shorter of two steps, for a whole batch, measured on as much of it as fits."""
     batch = min(setup.config.batch_size, len(setup.data.splits["train"]))
     count = min(_TIMED, batch)
     while True:
         try:
-            return _time_step(setup, count, size) * batch / count
+            return _time_step(setup, count, step) * batch / count
         except Exception as error:
             if count == 1 or not is_out_of_memory(error):
                 raise
@@ -71,9 +80,10 @@ def _seconds_at(setup: Setup, size: tuple[int, int]) -> float:
         free_memory()
 
 
-def _time_step(setup: Setup, count: int, size: tuple[int, int]) -> float:
+def _time_step(setup: Setup, count: int, step: _Step) -> float:
     model, classes = setup.model, setup.config.model.num_classes
-    images = torch.zeros(count, setup.pipeline.channels, *size, device=setup.device)
+    dropped, model.patch_dropout = model.patch_dropout, step.dropped
+    images = torch.zeros(count, setup.pipeline.channels, *step.size, device=setup.device)
     targets = torch.full((count, classes), 1 / classes).to(setup.device)
     times = []
     with one_thread_if_tiny(setup), torch.autocast(setup.device.type, torch.bfloat16, setup.precision == "bf16"):
@@ -86,6 +96,7 @@ def _time_step(setup: Setup, count: int, size: tuple[int, int]) -> float:
             synchronize(setup.device)
             times.append(time.perf_counter() - started)
     model.zero_grad(set_to_none=True)
+    model.patch_dropout = dropped
     return min(times[1:])
 
 
