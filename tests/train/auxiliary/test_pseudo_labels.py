@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from vitreous.accelerate.batch_parts import Passes, add_gradients
 from vitreous.cli.main import main
 from vitreous.data.augment.mixing import smooth_targets
+from vitreous.data.batches.sampler import BatchPlan
 from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
 from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig
@@ -39,15 +40,21 @@ def set_up(config):
     return prepare(config, (), Display(Console(file=io.StringIO())))
 
 
-def module_and_batch(config):
-    """A module before its first step, with a head that answers, and the first batch of the run."""
+def module_and_loading(config):
+    """A module before its first step, with a head that answers, and the loaders of the run."""
     setup = set_up(config)
     torch.manual_seed(0)
     torch.nn.init.normal_(setup.model.head.weight, std=0.3)  # it is zero otherwise
     setup.data_module.setup("fit")
     module = make_module(setup, lambda step: 0.0).train()
     module.manual_backward = lambda loss: loss.backward()
-    return module, next(iter(setup.data_module.train_dataloader()))
+    return module, setup.data_module
+
+
+def module_and_batch(config):
+    """The same module, and the first batch of the run."""
+    module, loading = module_and_loading(config)
+    return module, next(iter(loading.train_dataloader()))
 
 
 def gradients_of(module, batch, progress=0.0):
@@ -170,6 +177,8 @@ def test_predictions_are_for_the_images_of_evaluation_and_labels_for_their_crops
     assert torch.equal(crops, module.augment.augment_batch(others | {"labels": targets})[0])
     assert targets.sum(1).tolist() == [1.0] * 8
     assert (crops - expected).abs().mean() > 0.4 * expected.std()
+    none = set_up(config).data_module._dataset("unlabelled")[BatchPlan(0, 0, 4, np.arange(0))]
+    assert len(none["images"]) == len(none.get("uncropped", ())) == 0  # a micro-batch may have no unlabelled images
 
 
 def test_nothing_is_learnt_from_the_others_before_it_begins(runs, tmp_path, digits):
@@ -196,16 +205,11 @@ def test_the_gradient_of_a_step_does_not_depend_on_its_micro_batches(runs, tmp_p
             accumulate=accumulate,
             augment=AugmentConfig(flip=0.5, mixup=1.0),
         )
-        setup = set_up(config)
-        torch.manual_seed(0)
-        torch.nn.init.normal_(setup.model.head.weight, std=0.3)  # it is zero otherwise
-        setup.data_module.setup("fit")
-        module = make_module(setup, lambda step: 0.0).train()
-        module.manual_backward = lambda loss: loss.backward()
-        for _, batch in zip(range(accumulate), setup.data_module.train_dataloader(), strict=False):
+        module, loading = module_and_loading(config)
+        for _, batch in zip(range(accumulate), loading.train_dataloader(), strict=False):
             module.compute_gradients(batch, 0.0)
         assert module.auxiliary.sums[1].tolist() == [40, 16, 16]
-        found.append([p.grad for p in setup.model.parameters()])
+        found.append([p.grad for p in module.model.parameters()])
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
 
 

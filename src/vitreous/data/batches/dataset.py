@@ -133,29 +133,31 @@ class StreamedDataset(Dataset[Batch | VitreousError]):
             elif self.crop is None:
                 images = [self.pipeline.pixels(self.split.image(index)) for index in plan.indices.tolist()]
             else:
-                whole: list[npt.NDArray[np.uint8]] = []
-                images = list(self._crops(plan, self.crop, whole))
+                cut = list(self._crops(plan, self.crop))
+                images = [crop for crop, _ in cut]
                 if self.crop.keeps_whole:
-                    extra["uncropped"] = _channels_first(np.stack(whole))
+                    extra["uncropped"] = self._stack([whole for _, whole in cut if whole is not None])
         except VitreousError as error:
             return error
-        # A process may have no images in the last batches of an evaluation.
+        return _batch(plan, self._stack(images), self.split.labels) | extra
+
+    def _stack(self, images: list[npt.NDArray[np.uint8]]) -> Tensor:
+        """Return images (H, W, C) as one tensor (B, C, H, W)."""
+        # A process may have no images in the last batches of an evaluation, a micro-batch no unlabelled ones.
         stacked = np.stack(images) if images else np.empty((0, *self.pipeline.size, self.pipeline.channels), np.uint8)
-        return _batch(plan, _channels_first(stacked), self.split.labels) | extra
+        return torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous()
 
     def _crops(
-        self, plan: BatchPlan, crop: RandomResizedCrop, whole: list[npt.NDArray[np.uint8]]
-    ) -> Iterator[npt.NDArray[np.uint8]]:
-        """Yield a random crop of each image, uint8 (H, W, C); put those of evaluation into ``whole`` if asked."""
+        self, plan: BatchPlan, crop: RandomResizedCrop
+    ) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None]]:
+        """Yield a random crop of each image and, if that is kept, the image as in evaluation, uint8 (H, W, C)."""
         draws, min_side = _draw(crop, plan), crop.min_side
         for first in range(0, len(plan.indices), _GROUP):
             group = slice(first, first + _GROUP)
             decoded = [self.split.reduced_image(index, min_side) for index in plan.indices[group].tolist()]
             boxes = crop.boxes(draws[group], np.array([aspect for _, aspect in decoded], np.float32)).tolist()
             for (image, _), box in zip(decoded, boxes, strict=True):
-                if crop.keeps_whole:
-                    whole.append(self.pipeline.pixels(image))
-                yield crop.cut(image, box)
+                yield crop.cut(image, box), self.pipeline.pixels(image) if crop.keeps_whole else None
 
 
 class PairedDataset(Dataset[Batch | VitreousError]):
@@ -173,11 +175,6 @@ class PairedDataset(Dataset[Batch | VitreousError]):
         if isinstance(others, VitreousError):
             return others
         return batch | {"unlabelled": {key: value for key, value in others.items() if key != "labels"}}
-
-
-def _channels_first(stacked: npt.NDArray[np.uint8]) -> Tensor:
-    """Return images (B, H, W, C) as a tensor (B, C, H, W)."""
-    return torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous()
 
 
 def _draw(crop: RandomResizedCrop, plan: BatchPlan) -> npt.NDArray[np.float32]:

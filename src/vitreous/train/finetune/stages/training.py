@@ -86,17 +86,19 @@ def _time_step(setup: Setup, count: int, step: _Step) -> float:
     images = torch.zeros(count, setup.pipeline.channels, *step.size, device=setup.device)
     targets = torch.full((count, classes), 1 / classes).to(setup.device)
     times = []
-    with one_thread_if_tiny(setup), torch.autocast(setup.device.type, torch.bfloat16, setup.precision == "bf16"):
-        for _ in range(3):  # the first is a warm-up
-            started = time.perf_counter()
-            if (parts := num_parts(model, images)) > 1:
-                add_gradients(model, images, targets, parts)
-            else:
-                F.cross_entropy(model(images).float(), targets).backward()
-            synchronize(setup.device)
-            times.append(time.perf_counter() - started)
-    model.zero_grad(set_to_none=True)
-    model.patch_dropout = dropped
+    try:
+        with one_thread_if_tiny(setup), torch.autocast(setup.device.type, torch.bfloat16, setup.precision == "bf16"):
+            for _ in range(3):  # the first is a warm-up
+                started = time.perf_counter()
+                if (parts := num_parts(model, images)) > 1:
+                    add_gradients(model, images, targets, parts)
+                else:
+                    F.cross_entropy(model(images).float(), targets).backward()
+                synchronize(setup.device)
+                times.append(time.perf_counter() - started)
+    finally:  # also where memory is short
+        model.patch_dropout = dropped
+        model.zero_grad(set_to_none=True)
     return min(times[1:])
 
 
