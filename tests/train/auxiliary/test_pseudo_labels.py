@@ -96,8 +96,25 @@ def test_the_loss_is_that_of_labels_and_of_confident_answers(runs, tmp_path, dig
     torch.testing.assert_close(found, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-6)
     means = module.auxiliary.means()
     assert means["classification"] == pytest.approx(float(of_labels.detach()))
-    assert means["pseudo"] == pytest.approx(float(of_answers.detach()))
+    assert means["pseudo"] == pytest.approx(float(of_answers.detach() / confident.float().mean()))
     assert means["confident"] == pytest.approx(float(confident.float().mean()))
+
+
+def test_images_without_an_answer_are_not_shown_to_the_trained_model(runs, tmp_path, digits):
+    module, batch = module_and_batch(source_config(runs, tmp_path, digits / "images.csv", aux=AUX, augment=PLAIN))
+    shown = module.pipeline.normalise(batch["unlabelled"]["images"])
+    highest = module.model.eval()(shown).detach().softmax(1).amax(1)
+    module.auxiliary.options = dataclasses.replace(AUX, threshold=float(highest.topk(3)[0][-1]))
+    trained = []
+    module.model.train().norm.register_forward_hook(lambda *call: trained.append(len(call[1][0])))
+    module.compute_gradients(batch, 0.0)
+    assert trained == [40, 43]  # the first is for predictions
+    module.auxiliary.options = dataclasses.replace(AUX, threshold=1.0)
+    loss, _ = gradients_of(module, batch)
+    assert trained[2:] == [40, 40]
+    images, targets = module.augment.augment_batch(batch)
+    torch.testing.assert_close(loss, F.cross_entropy(module.model(images), targets).detach())
+    assert module.auxiliary.sums[1].tolist() == [80, 3, 80]
 
 
 def test_the_moving_average_answers_if_there_is_one(runs, tmp_path, digits):

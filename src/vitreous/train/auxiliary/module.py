@@ -21,8 +21,8 @@ class AuxModule(VitModule):
     - `train_classification`: the cross-entropy of the labelled images in nats;
     - of `mae` `train_reconstruction`, the squared error on the same images, and, if there are any, `train_unlabelled`,
       that on the images without a label;
-    - of `fixmatch` `train_pseudo`, the cross-entropy of the unlabelled images, 0 of those without a pseudo-label, and
-      `train_confident`, the share of those that have one.
+    - of `fixmatch` `train_pseudo`, the cross-entropy of the unlabelled images with a pseudo-label, and
+      `train_confident`, their share.
 
     Args:
         auxiliary: The second task's part in the loss.

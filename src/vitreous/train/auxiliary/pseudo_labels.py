@@ -71,11 +71,14 @@ class PseudoLabelTask(AuxTask):
     def _pseudo_labelled(
         self, module: TrainingModule, batch: Mapping[str, Any], progress: float, terms: Terms
     ) -> tuple[Tensor, Tensor]:
-        """Return the augmented images of an unlabelled batch (U, C, H, W), and their targets or zeros (U, K)."""
+        """Return the augmented images of an unlabelled batch that get a pseudo-label, with their targets."""
         probabilities = predict(module.eval_model, module.augment.without_augmentation(batch, progress))  # (U, K)
         labels = confident_targets(probabilities, self.options.threshold)  # (U, K)
-        add_terms(terms, slice(0), len(labels), confident=labels.sum(1).mean())
-        return module.augment.augment_batch({**batch, "labels": labels}, progress)
+        has_label = labels.any(1)  # U
+        add_terms(terms, slice(0), len(labels), confident=has_label.float().mean())
+        # All are augmented, so that pairs to be mixed do not depend on the model.
+        images, targets = module.augment.augment_batch({**batch, "labels": labels}, progress)
+        return images[has_label], targets[has_label]
 
     def loss_of(
         self,
