@@ -101,7 +101,8 @@ def test_the_loss_is_that_of_labels_and_of_confident_answers(runs, tmp_path, dig
 
 
 def test_images_without_an_answer_are_not_shown_to_the_trained_model(runs, tmp_path, digits):
-    module, batch = module_and_batch(source_config(runs, tmp_path, digits / "images.csv", aux=AUX, augment=PLAIN))
+    config = source_config(runs, tmp_path, digits / "images.csv", aux=AUX, augment=PLAIN, ema=None)
+    module, batch = module_and_batch(config)
     shown = module.pipeline.normalise(batch["unlabelled"]["images"])
     highest = module.model.eval()(shown).detach().softmax(1).amax(1)
     module.auxiliary.options = dataclasses.replace(AUX, threshold=float(highest.topk(3)[0][-1]))
