@@ -21,7 +21,7 @@ _MOST_UNLABELLED = 100  # times the labelled images of a step, which share its m
 
 @dataclass(frozen=True)
 class AuxConfig:
-    """A second task beside classification (:mod:`vitreous.train.auxiliary`), which helps on few images.
+    """A second task beside classification (:mod:`vitreous.train.auxiliary`), for data with few labels.
 
     The defaults of `mae` are those of SSAT (arXiv 2310.20704) in its published code, but for the width and heads of the
     decoder. FixMatch (arXiv 2001.07685) has a threshold of 0.95, which models trained with label smoothing seldom

@@ -5,7 +5,8 @@ image. If its probability reaches a threshold, it becomes the label of the same 
 FixMatch's weak view is flipped and shifted; here it is the image as in evaluation. The strong view is the recipe's
 usual augmentation, but that mixup and CutMix only mix pairs of images that both have a pseudo-label.
 
-Shapes: B labelled images, U unlabelled ones, N = B + U, C channels, H x W pixels, K classes.
+Shapes: B labelled images, U unlabelled ones, n of them with a pseudo-label, N = B + n, C channels, H x W pixels,
+K classes.
 """
 
 from __future__ import annotations
@@ -71,12 +72,12 @@ class PseudoLabelTask(AuxTask):
     def _pseudo_labelled(
         self, module: TrainingModule, batch: Mapping[str, Any], progress: float, terms: Terms
     ) -> tuple[Tensor, Tensor]:
-        """Return the augmented images of an unlabelled batch that get a pseudo-label, with their targets."""
+        """Return the augmented images that get a pseudo-label, (n, C, H, W), with their targets, (n, K)."""
         probabilities = predict(module.eval_model, module.augment.without_augmentation(batch, progress))  # (U, K)
         labels = confident_targets(probabilities, self.options.threshold)  # (U, K)
         has_label = labels.any(1)  # U
         add_terms(terms, slice(0), len(labels), confident=has_label.float().mean())
-        # All are augmented, so that pairs to be mixed do not depend on the model.
+        # All are augmented: the pairs that are mixed depend neither on the model nor on the micro-batches.
         images, targets = module.augment.augment_batch({**batch, "labels": labels}, progress)
         return images[has_label], targets[has_label]
 
