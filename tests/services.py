@@ -39,8 +39,9 @@ def write_model(path: Path, seed: int = 0, classes: tuple[str, ...] = CLASSES) -
         model.head.weight.normal_(std=0.5)
     pipeline = EvalPipeline((32, 32), 3, PreprocessConfig(crop_ratio=0.875, mean=(0.5,) * 3, std=(0.25,) * 3))
     rule = AbstentionRule(SelectionScore("max_probability"), 0.5, 0.9, 0.95, 0.5, 0.95)
+    provenance = {"finetuned_from": {"licence": "MIT"}}
     sets = ConformalSets("lac", 0.9, (0.8,), len(classes), include_top=True)
-    save_model(path, model, ModelInfo(classes, pipeline, temperature=1.5, abstention=rule, conformal=sets))
+    save_model(path, model, ModelInfo(classes, pipeline, 1.5, provenance, abstention=rule, conformal=sets))
     return path
 
 

@@ -153,6 +153,15 @@ def test_a_file_that_differs_from_the_table_is_refused_and_removed(tmp_path, mon
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.stat().st_size > 100_000]
 
 
+def test_all_licences_that_bind_a_model_are_said():
+    records = {"finetuned_from": {"licence": "Apache-2.0"}, "distilled_from": {"licence": "DINOv3"}}
+    both = recorded_licence(records)
+    assert both == "Apache-2.0 AND DINOv3"
+    assert recorded_licence({"finetuned_from": {"licence": both}, "distilled_from": {"licence": "DINOv3"}}) == both
+    said = describe_licence(both)
+    assert said.startswith("Apache-2.0: commercial use allowed; and DINOv3: Meta's licence")
+
+
 @pytest.mark.parametrize(
     ("card", "licence"),
     [

@@ -106,17 +106,30 @@ def test_without_a_network_one_line_says_which_file_to_put_where(vitreous, folde
     assert done.returncode == 1
     line = done.stderr.splitlines()[-1]
     place = tmp_path / "cache" / f"models--{ROW.hub_id.replace('/', '--')}" / "snapshots" / ROW.revision
-    assert f"put model.safetensors and config.json of {NOWHERE}/{ROW.hub_id}/tree/{ROW.revision} into {place}/" in line
+    page = f"{NOWHERE}/{ROW.hub_id}/tree/{ROW.revision}"
+    assert f"put model.safetensors and config.json of {page}, with preprocessor_config.json and README.md" in line
+    assert f"into {place}/" in line
+    assert "--from shipped" in done.stdout
     assert not (tmp_path / "run").exists()
     assert not is_reachable()
     shutil.copytree(published / ROW.hub_id, place)
     done = vitreous("finetune", "images", *RUN, "--json=result.json")
     assert done.returncode == 0, done.stderr
     assert "in the cache" in done.stdout
+    assert "--from shipped" not in done.stdout
     assert json.loads((tmp_path / "result.json").read_text())["exit_code"] == 0
 
 
-def test_a_choice_is_not_made_twice_for_one_run(vitreous, folder):
-    done = vitreous("finetune", "images", "--resume", *RUN)
-    assert done.returncode == 2
-    assert "--config RUN/recipe.yaml --out RUN --resume" in done.stderr
+def test_a_choice_is_not_made_twice_for_one_run(vitreous, folder, published, tmp_path, monkeypatch):
+    words, folder = ("finetune", "images", "--resume", *RUN[:-1]), tmp_path / "runs" / "images-1"
+    with serving(published) as server:
+        at_home(monkeypatch, server.url, tmp_path / "cache")
+        assert vitreous(*words).returncode == 0  # nothing to resume: it starts
+    monkeypatch.setattr("vitreous.train.finetune.starting_point.choose", lambda *_: pytest.fail("chosen again"))
+    at_home(monkeypatch, NOWHERE, tmp_path / "cache")
+    (folder / "report.json").unlink()  # as if it was killed before the report
+    resumed = vitreous(*words)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resume" in resumed.stdout
+    assert (folder / "report.json").exists()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["images-1"]

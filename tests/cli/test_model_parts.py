@@ -145,6 +145,7 @@ def test_what_is_no_part_is_one_line_with_exit_code_2(words, said, capsys):
         ("--model.stem resnet --model.stem.width 8", "omit --model.stem and --model.stem.width"),
         ("--model.stem conv", "fine-tuning keeps the source's stem: omit --model.stem"),
         ("--model.position.theta 50", "fine-tuning keeps the source's position: omit --model.position.theta"),
+        ("--model.position.jitter 0.1", "or say that it rotates with --model.position rope-2d"),
         ("--model.head.hidden 8", "head linear has no option 'hidden'. head mlp has it"),  # the head is new
     ],
 )

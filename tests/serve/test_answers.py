@@ -184,6 +184,7 @@ def test_the_model_is_described(service, local):
     assert found["abstention"] == local.info.abstention.to_dict()
     assert found["conformal"] == local.info.conformal.to_dict()
     assert (found["engine"], found["precision"]) == ("torch", "float32")
+    assert found["license"] == "MIT"
     assert found["limits"]["images"] == 8
 
 

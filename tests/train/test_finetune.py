@@ -27,6 +27,7 @@ from vitreous.data.sources.opening import open_source
 from vitreous.errors import CheckpointError, ConfigError, UsageError
 from vitreous.evaluate.probes import probe_report
 from vitreous.model.config import ViTConfig
+from vitreous.model.positions import Rope2d
 from vitreous.model.positions.resample import resample
 from vitreous.predictor import load
 from vitreous.train.config import OptimConfig, RunConfig, TuneConfig
@@ -317,6 +318,19 @@ def test_wrong_uses_are_one_line(digits, source, words, error, message):
     with pytest.raises(error, match=message) as caught:
         ready_for(digits, source, *words)
     assert "\n" not in str(caught.value)
+
+
+def test_rotary_positions_may_jitter_in_training_whatever_the_source_did(digits, source, tmp_path):
+    config = dataclasses.replace(SOURCE, position=Rope2d(theta=50.0, rescale=1.0))
+    save_model(tmp_path / "rope.safetensors", build(config), load_model(source)[1])
+    words = ("--from", tmp_path / "rope.safetensors", "--model.position", "rope-2d", "--model.position.jitter", 0.1)
+    position = ready_for(digits, source, *words).model.config.position
+    assert (position.jitter, position.rescale, position.theta) == (0.1, 1.0, 50.0)
+    assert ready_for(digits, source, *words, "--model.position.rescale", 0).model.config.position.rescale == 0
+    with pytest.raises(ConfigError, match=r"model\.position\.theta is 20, but .* has 50.0"):
+        ready_for(digits, source, *words, "--model.position.theta", 20)
+    with pytest.raises(ConfigError, match=r"model\.position is rope-2d, but .* has learned"):
+        ready_for(digits, source, *words[2:])
 
 
 @pytest.mark.parametrize("pool", ["map", "{kind: map}"])

@@ -169,8 +169,8 @@ def _cached(hub: Any, repository: str, revision: str | None, why: str) -> Path:
         place = "a folder, and give that folder in place of the id"
     raise CheckpointError(
         f"'{repository}' is not a local file or folder; as a hub model: {why}, and its weights are not in the cache "
-        f"({constants.HF_HUB_CACHE}): go online and run the command again, or put {weights} and config.json of {page} "
-        f"into {place}"
+        f"({constants.HF_HUB_CACHE}): go online and run the command again, or put {weights} and config.json of {page}, "
+        f"with preprocessor_config.json and README.md if they are there, into {place}"
     )
 
 

@@ -19,6 +19,7 @@ __all__ = ["describe_licence", "recorded_licence", "with_licence"]
 
 _CARD = "README.md"
 _MAX_CARD = 1 << 20  # bytes
+_AND = " AND "
 _UNNAMED = ("other", "unknown")  # what a card says of a licence that has a name of its own
 _NAMES = {name.lower(): name for name in LICENCES} | {"dinov3-license": "DINOv3"}  # as the hub's cards write them
 
@@ -44,6 +45,8 @@ def _find_licence(name: str, folder: Path) -> str | None:
     """
     if (row := find_hub_id(name)) is not None:
         return row.licence
+    if re.match(r"vit_[blh]_1[46]_(lc_)?swag", Path(name).name):
+        return "CC-BY-NC-4.0"  # of torchvision's files from facebookresearch/SWAG
     try:
         text = read_regular(folder / _CARD, _MAX_CARD).decode("utf-8", "replace")
         match = re.match(r"\ufeff?---\r?\n(.*?)\r?\n---", text, re.DOTALL)
@@ -58,18 +61,23 @@ def _find_licence(name: str, folder: Path) -> str | None:
 
 
 def recorded_licence(provenance: Mapping[str, Any]) -> str | None:
-    """Return the licence that a provenance states, at the top or in one of its records; None if it states none."""
+    """Return the licence that a provenance states, at the top or in its records; None if it states none.
+
+    Several, as of a source and a teacher, are joined as SPDX does, by AND: all of them bind.
+    """
     records = [provenance, *(value for value in provenance.values() if isinstance(value, Mapping))]
-    for record in records:
-        for name in ("license", "licence"):
-            if isinstance(value := record.get(name), str) and value:
-                return value
-    return None
+    stated = [record.get(name) for record in records for name in ("license", "licence")]
+    found = [each for licence in stated if isinstance(licence, str) and licence for each in licence.split(_AND)]
+    return _AND.join(dict.fromkeys(found)) or None
 
 
 def describe_licence(name: str | None) -> str:
-    """Say a licence and what it means for commercial use, where that is known."""
+    """Say a licence, or several joined by AND, and what it means for commercial use, where that is known."""
     if name is None:
         return "not stated: ask the authors before you use or share the model"
+    return "; and ".join(_describe(each) for each in name.split(_AND))
+
+
+def _describe(name: str) -> str:
     known = LICENCES.get(name)
     return f"{name}: {known.terms}" if known else f"{name}: read it before commercial use"

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitreous.accelerate.model import FastVisionTransformer, build
+from vitreous.checkpoint.adapters.common import DECODER
 from vitreous.checkpoint.model_config import invalid_fields, too_many_blocks, upgraded
 from vitreous.checkpoint.model_info import FORMAT_VERSION, NEWEST_VERSION, ModelInfo
 from vitreous.checkpoint.provenance import check_provenance
@@ -33,21 +34,30 @@ from vitreous.files.writing import atomic_write
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["FORMAT_VERSION", "ModelInfo", "build_on_meta", "load_model", "recalibrate", "save_model"]
+__all__ = ["FORMAT_VERSION", "ModelInfo", "build_on_meta", "load_kept", "load_model", "recalibrate", "save_model"]
 
 KEY = "vitreous"
 _DIGEST = "vitreous_sha256"  # of the metadata and every tensor; safetensors has no checksum
 
+_KEPT = "kept."  # before the names of tensors that belong to no part of the model
 _FEWEST_OF_BLOCK = 4  # weights: two matrices of attention, two of the MLP
 _SHOWN = 5  # problems that one error lists
 _FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' dtype names
 _INTEGERS = {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
 
 
-def save_model(path: str | os.PathLike[str], model: VisionTransformer, info: ModelInfo, *, follow: bool = True) -> None:
+def save_model(
+    path: str | os.PathLike[str],
+    model: VisionTransformer,
+    info: ModelInfo,
+    *,
+    follow: bool = True,
+    kept: Mapping[str, Tensor] | None = None,
+) -> None:
     """Write a model file atomically: a concurrent reader sees the old file or the complete new one.
 
-    The weights keep their dtype. Without `follow`, a symbolic link at the path is replaced, not written through.
+    The weights keep their dtype. Without `follow`, a symbolic link at the path is replaced, not written through. `kept`
+    are tensors that no part of the model has, such as those of a decoder; :func:`load_kept` returns them.
 
     Raises:
         ConfigError: If the number of classes differs from the model's, or the pipeline has no mean and std.
@@ -67,7 +77,8 @@ def save_model(path: str | os.PathLike[str], model: VisionTransformer, info: Mod
         "scores": info.scores,
         **thresholds_to_dict(info),
     }
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    named = {**model.state_dict(), **{f"{_KEPT}{name}": tensor for name, tensor in (kept or {}).items()}}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
     _write(path, document, tensors, follow)
 
 
@@ -132,7 +143,7 @@ def load_model(path: str | os.PathLike[str]) -> tuple[FastVisionTransformer, Mod
     _check_tensors(file, header, expected)
     try:
         with safe_open(file, framework="pt") as stored:
-            tensors = {name: stored.get_tensor(name) for name in expected}
+            tensors = {name: stored.get_tensor(name) for name in header.shapes}
             digest = header.metadata.get(_DIGEST)  # absent if another program assembled the file
             if digest is not None and digest != _digest(header.metadata[KEY], tensors):
                 raise CheckpointError(
@@ -144,6 +155,17 @@ def load_model(path: str | os.PathLike[str]) -> tuple[FastVisionTransformer, Mod
         raise CheckpointError(f"'{file}' cannot be read: {error}") from error
     model.load_state_dict(state, assign=True)
     return model.eval(), info
+
+
+def load_kept(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Read the tensors of a model file that no part of its model has; the file was read with :func:`load_model`."""
+    file = _resolve(Path(path))
+    names = [name for name in read_header(file).shapes if name.startswith(_KEPT)]
+    try:
+        with safe_open(file, framework="pt") as stored:
+            return {name.removeprefix(_KEPT): stored.get_tensor(name) for name in names}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"'{file}' cannot be read: {error}") from error
 
 
 def build_on_meta(config: ViTConfig) -> FastVisionTransformer:
@@ -254,7 +276,8 @@ def _parse_info(file: Path, document: dict[str, Any], config: ViTConfig) -> Mode
 def _check_tensors(file: Path, header: Header, expected: Mapping[str, Tensor]) -> None:
     """Compare names, shapes and dtypes of the stored tensors with the model's; one error lists all differences."""
     problems = [f"{name} is missing" for name in expected if name not in header.shapes]
-    problems += [f"{name} is unexpected" for name in header.shapes if name not in expected]
+    others = [name for name in header.shapes if name not in expected]
+    problems += [f"{name} is unexpected" for name in others if not name.startswith(f"{_KEPT}{DECODER}")]
     for name, like in expected.items():
         if name in header.shapes:
             problems += _misfits(name, header.shapes[name], header.dtypes[name], like)

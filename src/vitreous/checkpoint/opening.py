@@ -14,13 +14,21 @@ from torch import Tensor
 
 from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.checkpoint.adapters import google, huggingface, timm, torchvision
-from vitreous.checkpoint.adapters.common import ForeignCheckpoint, Hints, ImportedModel, State, join_first
+from vitreous.checkpoint.adapters.common import (
+    DECODER,
+    ForeignCheckpoint,
+    Hints,
+    ImportedModel,
+    State,
+    has_decoder,
+    join_first,
+)
 from vitreous.checkpoint.licence import with_licence
 from vitreous.checkpoint.locating import locate, read_foreign
 from vitreous.checkpoint.memory_check import check_image
 from vitreous.checkpoint.model_config import too_many_blocks
-from vitreous.checkpoint.model_file import ModelInfo, build_on_meta, load_model
-from vitreous.checkpoint.provenance import pack_tensor, unpack_tensors
+from vitreous.checkpoint.model_file import ModelInfo, build_on_meta, load_kept, load_model
+from vitreous.checkpoint.provenance import stored_dtypes, stored_layout, unpack_tensors
 from vitreous.checkpoint.resize import Resample, resize_model
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
@@ -53,7 +61,7 @@ FAMILIES: dict[str, ModuleType] = {
 """Adapters by family, in the order in which they are tried."""
 
 Activation = Literal["gelu", "gelu-tanh", "relu", "quick-gelu", "silu"]
-_PARTS = {"pre_logits", "head", "mask_token", "cls_position", "float64"}  # `drop` values that name no tensor
+_PARTS = {"pre_logits", "head", "mask_token", "cls_position", "float64", "decoder"}  # `drop` values that name no tensor
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ class OpenOptions:
         drop: Parts to leave out: a tensor name or one component of it, `pre_logits`, `head`, `mask_token`, or
             `cls_position` (its values are added to the class token). `float64` permits rounding to float32.
         add: Parts to add, filled with zeros: `mask_token`, `cls_position`.
+        keep: Parts to keep that no command computes: `decoder`, of Hugging Face's masked autoencoder.
         heads: Attention heads per block, if the checkpoint does not state them.
         source_size: Image size in pixels of the checkpoint's position embeddings, if it does not state it.
     """
@@ -78,6 +87,7 @@ class OpenOptions:
     activation: Activation | None = None
     drop: tuple[str, ...] = ()
     add: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
     heads: int | None = None
     source_size: Size2d | None = None
 
@@ -109,7 +119,7 @@ def open_with_details(source: str | os.PathLike[str], options: OpenOptions) -> O
     if located.is_vitreous:
         model, info = load_model(located.file)
         layout = dict(info.provenance.get("layout") or {})
-        kept = unpack_tensors(layout.pop("kept", {}), located.name)
+        kept = unpack_tensors(layout.pop("kept", {}), located.name) | load_kept(located.file)
         reasons = [f"a vitreous model file, format {info.format_version}: its metadata"]
         opened = OpenedCheckpoint(model, info, "vitreous", reasons, layout, kept)
     else:
@@ -150,7 +160,8 @@ def _import(foreign: ForeignCheckpoint, options: OpenOptions) -> OpenedCheckpoin
     family, why = _recognise(foreign)
     dropped = [name for name in foreign.tensors if _matches(name, set(options.drop) - _PARTS)]
     tensors = {name: tensor for name, tensor in foreign.tensors.items() if name not in dropped}
-    hints = Hints(options.heads, pair(options.source_size) if options.source_size else None)
+    keep_decoder = "decoder" in options.keep and "decoder" not in options.drop
+    hints = Hints(options.heads, pair(options.source_size) if options.source_size else None, keep_decoder)
     try:
         imported: ImportedModel = FAMILIES[family].read(replace(foreign, tensors=tensors), hints)
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
@@ -171,12 +182,16 @@ def _import(foreign: ForeignCheckpoint, options: OpenOptions) -> OpenedCheckpoin
         )
     model = build_model(imported.config, imported.state, foreign.name)
     reasons = [f"{family}: {why}", *imported.reasons]
+    if keep_decoder and not has_decoder(imported.kept):
+        raise CheckpointError(
+            f"'{foreign.name}' has no decoder that can be kept: only Hugging Face's ViTMAEForPreTraining has one"
+        )
     unmatched = [name for name in options.drop if name not in _PARTS and not any(_matches(k, [name]) for k in dropped)]
     if unmatched:
         raise CheckpointError(f"'{foreign.name}' has nothing called {join_first(unmatched)} to drop")
     if dropped:
         reasons.append(f"dropped: {join_first(dropped)}")
-    layout = imported.layout | _dtypes(tensors)
+    layout = imported.layout | stored_dtypes(tensors)
     info = _model_info(imported, layout, foreign.name, reasons)
     return OpenedCheckpoint(model, info, family, reasons, layout, imported.kept, imported.pipeline is None)
 
@@ -211,17 +226,6 @@ def build_model(config: ViTConfig, state: Mapping[str, Tensor], name: str) -> Fa
     return model.eval()
 
 
-def _dtypes(tensors: State) -> dict[str, Any]:
-    """Return the layout entry for tensors that are not float32; ``*`` stands for all of them."""
-    dtypes = {name: str(t.dtype).removeprefix("torch.") for name, t in tensors.items()}
-    distinct = set(dtypes.values())
-    if distinct <= {"float32"}:
-        return {}
-    if len(distinct) == 1:
-        return {"dtypes": {"*": distinct.pop()}}
-    return {"dtypes": {name: dtype for name, dtype in dtypes.items() if dtype != "float32"}}
-
-
 def _model_info(imported: ImportedModel, layout: dict[str, Any], name: str, reasons: list[str]) -> ModelInfo:
     """Return classes, pipeline and provenance; append what had to be assumed to `reasons`."""
     config = imported.config
@@ -240,7 +244,7 @@ def _model_info(imported: ImportedModel, layout: dict[str, Any], name: str, reas
             pair(config.image_size), config.in_channels, PreprocessConfig("squash", 1.0, "bilinear", half, half)
         )
         reasons.append("images are squashed and scaled to [-1, 1]: nothing beside the weights says how")
-    provenance = {"source": name, "family": imported.family, "layout": _stored_layout(layout, imported.kept)}
+    provenance = {"source": name, "family": imported.family, "layout": stored_layout(layout, imported.kept)}
     try:
         return ModelInfo(classes, pipeline, provenance=provenance)
     except ConfigError as error:
@@ -255,11 +259,6 @@ def _distinct(classes: tuple[str, ...]) -> tuple[tuple[str, ...], list[int]]:
     for i in renamed:
         names[i] = f"{classes[i]} #{i}"
     return tuple(names), renamed
-
-
-def _stored_layout(layout: Mapping[str, Any], kept: State) -> dict[str, Any]:
-    """Return the layout as the model file stores it, with the unused tensors inside."""
-    return {**layout, "kept": {key: pack_tensor(tensor) for key, tensor in kept.items()}} if kept else dict(layout)
 
 
 def _apply_options(opened: OpenedCheckpoint, options: OpenOptions, name: str) -> OpenedCheckpoint:
@@ -278,11 +277,14 @@ def _apply_options(opened: OpenedCheckpoint, options: OpenOptions, name: str) ->
             provenance["resampled"] = record
             reasons.append(f"resampled: {record}")
         info = replace(info, pipeline=replace(info.pipeline, size=pair(config.image_size)))
+        if record and has_decoder(kept):
+            _remove(kept, DECODER)
+            reasons.append("the decoder is left out: its positions are for the size before")
     if config == opened.model.config and kept.keys() == opened.kept.keys():
         return replace(opened, reasons=reasons)
     layout = opened.layout
     if layout:
-        provenance["layout"] = _stored_layout(layout, kept)
+        provenance["layout"] = stored_layout(layout, kept)
     if config != opened.model.config and (info.abstention or info.conformal or info.multilabel):
         info = info.without_thresholds()
         reasons.append(THRESHOLDS_VOID)
@@ -306,8 +308,8 @@ def _drop_and_add(config: ViTConfig, state: State, kept: State, options: OpenOpt
                 )
             config = config.with_options({"head": {"kind": "linear", "zero": config.head.zero}})
             _remove(state, "pre_logits.")
-        elif name == "mask_token" and name in kept:
-            del kept[name]
+        elif name in {key.split(".")[0] for key in kept} & {"mask_token", "decoder"}:
+            _remove(kept, name)
         elif name == "cls_position" and _position_prefix(config) == "cls":
             state["cls_token"] = state["cls_token"] + state["pos_embed"][:, :1]
             state["pos_embed"] = state["pos_embed"][:, 1:]

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from vitreous.checkpoint.adapters import google, huggingface, timm, torchvision
+from vitreous.checkpoint.adapters.common import DECODER
 from vitreous.checkpoint.adapters.huggingface_names import FIRST_KINDS
 from vitreous.checkpoint.untrusted.torch_file import READABLE
 from vitreous.choices import fits
 from vitreous.data.config import DataConfig
 from vitreous.errors import CheckpointError
 
-__all__ = ["check_provenance", "pack_tensor", "unpack_tensors"]
+__all__ = ["check_provenance", "pack_tensor", "stored_dtypes", "stored_layout", "unpack_tensors"]
 
 _LAYOUTS: dict[str, Mapping[str, tuple[Any, ...]]] = {
     "google": google.LAYOUT,
@@ -85,6 +86,23 @@ def _data_problems(provenance: Mapping[str, Any]) -> Iterator[str]:
         value = trained.get(name)
         if name in trained and not fits(tuple(value) if isinstance(value, list) else value, kind):
             yield f"config.data.{name} is {value!r:.60}"
+
+
+def stored_layout(layout: Mapping[str, Any], kept: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the layout as the model file stores it, with the unused tensors inside, but for those of a decoder."""
+    packed = {key: pack_tensor(tensor) for key, tensor in kept.items() if not key.startswith(DECODER)}
+    return {**layout, "kept": packed} if packed else dict(layout)
+
+
+def stored_dtypes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the layout entry for tensors that are not float32; ``*`` stands for all of them."""
+    dtypes = {name: str(t.dtype).removeprefix("torch.") for name, t in tensors.items()}
+    distinct = set(dtypes.values())
+    if distinct <= {"float32"}:
+        return {}
+    if len(distinct) == 1:
+        return {"dtypes": {"*": distinct.pop()}}
+    return {"dtypes": {name: dtype for name, dtype in dtypes.items() if dtype != "float32"}}
 
 
 def pack_tensor(tensor: Tensor) -> dict[str, Any]:

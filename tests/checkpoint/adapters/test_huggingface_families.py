@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from vitreous.checkpoint.conversion.convert import convert
 from vitreous.checkpoint.conversion.witness import run_huggingface
+from vitreous.checkpoint.model_file import load_model
 from vitreous.checkpoint.opening import OpenOptions, open_checkpoint, open_with_details
 from vitreous.errors import CheckpointError
 
@@ -157,6 +158,31 @@ def test_a_decoder_is_dropped(tmp_path):
     alone = transformers.ViTMAEModel.from_pretrained(tmp_path / "out", mask_ratio=0.0).eval()
     with torch.inference_mode():
         assert difference(alone(images).last_hidden_state[:, 0], opened.model(images)) <= BOUND
+
+
+def test_a_decoder_is_kept_on_request(tmp_path):
+    config = transformers.ViTMAEConfig(**SMALL, **DECODER, mask_ratio=0.0)
+    theirs = randomise(transformers.ViTMAEForPreTraining(config))
+    theirs.save_pretrained(tmp_path / "in")
+    keep = OpenOptions(keep=("decoder",))
+    convert(tmp_path / "in", tmp_path / "own.safetensors", "vitreous", keep)
+    assert load_model(tmp_path / "own.safetensors")[0].config.num_classes == 0  # every other command reads it too
+    convert(tmp_path / "own.safetensors", tmp_path / "out", "huggingface")
+    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("in", "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    again = transformers.ViTMAEForPreTraining.from_pretrained(tmp_path / "out").eval()
+    images, noise = random_images(2, 48), torch.rand(2, 9)
+    with torch.inference_mode():
+        assert torch.equal(theirs(images, noise=noise).logits, again(images, noise=noise).logits)
+    with pytest.raises(CheckpointError, match=r"decoder \(--drop decoder leaves it out\)"):
+        convert(tmp_path / "own.safetensors", tmp_path / "timm", "timm")
+    resized = open_with_details(tmp_path / "own.safetensors", OpenOptions(image_size=96))
+    assert not resized.kept
+    assert any("the decoder is left out" in reason for reason in resized.reasons)
+    build("MSN")[0].save_pretrained(tmp_path / "msn")
+    with pytest.raises(CheckpointError, match="has no decoder that can be kept"):
+        open_with_details(tmp_path / "msn", keep)
 
 
 def test_detectors_and_files_without_their_type_are_refused(tmp_path):

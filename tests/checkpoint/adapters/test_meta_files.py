@@ -14,8 +14,8 @@ from vitreous.errors import CheckpointError
 @pytest.mark.parametrize("entry", ["vit_small_patch16_dinov3_qkvb", "vit_huge_plus_patch16_dinov3_qkvb"])
 @pytest.mark.parametrize("rounding", [torch.float32, torch.bfloat16])
 def test_dinov3_files(tmp_path, entry, rounding):
-    model = randomise(timm.create_model(entry, num_classes=0, depth=2, embed_dim=64, num_heads=1, global_pool="token"))
-    periods = 100.0 ** (torch.arange(16) / 16)
+    model = randomise(timm.create_model(entry, num_classes=0, depth=2, embed_dim=64, num_heads=2, global_pool="token"))
+    periods = 100.0 ** (torch.arange(8) / 8)
     model.rope.periods.copy_(periods.to(rounding))
     state = {"rope_embed.periods": periods.to(rounding), "mask_token": torch.randn(1, 64)}
     for name, tensor in model.state_dict().items():
@@ -31,7 +31,10 @@ def test_dinov3_files(tmp_path, entry, rounding):
             )
             state[theirs.replace("mlp.fc2", "mlp.w3") if "huge" in entry else theirs] = tensor
     torch.save(state, tmp_path / "dinov3.pth")
-    opened = open_with_details(tmp_path / "dinov3.pth", OpenOptions(heads=1))
+    opened = open_with_details(tmp_path / "dinov3.pth", OpenOptions())
+    assert "2 heads: the periods of the rotary positions" in opened.reasons
+    assert opened.info.pipeline.config.mean == (0.485, 0.456, 0.406)
+    assert not opened.assumed_pipeline
     for size in ((64, 64), (48, 96)):
         images = random_images(2, *size)
         with torch.inference_mode():
@@ -39,7 +42,7 @@ def test_dinov3_files(tmp_path, entry, rounding):
     assert any("mask token is left out" in reason for reason in opened.reasons)
     torch.save(state | {"rope_embed.periods": 2 * periods}, tmp_path / "other.pth")
     with pytest.raises(CheckpointError, match="rotary periods other than DINOv3's"):
-        open_with_details(tmp_path / "other.pth", OpenOptions(heads=1))
+        open_with_details(tmp_path / "other.pth", OpenOptions())
 
 
 def test_mae_files(tmp_path):
@@ -53,3 +56,6 @@ def test_mae_files(tmp_path):
     with torch.inference_mode():
         assert difference(model(images), opened.model(images)) <= BOUND
     assert any("decoder is left out" in reason for reason in opened.reasons)
+    prepared = opened.info.pipeline.config
+    assert (prepared.fit, prepared.crop_ratio, prepared.interpolation) == ("crop", 0.875, "bicubic")
+    assert prepared.std == (0.229, 0.224, 0.225)

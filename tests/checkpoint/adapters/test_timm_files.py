@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
 from vitreous.checkpoint.conversion.convert import convert
+from vitreous.checkpoint.conversion.writing import export
 from vitreous.checkpoint.opening import OpenOptions, open_checkpoint, open_with_details
 from vitreous.errors import CheckpointError
 
@@ -187,6 +188,25 @@ def test_facebookresearch_dinov2_files(tmp_path):
     convert(tmp_path / "dinov2_vits14_reg4.pth", tmp_path / "own.safetensors", "vitreous")
     kept = open_with_details(tmp_path / "own.safetensors", OpenOptions()).kept
     assert torch.equal(kept["mask_token"], state["mask_token"])
+    assert opened.info.pipeline.config.mean == (0.485, 0.456, 0.406)
+
+
+def test_the_giant_of_facebookresearch_dinov2_has_gated_mlps_under_other_names(tmp_path):
+    changes = {"img_size": 56, "depth": 2, "embed_dim": 128, "num_heads": 2}
+    model = randomise(timm.create_model("vit_giant_patch14_dinov2", **changes))
+    state = {
+        name.replace("mlp.fc1.", "mlp.w12.").replace("mlp.fc2.", "mlp.w3."): t for name, t in model.state_dict().items()
+    }
+    torch.save(state | {"mask_token": torch.randn(1, 128)}, tmp_path / "giant.pth")
+    opened = open_with_details(tmp_path / "giant.pth", OpenOptions())
+    assert opened.model.config.mlp.kind == "gated"
+    images = random_images(2, 56)
+    with torch.inference_mode():
+        assert difference(model(images), opened.model(images)) <= BOUND
+    convert(tmp_path / "giant.pth", tmp_path / "own.safetensors", "vitreous")
+    again = export(open_with_details(tmp_path / "own.safetensors", OpenOptions()), "timm").tensors
+    assert again.keys() == {*state, "mask_token"}
+    assert all(torch.equal(again[name], state[name]) for name in state)
 
 
 def test_rounding_float64_must_be_permitted(tmp_path):

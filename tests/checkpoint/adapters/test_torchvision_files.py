@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from reference_models import BOUND, difference, random_images, randomise
+from torchvision import models
 from torchvision.models import VisionTransformer
 
 from vitreous.accelerate.model import create
 from vitreous.checkpoint.conversion.convert import convert
-from vitreous.checkpoint.opening import OpenOptions, open_checkpoint
+from vitreous.checkpoint.opening import OpenOptions, open_checkpoint, open_with_details
 from vitreous.errors import CheckpointError, UsageError
 
 SMALL = {"image_size": 48, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 128, "mlp_dim": 96}
@@ -31,6 +32,40 @@ def test_round_trip_and_logits(tmp_path, arguments):
     before, after = (torch.load(tmp_path / f"{side}.pth", weights_only=True) for side in ("in", "out"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        each
+        for kind in (
+            models.ViT_B_16_Weights,
+            models.ViT_B_32_Weights,
+            models.ViT_L_16_Weights,
+            models.ViT_L_32_Weights,
+            models.ViT_H_14_Weights,
+        )
+        for each in kind
+    ],
+    ids=lambda w: f"{w}",
+)
+def test_images_are_prepared_as_the_weights_of_torchvision_say(tmp_path, weights):
+    prepared, name = weights.transforms(), weights.url.rpartition("/")[2]
+    size, kind = prepared.crop_size[0], name.partition("-")[0]
+    patch, width = int(kind.split("_")[2]), {"b": 768, "l": 1024, "h": 1280}[kind.split("_")[1]]
+    heads = {768: 12, 1024: 16, 1280: 16}[width]
+    theirs = VisionTransformer(size, patch, num_layers=1, num_heads=heads, hidden_dim=width, mlp_dim=8, num_classes=3)
+    torch.save(randomise(theirs).state_dict(), tmp_path / name)
+    opened = open_with_details(tmp_path / name, OpenOptions(heads=heads))
+    found = opened.info.pipeline
+    assert found.size == (size, size)
+    assert int(size / found.config.crop_ratio) == prepared.resize_size[0]
+    assert found.config.interpolation == prepared.interpolation.value
+    assert [*found.config.mean, *found.config.std] == [*prepared.mean, *prepared.std]
+    assert opened.info.provenance.get("licence") == ("CC-BY-NC-4.0" if "swag" in name else None)
+    images = random_images(1, size)
+    with torch.inference_mode():
+        assert difference(theirs(images), opened.model(images)) <= BOUND
 
 
 def test_names_before_version_0_13(tmp_path):

@@ -18,12 +18,24 @@ from vitreous.model.mlp import MlpConfig
 from vitreous.model.pools import AttentionPool
 from vitreous.model.positions.learned_base import LearnedPosition
 
-__all__ = ["ForeignCheckpoint", "Hints", "ImportedModel", "OutgoingModel", "State", "beyond_the_paper", "join_first"]
+__all__ = [
+    "DECODER",
+    "ForeignCheckpoint",
+    "Hints",
+    "ImportedModel",
+    "OutgoingModel",
+    "State",
+    "beyond_the_paper",
+    "has_decoder",
+    "join_first",
+]
 
 State = dict[str, Tensor]
 """Tensors by name."""
 
 _SHOWN = 5
+DECODER = "decoder."
+"""What the names of the tensors of a masked autoencoder's decoder begin with, where one is kept."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,7 @@ class Hints:
 
     heads: int | None = None
     image_size: tuple[int, int] | None = None  # height and width in pixels that the position embeddings are for
+    keep_decoder: bool = False  # whether the decoder of a masked autoencoder is to be kept
 
 
 @dataclass(frozen=True)
@@ -84,13 +97,18 @@ class OutgoingModel:
             problems.append(f"positions added before every block (position.layers {position.layers})")
         if (attention := self.config.attention.kind) != AttentionConfig.kind:  # likewise
             problems.append(f"{attention} attention")
-        problems += [
-            f"{name} (--drop {name} leaves it out)" for name in self.kept if not keeps and name != "distilled_bias"
-        ]
+        unused = [name for name in self.kept if not keeps and name != "distilled_bias"]
+        names = dict.fromkeys("decoder" if name.startswith(DECODER) else name for name in unused)
+        problems += [f"{name} (--drop {name} leaves it out)" for name in names]
         if problems:
             raise CheckpointError(
                 f"{family} cannot express this model: {'; '.join(problems)}. `vitreous export` takes any model"
             )
+
+
+def has_decoder(kept: Mapping[str, Tensor]) -> bool:
+    """Return whether there is a decoder among the tensors that no forward pass reads."""
+    return any(name.startswith(DECODER) for name in kept)
 
 
 def beyond_the_paper(c: ViTConfig) -> dict[str, bool]:

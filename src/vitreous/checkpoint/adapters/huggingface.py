@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from vitreous.checkpoint.adapters import pipelines
-from vitreous.checkpoint.adapters.common import ForeignCheckpoint, Hints, ImportedModel, OutgoingModel, State
+from vitreous.checkpoint.adapters.common import DECODER, ForeignCheckpoint, Hints, ImportedModel, OutgoingModel, State
 from vitreous.checkpoint.adapters.huggingface_names import (
     ACTIVATIONS,
     FIRST_KINDS,
@@ -61,8 +61,12 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
             f"'{source.name}' is a Hugging Face model of type {kind}; supported are {', '.join(KINDS)}"
         )
     reasons: list[str] = []
+    decoder: State = {}
+    if kind == "vit_mae" and hints.keep_decoder:
+        decoder = {name: t for name, t in source.tensors.items() if name.startswith(DECODER)}
     tensors = {name: t for name, t in source.tensors.items() if not name.startswith(_OTHER_TOWERS)}
-    if others := sorted({name.partition(".")[0] for name in source.tensors.keys() - tensors.keys()}):
+    unread = source.tensors.keys() - tensors.keys() - decoder.keys()
+    if others := sorted({name.partition(".")[0] for name in unread}):
         reasons.append(f"only the encoder of images is read, without {', '.join(others)}")
     names, blocks = _naming(source.name, tensors, kind, prefix)
     kind = kind or ("dinov2" if names.startswith("dinov2") else "vit")
@@ -72,6 +76,9 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
         )
     layout: dict[str, Any] = {"family": "huggingface", "prefix": prefix, "names": names, "kind": kind, "blocks": blocks}
     state, kept = _state(tensors, prefix, NAMINGS[names], blocks)
+    if decoder:
+        kept |= decoder
+        reasons.append("the decoder is kept; no command computes it")
     _reshape(state, kept, layout)
     if kind.startswith("siglip") and "head.weight" in state and "attn_pool.latent" in state:
         for name in [name for name in state if name.startswith("attn_pool.")]:
@@ -236,7 +243,7 @@ def _position(kind: str, document: dict[str, Any]) -> dict[str, Any]:
             "pairs": "halves",
             "shift": float(document.get("pos_embed_shift") or 0.0),
             "jitter": float(document.get("pos_embed_jitter") or 1.0) - 1,
-            "rescale": float(document.get("pos_embed_rescale") or 1.0) - 1,
+            "rescale": float(document.get("pos_embed_rescale", 2.0) or 1.0) - 1,
         }
     resample = {"dinov2_with_registers": "timm", "siglip2": "siglip2", "siglip2_vision_model": "siglip2"}
     return {"resample": resample.get(kind, "huggingface")}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vitreous.checkpoint.adapters import pipelines
-from vitreous.checkpoint.adapters.common import ForeignCheckpoint, OutgoingModel, State, beyond_the_paper
+from vitreous.checkpoint.adapters.common import DECODER, ForeignCheckpoint, OutgoingModel, State, beyond_the_paper
 from vitreous.checkpoint.adapters.huggingface_names import (
     ACTIVATIONS,
     FIRST_KINDS,
@@ -66,6 +66,9 @@ def written(model: OutgoingModel) -> ForeignCheckpoint:
     state = _their_shapes(model.state, layout, kept)
     tensors = _their_names(state, NAMINGS[names], prefix, before)
     for name, tensor in kept.items():
+        if name.startswith(DECODER):
+            tensors[name] = tensor
+            continue
         tensors[f"{prefix}{'' if name.startswith('post_layernorm.') else 'embeddings.'}{name}"] = tensor
     document = (
         _document(config, kind, model.classes, "mask_token" in kept)

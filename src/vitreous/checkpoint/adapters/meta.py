@@ -1,8 +1,8 @@
-"""Files of facebookresearch/dinov3 and facebookresearch/mae, in the names and arguments of timm. They are only read.
+"""Files of facebookresearch/dinov2, dinov3 and mae, in the names and arguments of timm. The last two are only read.
 
 DINOv3 stores a mask of biases beside them, which is zero for keys; the periods of its rotary positions, in bfloat16;
-and three matrices of gated MLPs. MAE stores its decoder, which is left out. facebookresearch/dinov2 is so close to timm
-that :mod:`timm` reads and writes it.
+and three matrices of gated MLPs. MAE stores its decoder, which is left out. DINOv2 is so close to timm that
+:mod:`timm` reads and writes it, under other names of registers and of gated MLPs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import torch
 from vitreous.checkpoint.adapters.common import State
 from vitreous.errors import CheckpointError
 
-__all__ = ["to_timm"]
+__all__ = ["from_dinov2", "to_dinov2", "to_timm"]
 
 _GATED = {"mlp.w1.": "mlp.fc1_g.", "mlp.w2.": "mlp.fc1_x.", "mlp.w3.": "mlp.fc2."}
+_DINOV2 = {"register_tokens": "reg_token"}
+_DINOV2_GATED = {"mlp.w12.": "mlp.fc1.", "mlp.w3.": "mlp.fc2."}
 _PERIODS = "rope_embed.periods"
 
 
@@ -32,6 +34,20 @@ def to_timm(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[State, dict
         encoder = {key: t for key, t in tensors.items() if not key.startswith("decoder_") and key != "mask_token"}
         return encoder, {}, ["facebookresearch/mae: the decoder is left out"]
     return dict(tensors), {}, []
+
+
+def from_dinov2(name: str) -> str:
+    """Return the name of a tensor here; others than DINOv2's stay as they are."""
+    for theirs, ours in _DINOV2_GATED.items():
+        name = name.replace(theirs, ours)
+    return _DINOV2.get(name, name)
+
+
+def to_dinov2(name: str, gated: bool) -> str:
+    """Invert :func:`from_dinov2`; `gated` is whether the MLPs are."""
+    for theirs, ours in _DINOV2_GATED.items() if gated else ():
+        name = name.replace(ours, theirs)
+    return {ours: theirs for theirs, ours in _DINOV2.items()}.get(name, name)
 
 
 def _dinov3(state: State, name: str) -> tuple[State, dict[str, Any], list[str]]:
@@ -49,12 +65,14 @@ def _dinov3(state: State, name: str) -> tuple[State, dict[str, Any], list[str]]:
         state.pop(key)
         attn = key.removesuffix("qkv.bias_mask")
         state[f"{attn}q_bias"], _, state[f"{attn}v_bias"] = state.pop(f"{attn}qkv.bias").chunk(3)
+    width = state["reg_token"].shape[-1]
     renamed: State = {}
     for key, tensor in state.items():
         for theirs, ours in _GATED.items():
             key = key.replace(theirs, ours)  # noqa: PLW2901
         renamed[key] = tensor
     arguments = {
+        "num_heads": max(1, width // (4 * max(1, len(periods)))),  # a head turns rows and columns, in pairs
         "use_rot_pos_emb": True,
         "rope_type": "dinov3",
         "rope_temperature": 100.0,

@@ -10,7 +10,7 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError
 from vitreous.model.config import ViTConfig, pair
 
-__all__ = ["from_huggingface", "from_timm", "from_torchvision", "to_huggingface", "to_timm"]
+__all__ = ["from_huggingface", "from_timm", "from_torchvision", "of_facebookresearch", "to_huggingface", "to_timm"]
 
 _HALF = (0.5, 0.5, 0.5)
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -91,10 +91,26 @@ def to_huggingface(pipeline: EvalPipeline) -> dict[str, Any]:
     return document
 
 
+def of_facebookresearch(config: ViTConfig, name: str, *, crop_ratio: float) -> EvalPipeline:
+    """Return the pipeline of facebookresearch's DINOv2, DINOv3 and MAE: bicubic, ImageNet mean and std."""
+    values = {"fit": "crop", "crop_ratio": crop_ratio, "mean": _IMAGENET[0], "std": _IMAGENET[1]}
+    return _pipeline(pair(config.image_size), config, values, name)
+
+
 def from_torchvision(config: ViTConfig, name: str) -> EvalPipeline:
-    """Return the pipeline of torchvision's ImageNet weights, which resize to 256 pixels and crop 224."""
-    values = {"fit": "crop", "crop_ratio": 0.875, "interpolation": "bilinear"}
-    return _pipeline(pair(config.image_size), config, values | {"mean": _IMAGENET[0], "std": _IMAGENET[1]}, name)
+    """Return the pipeline of torchvision's ImageNet weights (torchvision.models, ``ViT_*_Weights``).
+
+    Most resize to 256 pixels, those of L/16 to 242, with bilinear interpolation, and crop 224. Those of SWAG (384 or
+    512 pixels, patches of 14, or so named) resize to their own size with bicubic interpolation.
+    """
+    size, patch = pair(config.image_size), pair(config.patch_size)
+    values: dict[str, Any] = {"fit": "crop", "mean": _IMAGENET[0], "std": _IMAGENET[1]}
+    if not ("swag" in name.lower() or size in ((384, 384), (512, 512)) or patch == (14, 14)):
+        values |= {
+            "crop_ratio": _ratio(224, 242 if (config.width, patch) == (1024, (16, 16)) else 256),
+            "interpolation": "bilinear",
+        }
+    return _pipeline(size, config, values, name)
 
 
 def _ratio(window: int, edge: int) -> float:

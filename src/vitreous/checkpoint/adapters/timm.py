@@ -19,7 +19,7 @@ from vitreous.checkpoint.adapters.common import (
     beyond_the_paper,
     join_first,
 )
-from vitreous.checkpoint.adapters.meta import to_timm
+from vitreous.checkpoint.adapters.meta import from_dinov2, to_dinov2, to_timm
 from vitreous.checkpoint.adapters.shapes import config_from, is_gated, plain_size
 from vitreous.checkpoint.adapters.timm_entries import entry_arguments, other_kind, refusal, rope_of
 from vitreous.checkpoint.adapters.timm_forms import FORMS, from_ours, to_ours
@@ -71,7 +71,6 @@ _HYBRIDS = {
     (3, 4, 9): "vit_base_r50_s16_224",
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
-_RENAMED = {"register_tokens": "reg_token", "mask_token": "mask_token"}  # facebookresearch/dinov2
 _BARE_STEM = "patch_embed.backbone."  # a stem without stages; timm omits the level ``stem.``
 
 _FIRST = tuple(f"blocks.0.{name}.weight" for name in ("attn.qkv", "attn.q_proj", "in_proj", "attns.0.attn.qkv"))
@@ -101,7 +100,7 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
         raise CheckpointError(f"'{source.name}' is a timm model that vitreous does not support: {why}")
     tensors, of_meta, reasons = to_timm(source.tensors, source.name)
     arguments = entry_arguments(architecture) | of_meta | stated
-    dinov2 = "mask_token" in tensors or "register_tokens" in tensors
+    dinov2, of_mae = "mask_token" in tensors or "register_tokens" in tensors, bool(reasons) and not of_meta
     state, forms, biases = to_ours({_ours(name, tensors): t for name, t in tensors.items()})
     layout: dict[str, Any] = {"family": "timm", "names": "dinov2" if dinov2 else "timm", **forms}
     kept = {name: state.pop(name) for name in ("mask_token",) if name in state}
@@ -113,6 +112,7 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
     if isinstance(arguments.get("num_heads"), int) and ("num_heads" in stated or hints.heads is None):
         known["heads"] = arguments["num_heads"]
         origin = "config.json, model_args" if "num_heads" in stated else f"timm's {architecture}"
+        origin = "the periods of the rotary positions" if "num_heads" in of_meta and not document else origin
         reasons.append(f"{known['heads']} heads: {origin}")
     config = config_from(state, source.name, hints, reasons, **known)
     if not document:
@@ -124,14 +124,19 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
         reasons.insert(0, f"timm architecture {architecture}: config.json")
     names = document.get("label_names") or pretrained.get("label_names")
     classes = tuple(map(str, names)) if isinstance(names, list) and len(names) == config.num_classes else None
-    pipeline = pipelines.from_timm(pretrained, config, source.name) if pretrained else None
+    pipeline = None
+    if pretrained:
+        pipeline = pipelines.from_timm(pretrained, config, source.name)
+    elif dinov2 or of_meta or of_mae:
+        pipeline = pipelines.of_facebookresearch(config, source.name, crop_ratio=0.875 if of_mae else 1.0)
+        reasons.append("images are prepared as facebookresearch does: nothing beside the weights says")
     return ImportedModel("timm", config, state, layout, reasons, classes or None, pipeline, kept)
 
 
 def _ours(name: str, tensors: State) -> str:
     if name in ("patch_embed.backbone.conv.weight", *(f"{_BARE_STEM}norm.{part}" for part in ("weight", "bias"))):
         return name.replace(_BARE_STEM, f"{_BARE_STEM}stem.") if f"{_BARE_STEM}conv.weight" in tensors else name
-    return _RENAMED.get(name, name)
+    return from_dinov2(name)
 
 
 def _conventions(
@@ -210,8 +215,8 @@ def write(model: OutgoingModel) -> ForeignCheckpoint:
         model.raise_if_unsupported("timm", unsupported)
     forms = {name: layout.get(name) for name in FORMS} if known else {}
     tensors = from_ours(model.state, forms, kept.pop("distilled_bias", None), config.grid)
-    back = {ours: theirs for theirs, ours in _RENAMED.items()} if dinov2 else {}
-    tensors = {back.get(name, name): tensor for name, tensor in tensors.items()}
+    if dinov2:
+        tensors = {to_dinov2(name, is_gated(tensors)): tensor for name, tensor in tensors.items()}
     if _is_bare(config):
         tensors = {name.replace(f"{_BARE_STEM}stem.", _BARE_STEM): tensor for name, tensor in tensors.items()}
     tensors |= kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from vitreous.checkpoint.adapters import pipelines
@@ -59,11 +60,11 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
     sidecar = read_sidecar(source)
     reasons: list[str] = []
     if hints.image_size is None and sidecar.pipeline is not None:
-        hints = Hints(hints.heads, sidecar.pipeline.size)
+        hints = replace(hints, image_size=sidecar.pipeline.size)
     config = config_from(
         state,
         source.name,
-        Hints(hints.heads or sidecar.heads, hints.image_size),
+        replace(hints, heads=hints.heads or sidecar.heads),
         reasons,
         norm_eps=1e-6,
         mlp={"activation": "gelu"},

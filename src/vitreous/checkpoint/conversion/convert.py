@@ -12,12 +12,17 @@ import torch
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 
-from vitreous.checkpoint.adapters.common import join_first
+from vitreous.checkpoint.adapters.common import DECODER, has_decoder, join_first
 from vitreous.checkpoint.conversion.destination import Destination
 from vitreous.checkpoint.conversion.witness import reference_outputs
 from vitreous.checkpoint.conversion.writing import adopted, export, write_files
 from vitreous.checkpoint.model_file import save_model
-from vitreous.checkpoint.opening import THRESHOLDS_OMITTED, OpenedCheckpoint, OpenOptions, open_with_details
+from vitreous.checkpoint.opening import (
+    THRESHOLDS_OMITTED,
+    OpenedCheckpoint,
+    OpenOptions,
+    open_with_details,
+)
 from vitreous.data.images.reading import read_image
 from vitreous.errors import CheckpointError
 from vitreous.model.config import pair
@@ -82,7 +87,8 @@ def convert(
         tell(note)
     with target.temporary() as weights:
         if to == "vitreous":
-            save_model(weights, used.model, used.info)
+            decoder = {name: tensor for name, tensor in used.kept.items() if name.startswith(DECODER)}
+            save_model(weights, used.model, used.info, kept=decoder)
             files = [weights]
         else:
             files = write_files(export(used, to), weights)
@@ -98,7 +104,12 @@ def _compare(
     `used` is the source with the constants that the family fixes.
     """
     again = open_with_details(
-        weights, OpenOptions(heads=used.model.config.heads, source_size=used.model.config.image_size)
+        weights,
+        OpenOptions(
+            heads=used.model.config.heads,
+            source_size=used.model.config.image_size,
+            keep=("decoder",) if to != "vitreous" and has_decoder(used.kept) else (),
+        ),
     )
     _check_tensors(used, again)
     inputs = _inputs(used)

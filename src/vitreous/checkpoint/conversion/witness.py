@@ -86,7 +86,7 @@ def _huggingface(weights: Path, config: ViTConfig, images: Tensor) -> Any:
     problems = {key: sorted(map(str, found[key])) for key in ("missing_keys", "unexpected_keys") if found[key]}
     if problems:
         raise CheckpointError(f"transformers reports {problems} in the written files")
-    return run_huggingface(model.eval(), images)
+    return run_huggingface((model.vit if name == "ViTMAEForPreTraining" else model).eval(), images)
 
 
 def run_huggingface(model: Any, images: Tensor) -> Tensor:

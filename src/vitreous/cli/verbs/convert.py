@@ -22,6 +22,7 @@ __all__ = ["run"]
 
 _Format = Literal["google", "timm", "huggingface", "torchvision", "vitreous"]
 _Activation = Literal["gelu", "gelu-tanh", "relu"]
+_Kept = Literal["decoder"]
 _FORMAT_OF_SUFFIX = {".npz": "google", ".pth": "torchvision", ".pt": "torchvision"}
 
 _DESCRIPTION = (
@@ -66,6 +67,11 @@ def _parser() -> Parser:
         help="leave out tensors (repeatable): pre_logits, head, mask_token, cls_position, or a part of their name",
     )
     add("--add", type=str, action="append", default=[], metavar="NAME", help="add zeros: mask_token, cls_position")
+    add(
+        "--keep",
+        type=_Kept | None,
+        help="keep the decoder of transformers' ViTMAEForPreTraining, which is else dropped",
+    )
     add("--activation", type=_Activation | None, help="set the activation: gelu takes Google's weights as timm does")
     add("--image-size", type=str, metavar="N", help="resample position embeddings for pixels: 384, or 224x448")
     add("--patch-size", type=PositiveInt, metavar="N", help="resample the patch kernel (FlexiViT)")
@@ -102,8 +108,9 @@ def run(argv: Sequence[str]) -> int:
     from vitreous.checkpoint.conversion.convert import convert  # imports torch
     from vitreous.checkpoint.opening import OpenOptions
 
+    kept = (options.keep,) if options.keep is not None else ()
     others = {name: options[name] for name in ("patch_size", "resample", "activation", "heads")}
-    open_options = OpenOptions(drop=tuple(options.drop), add=tuple(options.add), **sizes, **others)
+    open_options = OpenOptions(drop=tuple(options.drop), add=tuple(options.add), keep=kept, **sizes, **others)
     files = make_outputs(options, (model_files(options.source),))
     files.claim("--json", options.json)
     result = convert(

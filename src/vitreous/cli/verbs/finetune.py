@@ -211,7 +211,9 @@ def _reject_parts_of_source(fields: Mapping[str, Any], model: ViTConfig) -> None
             refused = list(options)
         if refused:
             names = " and ".join(f"--model.{part}.{option}".removesuffix(".kind") for option in refused)
-            raise UsageError(f"fine-tuning keeps the source's {part}: omit {names}")
+            in_training = part == "position" and {*refused} <= {"shift", "jitter", "rescale"}
+            rotary = ", or say that it rotates with --model.position rope-2d" * in_training
+            raise UsageError(f"fine-tuning keeps the source's {part}: omit {names}{rotary}")
 
 
 def _parser_with_defaults(words: Sequence[str]) -> tuple[Parser, str]:

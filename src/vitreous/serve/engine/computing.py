@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from vitreous.checkpoint.licence import recorded_licence
 from vitreous.data.images.reading import read_image
 from vitreous.engines.names import PrecisionName
 from vitreous.engines.opening import CONVERTERS, installed
@@ -129,7 +130,7 @@ class Computing:
             "temperature": float(info.temperature),
             **{name: rule.to_dict() if rule is not None else None for name, rule in rules.items()},
             "scores": dict(info.scores),
-            "license": info.provenance.get("license"),
+            "license": recorded_licence(info.provenance),
             "maps": self.has_maps,
             "blocks": self.source.model.config.depth if self.has_maps else 0,
             **self.engine,

@@ -27,6 +27,7 @@ _FREE: dict[str, tuple[str, ...]] = {  # options that fine-tuning may change: th
     "block": ("drop_path", "zero_residual", "checkpoint"),
     "head": ("zero",),
 }
+_FREE_IF_SET = ("shift", "jitter", "rescale")  # of rotary positions, in training alone; else as in the source
 _FREE_FIELDS = ("num_classes", "init", "dropout", "patch_dropout")
 _FROM_SOURCE = ("image_size", "patch_size", "position.resample", "mlp.activation")  # unless the user sets them
 
@@ -94,6 +95,9 @@ def open_pretrained(config: RunConfig, explicit: Collection[str]) -> tuple[RunCo
     for part, options in _FREE.items():
         model = model.with_options({part: {option: getattr(getattr(asked, part), option) for option in options}})
     model = model.with_options({field: getattr(asked, field) for field in _FREE_FIELDS})
+    chosen = [option for option in _FREE_IF_SET if f"position.{option}" in explicit]
+    if chosen and model.position.kind == asked.position.kind:
+        model = model.with_options({"position": {option: getattr(asked.position, option) for option in chosen}})
     keeps_hidden = own.head.kind == "mlp" and "head.kind" in explicit and asked.head.kind == "mlp"
     # Section 3.1: a single linear layer for fine-tuning; section 3.2: it starts at zero.
     zero = {"zero": asked.head.zero is not False}
@@ -118,7 +122,8 @@ def open_pretrained(config: RunConfig, explicit: Collection[str]) -> tuple[RunCo
 
 def _check(name: str, model: ViTConfig, asked: ViTConfig, explicit: Collection[str]) -> None:
     """Refuse an architecture, set by the user, that differs from that of the pretrained model."""
-    free = {*_FREE_FIELDS, *_FROM_SOURCE, *(f"{part}.{name}" for part, options in _FREE.items() for name in options)}
+    free = {*_FREE_FIELDS, *_FROM_SOURCE, *(f"position.{option}" for option in _FREE_IF_SET)}
+    free |= {*(f"{part}.{name}" for part, options in _FREE.items() for name in options)}
     values, theirs = _by_option(asked), _by_option(model)
     differing = [
         f"model.{option.removesuffix('.kind')} is {values[option]}, but '{name}' has {theirs.get(option)}"
