@@ -10,6 +10,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import vitreous as package
+from vitreous.checkpoint.conversion.convert import convert
+from vitreous.checkpoint.opening import OpenOptions
 from vitreous.cli.main import main
 from vitreous.cli.options.map_methods import METHODS
 from vitreous.inspection.explain import explain
@@ -31,6 +33,36 @@ def test_a_model_alone(vitreous, model_file, tmp_path):
     assert "give IMAGES, or --data" in run.stderr
     assert json.loads((tmp_path / "out" / "inspection.json").read_text()) == document
     assert (tmp_path / "out" / "inspection.html").exists()
+
+
+@pytest.fixture
+def backbone(model_file, tmp_path):
+    """The model without its head, as `vitreous pretrain` writes one."""
+    convert(model_file, tmp_path / "backbone.safetensors", "vitreous", OpenOptions(drop=("head",)))
+    return tmp_path / "backbone.safetensors"
+
+
+def test_a_backbone_without_a_head_is_inspected_too(vitreous, backbone, digits, digit, tmp_path):
+    words = ("--data", digits, "--budget=5s", "--register-neurons=4", "--out", "out", "--device=cpu")
+    run = vitreous("inspect", backbone, digit, *words)
+    assert run.returncode == 0, run.stderr
+    assert "The model has no classification head" in run.stderr
+    document = json.loads((tmp_path / "out" / "inspection.json").read_text())
+    assert document["faithfulness"] is None
+    (one,) = document["images"]
+    assert one["probabilities"] == []
+    assert [(each["method"], each["target"], each["probability"]) for each in one["maps"]] == [("rollout", None, None)]
+    alone = explain(package.load(backbone, device="cpu", engine="torch"), digit, method="rollout")
+    assert (alone.target, alone.label, alone.logits.size) == (-1, "", 0)
+    np.testing.assert_allclose(one["maps"][0]["patches"], alone.patches, rtol=1e-4, atol=1e-6)
+    assert one["neighbours"][0]["label"] == digit.parent.name
+    assert {"attention_distance", "token_norms", "depth"} <= set(document["measures"])
+    page = (tmp_path / "out" / "inspection.html").read_text()
+    assert "no classification head" in page
+    assert "Most probable classes" not in page
+    run = vitreous("inspect", backbone, digit, "--target=three", "--device=cpu")
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+    assert "the model has no classes" in run.stderr
 
 
 def test_images_with_labelled_data(vitreous, model_file, digits, digit, tmp_path):

@@ -24,6 +24,7 @@ TARGETS = torch.tensor([2, 0])
 OWN: list[dict[str, object]] = [
     *({"position": kind.kind, "registers": 1} for kind in PARTS["position"]),
     *({"pool": kind.kind} for kind in PARTS["pool"]),
+    {"pool": "prefix", "registers": 1},
     {"pool": {"kind": "seq", "prefix": False}, "registers": 2, "class_token": True},
     {"pool": "mean", "final_norm": "pooled", "head": "mlp", "block": {"layer_scale": 0.4}},
     {"stem": "conv", "final_norm": "none"},

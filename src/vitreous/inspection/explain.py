@@ -79,8 +79,8 @@ def explain(
 
     Raises:
         UsageError: If there is no such class.
-        ConfigError: If the method or an option is unknown or out of range, the model has no classes or merges tokens,
-            or the classifier uses another engine than PyTorch.
+        ConfigError: If the method or an option is unknown or out of range, the method needs a class and the model has
+            none, the model merges tokens, or the classifier uses another engine than PyTorch.
         DataError: If the image cannot be read.
         CheckpointError: If the model cannot be opened.
     """
@@ -95,8 +95,8 @@ def explain(
         patches=maps.values[0].float().cpu().numpy(),
         method=chosen.kind,
         target=number,
-        label=info.classes[number],
-        probability=float(info.probabilities(logits)[number]),
+        label=info.classes[number] if info.classes else "",
+        probability=float(info.probabilities(logits)[number]) if info.classes else 0.0,
         logits=logits.numpy(),
         name=input_name(image, 0),
         image_size=(pixels.height, pixels.width),

@@ -26,9 +26,9 @@ class Explanation:
     Attributes:
         patches: The map, (h, w) float32; the method's docstring states its range.
         method: The method's name.
-        target: Number of the class explained.
-        label: Its name.
-        probability: Its probability in [0, 1], calibrated if the model has a temperature.
+        target: Number of the class explained; -1 of a model without classes.
+        label: Its name, or an empty text.
+        probability: Its probability in [0, 1], calibrated if the model has a temperature; 0 without a class.
         logits: Of all classes, (K,) float32, from the same pass as the map.
         name: The image's path, or `#0` if it has none.
         image_size: Height and width of the image in pixels, after its orientation tag.

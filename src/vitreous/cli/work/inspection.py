@@ -63,17 +63,22 @@ def inspected(options: Namespace, images: Sequence[ImageInput], classifier: Clas
     """
     shown, seconds = chosen_methods(options), parse_duration(options.budget)
     classifier = load_model(options) if classifier is None else classifier
-    if images or options.data:
-        classifier.require_classes()
+    if not classifier.classes:
+        shown = [each for each in shown if not each.uses_class]
     layers = _layers(options.layers, classifier.model.config.depth)
     target = _target(options.target, classifier.classes)
     data = open_labelled(classifier, options.data, options.data_dir, options.split) if options.data else None
     results, inputs, failures = _images(classifier, images, shown, layers, target)
     notes = list(unreadable_note(data.data)) if data else []
-    compared = compared_methods(shown)
+    compared = compared_methods(shown) if classifier.classes else []
     drawn = _draw(classifier, data, inputs, compared, seconds=seconds, batch_size=options.batch_size)
     comparison = _compare(classifier, compared, data, inputs, drawn, batch_size=options.batch_size)
-    if comparison is None and images:
+    if not classifier.classes and (images or data is not None):
+        notes.append(
+            "The model has no classification head: there are no probabilities and no maps of a class, and map methods "
+            "are not compared."
+        )
+    elif comparison is None and images:
         notes.append(
             f"Map methods are not compared: that needs labelled images (--data), or {FEWEST} images to inspect."
         )
@@ -143,13 +148,11 @@ def _images(
             one = classifier.pipeline(pixels).to(classifier.device)
             with torch.no_grad():
                 values = classifier.model.intermediates(one[None], layers)
-            shares = classifier.info.probabilities(values.logits[0].float())
-            order = shares.argsort(descending=True, stable=True)[:_TOP].tolist()
             results.append(
                 ImageResult(
                     name=name,
                     pixels=pixels.convert("RGB"),
-                    top=tuple((classifier.classes[n], float(shares[n])) for n in order),
+                    top=_top(classifier, values.logits),
                     maps=tuple(maps),
                     heads=head_maps(classifier.model, values),
                     attention_layers=tuple(layers),
@@ -165,6 +168,15 @@ def _images(
     return results, inputs, failures
 
 
+def _top(classifier: Classifier, logits: Tensor) -> tuple[tuple[str, float], ...]:
+    """Return the most probable classes of one image with their probabilities; none without a head."""
+    if not classifier.classes:
+        return ()
+    shares = classifier.info.probabilities(logits[0].float())
+    order = shares.argsort(descending=True, stable=True)[:_TOP].tolist()
+    return tuple((classifier.classes[n], float(shares[n])) for n in order)
+
+
 def _draw(
     classifier: Classifier,
     data: Labelled | None,
@@ -177,6 +189,8 @@ def _draw(
     """Draw as many labelled images as the budget pays for."""
     if data is None:
         return None
+    if not methods:
+        return sample(classifier, data.scored, _MEASURED, "draw")
     example = sample(classifier, data.scored, 1, "read").images if not inputs else inputs[0][None]
     count = affordable(classifier, methods, example, seconds, batch_size)
     return sample(classifier, data.scored, count, "draw")
@@ -192,6 +206,8 @@ def _compare(
     batch_size: int,
 ) -> Comparison | None:
     """Compare the methods on labelled images, or on the given ones if they are enough."""
+    if not methods:
+        return None
     if data is not None and drawn is not None and len(drawn.images) >= FEWEST:
         return compare(classifier, methods, drawn.images, data.title, batch_size)
     if data is None and len(inputs) >= FEWEST:
@@ -258,5 +274,5 @@ def _describe(classifier: Classifier) -> str:
     return (
         f"{pluralize(c.depth, 'block')} of width {c.width} with {pluralize(c.heads, 'head')}, patches of {h} x {w} in "
         f"images of {height} x {width} pixels, position {c.position.kind}, pooling {c.pool.kind}, {size} parameters, "
-        f"{pluralize(len(classifier.classes), 'class', 'classes')}"
+        f"{pluralize(len(classifier.classes), 'class', 'classes') if classifier.classes else 'no classification head'}"
     )

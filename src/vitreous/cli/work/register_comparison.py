@@ -33,12 +33,13 @@ def compare_registers(
     Args:
         classifier: The model.
         images: Normalised images to find the neurons with, (n, C, H, W).
-        data: Labelled images to score, or None. Images of classes that the model does not have are left out.
+        data: Labelled images to score, or None. Images of classes that the model does not have are left out; a model
+            without classes scores none.
         max_neurons: Largest number of neurons.
         batch_size: Images per pass.
     """
     labelled = None
-    if data is not None:
+    if data is not None and classifier.classes:
         drawn = sample(classifier, data.scored, _SCORED, "score", seed=3)
         names = [data.data.classes[int(label)] for label in drawn.labels]
         known = [n for n, name in enumerate(names) if name in classifier.classes]
@@ -59,9 +60,9 @@ def add_register_maps(
     for result in results:
         have, pairs = {each.method: each for each in result.maps}, []
         for method in shown:
-            target = result.maps[0].target
+            target = result.maps[0].target if classifier.classes else None
             before = have.get(method.kind) or explain(classifier, result.pixels, target, method)
-            after = explain(other, result.pixels, before.target, method)
+            after = explain(other, result.pixels, before.target if classifier.classes else None, method)
             pairs.append((replace(before, name=result.name), replace(after, name=result.name)))
         found.append(replace(result, register_maps=tuple(pairs)))
     return found

@@ -25,7 +25,7 @@ class ClassMaps:
     Attributes:
         values: One per patch, B x h x w; which range, the method says.
         logits: Of the images, B x K.
-        targets: The class that each map is for, B.
+        targets: The class that each map is for, B; -1 where the model has none.
     """
 
     values: Tensor
@@ -46,17 +46,21 @@ class MapMethod(Part):
         """Map classes to patches.
 
         Args:
-            model: Plain or fast, in evaluation mode, with classes. Its parameters and their gradients stay as they are.
+            model: Plain or fast, in evaluation mode, with classes if the map depends on one. Its parameters and their
+                gradients stay as they are.
             images: Normalised, B x C x (h patch) x (w patch).
             targets: A class for each image, integers (B,). None: the predicted one.
 
         Raises:
-            ConfigError: If the model has no classes, a target is none of them, the model is in training mode or merges
-                tokens, or an option is out of range.
+            ConfigError: If the map depends on the class and the model has none, a target is none of them, the model is
+                in training mode or merges tokens, or an option is out of range.
         """
         K = model.config.num_classes
-        if not K:
-            raise ConfigError("the model has no classes, so there is no class to explain: use a model with a head")
+        if not K and self.uses_class:
+            raise ConfigError(
+                "the model has no classes, so there is no class to explain: use a model with a head, or the method "
+                "rollout or attention"
+            )
         if model.training:
             raise ConfigError("a model in training mode has no maps, dropout changes them: call model.eval() first")
         if problems := list(self.problems(model.config)):
@@ -70,6 +74,10 @@ class MapMethod(Part):
         with torch.inference_mode(False), torch.enable_grad():
             own = images.clone() if images.is_inference() else images.detach()  # autograd takes no inference tensor
             maps = self.compute(model, own, None if targets is None else targets.clone())
+        if not K:
+            return ClassMaps(
+                maps.values.detach(), images.new_empty(len(images), 0), maps.targets.new_full((len(images),), -1)
+            )
         return ClassMaps(maps.values.detach(), maps.logits.detach(), maps.targets)
 
     def heading(self) -> str:

@@ -55,6 +55,8 @@ def caution(row: Any) -> str:
 
 
 def _probabilities(result: ImageResult) -> str:
+    if not result.top:
+        return ""
     rows = "".join(
         f'<tr><th scope="row">{safe(label)}</th><td class="number">{share:.1%}</td>'
         f'<td><span class="bar" style="width:calc({share:.4f} * min(10rem, 25vw))"></span></td></tr>'
@@ -75,13 +77,15 @@ def _map_figure(one: Explanation, stage: Stage, comparison: Comparison | None = 
     method = map_method(one.method, **one.options)
     title = prefix + method.heading()
     about = f"for {safe(one.label)}, {one.probability:.1%}" if one.uses_class else "the same for every class"
+    heading = f"{title}, {about}" if one.label else title
     low, high = float(one.patches.min()), float(one.patches.max())
     against = "; negative values speak against the class" if low < _SIGNED else ""
     against += f"; {method.remark()}" if method.remark() else ""
     remark = caution(comparison and comparison.row(one.method))
-    alt = f"{title} for {html_text(one.label)}: {where_highest(one.patches)}"
+    of_class = f" for {html_text(one.label)}" if one.label else ""
+    alt = f"{title}{of_class}: {where_highest(one.patches)}"
     return (
-        f"<figure><figcaption>{title}, {about} {remark}<small>{low:.3g} to {high:.3g}{against}</small></figcaption>"
+        f"<figure><figcaption>{heading} {remark}<small>{low:.3g} to {high:.3g}{against}</small></figcaption>"
         f"{_framed(stage, map_layer(one, stage, alt))}</figure>\n"
     )
 

@@ -69,8 +69,8 @@ class ImageResult:
     Attributes:
         name: Its path, or `#0` if it has none.
         pixels: The image in RGB at its own size.
-        top: The most probable classes with their probabilities, in descending order.
-        maps: Class maps by the chosen methods, then rollout.
+        top: The most probable classes with their probabilities, in descending order; empty without classes.
+        maps: Class maps by the chosen methods, then rollout; without classes, maps that need none.
         heads: How much the tokens that the pooling reads attend to each patch, (L, H, h, w).
         attention_layers: The blocks of `heads`, from 0.
         attention: Attention of every token, for the page.
@@ -103,8 +103,8 @@ class ImageResult:
                 {
                     "method": each.method,
                     "options": dict(each.options),
-                    "target": each.label,
-                    "probability": each.probability,
+                    "target": each.label or None,
+                    "probability": each.probability if each.label else None,
                     "uses_class": each.uses_class,
                     "patches": each.patches.tolist(),
                 }
