@@ -41,6 +41,26 @@ def test_a_folder_of_images_and_json_alone_on_stdout(vitreous, digits):
     assert not Path("runs").exists()
 
 
+def test_with_a_method_pretraining_is_planned(vitreous, digits):
+    words = ("--method", "mae", "--model.image_size=16", "--model.patch_size=4", "--batch-size=16", "--json=-")
+    run = vitreous("plan", digits, *SMALL, *words)
+    assert run.returncode == 0, run.stderr
+    said = json.loads(run.stdout)
+    assert said["batch_size"] == 16
+    assert said["epochs"] > 0
+    run = vitreous("plan", digits, "--method", "mae", "--aux.method=mae")
+    assert run.returncode == 2
+    assert "aux mae is for training on labels" in run.stderr
+
+
+def test_of_a_run_in_stages_the_training_of_all_weights_is_planned(vitreous, digits):
+    run = vitreous("plan", digits, "--device", "cpu", "--json=-")
+    assert run.returncode == 0, run.stderr
+    said = json.loads(run.stdout)
+    assert said["memory"]["weights"] > 4 * 2.9 * said["parameters"]  # weights, gradients, and a moment of Muon
+    assert said["advice"][0].startswith("the run begins with heads on frozen features")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -10,6 +10,7 @@ from vitreous.data.config import AugmentConfig
 from vitreous.errors import ConfigError
 from vitreous.machine.peak_memory import MemoryMeter
 from vitreous.recipes import recipe
+from vitreous.recipes.pretraining import pretraining_recipe
 from vitreous.train.config import RunConfig
 from vitreous.train.planning import trials
 from vitreous.train.planning.plan import plan
@@ -97,6 +98,22 @@ def test_the_largest_batch_is_what_growth_leaves_room_for(monkeypatch):
     assert planned.largest_batch == pytest.approx((0.9 * 500 - 5), abs=1)
     assert max(tried) < planned.largest_batch
     assert not planned.checked
+
+
+@pytest.mark.parametrize("method", ["mae", "visreg"])
+def test_a_pretraining_run_is_planned_with_its_decoder_or_views(method):
+    config = pretraining_recipe(method, "digits")
+    model = replace(config.model, width=32, depth=2, heads=2, mlp_dim=64)
+    planned = plan(replace(config, model=model, device="cpu", precision="float32", epochs=3, batch_size=64))
+    assert planned.epochs == 3
+    assert planned.total_seconds > planned.start_seconds + 2 * planned.epoch_seconds
+    each = cost(replace(model, num_classes=0))
+    beside = {"mae": 2, "visreg": 1}[method]  # a decoder, or a projector: more weights than those of the model
+    assert planned.memory.weights > beside * 3 * 4 * each.parameters
+    # The encoder of mae sees a quarter of the patches; visreg sees several crops of an image.
+    assert planned.total_flops > {"mae": 0.7, "visreg": 3.0}[method] * each.flops * 3 * planned.pictures["train"]
+    assert planned.advice == ()
+    assert list(Path().iterdir()) == []
 
 
 def test_a_plan_refuses_what_a_run_refuses():

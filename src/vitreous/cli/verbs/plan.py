@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -42,6 +42,8 @@ examples:
       the arguments of the training run: every option of `vitreous train` is accepted
   vitreous plan cifar10 --budget 25m --json plan.json
       the number of epochs that fits into a budget, and every number as JSON
+  vitreous plan photos/ --method mae --model S/16
+      of `vitreous pretrain`, with its options: --method says so
 
 recipes:
 """
@@ -57,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
     end = argv.index("--") if "--" in argv else len(argv)
     words = [word for n, word in enumerate(argv) if n >= end or word != "--resume"]
     refuse_missing_data(words)
-    config, explicit, typed = resolve(words, make_parser(_HELP))
+    config, explicit, typed = _resolved(words)
     if typed.get("show_batch") or typed.get("print_config"):
         raise UsageError("--show-batch and --print-config train nothing, so there is nothing to plan: remove them")
     source_files = data_files(config.data.source, config.data.dir, config.data.exclude)
@@ -76,6 +78,16 @@ def run(argv: Sequence[str]) -> int:
 
         Display().advice(result.advice)
     return 0
+
+
+def _resolved(words: list[str]) -> tuple[Any, frozenset[str], Mapping[str, Any]]:
+    """Resolve the arguments as `vitreous train` does, or with --method as `vitreous pretrain` does."""
+    end = words.index("--") if "--" in words else len(words)
+    if not any(word == "--method" or word.startswith("--method=") for word in words[:end]):
+        return resolve(words, make_parser(_HELP))
+    from vitreous.cli.verbs.pretrain import configure
+
+    return configure(words)
 
 
 def _table(plan: Plan) -> Table:

@@ -26,10 +26,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitreous.machine.peak_memory import MemoryMeter
 from vitreous.runs.folder import lock_run_dir
 from vitreous.train.advice import few_images, imbalance_note
-from vitreous.train.assembly import Session, assemble
-from vitreous.train.config import RunConfig, parse_duration
+from vitreous.train.assembly import Kit, Session, assemble
+from vitreous.train.config import AUTO, RunConfig, parse_duration
 from vitreous.train.console import Display
-from vitreous.train.planning.trials import Trials, validation_seconds
+from vitreous.train.planning.trials import Trials, backbone_of, training_batch, validation_seconds
 from vitreous.train.recipe_file import recipe_text
 from vitreous.train.results import scoring_seconds
 from vitreous.train.resume.signals import Signals
@@ -38,6 +38,11 @@ from vitreous.train.setup import Setup, describe_hardware, describe_model, one_t
 from vitreous.train.trainer import silence_lightning
 
 __all__ = ["Memory", "Plan", "plan"]
+
+_STAGES = (
+    "the run begins with heads on frozen features, and trains other weights only if time, memory and images allow it: "
+    "the figures are those of training all weights"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,22 +87,40 @@ class Plan:
 
 
 def plan(config: RunConfig, *, explicit: Collection[str] = (), started: float | None = None) -> Plan:
-    """Measure the cost of a run; nothing stays on disk. Arguments are those of :func:`vitreous.train.run.run`."""
+    """Measure the cost of a run; nothing stays on disk. Arguments are those of :func:`vitreous.train.run.run`.
+
+    Of a run in stages it is the training of all weights. A :class:`PretrainConfig` is a run of `vitreous pretrain`.
+    """
+    has_stages = config.tune.mode == AUTO
+    if has_stages:
+        config = dataclasses.replace(config, tune=dataclasses.replace(config.tune, mode="full"))
     started = time.monotonic() if started is None else started
     view, silent = Display(), Display(Console(file=io.StringIO(), force_terminal=False))
     silent.counting = view.counting  # type: ignore[method-assign]  # shows progress bars and nothing else
     budget = parse_duration(config.budget) if config.budget is not None else None
     with silence_lightning(), tempfile.TemporaryDirectory(prefix="vitreous-plan-") as folder:
-        setup = prepare(dataclasses.replace(config, loggers=(), budget=None), explicit, view)
+        begin, kit = _kind_of(config)
+        setup = begin(dataclasses.replace(config, loggers=(), budget=None), explicit, view)
         meter = MemoryMeter(setup.device)
         with lock_run_dir(Path(folder), recipe_text(setup.config), resume=False) as run_dir:
             session = assemble(
-                setup, run_dir, silent, Signals(), None, started=started, exit_seconds=0.0, kit=kit_of(setup)
+                setup, run_dir, silent, Signals(), None, started=started, exit_seconds=0.0, kit=kit or kit_of(setup)
             )
             start_seconds = time.monotonic() - started
             teacher_seconds = _rehearse_teacher(setup)
             with one_thread_if_tiny(setup):
-                return _measure(session, meter, budget, (start_seconds, teacher_seconds))
+                found = _measure(session, meter, budget, (start_seconds, teacher_seconds))
+    return dataclasses.replace(found, advice=(_STAGES, *found.advice)) if has_stages else found
+
+
+def _kind_of(config: RunConfig) -> tuple[Callable[[RunConfig, Collection[str], Display], Setup], Kit | None]:
+    """Return what prepares a run, and what it is assembled with; None: that of its labels."""
+    if config.verb != "pretrain":
+        return prepare, None
+    from vitreous.train.pretrain import run as pretraining  # no other plan pays for it
+    from vitreous.train.pretrain.setup import prepare as prepare_pretraining
+
+    return prepare_pretraining, pretraining.KIT
 
 
 def _rehearse_teacher(setup: Setup) -> float:
@@ -151,7 +174,7 @@ def _measure(session: Session, meter: MemoryMeter, budget: float | None, before:
         teacher_seconds=before[1],
         epochs=epochs,
         total_seconds=total,
-        total_flops=images * _weighted_mean(weights, _step_flops(setup))
+        total_flops=images * _weighted_mean(weights, _step_flops(session))
         + validated * setup.cost.flops
         + _teacher_flops(setup, images),
         largest_batch=largest,
@@ -161,6 +184,8 @@ def _measure(session: Session, meter: MemoryMeter, budget: float | None, before:
 
 
 def _advice(setup: Setup) -> Iterator[str | list[str]]:
+    if setup.config.verb == "pretrain":
+        return
     yield from few_images(setup)
     if (imbalance := imbalance_note(setup)) is not None:
         yield f"classes are {imbalance}"
@@ -190,17 +215,18 @@ def _memory(trials: Trials, micro_batch: int, peak: int) -> Memory:
     return Memory(trials.fixed, activations, image_bytes, max(peak, trials.before + growth), trials.free)
 
 
-def _step_flops(setup: Setup) -> list[float]:
+def _step_flops(session: Session) -> list[float]:
     """Count the FLOPs of training per image in each phase, in a forward and backward pass of two images."""
-    model, config, counts = setup.model, setup.config, []
-    dropped, training = model.patch_dropout, model.training
+    setup, counts = session.setup, []
+    model, config, backbone = setup.model, setup.config, backbone_of(setup)
+    dropped, training = backbone.patch_dropout, model.training
     model.train()
     try:
         for middle in map(statistics.fmean, config.phases):  # not an edge, which rounding may put into the next phase
-            model.patch_dropout = config.patches_dropped(middle)
-            counts.append(_count_flops(setup, middle))
+            backbone.patch_dropout = config.patches_dropped(middle)
+            counts.append(_count_flops(session, middle))
     finally:
-        model.patch_dropout = dropped
+        backbone.patch_dropout = dropped
         model.train(training)
         for trained in (model, setup.auxiliary):
             if trained is not None:
@@ -217,18 +243,21 @@ def _teacher_flops(setup: Setup, images: float) -> float:
     return seen * distiller.teacher.flops
 
 
-def _count_flops(setup: Setup, progress: float) -> float:
+def _count_flops(session: Session, progress: float) -> float:
     """Count the FLOPs per labelled image at a point of the run, with those of the unlabelled images beside it.
 
     Uses torch's plain attention, the only backend whose products FlopCounterMode counts on every device.
     """
+    setup = session.setup
     device = next(setup.model.parameters()).device
     size = (setup.config.augment.side_at(side, progress) for side in setup.pipeline.size)
     images = torch.zeros(2, setup.pipeline.channels, *size, device=device)
     eager = torch.compiler.set_stance("force_eager") if setup.config.compile else contextlib.nullcontext()
     targets = torch.zeros(2, len(setup.data.classes), device=device)
     losses: Iterable[tuple[float, Callable[[], Tensor]]]
-    if setup.auxiliary is None:
+    if setup.config.verb == "pretrain":
+        losses = [(1.0, lambda: _objective_loss(session, progress))]
+    elif setup.auxiliary is None:
         losses = [(1.0, lambda: F.cross_entropy(setup.model(images).float(), targets))]
     else:
         losses = setup.auxiliary.step_losses(setup.model, images, targets, progress)
@@ -238,3 +267,14 @@ def _count_flops(setup: Setup, progress: float) -> float:
             loss().backward()
         found += share * counter.get_total_flops() / 2
     return found
+
+
+def _objective_loss(session: Session, progress: float) -> Tensor:
+    """Return the loss of a pretraining objective for two images."""
+    objective: Any = session.setup.model
+    batch = training_batch(session, 2)
+    tensors = {
+        key: value.to(session.setup.device) if isinstance(value, Tensor) else value for key, value in batch.items()
+    }
+    loss: Tensor = objective(objective.views(tensors, session.setup.data_module.batch_augment, progress)).loss
+    return loss

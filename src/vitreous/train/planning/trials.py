@@ -17,11 +17,13 @@ from vitreous.data.batches.dataset import Batch, MemoryDataset, PairedDataset
 from vitreous.data.batches.sampler import BatchPlan
 from vitreous.errors import TrainingError
 from vitreous.machine.peak_memory import MemoryMeter
+from vitreous.model.vit import VisionTransformer
 from vitreous.train.assembly import Session, rebuild
 from vitreous.train.out_of_memory import free_memory, is_out_of_memory, more_parts
+from vitreous.train.setup import Setup
 from vitreous.train.trainer import build_trainer
 
-__all__ = ["Trials", "synchronize", "validation_seconds"]
+__all__ = ["Trials", "backbone_of", "synchronize", "training_batch", "validation_seconds"]
 
 _WARM_UP = 2  # untimed steps at the start
 _MIN_STEPS, _MAX_STEPS, _SECONDS = 8, 40, 8.0  # timed steps, and the time for all phases together
@@ -75,7 +77,7 @@ class Trials:
         with self._at(1.0):
             module = self.session.module
             module.accumulate = 1
-            batch = _training_batch(self.session, size)
+            batch = training_batch(self.session, size)
             twice: Any = [batch, batch]  # a dataset of two equal batches
             self._fit(DataLoader(twice, batch_size=None, collate_fn=lambda item: item), _StepTimer(2))
             self.fixed = _fixed_bytes(module, self.session.trainer)
@@ -94,7 +96,7 @@ class Trials:
     @contextlib.contextmanager
     def _at(self, progress: float) -> Iterator[None]:
         """Rebuild the session so that all steps are at one point of the run."""
-        model = self.session.setup.model
+        model = backbone_of(self.session.setup)
         dropped = model.patch_dropout
         rebuild(self.session, None)
         self.session.module.progress = lambda _: progress
@@ -216,7 +218,13 @@ def _trial_trainer(session: Session, callback: Callback) -> lightning.Trainer:
     return trainer
 
 
-def _training_batch(session: Session, size: int) -> Batch:
+def backbone_of(setup: Setup) -> VisionTransformer:
+    """Return the model that is trained: that of an objective in pretraining."""
+    found: VisionTransformer = getattr(setup.model, "trained_backbone", setup.model)
+    return found
+
+
+def training_batch(session: Session, size: int) -> Batch:
     """Load a training batch of any size by repeating images."""
     loading = session.setup.data_module
     dataset: Any = loading.train_dataloader().dataset

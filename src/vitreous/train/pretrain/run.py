@@ -21,7 +21,7 @@ from vitreous.train.pretrain.writing import PretrainWriter
 from vitreous.train.run import run, run_phases
 from vitreous.train.setup import Setup
 
-__all__ = ["pretrain"]
+__all__ = ["KIT", "pretrain"]
 
 _ENDING = 8.0  # seconds that the figures and the exit of the program take on a slow machine
 
@@ -49,7 +49,7 @@ def pretrain(
         view=view,
         resume=resume,
         prepare=prepare,
-        phases=partial(run_phases, kit=_KIT, finish=_finish),
+        phases=partial(run_phases, kit=KIT, finish=_finish),
     )
 
 
@@ -98,10 +98,11 @@ def _finish(session: Session) -> RunResult:
     )
 
 
-_KIT = Kit(
+KIT = Kit(
     module=_make_module,
     writer=PretrainWriter,
     score_columns=_score_columns,
     ending=lambda setup, budget: (0.0, _ENDING),
     scores_weights=False,
 )
+"""What a pretraining run is assembled with."""
