@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.checkpoint.hub import cached_commit, is_reachable
-from vitreous.checkpoint.pretrained import ROWS
+from vitreous.checkpoint.pretrained import LICENCES, ROWS
 from vitreous.checkpoint.shipped import SHIPPED
 from vitreous.data.config import DataConfig
 from vitreous.data.sources.listing import pluralize
@@ -50,7 +50,8 @@ def few_images(setup: Setup, scores: Scores | None = None) -> Iterator[str | lis
         return
     from_cached: list[str] = []
     if not is_reachable():
-        cached = [row for row in ROWS if row.linear is not None and cached_commit(row.hub_id, row.revision)]
+        usable = [row for row in ROWS if row.linear is not None and LICENCES[row.licence].permissive]
+        cached = [row for row in usable if cached_commit(row.hub_id, row.revision)]
         if not cached:
             return  # nothing to start from
         from_cached = ["--from", min(cached, key=lambda row: row.parameters).name]

@@ -116,7 +116,7 @@ def announce(setup: Setup, view: Display) -> None:
     if (imbalance := imbalance_note(setup)) is not None:
         view.line("classes", imbalance)
     view.line("model", describe_model(setup.config.model, setup.cost))
-    if setup.config.tune.source == SHIPPED and setup.config.verb == "train":
+    if setup.config.tune.source == SHIPPED and setup.config.recipe != "finetune":  # whose --from chose it
         few = pluralize(len(setup.data.splits["train"]), "training image")
         view.line("start", f"the backbone in this package, for {few}; random weights: --start none")
     if setup.pretrained is not None:

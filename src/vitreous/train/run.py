@@ -32,6 +32,7 @@ from vitreous.train.assembly import Kit, Session, assemble
 from vitreous.train.config import AUTO, RunConfig
 from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import compare_with_probe, finetune_report, probe_first
+from vitreous.train.finetune.starting_point import choice_to_resume
 from vitreous.train.finish import RunResult, announce_finished, announce_result, end_interrupted
 from vitreous.train.phases import announce, ask_teacher, check_budget, fit, open_run_dir, select_weights, test_once
 from vitreous.train.progress import Budget, exit_after
@@ -93,7 +94,8 @@ def run(
     started = time.monotonic() if started is None else started
     exit_seconds = exit_after(started)
     view = view or Display()
-    refuse_to_choose_again(config, resume)
+    if resume and config.tune.source == AUTO:
+        config, explicit = choice_to_resume(config, explicit)
     if config.strategy == "fsdp":
         raise UsageError("strategy fsdp needs the command: use `vitreous train` or `vitreous finetune`, or omit it")
     if config.devices * config.nodes > 1:
@@ -117,7 +119,7 @@ def run(
 
 
 def refuse_to_choose_again(config: RunConfig, resume: bool) -> None:
-    """Refuse to resume a run whose pretrained model would be chosen now."""
+    """Refuse to resume a run of several processes whose pretrained model would be chosen now."""
     if resume and config.tune.source == AUTO:
         raise UsageError(
             "a choice among pretrained models may differ from that of the run to resume: name it with --from, or give "

@@ -64,6 +64,13 @@ def test_hours_are_not_spent_unasked():
     assert skipped["full"] == "20 epochs would take about 1:17:20, more than 1:00:00: give a --budget, or --tune full"
 
 
+def test_the_answers_of_a_teacher_take_time_before_the_first_step():
+    tried, skipped = modes(left=80.0, answers_seconds=10.0)
+    assert tried == ["last-2"]
+    assert skipped["full"] == "3 epochs would take about 85.0 s, and 80.0 s of the budget are left"
+    assert "would take about 1:02:35" in modes(answers_seconds=3600.0)[1]["last-2"]
+
+
 def test_a_shallow_model_has_no_last_blocks():
     tried, skipped = modes(depth=2)
     assert tried == ["full"]

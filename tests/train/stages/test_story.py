@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import signal
@@ -63,7 +64,8 @@ def one_cache(tmp_path_factory):
 
 
 def start(digits, out, *words, resume=False):
-    common = ["--device=cpu", "--precision=float32", "--augment.flip=0", "--batch-size=16", "--epochs=2"]
+    common = ["--device=cpu", "--precision=float32", "--augment.flip=0", "--batch-size=16"]
+    common += [] if any(word.startswith("--budget") for word in words) else ["--epochs=2"]
     source = ["--from", str(digits / "source.safetensors"), "--optim.lr=3e-3"]
     config, given, _ = configure([str(digits / "images"), *source, *common, f"--out={out}", *words])
     text = io.StringIO()
@@ -178,6 +180,62 @@ def test_a_killed_run_goes_on_and_ends_as_one_that_was_not(digits, whole, tmp_pa
     assert scores[0] == scores[1]
 
 
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A model of the same classes in another order, with random weights, under a licence."""
+    torch.manual_seed(1)
+    model = VisionTransformer(dataclasses.replace(SOURCE, num_classes=3, depth=1))
+    pipeline = EvalPipeline((16, 16), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
+    path = tmp_path_factory.mktemp("teacher") / "teacher.safetensors"
+    save_model(path, model, ModelInfo(tuple("987"), pipeline, provenance={"licence": "MIT"}))
+    return path
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--augment.resized_crop=1"], ["--augment.pad_crop=2", "--distil.targets=both", "--distil.features=patches"]],
+    ids=["once", "in steps"],
+)
+def test_a_training_learns_from_the_teacher_also_after_a_kill(digits, teacher, tmp_path, monkeypatch, options):
+    def end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == 12:
+            self.save(wait=True)
+            raise KilledError
+
+    words = ["--teacher", str(teacher), *options]
+    first, text = start(digits, tmp_path / "whole", *words)
+    assert "licence   of the teacher: MIT" in text
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoint, "on_train_batch_end", end)
+        with pytest.raises(KilledError):
+            start(digits, tmp_path / "run", *words)
+    resumed, text = start(digits, tmp_path / "run", *words, resume=True)
+    assert "last.ckpt: continues from epoch 2, step 3" in text
+    one, other = (read_state(each.folder / "stages" / "last-2" / "last.ckpt") for each in (first, resumed))
+    assert one["distil"]["answers"] == other["distil"]["answers"]
+    assert (one["distil"]["answers"] is not None) == options[0].startswith(
+        "--augment.resized"
+    )  # once, or in every step
+    assert one["distil"]["projection"].keys() == other["distil"]["projection"].keys()
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
+    alone, _ = start(digits, tmp_path / "alone", *[each for each in options if each.startswith("--augment")])
+    plain = read_state(alone.folder / "stages" / "last-2" / "last.ckpt")["model"]
+    assert any(not torch.equal(one["model"][name], plain[name]) for name in plain)
+
+
+def test_a_model_whose_heads_alone_are_fitted_names_no_teacher(digits, teacher, tmp_path, monkeypatch):
+    setup = prepared(digits, "--teacher", str(teacher))
+    logits, labels = torch.eye(3), torch.arange(3)
+    found = [staging.variant(setup, Candidate(setup.config.model, {}, logits, labels, epoch)) for epoch in (0, 2)]
+    assert [each.distiller for each in found] == [None, setup.distiller]
+    monkeypatch.setattr("vitreous.train.finetune.stages.decisions._FEWEST_IMAGES", 1000)
+    result, text = start(digits, tmp_path / "run", "--teacher", str(teacher))
+    assert "note      the teacher has no part in this model" in text
+    _, info = load_model(result.model)
+    assert "distilled_from" not in info.provenance
+    assert json.loads((result.folder / "report.json").read_text())["distil"] is None
+
+
 def test_a_signal_leaves_the_best_model_so_far(digits, tmp_path, monkeypatch):
     def stop(*_, **__):
         raise Stopped(signal.SIGTERM)
@@ -234,6 +292,33 @@ def test_a_step_that_does_not_fit_is_timed_on_fewer_images(digits, monkeypatch):
     assert mean == pytest.approx(full)
     assert full > 0
     assert counts == [32, 16, 8]
+
+
+def test_the_time_of_a_step_counts_the_teacher(digits, teacher, monkeypatch):
+    setup = prepared(digits, "--tune=full", "--teacher", str(teacher), "--augment.pad_crop=2")
+    asked, ask = [], type(setup.distiller).ask
+    monkeypatch.setattr(
+        type(setup.distiller), "ask", lambda self, images, *rest: asked.append(len(images)) or ask(self, images, *rest)
+    )
+    training.step_seconds(setup)
+    assert asked == [32] * 3
+
+
+def test_a_small_budget_is_not_spent_on_timing_steps(digits, tmp_path, monkeypatch):
+    counts = []
+
+    def slow(setup, count, step, repeats=3):
+        counts.append((count, repeats))
+        return 60.0 * count
+
+    monkeypatch.setattr(training, "_time_step", slow)
+    result, _ = start(digits, tmp_path / "run", "--budget=20s")
+    assert counts == [(2, 2)]
+    assert "epochs would take about" in stages_of(result)["full"]["skipped"]
+    counts.clear()
+    monkeypatch.setattr(training, "_time_step", lambda setup, count, *_, **__: counts.append(count) or 0.001 * count)
+    training.step_seconds(prepared(digits, "--tune=full"), at_most=0.03)
+    assert counts[-1] == 10  # 0.03 s over three repeats of 1 ms an image
 
 
 @pytest.mark.parametrize(("budget", "expected"), [(None, 0.7 * 0.25 + 0.3), ("60s", 1 / (0.7 / 0.25 + 0.3))])

@@ -116,15 +116,19 @@ class Distiller(nn.Module):
     def _answers(self, images: Tensor, batch: Mapping[str, Any]) -> Answers:
         grid = self._grid_of((images.shape[2], images.shape[3]))
         if self.views is None:
-            if self._compute is None:
-                self._compute = self.teacher.in_loop(images.device, self._kind)
-            return self.ask(images, self._compute, grid)
+            return self.answer_now(images)
         if self.answers is None:
             raise ConfigError("the teacher's answers are not computed yet: assign `answers` first")
         found = self.answers.at(batch["index"], self.views.shown(batch, self.augment))
         if found.features is not None and found.features.ndim == 3:
             found = Answers(found.logits, match_grid(found.features, self.grid, grid))
         return found
+
+    def answer_now(self, images: Tensor) -> Answers:
+        """Return the teacher's answers to a batch of normalised images (B, C, H, W), as in a step."""
+        if self._compute is None:
+            self._compute = self.teacher.in_loop(images.device, self.kind)
+        return self.ask(images, self._compute, self._grid_of((images.shape[2], images.shape[3])))
 
     def _outputs(self, model: Any, forward: Forward) -> tuple[Tensor, Tensor | None]:
         """Return logits (B, K), and the features that are trained, (B, ...), if any are."""
@@ -137,7 +141,7 @@ class Distiller(nn.Module):
         return model.head(model.read_out(tokens)), tokens[:, model.config.prefix_tokens :]
 
     @property
-    def _kind(self) -> str:
+    def kind(self) -> str:
         """The features that the teacher computes besides its logits."""
         return self.options.features if self.options.uses_features else "class-token"
 
@@ -148,8 +152,8 @@ class Distiller(nn.Module):
         """Return the layer from the model's features to the teacher's: drawn by the seed, none if widths agree."""
         if not self.options.uses_features:
             return nn.Identity()
-        own = config.model.width if self._kind == "patches" else config.model.features
-        theirs = self.teacher.feature_width(self._kind)
+        own = config.model.width if self.kind == "patches" else config.model.features
+        theirs = self.teacher.feature_width(self.kind)
         if own == theirs:
             return nn.Identity()
         layer = nn.utils.skip_init(nn.Linear, own, theirs)
@@ -183,8 +187,8 @@ class Distiller(nn.Module):
         if self.order is not None:
             logits = torch.zeros(images, len(self.order))
         if self.options.uses_features:
-            tokens = (self.grid[0] * self.grid[1],) if self._kind == "patches" else ()
-            features = torch.zeros(images, *tokens, self.teacher.feature_width(self._kind), dtype=_STORED)
+            tokens = (self.grid[0] * self.grid[1],) if self.kind == "patches" else ()
+            features = torch.zeros(images, *tokens, self.teacher.feature_width(self.kind), dtype=_STORED)
         return Answers(logits, features)
 
     def stored(self, answers: Answers) -> Answers:
@@ -211,7 +215,7 @@ class Distiller(nn.Module):
         learnt = [f"logits (temperature {options.temperature:g}, weight {options.weight:g})"] * options.uses_logits
         if options.uses_features:
             own = f", projected from {self.projection.in_features}" if isinstance(self.projection, nn.Linear) else ""
-            learnt.append(f"{options.features} features of width {self.teacher.feature_width(self._kind)}{own}")
+            learnt.append(f"{options.features} features of width {self.teacher.feature_width(self.kind)}{own}")
         if self.views is None:
             return f"{' and '.join(learnt)}; computes in every step"
         kind = "the images and their mirror images" if self.views.are_flips else f"{self.views.count} views per image"

@@ -8,17 +8,19 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitreous import __version__
 from vitreous.data.config import AugmentConfig
 from vitreous.engines.choose import EngineChoice
+from vitreous.engines.every_token import tokens_alone
 from vitreous.errors import CheckpointError, TrainingError
 from vitreous.train.distil.answers import Answers, AnswerStore, gather
 from vitreous.train.distil.distiller import Distiller
 from vitreous.train.distil.teacher import Compute
 from vitreous.train.setup import Setup
 
-__all__ = ["answer_once", "check_answers", "rehearse"]
+__all__ = ["answer_once", "answering_seconds", "check_answers", "rehearse"]
 
 Progress = Callable[[int, int], None]
 _REHEARSED = 3  # batches that a plan times; the first is a warm-up
@@ -75,6 +77,17 @@ def check_answers(distiller: Distiller, stored: dict[str, Any] | None) -> None:
         )
 
 
+def answering_seconds(setup: Setup, distiller: Distiller) -> float:
+    """Estimate the seconds that :func:`answer_once` takes; 0 for answers that exist, or that are asked in each step."""
+    if distiller.views is None or distiller.answers is not None:
+        return 0.0
+    store = AnswerStore(_origin(setup, distiller), lambda line: None)
+    missing = [view for view in range(distiller.views.count) if store.load(view) is None]
+    seconds = rehearse(setup, distiller) if missing else 0.0
+    distiller.answers = None
+    return seconds * len(missing) / distiller.views.count
+
+
 def rehearse(setup: Setup, distiller: Distiller) -> float:
     """Estimate the seconds that :func:`answer_once` takes, and give the distiller answers of zeros for trial steps."""
     views, total = distiller.views, len(setup.data.splits["train"])
@@ -100,15 +113,19 @@ def rehearse(setup: Setup, distiller: Distiller) -> float:
 
 
 def _fastest(setup: Setup, distiller: Distiller, images: int) -> tuple[Compute, str]:
-    """Return the fastest engine for the teacher, and its name; patches are computed by torch, as engines lack them."""
+    """Return what computes the teacher with the fastest engine, and the name of that."""
     teacher = distiller.teacher
-    if distiller.options.uses_features and distiller.options.features == "patches":
-        compute: Any = teacher.in_loop(setup.device, "patches")
-    else:
-        model = teacher.model.to(setup.device)
-        choice = EngineChoice(model, teacher.pipeline, 1.0, precision="auto")
-        compute = choice.engine(images, setup.config.batch_size)
-    return compute, f"with {compute.name} in {compute.precision}"
+    model, with_patches = teacher.model.to(setup.device), distiller.kind == "patches"
+    computed = tokens_alone(model).to(setup.device).eval() if with_patches else model
+    choice = EngineChoice(computed, teacher.pipeline, 1.0, precision="auto")
+    engine = choice.engine(images, setup.config.batch_size)
+
+    def patches(images: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = engine(images)[1].to(setup.device)
+        with torch.inference_mode():
+            return model.head(model.read_out(tokens)), tokens[:, model.config.prefix_tokens :]
+
+    return patches if with_patches else engine, f"with {engine.name} in {engine.precision}"
 
 
 def _origin(setup: Setup, distiller: Distiller) -> dict[str, Any]:
@@ -118,7 +135,7 @@ def _origin(setup: Setup, distiller: Distiller) -> dict[str, Any]:
     augment = config.augment
     drawn = {} if views.are_flips else {"augment": _plain(augment), "seed": config.seed, "views": views.count}
     return {
-        "teacher": distiller.teacher.digest,
+        "teacher": [distiller.teacher.digest, list(distiller.teacher.classes)],
         "their_pipeline": distiller.teacher.pipeline.to_dict(),
         "pipeline": setup.pipeline.to_dict(),
         "images": [setup.data.fingerprint, setup.data.order, setup.data_module.in_memory],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vitreous.checkpoint.pretrained import LICENCES, Row
 
-__all__ = ["Choice", "Situation", "choose"]
+__all__ = ["Choice", "Situation", "choose", "is_eligible"]
 
 _SMALL = 112  # pixels; larger inputs only enlarge images of this size
 _UNASKED = 30 * 60.0  # seconds that a run may take if nobody gave a budget
@@ -51,13 +51,18 @@ class Choice:
     reason: str
 
 
+def is_eligible(row: Row) -> bool:
+    """Return whether a row may be chosen unasked: a permissive licence, no gate, and bytes that are pinned."""
+    return LICENCES[row.licence].permissive and not row.gated and row.is_pinned
+
+
 def choose(rows: Sequence[Row], situation: Situation) -> Choice:
     """Return the most accurate row that trains in time and fits in memory; if none does, the cheapest one.
 
-    Chosen unasked are only rows whose licence is permissive, which are not gated, and whose bytes are pinned. Accuracy
-    is that of a linear probe, which is what few images can make of a model; rows without one come last.
+    Chosen are only rows for which :func:`is_eligible` holds. Accuracy is that of a linear probe, which is what few
+    images can make of a model; rows without one come last.
     """
-    candidates = [row for row in rows if LICENCES[row.licence].permissive and not row.gated and row.is_pinned]
+    candidates = [row for row in rows if is_eligible(row)]
     limit = _UNASKED if situation.budget is None else _SHARE * situation.budget
     sizes = {row.name: _image_size(row, situation.side) for row in candidates}
     seconds = {row.name: _seconds(row, sizes[row.name], situation) for row in candidates}

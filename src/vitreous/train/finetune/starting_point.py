@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+import yaml  # type: ignore[import-untyped,unused-ignore]
 
-from vitreous.checkpoint.hub import cached_commit
+from vitreous.checkpoint.hub import cached_commit, is_reachable
 from vitreous.checkpoint.pretrained import ROWS, Row, find_row
 from vitreous.checkpoint.shipped import IMAGE_SIZE, SHIPPED
 from vitreous.data.sources.opening import ImageData
 from vitreous.machine.free_memory import memory_left
 from vitreous.machine.speed import training_rate
+from vitreous.model.config import Size2d
 from vitreous.train.config import RunConfig, parse_duration
 from vitreous.train.console import Display, duration
-from vitreous.train.finetune.choice import Situation, choose
+from vitreous.train.finetune.choice import Situation, choose, is_eligible
 
-__all__ = ["choose_start", "expand_short_name", "free_memory", "situation_of"]
+__all__ = ["choice_to_resume", "choose_start", "expand_short_name", "free_memory", "situation_of"]
 
 _FEWEST_EPOCHS = 5  # in a budget; fewer passes leave a new head behind the frozen features' probe
 
@@ -48,13 +51,40 @@ def choose_start(
     precision: str,
     view: Display,
 ) -> Resolved:
-    """Choose a row for this machine and these images, and say which and why before anything is downloaded."""
-    choice = choose(ROWS, situation_of(config, data, training_rate(device, precision), free_memory(device)))
+    """Choose a row for this machine and these images, and say which and why before anything is downloaded.
+
+    Without a way to the hub the rows in its cache come first.
+    """
+    offline = not is_reachable()
+    cached = [row for row in ROWS if offline and is_eligible(row) and cached_commit(row.hub_id, row.revision)]
+    choice = choose(cached or ROWS, situation_of(config, data, training_rate(device, precision), free_memory(device)))
     row = choice.row
     size = "in the cache" if cached_commit(row.hub_id, row.revision) else f"{row.download()} to download"
     view.line("start", f"{row.name}: {row.full_id}, {row.parameters / 1e6:.3g} M parameters, {row.licence}, {size}")
     view.line("", f"{choice.reason}; training takes about {duration(choice.seconds)}. Another: --from NAME")
+    if offline and not cached:
+        view.line("", "the hub is out of reach: --from shipped is the small backbone in this package")
     return _start_from(row, choice.image_size, config, explicit)
+
+
+def choice_to_resume(config: RunConfig, explicit: Collection[str]) -> Resolved:
+    """Return the choice of the run to resume: of the one in `config.out`, or else of the newest on the same images.
+
+    Without such a run the choice stays open.
+    """
+    folders = [Path(config.out).expanduser()] if config.out is not None else list(Path("runs").glob("*"))
+    recipes = [file for folder in folders if (file := folder / "recipe.yaml").is_file()]
+    for file in sorted(recipes, key=lambda each: each.stat().st_mtime, reverse=True):
+        try:
+            stored = yaml.safe_load(file.read_text(encoding="utf-8"))
+            source, size, data = stored["tune"]["source"], stored["model"]["image_size"], stored["data"]["source"]
+        except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError, RecursionError):
+            continue
+        same_images = data in (config.data.source, os.path.abspath(os.path.expanduser(config.data.source)))
+        if same_images and isinstance(source, str) and any(row.full_id == source for row in ROWS):
+            size = tuple(size) if isinstance(size, list) else size
+            return _at_size(size, replace(config, tune=replace(config.tune, source=source)), explicit)
+    return config, explicit
 
 
 def situation_of(config: RunConfig, data: ImageData, rate: float, memory: int | None) -> Situation:
@@ -72,7 +102,7 @@ def _start_from(row: Row, image_size: int, config: RunConfig, explicit: Collecti
     return _at_size(image_size, replace(config, tune=replace(config.tune, source=row.full_id)), explicit)
 
 
-def _at_size(image_size: int, config: RunConfig, explicit: Collection[str]) -> Resolved:
+def _at_size(image_size: Size2d, config: RunConfig, explicit: Collection[str]) -> Resolved:
     if "image_size" in explicit:
         return config, explicit
     return replace(config, model=replace(config.model, image_size=image_size)), {*explicit, "image_size"}

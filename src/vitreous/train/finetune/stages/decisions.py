@@ -62,6 +62,7 @@ class Means:
         validation_seconds: Time of a validation.
         epochs: Epochs of a training without a budget.
         left: Seconds left for training; None without a budget.
+        answers_seconds: Time in which a teacher answers once, before the first step.
         memory: Free memory in bytes; None if it is not known.
         has_lora: Whether adapters can be trained here.
     """
@@ -77,6 +78,7 @@ class Means:
     left: float | None
     memory: int | None
     has_lora: bool
+    answers_seconds: float = 0.0
 
     def epoch_seconds(self, mode: str) -> float:
         """Estimate the time of an epoch with its validation."""
@@ -129,13 +131,13 @@ def tuning_modes(means: Means) -> tuple[list[str], dict[str, str]]:
 
 
 def _too_slow(means: Means, mode: str) -> str | None:
-    seconds = means.epoch_seconds(mode)
+    seconds, before = means.epoch_seconds(mode), means.answers_seconds
     if means.left is None:
-        if means.epochs * seconds <= _UNASKED:
+        if (whole := before + means.epochs * seconds) <= _UNASKED:
             return None
-        asked = f"{means.epochs:.3g} epochs would take about {duration(means.epochs * seconds)}"
+        asked = f"{means.epochs:.3g} epochs would take about {duration(whole)}"
         return f"{asked}, more than {duration(_UNASKED)}: give a --budget, or --tune {mode}"
-    if _FEWEST_EPOCHS * seconds <= means.left:
+    if (needed := before + _FEWEST_EPOCHS * seconds) <= means.left:
         return None
-    needed, left = _FEWEST_EPOCHS * seconds, max(0.0, means.left)
+    left = max(0.0, means.left)
     return f"{_FEWEST_EPOCHS} epochs would take about {needed:,.1f} s, and {left:,.1f} s of the budget are left"

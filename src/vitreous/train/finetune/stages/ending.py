@@ -39,6 +39,8 @@ def finish(staging: Staging) -> RunResult:
     rebuild(session, None)
     session.seconds, session.metrics.history = staging.seconds, [dict(row) for row in best.history]
     session.module.eval_model.load_state_dict(selected.weights)
+    if staging.setup.distiller is not None and setup.distiller is None:
+        staging.view.line("note", "the teacher has no part in this model: heads alone are fitted without it")
     run_dir.lock.record(phase="testing")
     tested = test_once(session)
 

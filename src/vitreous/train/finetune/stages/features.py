@@ -9,26 +9,23 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitreous import __version__
-from vitreous.accelerate.model import FastVisionTransformer, build
+from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.batches.read_ahead import map_ahead
 from vitreous.data.sources.known import KNOWN
 from vitreous.data.sources.opening import Split
 from vitreous.engines.base import Engine
 from vitreous.engines.cache import digest
 from vitreous.engines.choose import EngineChoice
+from vitreous.engines.every_token import tokens_alone, with_weights_of
 from vitreous.errors import CheckpointError
-from vitreous.model.heads import LinearHead
-from vitreous.model.mlp import MlpConfig
-from vitreous.model.part import Shape
-from vitreous.model.pools import Mean
 from vitreous.train.finetune.stages.cache import FeatureCache
 from vitreous.train.finetune.stages.views import Views
 from vitreous.train.setup import Setup
@@ -54,19 +51,6 @@ class Features:
     positions: list[int]  # of the images in the split
     computed: int  # forward passes of this process; the others were in the cache
     seconds: float
-
-
-@dataclass(frozen=True)
-class _EveryToken(Mean):
-    """No pooling: every token is a feature. Only engines see it, which then return tokens (B, T, D).
-
-    It is no kind that users choose, but a configuration accepts only those and their subclasses.
-    """
-
-    kind: ClassVar[str] = "every-token"
-
-    def build(self, shape: Shape, mlp: MlpConfig) -> nn.Module:
-        return nn.Identity()
 
 
 class Extractor:
@@ -200,14 +184,10 @@ def _in_shards(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 def _headless(model: FastVisionTransformer, with_tokens: bool) -> FastVisionTransformer:
     """Return a copy without the last layer, or without everything behind the tokens."""
-    config = replace(model.config, num_classes=0, class_token=model.config.has_class_token, dropout=0.0)
     if with_tokens:
-        config = replace(config, pool=_EveryToken(), head=LinearHead())
-        config = config if config.final_norm == "tokens" else replace(config, final_norm="none")
-    copied = build(config)
-    names = copied.state_dict().keys()
-    copied.load_state_dict({name: value for name, value in model.state_dict().items() if name in names})
-    return copied
+        return tokens_alone(model)
+    config = replace(model.config, num_classes=0, class_token=model.config.has_class_token, dropout=0.0)
+    return with_weights_of(model, config)
 
 
 def _unhashed(setup: Setup) -> str:

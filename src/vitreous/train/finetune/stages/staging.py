@@ -35,6 +35,7 @@ from vitreous.train.setup import Setup
 
 __all__ = ["Staging", "selected_weights", "variant", "whole_state"]
 
+_REPORT = 10.0  # seconds that the report takes, until it is measured
 _FIELDS = (
     *("stage", "seconds", "detail", "correct", "images", "skipped"),
     *("mean_ap", "macro_f1", "log_loss", "trained", "strength", "history"),
@@ -55,19 +56,25 @@ class Staging:
     seconds: dict[str, float] = field(default_factory=dict)  # wall-clock time by phase
     map_seconds: float = math.inf  # of the class maps of the report
     reporting: float = 0.0  # reserved for the report and the exit
+    exit_seconds: float = 0.0  # of these, for the exit
 
     @classmethod
     def open(
         cls, setup: Setup, run_dir: RunDir, view: Display, signals: Signals, *, started: float, exit_seconds: float
     ) -> Staging:
         """Restore the journal of a run to resume, and reserve time for the report of a run with a budget."""
-        staging = cls(setup, run_dir, view, signals, started)
+        staging = cls(setup, run_dir, view, signals, started, exit_seconds=exit_seconds)
         if run_dir.has_run:
             staging._restore()
-        if (budget := staging.budget) is not None:
-            staging.map_seconds, report = stages_kit(setup).ending(setup, budget)
-            staging.reporting = exit_seconds + report
+        if staging.budget is not None:
+            staging.reporting = exit_seconds + _REPORT
         return staging
+
+    def measure_report(self) -> None:
+        """Measure the report's time in place of a guess. That takes seconds, so the first head comes before."""
+        if (budget := self.budget) is not None:
+            self.map_seconds, report = stages_kit(self.setup).ending(self.setup, budget)
+            self.reporting = self.exit_seconds + report
 
     @property
     def budget(self) -> float | None:
@@ -181,7 +188,10 @@ def selected_weights(setup: Setup, candidate: Candidate) -> SelectedWeights:
 
 
 def variant(setup: Setup, candidate: Candidate, mode: str | None = None) -> Setup:
-    """Return the run with a candidate's model, ready to train in a mode; None only takes the model."""
+    """Return the run with a candidate's model, ready to train in a mode; None only takes the model.
+
+    A model whose heads alone were fitted has nothing of a teacher.
+    """
     config = replace(setup.config, model=candidate.config)
     if mode is not None:
         config = replace(config, tune=replace(config.tune, mode=mode), optim=_optim(config.optim, mode))
@@ -191,7 +201,8 @@ def variant(setup: Setup, candidate: Candidate, mode: str | None = None) -> Setu
         model.load_state_dict(whole_state(setup, candidate))
         model = choose_trained(model, config.tune)
     loading = setup.data_module if mode is None else setup.data_module.restarted()
-    return replace(setup, config=config, model=model, cost=cost(candidate.config), data_module=loading)
+    taught = setup if mode is not None or candidate.epoch else replace(setup, distiller=None)
+    return replace(taught, config=config, model=model, cost=cost(candidate.config), data_module=loading)
 
 
 def _optim(optim: OptimConfig, mode: str) -> OptimConfig:

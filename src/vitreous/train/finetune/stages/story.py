@@ -31,7 +31,12 @@ from vitreous.train.finetune.stages.features import Extractor, Features
 from vitreous.train.finetune.stages.heads import Heads
 from vitreous.train.finetune.stages.outcome import Candidate, Outcome, best_of
 from vitreous.train.finetune.stages.staging import Staging, variant
-from vitreous.train.finetune.stages.training import average_with_start, step_seconds, train_stage
+from vitreous.train.finetune.stages.training import (
+    average_with_start,
+    quick_step_seconds,
+    step_seconds,
+    train_stage,
+)
 from vitreous.train.finetune.starting_point import free_memory
 from vitreous.train.finish import RunResult
 from vitreous.train.phases import announce, open_run_dir
@@ -41,8 +46,11 @@ from vitreous.train.setup import Setup
 __all__ = ["run_stages"]
 
 _HEADS_SHARE = 0.1  # of the time left that is reserved for heads while features are computed
+_SAMPLE_SECONDS = 0.5  # in which the features of a view are timed, if none were computed before
 _VIEWS_SHARE = 0.2  # of the time left after which a further view is given up, if it is slower than expected
 _HEAD_STAGES, _TRAININGS = ("k-NN", "linear", "attentive"), (f"last-{LAST}", "lora", "full")
+_HOPELESS = 2.0  # an epoch over the time left above which no mode has time for a few, however slow few images were
+_TIMING_SHARE = 0.05  # of the time left in which steps are timed
 _VALIDATION_OVER_STEP = 0.25  # time of an image in a validation over that in a step, before one is timed
 
 
@@ -59,6 +67,8 @@ def run_stages(
             staging = Staging.open(setup, run_dir, view, signals, started=started, exit_seconds=exit_seconds)
             if any(staging.done(stage) is None for stage in _HEAD_STAGES):
                 _fit_heads(staging)
+            else:
+                staging.measure_report()
             _train(staging)
             return finish(staging)
         except Stopped as stopped:
@@ -81,6 +91,7 @@ def _fit_heads(staging: Staging) -> None:
     linear = staging.done("linear")
     if linear is None:
         staging.record(linear := heads.linear())
+    staging.measure_report()
     strength = linear.strength
     assert strength is not None
     _fit_more_views(staging, extractor, heads, linear, strength)
@@ -119,6 +130,9 @@ def _fit_more_views(staging: Staging, extractor: Extractor, heads: Heads, linear
         reason = "the augmentation neither crops nor flips, so all views are the same"
     elif len(first.labels) < len(split):
         reason = "the budget has no time for a first view of all images"
+    elif not extractor.images_per_second and staging.left is not None:  # the first view was in the cache
+        sample = extractor.extract(split, 1, time.monotonic() + _SAMPLE_SECONDS, tokens="none")
+        _add_seconds(staging, "features", sample.seconds)
     seconds = len(split) / extractor.images_per_second if extractor.images_per_second else 0.0
     count = further_views(seconds, staging.left, linear.seconds) if reason is None else 0
     if reason is None and count == 0:
@@ -202,11 +216,10 @@ def _modes(staging: Staging, start: Candidate) -> tuple[list[str], dict[str, str
         return [], dict.fromkeys(_TRAININGS, reason)
     per_epoch = setup.data_module.steps_per_epoch
     epochs = setup.config.epochs if setup.config.steps is None else setup.config.steps / per_epoch
-    last = f"last-{min(LAST, setup.config.model.depth)}"
-    (full, whole), (upper, _) = (step_seconds(variant(setup, start, mode)) for mode in ("full", last))
-    steps = {"full": full, "lora": full, f"last-{LAST}": upper}
+    steps, whole = _steps(setup, start, left)
     batch = min(setup.config.batch_size, len(train))
     validation = _VALIDATION_OVER_STEP * whole * len(val) / batch
+    answers, left = _answers_seconds(setup), staging.left  # in this order: estimates take time too
     means = Means(
         images=len(train),
         classes=classes,
@@ -216,6 +229,7 @@ def _modes(staging: Staging, start: Candidate) -> tuple[list[str], dict[str, str
         steps_per_epoch=per_epoch,
         validation_seconds=validation,
         epochs=epochs,
+        answers_seconds=answers,
         left=None if left is None else left - 4 * validation,
         memory=free_memory(setup.device),
         has_lora=find_spec("peft") is not None,
@@ -225,6 +239,28 @@ def _modes(staging: Staging, start: Candidate) -> tuple[list[str], dict[str, str
         modes = [mode for mode in _TRAININGS if mode in begun or mode in modes]
         skipped = {mode: reason for mode, reason in skipped.items() if mode not in modes}
     return modes, skipped
+
+
+def _steps(setup: Setup, start: Candidate, left: float | None) -> tuple[dict[str, float], float]:
+    """Return the seconds of a training step by mode, and of a whole step; measured on few images if time is short."""
+    whole, last = variant(setup, start, "full"), f"last-{min(LAST, setup.config.model.depth)}"
+    at_most = None
+    if left is not None:
+        quick = quick_step_seconds(whole)
+        if quick * setup.data_module.steps_per_epoch > _HOPELESS * left:
+            return dict.fromkeys(_TRAININGS, quick), quick
+        at_most = _TIMING_SHARE * left / 2
+    full, seconds = step_seconds(whole, at_most)
+    upper, _ = step_seconds(variant(setup, start, last), at_most)
+    return {"full": full, "lora": full, f"last-{LAST}": upper}, seconds
+
+
+def _answers_seconds(setup: Setup) -> float:
+    if setup.distiller is None:
+        return 0.0
+    from vitreous.train.distil.phase import answering_seconds
+
+    return answering_seconds(setup, setup.distiller)
 
 
 def _add_seconds(staging: Staging, phase: str, seconds: float) -> None:

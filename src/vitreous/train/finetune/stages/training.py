@@ -32,16 +32,32 @@ from vitreous.train.resume.saving import load_newest
 from vitreous.train.resume.state import RunState, check_identity, identity
 from vitreous.train.setup import Setup, one_thread_if_tiny
 
-__all__ = ["ALPHAS", "average_with_start", "step_seconds", "train_stage"]
+__all__ = ["ALPHAS", "average_with_start", "quick_step_seconds", "step_seconds", "train_stage"]
 
 ALPHAS = (0.5, 0.75)
 """Weights of the trained model in the averages with its start."""
 
 _TIMED = 32  # most images of a timed step
+_REPEATS = 3
+_QUICK, _QUICK_SECONDS = (2, 8, _TIMED), 0.1  # images of steps that are timed first, while they take less time
 
 
-def step_seconds(setup: Setup) -> tuple[float, float]:
-    """Measure the time of a training step of the model alone: the mean over the run, and that of a whole step.
+def quick_step_seconds(setup: Setup) -> float:
+    """Estimate the time of a training step from few images: it takes little time, and errs on the high side."""
+    freeze_modules(setup.model.to(setup.device).train())
+    batch, step = min(setup.config.batch_size, len(setup.data.splits["train"])), _Step(setup.pipeline.size, 0.0)
+    for images in _QUICK:
+        count = min(images, batch)
+        seconds = _time_step(setup, count, step, repeats=2)
+        if seconds > _QUICK_SECONDS:
+            break
+    return seconds * batch / count
+
+
+def step_seconds(setup: Setup, at_most: float | None = None) -> tuple[float, float]:
+    """Measure the time of a training step of the model and a teacher: the mean over the run, and that of a whole step.
+
+    With `at_most`, about so many seconds are spent on it.
 
     A run may begin with smaller images, or drop patches at first.
     """
@@ -54,7 +70,12 @@ def step_seconds(setup: Setup) -> tuple[float, float]:
         height, width = (config.augment.side_at(side, middle) for side in setup.pipeline.size)
         step = _Step((height, width), config.patches_dropped(middle))
         shares[step] = shares.get(step, 0.0) + end - start
-    seconds = {step: _seconds_of(setup, step) for step in shares}
+    count = _TIMED
+    if at_most is not None:
+        batch = min(config.batch_size, len(setup.data.splits["train"]))
+        of_image = quick_step_seconds(setup) / batch
+        count = max(_QUICK[0], min(_TIMED, int(at_most / (len(shares) * _REPEATS * max(of_image, 1e-9)))))
+    seconds = {step: _seconds_of(setup, step, count) for step in shares}
     if config.budget is None:
         return sum(share * seconds[step] for step, share in shares.items()), seconds[whole]
     # With a budget, phases are shares of the time, not of the steps.
@@ -66,10 +87,10 @@ class _Step(NamedTuple):
     dropped: float  # fraction of their patches
 
 
-def _seconds_of(setup: Setup, step: _Step) -> float:
-    """Return the shorter of two steps, for a whole batch, measured on as much of it as fits."""
+def _seconds_of(setup: Setup, step: _Step, most: int) -> float:
+    """Return the time of a step for a whole batch, measured on as much of it as fits, at most `most` images."""
     batch = min(setup.config.batch_size, len(setup.data.splits["train"]))
-    count = min(_TIMED, batch)
+    count = min(most, batch)
     while True:
         try:
             return _time_step(setup, count, step) * batch / count
@@ -80,16 +101,19 @@ def _seconds_of(setup: Setup, step: _Step) -> float:
         free_memory()
 
 
-def _time_step(setup: Setup, count: int, step: _Step) -> float:
+def _time_step(setup: Setup, count: int, step: _Step, repeats: int = _REPEATS) -> float:
+    """Return the shortest step but the first, on so many images, with what a teacher computes in each."""
     model, classes = setup.model, setup.config.model.num_classes
     dropped, model.patch_dropout = model.patch_dropout, step.dropped
     images = torch.zeros(count, setup.pipeline.channels, *step.size, device=setup.device)
     targets = torch.full((count, classes), 1 / classes).to(setup.device)
-    times = []
+    times: list[float] = []
     try:
         with one_thread_if_tiny(setup), torch.autocast(setup.device.type, torch.bfloat16, setup.precision == "bf16"):
-            for _ in range(3):  # the first is a warm-up
+            for _ in range(repeats):
                 started = time.perf_counter()
+                if setup.distiller is not None and setup.distiller.in_loop:
+                    setup.distiller.answer_now(images)
                 if (parts := num_parts(model, images)) > 1:
                     add_gradients(model, images, targets, parts)
                 else:
@@ -99,7 +123,7 @@ def _time_step(setup: Setup, count: int, step: _Step) -> float:
     finally:  # also where memory is short
         model.patch_dropout = dropped
         model.zero_grad(set_to_none=True)
-    return min(times[1:])
+    return min(times[1:] or times)
 
 
 def train_stage(staging: Staging, mode: str, start: Candidate) -> tuple[Outcome, Session | None]:

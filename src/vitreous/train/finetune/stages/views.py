@@ -76,6 +76,6 @@ class Views:
     ) -> npt.NDArray[np.uint8]:
         pad = self.augment.pad_crop
         corner = torch.from_numpy((draws * (2 * pad + 1)).astype(np.int64))[None]  # (1, 2)
-        images = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]  # (1, C, H, W)
+        images = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None]  # (1, C, H, W)
         shifted = pad_crop(images, corner, pad, torch.tensor([is_mirrored]))
         return shifted[0].permute(1, 2, 0).contiguous().numpy()
