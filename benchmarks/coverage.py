@@ -3,7 +3,7 @@
     pip install -e '.[dev]'
     python benchmarks/coverage.py [--only TEXT ...] [--small] [--depth 2] [--largest 350] [--markdown FILE]
 
-Walks timm's list of models by name pattern, and the vision encoders of transformers. Every tensor is random. For each
+Walks the lists of models of timm and transformers by name pattern. Every tensor is random. For each
 entry its library builds the model and writes it as files; this package opens them, and both compute the same noise,
 also at another size and aspect ratio where the library's model takes one. The model is written back, and each tensor
 is compared with the original; the library then loads what was written and computes once more.
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import fnmatch
 import gc
 import importlib.metadata
 import os
@@ -62,6 +63,10 @@ HUGGING_FACE = (
     *("ViTMAEForPreTraining", "ViTMSNModel", "ViTMSNForImageClassification", "IJepaModel"),
     *("IJepaForImageClassification", "YolosModel", "SwinModel", "PvtModel"),
 )
+
+
+OTHERS = ("*ViT*Model", "*Vit*Model", "*VisionModel", "*VisionModelWithProjection", "*ForImageClassification")
+"""Patterns of further classes of transformers, so that new releases show new gaps."""
 
 
 @dataclass(frozen=True)
@@ -203,8 +208,8 @@ def timm_row(entry: str, parameters: float, changes: dict[str, Any], largest: fl
 
 
 def hugging_face_rows(wanted: Callable[[str], bool]) -> Iterator[Row]:
-    """Yield the row of each encoder of transformers."""
-    for name in HUGGING_FACE:
+    """Yield the row of each encoder of transformers, then of further classes that their names say are for images."""
+    for name in (*HUGGING_FACE, *further_classes()):
         if not wanted(name):
             continue
         if not hasattr(transformers, name):
@@ -213,7 +218,18 @@ def hugging_face_rows(wanted: Callable[[str], bool]) -> Iterator[Row]:
         try:
             yield hugging_face_row(name)
         except Exception as error:
-            yield Row(name, "WRONG", 0, reason=f"{type(error).__name__}: {error}".splitlines()[0])
+            verdict = "WRONG" if name in HUGGING_FACE else "skipped"
+            yield Row(name, verdict, 0, reason=f"{type(error).__name__}: {error}".splitlines()[0])
+
+
+def further_classes() -> Iterator[str]:
+    """Yield names of classes of transformers that are not in the list, and whose configuration has blocks."""
+    for name in sorted(dir(transformers)):
+        if name in HUGGING_FACE or not any(fnmatch.fnmatchcase(name, pattern) for pattern in OTHERS):
+            continue
+        kind = getattr(transformers, name)
+        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.config_class is not None:
+            yield name
 
 
 def hugging_face_row(name: str) -> Row:
@@ -252,7 +268,8 @@ def show(rows: list[Row]) -> None:
     for title, chosen in (
         ("timm, all entries", [row for row in rows if row.entry.islower()]),
         ("timm, up to 120 M parameters", [row for row in rows if row.entry.islower() and row.parameters <= SMALL]),
-        ("transformers", [row for row in rows if not row.entry.islower()]),
+        ("transformers", [row for row in rows if row.entry in HUGGING_FACE]),
+        ("transformers, others", [row for row in rows if not row.entry.islower() and row.entry not in HUGGING_FACE]),
     ):
         verdicts = collections.Counter(row.verdict for row in chosen)
         counts = ", ".join(

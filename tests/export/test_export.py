@@ -29,7 +29,7 @@ FORM_NAMES = ("onnx", "openvino", "torch")
 QUICK = {"fit": "squash", "interpolation": "nearest"}  # a resize that torch.export traces in little time
 BLOCKED = {"onnx": ("openvino", "torch"), "openvino": ("onnxruntime", "torch"), "torch": ("openvino", "onnxruntime")}
 
-VARIANTS = {  # each stem, pooling, position, head and extra token once
+VARIANTS = {  # each stem, pooling, position, block, norm, MLP, head and extra token once
     "folder recipe": {"stem": "conv", "pool": "mean", "interpolation": "lanczos"},
     "hybrid": {"stem": {"kind": "resnet", "layers": (1,), "width": 32}, "pool": "map", "position": "relative"},
     "tokens": {
@@ -42,6 +42,29 @@ VARIANTS = {  # each stem, pooling, position, head and extra token once
     },
     "positions before every block": {"position": {"layers": "every"}, "registers": 1, "fit": "pad"},
     "axial attention": {"attention": "axial", "pool": "mean", "fit": "squash"},
+    "distillation token": {
+        "registers": 1,
+        "pool": "prefix",
+        "position": "relative-bias",
+        "attention": {"key_bias": False},
+        **QUICK,
+    },
+    "parallel": {
+        "block": "parallel",
+        "norm": "rms",
+        "input_norm": True,
+        "position": "rope-mixed",
+        "mlp": {"kind": "gated", "activation": "silu"},
+        **QUICK,
+    },
+    "norms behind": {
+        "block": "norm-after",
+        "position": "relative-mlp",
+        "attention": {"out_norm": True},
+        "mlp": {"norm": True},
+        "pool": "map",
+        **QUICK,
+    },
     "grey, no head": {"num_classes": 0, "in_channels": 1, "stem": "linear", "pool": "seq", "position": "sincos-2d"},
 }
 
