@@ -207,7 +207,7 @@ def timm_row(entry: str, parameters: float, changes: dict[str, Any], largest: fl
         return check(entry, parameters, Path(folder), model, dynamic, "timm")
 
 
-def hugging_face_rows(wanted: Callable[[str], bool]) -> Iterator[Row]:
+def hugging_face_rows(wanted: Callable[[str], bool], largest: float) -> Iterator[Row]:
     """Yield the row of each encoder of transformers, then of further classes that their names say are for images."""
     for name in (*HUGGING_FACE, *further_classes()):
         if not wanted(name):
@@ -216,7 +216,7 @@ def hugging_face_rows(wanted: Callable[[str], bool]) -> Iterator[Row]:
             yield Row(name, "skipped", 0, reason=f"transformers {transformers.__version__} does not have it")
             continue
         try:
-            yield hugging_face_row(name)
+            yield hugging_face_row(name, largest)
         except Exception as error:
             verdict = "WRONG" if name in HUGGING_FACE else "skipped"
             yield Row(name, verdict, 0, reason=f"{type(error).__name__}: {error}".splitlines()[0])
@@ -232,7 +232,7 @@ def further_classes() -> Iterator[str]:
             yield name
 
 
-def hugging_face_row(name: str) -> Row:
+def hugging_face_row(name: str, largest: float) -> Row:
     """Return the row of one encoder with its default sizes and two blocks."""
     kind = getattr(transformers, name)
     arguments: dict[str, Any] = {"num_hidden_layers": 2}
@@ -242,8 +242,11 @@ def hugging_face_row(name: str) -> Row:
         arguments = {"vision_config": arguments}
     if name.endswith("Classification") or "Teacher" in name:
         arguments["num_labels"] = 7
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in kind(kind.config_class(**arguments)).parameters())
+    if parameters > largest:
+        return Row(name, "skipped", parameters, reason=f"{parameters / 1e6:.0f} M parameters")
     model = randomise(kind(kind.config_class(**arguments)))
-    parameters = sum(p.numel() for p in model.parameters())
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
 
@@ -310,7 +313,7 @@ def main() -> int:
 
     rows: list[Row] = []
     of_timm = timm_rows(wanted, arguments.depth, arguments.largest * 1e6, arguments.small)
-    for make in (hugging_face_rows(wanted), of_timm):
+    for make in (hugging_face_rows(wanted, arguments.largest * 1e6), of_timm):
         for row in make:
             rows.append(row)
             detail = row.reason or f"{row.difference:.1e} at {row.sizes} sizes; back: {row.back}"
