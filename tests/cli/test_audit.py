@@ -216,3 +216,60 @@ def _model(folder: Path) -> Path:
     pipeline = EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
     save_model(folder / "m.safetensors", VisionTransformer(config), ModelInfo(tuple("0123456789"), pipeline))
     return folder / "m.safetensors"
+
+
+@pytest.mark.parametrize("form", ["folder", "manifest"])
+def test_images_without_any_label_are_audited_and_pretraining_leaves_out_what_is_listed(vitreous, tmp_path, form):
+    (tmp_path / "flat").mkdir()
+    names = [f"{n}.png" for n in range(12)]
+    draws = np.random.default_rng(0)
+    for name in names:
+        pixels = draws.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "flat" / name)
+    shutil.copy(tmp_path / "flat/0.png", tmp_path / "flat/copy.png")
+    Image.new("RGB", (64, 64), (9, 9, 9)).save(tmp_path / "flat/blank.png")
+    (tmp_path / "flat/broken.png").write_bytes(b"no image")
+    data, prefix = "flat", ""
+    if form == "manifest":
+        data, prefix = "images.csv", "flat/"
+        rows = "".join(f"flat/{name}\n" for name in sorted(os.listdir(tmp_path / "flat")))
+        (tmp_path / data).write_text("path\n" + rows)
+    run = vitreous("audit", data, "--json", "a.json", "--write-exclude", "out.txt")
+    assert run.returncode == 0, run.stderr
+    assert "15 images without a label: files and copies checked" in run.stderr
+    assert f"vitreous pretrain {data} --exclude out.txt" in run.stderr
+    found = json.loads((tmp_path / "a.json").read_text())
+    by_kind = {one["kind"]: [each["name"] for each in one["pictures"]] for one in found["findings"]}
+    assert by_kind.pop("listing") == []
+    assert {kind: [name.removeprefix(prefix) for name in names] for kind, names in by_kind.items()} == {
+        "undecodable": ["broken.png"],
+        "copies": ["0.png", "copy.png"],
+        "blank": ["blank.png"],
+    }
+    listed = {line for line in (tmp_path / "out.txt").read_text().splitlines() if line and not line.startswith("#")}
+    assert listed == {f"{prefix}broken.png", f"{prefix}copy.png"}
+    options = ["--steps=1", "--model.image_size=8", "--model.patch_size=4", "--model.width=16", "--model.heads=2"]
+    run = vitreous("pretrain", data, *options, "--mae.mask=0.5", "--data.exclude=out.txt", "--out=run")
+    assert run.returncode == 0, run.stderr
+    assert "2 images excluded by out.txt" in run.stdout + run.stderr
+    assert sum(json.loads((tmp_path / "run/report.json").read_text())["data"]["images"].values()) == 13
+    assert vitreous("audit", data, "--exclude", "out.txt", "--json", "b.json").returncode == 0
+    assert json.loads((tmp_path / "b.json").read_text())["counts"]["error"] == 0
+
+
+def test_suspects_need_labels(vitreous, tmp_path, model_file):
+    (tmp_path / "flat").mkdir()
+    Image.new("L", (16, 16)).save(tmp_path / "flat/a.png")
+    pytest.importorskip("cleanlab")
+    run = vitreous("audit", "flat", "--model", model_file)
+    assert run.returncode == 1
+    assert "label errors need images with a label, and flat has none: omit --model" in run.stderr
+
+
+def test_class_folders_that_are_splits_alone_stay_an_error(vitreous, tmp_path):
+    for name in ("val", "test"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        Image.new("L", (16, 16)).save(tmp_path / "set" / name / "a.png")
+    run = vitreous("audit", "set")
+    assert run.returncode == 1
+    assert "no folder train" in run.stderr

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import ntpath
+import os
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
@@ -13,8 +17,11 @@ from PIL import Image
 import vitreous as package
 from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
 from vitreous.cli.main import main
+from vitreous.cli.work import selecting
 from vitreous.data.sources.listing import UNLABELLED
 from vitreous.data.sources.manifest import list_manifest
+from vitreous.evaluate.multilabel.rule import LabelRule
+from vitreous.files.writing import Outputs
 
 
 @pytest.fixture
@@ -138,3 +145,66 @@ def test_unreadable_images_are_reported_and_files_are_kept(photos, tmp_path, mod
     assert select(model_file, "photos", "-o", "a.txt") == 2
     assert select(model_file, "digits", "-o", "c.csv") == 2
     assert "it must be a folder of images, or a .csv or .parquet manifest" in capsys.readouterr().err
+
+
+def test_the_table_has_a_name_of_its_own(photos, model_file):
+    assert select(model_file, "photos", "--count", 2) == 0
+    assert len(rows_of("select.csv")) == 2
+    assert select(model_file, "photos", "--count", 2) == 2  # it exists now
+
+
+def test_images_in_larger_files_are_refused_before_any_is_read(photos, tmp_path, model_file, capsys):
+    image = {"bytes": (photos / "c" / "0.png").read_bytes(), "path": "0.png"}
+    pyarrow.parquet.write_table(pyarrow.table({"image": [image], "label": [0]}), tmp_path / "images.parquet")
+    for data in ("images.parquet", "s3://bucket/photos"):
+        assert select(model_file, data, "--count", 1) == 2
+        assert f"DATA is '{data}', which has shards" in capsys.readouterr().err
+        assert select(model_file, "photos", "--labelled", data, "--count", 1) == 2
+        assert f"--labelled is '{data}', which has shards" in capsys.readouterr().err
+
+
+def test_no_contact_sheet_becomes_an_image_of_the_data(photos, tmp_path, model_file, capsys):
+    (tmp_path / "link").symlink_to(photos, target_is_directory=True)
+    for output in ("photos/a.csv", "photos/c/a.csv", "link/a.csv"):
+        assert select(model_file, "photos", "--count", 2, "-o", output) == 2
+        error = capsys.readouterr().err
+        assert f"-o is '{output}', below DATA 'photos'" in error
+        assert error.count("\n") == 1
+    assert len(list(photos.rglob("*.*"))) == 12
+
+
+def test_a_sheet_that_is_cut_says_so(photos, model_file, capsys, monkeypatch):
+    monkeypatch.setattr(selecting, "MOST_SHOWN", 3)
+    assert select(model_file, "photos", "--count", 5, "-o", "a.csv") == 0
+    assert "a.png shows the first 3 of 5 proposals; the table has all" in capsys.readouterr().err
+    assert len(rows_of("a.csv")) == 5
+
+
+def test_an_image_on_another_drive_has_its_whole_path(photos, monkeypatch):
+    monkeypatch.setattr(os.path, "relpath", ntpath.relpath)
+    selecting.write_files(Outputs(), "a.csv", [selecting.Proposal("D:\\a.png", 0.5, 1)], None)
+    assert rows_of("a.csv")[0]["path"].endswith("D:\\a.png")
+
+
+def test_images_with_several_labels_are_labelled_images(photos, tmp_path, model_file):
+    paths = sorted(path.relative_to(tmp_path).as_posix() for path in photos.rglob("*.png"))
+    lists = ["x;y", "", "y", *[""] * 9]
+    (tmp_path / "lists.csv").write_text("path,labels\n" + "".join(map("{},{}\n".format, paths, lists)))
+    flags = [f"{path},{n % 2},0\n" for n, path in enumerate(paths[:4])]
+    (tmp_path / "flags.csv").write_text("path,x,y\n" + "".join(flags))
+    assert select(model_file, "lists.csv", "--count", 10, "-o", "a.csv") == 0
+    assert {row["path"] for row in rows_of("a.csv")} == {*paths} - {paths[0], paths[2]}
+    assert list(rows_of("a.csv")[0]) == ["path", "labels", "rank", "score"]
+    assert select(model_file, "photos", "--labelled", "flags.csv", "--count", 8, "-o", "b.csv") == 0
+    assert {row["path"] for row in rows_of("b.csv")} == {*paths[4:]}
+    assert select(model_file, "photos", "--labelled", "lists.csv", "--count", 1, "-o", "c.csv") == 1  # none is a label
+
+
+def test_a_model_of_several_labels_has_its_own_column(photos, tmp_path, model_file, capsys):
+    model, info = load_model(model_file)
+    several = ModelInfo(info.classes, info.pipeline, multilabel=LabelRule.plain(len(info.classes)))
+    save_model(tmp_path / "several.safetensors", model, several)
+    assert select("several.safetensors", "photos", "--count", 2, "-o", "a.csv") == 0
+    assert list(rows_of("a.csv")[0]) == ["path", "labels", "rank", "score"]
+    assert select("several.safetensors", "photos", "--count", 2, "-o", "b.csv", "--method", "uncertainty") == 2
+    assert "--method uncertainty needs a model that gives each image one class" in capsys.readouterr().err

@@ -73,7 +73,18 @@ def test_images_without_labels_are_packed_when_asked(vitreous, photos, tmp_path)
     assert json.loads(Path("s/index.json").read_text())["classes"] == ["unlabelled"]
 
 
+def test_several_labels_are_refused_in_one_line(vitreous, photos, tmp_path):
+    paths = sorted(path.relative_to(tmp_path) for path in photos.rglob("*.png"))
+    (tmp_path / "m.csv").write_text("path,labels\n" + "".join(f"{path},cat;dog\n" for path in paths))
+    run = vitreous("shard", "m.csv", "s")
+    assert run.returncode == 1
+    assert "m.csv may have several labels for an image, and this needs one: give a column label" in run.stderr
+    assert vitreous("shard", "m.csv", "s", "--no-labels").returncode == 0  # for pretraining
+
+
 def test_select_asks_for_the_files_themselves(vitreous, photos, model_file):
     assert vitreous("shard", photos, "s").returncode == 0
-    run = vitreous("select", model_file, "s", "-o", "t.csv", "-n", "2")
-    assert run.returncode == 2
+    for data in ("s", "s/train-000000.tar"):
+        run = vitreous("select", model_file, data, "-o", "t.csv", "--count", "2")
+        assert run.returncode == 2
+        assert f"DATA is '{data}', which has shards: give the folder of images" in run.stderr

@@ -91,6 +91,16 @@ def test_a_column_of_one_label_comes_first(tmp_path):
             '{"path": "x", "labels": {"a": 1}}\n',
             "'labels' must be text, a number or a list of text; lines 1",
         ),
+        (
+            "m.csv",
+            """path,labels\nx,"['cat', 'dog']"\ny,cat\nz,[]\n""",
+            r"rows 2, 4 have a list in brackets in .*'labels'",
+        ),
+        (
+            "m.csv",
+            """path,tags\nx,"{'cat', 'dog'}"\ny,"('cat',)"\nz,a (b)\n""",
+            r"rows 2, 3 .*: write cat;dog, or save the",
+        ),
         ("m.jsonl", '{"path": ["x"], "label": "a"}\n', "'path' must be text or a number; lines 1"),
         ("m.jsonl", '{"path": "x", "label": "a"}\n[1]\n', "line 2 is no JSON object"),
         ("m.jsonl", '{"path": "x", "label": "a"}\n{"path"\n', "cannot be read as JSON lines in UTF-8, line 2"),
@@ -101,6 +111,24 @@ def test_errors_name_column_and_rows(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=message):
         list_manifest(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("cells", "noted"),
+    [
+        (["cat, dog", "bird, cat", "dog", ""], True),
+        (["cat, dog", "bird", "dog", "fish, small"], False),  # half of them: names of labels
+        (["cat, big;dog", "bird, small", "bird, big"], False),
+    ],
+)
+def test_labels_between_commas_are_noted(tmp_path, cells, noted):
+    rows = [f'{n}.png,"{cell}"' for n, cell in enumerate(cells)]
+    (tmp_path / "m.csv").write_text("\n".join(["path,labels", *rows]) + "\n")
+    note = (
+        "2 of 3 cells in column 'labels' have a comma, which separates no labels, so that each cell is one label: "
+        "write cat;dog for two"
+    )
+    assert list_manifest(tmp_path / "m.csv").notes == ([note] if noted else [])
 
 
 def test_held_out_labels_are_the_rarest_first_and_copies_stay_together():

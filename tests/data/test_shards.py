@@ -73,6 +73,33 @@ def test_the_folder_s_own_splits_are_kept(folder, tmp_path):
     assert one.order == other.order
 
 
+def test_images_packed_without_a_label_are_no_class(folder, tmp_path):
+    paths = sorted(folder.glob("?/*.*g"))
+    rows = [f'"{path}",{path.parent.name if n % 2 else ""}\n' for n, path in enumerate(paths) if "\n" not in path.name]
+    (tmp_path / "m.csv").write_text("path,label\n" + "".join(rows))
+    pack(tmp_path / "m.csv", tmp_path / "s", needs_labels=False)
+    table, packed = (
+        open_source(DataConfig(str(tmp_path / name)), unlabelled="kept", several=True) for name in ("m.csv", "s")
+    )
+    assert packed.classes == ("a", "b", "c")
+    assert packed.order == table.order
+    assert packed.unlabelled.names == table.unlabelled.names
+    left_out = open_source(DataConfig(str(tmp_path / "s")), unlabelled="left out")
+    assert left_out.order == packed.order
+    assert any("images without a label left out" in note for note in left_out.notes)
+    with pytest.raises(DataError, match=r"images without a label, packed with --no-labels: pack the labelled ones"):
+        open_source(DataConfig(str(tmp_path / "s")))
+    whole = open_source(DataConfig(str(tmp_path / "s")), needs_labels=False)
+    assert sum(map(len, whole.splits.values())) == len(rows) - 1  # one is broken
+
+
+def test_a_class_may_be_named_unlabelled(folder, tmp_path):
+    shutil.copytree(folder / "a", tmp_path / "photos" / "a")
+    shutil.copytree(folder / "b", tmp_path / "photos" / "unlabelled")
+    pack(tmp_path / "photos", tmp_path / "s")
+    assert open_source(DataConfig(str(tmp_path / "s"))).classes == ("a", "unlabelled")
+
+
 def test_a_known_set_keeps_its_pixels_and_its_test_split(tmp_path):
     write_shards(DataConfig("digits"), LocalDestination(tmp_path / "s"), shard_bytes=1 << 20)
     known, packed = open_source(DataConfig("digits")), open_source(DataConfig(str(tmp_path / "s")))

@@ -21,13 +21,14 @@ from rich.console import Console
 
 from forked import Forked, run_forked
 from process_limits import files_of_at_most
-from vitreous.data.config import AugmentConfig
+from vitreous.data.config import AugmentConfig, DataConfig
 from vitreous.errors import CheckpointError, OutputError, TrainingError, UsageError
 from vitreous.model.config import ViTConfig
 from vitreous.recipes import recipe
 from vitreous.runs.folder import changed_settings
 from vitreous.runs.lock import NAME, locked
 from vitreous.runs.state_file import read_state, write_state
+from vitreous.train.auxiliary.config import AuxConfig
 from vitreous.train.config import OptimConfig, RunConfig
 from vitreous.train.console import Display
 from vitreous.train.module import VitModule
@@ -475,6 +476,16 @@ def test_an_option_of_a_part_is_named_and_a_new_one_is_tolerated(tmp_path):
     older = "".join(line for line in before.splitlines(True) if "checkpoint:" not in line)
     assert older != before
     assert changed_settings(older, before) == changed_settings(before, older) == []
+
+
+def test_a_recipe_names_its_lists_and_sources_wherever_it_is_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "out.txt").write_text("")
+    data, aux = DataConfig("digits", exclude="out.txt"), AuxConfig("mae", unlabelled="more")
+    text = recipe_text(config(tmp_path, data=data, aux=aux))
+    assert f'exclude: "{tmp_path / "out.txt"}"\n' in text
+    assert f'unlabelled: "{tmp_path / "more"}"\n' in text
 
 
 def test_a_run_of_an_earlier_version_is_refused_with_the_reason(tmp_path):

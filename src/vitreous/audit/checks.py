@@ -147,6 +147,8 @@ def _missing_from_train(usable: Sequence[AuditImage]) -> Iterator[Finding]:
 def _sizes(usable: Sequence[AuditImage], labels: set[str]) -> Iterator[Finding]:
     trained = Counter(label for one in usable if one.split in ("train", "all") for label in one.classes)
     sizes = {label: trained[label] for label in labels}
+    if not sizes:  # no image has a label
+        return
     if len(sizes) == 1:
         yield Finding("few", f'only one class, "{visible(next(iter(sizes)))}": a classifier needs at least two')
         return

@@ -64,13 +64,14 @@ def check_copies(images: Sequence[AuditImage], copies: Copies) -> Iterator[Findi
     """Yield findings about copies."""
     group_of = {n: group for group in copies.exact for n in group}
     for group in copies.exact:
-        splits, labels = ({getattr(images[n], field) for n in group} for field in ("split", "label"))
+        splits = {images[n].split for n in group}
+        labels = {images[n].label for n in group if images[n].has_label}
         text = "" if len({images[n].path or n for n in group}) > 1 else "one file that the table lists twice"
         if len(labels) > 1:
             yield Finding("two-labels", text, tuple(group), _droppable(images, group, group))
         if len(splits) > 1:
             yield Finding("leak", text, tuple(group), _droppable(images, group, _surplus(images, group)))
-        elif len(labels) == 1:
+        elif len(labels) < 2:
             yield Finding("copies", text, tuple(group), _droppable(images, group, group[1:]))
     kinds: dict[str, list[Pair]] = defaultdict(list)
     for pair in copies.near:
@@ -78,7 +79,7 @@ def check_copies(images: Sequence[AuditImage], copies: Copies) -> Iterator[Findi
         both = [(images[a], images[b]) for a in ones for b in others]
         problems = {
             "near-leak": any(a.split != b.split for a, b in both),
-            "near-two-labels": any(a.label != b.label for a, b in both),
+            "near-two-labels": any(a.label != b.label and a.has_label and b.has_label for a, b in both),
         }
         for kind in [kind for kind, is_found in problems.items() if is_found] or ["near-copies"]:
             kinds[kind].append(pair)

@@ -119,7 +119,7 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class AuditImage:
-    """One labelled image of the data."""
+    """One image of the data."""
 
     name: str  # name within the data, as used in exclusion lists
     label: str  # class name, or several joined by semicolons, in one order
@@ -128,10 +128,13 @@ class AuditImage:
     path: ImagePath | None = None  # None for pixels in memory
     pixels: Callable[[], Image.Image] = Image.Image  # returns the image where it is in memory
     labels: tuple[str, ...] | None = None  # in data where an image may have several labels, or none
+    has_label: bool = True  # whether its label, or that it has none of several, is known
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The one class of the image, or its labels."""
+        if not self.has_label:
+            return ()
         return (self.label,) if self.labels is None else self.labels
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,8 +22,9 @@ from vitreous.audit.watch import hash_pixels, look_at
 from vitreous.data.config import DataConfig
 from vitreous.data.images.stored import ImagePath
 from vitreous.data.sources.checks import label_matrix
-from vitreous.data.sources.listing import Entry, Listing, exclusion_line, match_exclusions, pluralize, read_list
-from vitreous.data.sources.opening import list_source, open_source
+from vitreous.data.sources.known import PixelSet
+from vitreous.data.sources.listing import UNLABELLED, Entry, Listing, exclusion_line, pluralize, read_list
+from vitreous.data.sources.opening import list_source, open_source, without_excluded
 from vitreous.data.sources.scan import Progress, content_hash
 from vitreous.data.sources.split import hold_out_val
 from vitreous.errors import DataError
@@ -39,14 +41,14 @@ def audit(
     fresh: bool = False,
     bar: Bar = lambda label: nullcontext(lambda done, total: None),
 ) -> tuple[Audit, Copies]:
-    """Find problems in labelled images.
+    """Find problems in images. Of those without a label the files and the copies are checked.
 
     Files are inspected in `workers` separate processes, by default one per core. The results are cached in the user's
     cache folder by path, size and modification time of each file; `fresh` ignores them.
     """
     started = time.monotonic()
     facts: dict[ImagePath, Inspection] = {}
-    source = list_source(config, sets_aside=True)
+    source = _list(config)
     listing = _without_excluded(config, source) if isinstance(source, Listing) else None
     result = Audit(Path(config.source).name or config.source, [], [])
     cache = Cache(listing.root, fresh) if listing is not None else None
@@ -61,7 +63,7 @@ def audit(
     result.add([*check_files(result.images), *check_copies(result.images, copies)])
     result.add(list(check_classes(result.images, listing)))
     if listing is not None and listing.unlabelled:
-        result.notes.append(f"{pluralize(len(listing.unlabelled), 'image')} without a label not audited")
+        result.notes.append(f"{pluralize(len(listing.unlabelled), 'image')} without a label: files and copies checked")
     if cache is not None and (error := cache.save()):
         result.notes.append(error)
     result.seconds = time.monotonic() - started
@@ -92,22 +94,31 @@ def exclusions(result: Audit, earlier: str | None = None) -> Iterator[str]:
             yield from (f"# {line}" if is_commented else line for line in dict.fromkeys(lines))
 
 
+def _list(config: DataConfig) -> PixelSet | Listing:
+    """List a source; if it has no label at all, all images are among the unlabelled ones of the listing."""
+    try:
+        return list_source(config, sets_aside=True)
+    except DataError:
+        with contextlib.suppress(DataError):
+            listed = list_source(config, needs_labels=False, reads_sets=True)
+            if isinstance(listed, Listing) and all(entry.label == UNLABELLED for entry in listed.entries):
+                return replace(listed, entries=[], unlabelled=listed.entries)
+        raise
+
+
 def _without_excluded(config: DataConfig, listing: Listing) -> Listing:
-    if not config.exclude:
-        return listing
-    names, paths = [entry.name for entry in listing.entries], [entry.path for entry in listing.entries]
-    dropped, notes = match_exclusions(config.exclude, names, paths, listing.root)
-    entries = [entry for n, entry in enumerate(listing.entries) if n not in dropped]
-    if not entries:
+    left = without_excluded(config, listing)
+    if not left.entries and not left.unlabelled:
         raise DataError(f"{config.source}: no image is left to audit, {config.exclude} excludes all of them")
-    return replace(listing, entries=entries, notes=[*listing.notes, *notes])
+    return left
 
 
 def _inspect_files(
     listing: Listing, cache: Cache, workers: int | None, progress: Progress
 ) -> tuple[dict[ImagePath, Inspection], int]:
     """Return the inspection of each file, and how many came from the cache."""
-    stamps = {path: stamp_of(path) for path in dict.fromkeys(entry.path for entry in listing.entries)}
+    paths = dict.fromkeys(entry.path for entry in (*listing.entries, *listing.unlabelled))
+    stamps = {path: stamp_of(path) for path in paths}
     known = {path: found for path, stamp in stamps.items() if (found := cache.find(path, stamp)) is not None}
     new = [path for path in stamps if path not in known]
     facts = known | dict(zip(new, look_at(new, workers, progress), strict=True))
@@ -119,10 +130,14 @@ def _inspect_files(
 def _with_training_splits(
     config: DataConfig, listing: Listing, facts: Mapping[ImagePath, Inspection]
 ) -> list[AuditImage]:
-    """Return the images in the splits that training would use; in `all` if it can make no splits."""
-    entries = listing.entries
+    """Return the images in the splits that training would use; in `all` if it can make no splits.
+
+    Images without a label come last. They are in `train`, of which nothing is held out unless there are no others.
+    """
+    entries = [*listing.entries, *listing.unlabelled]
     all_splits = np.asarray([entry.split or "train" for entry in entries])
-    usable = [n for n, entry in enumerate(entries) if not facts[entry.path].reason]
+    divided = listing.entries or listing.unlabelled
+    usable = [n for n, entry in enumerate(divided) if not facts[entry.path].reason]
     digests = [facts[entries[n].path].digest for n in usable]
     try:
         strata = _strata(listing, [entries[n] for n in usable])
@@ -132,8 +147,17 @@ def _with_training_splits(
         all_splits[:] = [entry.split or "all" for entry in entries]
     listing.notes.append(note)
     return [
-        AuditImage(entry.name, entry.label, str(split), facts[entry.path], entry.path, labels=entry.labels)
-        for entry, split in zip(entries, all_splits, strict=True)
+        AuditImage(
+            entry.name,
+            entry.label or ("" if has_label else UNLABELLED),
+            str(split),
+            facts[entry.path],
+            entry.path,
+            labels=entry.labels,
+            has_label=has_label,
+        )
+        for n, (entry, split) in enumerate(zip(entries, all_splits, strict=True))
+        for has_label in (n < len(listing.entries),)
     ]
 
 

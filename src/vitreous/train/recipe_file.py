@@ -22,8 +22,16 @@ def recipe_text(config: RunConfig) -> str:
         source = _absolute(source)
     start = config.tune.source and _absolute(config.tune.source)
     teacher = config.distil.teacher and _absolute(config.distil.teacher)
-    data, tune = replace(config.data, source=source), replace(config.tune, source=start)
-    config = replace(config, out=None, data=data, tune=tune, distil=replace(config.distil, teacher=teacher))
+    exclude = config.data.exclude and _absolute(config.data.exclude)
+    unlabelled = config.aux.unlabelled and _absolute(config.aux.unlabelled)
+    config = replace(
+        config,
+        out=None,
+        data=replace(config.data, source=source, exclude=exclude),
+        tune=replace(config.tune, source=start),
+        distil=replace(config.distil, teacher=teacher),
+        aux=replace(config.aux, unlabelled=unlabelled),
+    )
     return "\n".join(_lines(config)) + "\n"
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 from rich.console import Console
 from torch.nn import functional as F
 
+from vitreous.audit.run import audit
 from vitreous.checkpoint.model_file import load_model
 from vitreous.cli.main import main
 from vitreous.data.batches.sampler import UnlabelledOrder
@@ -67,9 +68,29 @@ def test_rows_without_a_label_are_set_aside_and_the_labelled_split_as_if_they_we
         open_source(DataConfig(str(digits / "images.csv")))
 
 
-def test_an_audit_counts_them(digits, capsys):
-    assert main(["audit", str(digits / "images.csv")]) in (0, 1)
-    assert "250 images without a label not audited" in "".join(capsys.readouterr())
+def test_an_audit_checks_their_files(digits, tmp_path):
+    rows = [(digits / name, *rest) for name, *rest in read_rows(digits / "images.csv")]
+    tested = rows[LABELLED][0]
+    for name, source in (("tested.png", tested), ("trained.png", rows[0][0]), ("twice.png", digits / "399.png")):
+        Image.open(source).resize((64, 64)).save(tmp_path / name)
+        Image.open(source).resize((64, 64)).save(tmp_path / f"again-{name}")
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    rows += [(tmp_path / "tested.png", 1, "test"), (tmp_path / "trained.png", 2, "train")]
+    new = ("again-tested.png", "again-trained.png", "twice.png", "again-twice.png", "broken.png")
+    rows += [(tmp_path / name, "", "") for name in new]
+    write_rows(tmp_path / "images.csv", rows)
+    result, _ = audit(DataConfig(str(tmp_path / "images.csv")))
+    assert len(result.images) == TOTAL + 2 + len(new)
+    assert "255 images without a label: files and copies checked" in result.notes
+    dropped = {
+        kind: [result.images[n].path.name for one in found for n in one.drop]
+        for kind, found in result.by_kind().items()
+    }
+    assert dropped["leak"] == ["again-tested.png"]
+    assert {"again-trained.png", "twice.png"} <= set(dropped["copies"])
+    assert dropped["undecodable"] == ["broken.png"]
+    assert "two-labels" not in dropped
+    assert "unlabelled" not in "".join(one.text for one in result.findings)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])

@@ -38,9 +38,10 @@ def _parser() -> Parser:
     parser = Parser(
         "audit",
         "DATA [options]",
-        "Find problems in labelled images: unreadable files and files of another type than their name says, exact and "
+        "Find problems in images: unreadable files and files of another type than their name says, exact and "
         "near duplicates within a split and across splits, one image under two labels, blank images, small classes, "
-        "one class under two names; with a trained model also suspicious labels. Nothing is changed or deleted.\n"
+        "one class under two names; with a trained model also suspicious labels. Of images without a label the files "
+        "and the copies are checked. Nothing is changed or deleted.\n"
         "--write-exclude lists the images to leave out for an honest score: unreadable files; of duplicates across "
         "splits those in train; all duplicates under two labels, because the right label is unknown; all but one of "
         "other exact duplicates.\n"
@@ -58,7 +59,12 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--html", type=str, metavar="FILE", help="write a self-contained page with thumbnails")
     add_json_options(parser)
-    add("--write-exclude", type=str, metavar="FILE", help="write the images to leave out, for train --exclude")
+    add(
+        "--write-exclude",
+        type=str,
+        metavar="FILE",
+        help="write the images to leave out, for train or pretrain",
+    )
     add("--exclude", type=str, metavar="FILE", help="audit without the images of such a list")
     add("--model", type=str, metavar="MODEL", help=f"also find suspicious labels with this model: {MODEL_HELP}")
     add("--strict", type=bool, default=False, help="exit with 1 if there is an error, for continuous integration")
@@ -136,13 +142,14 @@ def _advice(result: Audit, options: Namespace) -> Iterator[str]:
         return
     data = [options.data, *(["--data-dir", options.data_dir] if options.data_dir else [])]
     exclude = written or _unused_name("exclude.txt")
+    verb = "train" if any(image.has_label for image in result.images) else "pretrain"
     if not written:
         earlier = ["--exclude", options.exclude] if options.exclude else []
-        yield f"{left_out}. Write the list, and train without them:"
+        yield f"{left_out}. Write the list, and {verb} without them:"
         yield "  " + shell_line(["vitreous", "audit", *data, *earlier, "--write-exclude", exclude])
     else:
-        yield "train without them:"
-    yield "  " + shell_line(["vitreous", "train", *data, "--exclude", exclude])
+        yield f"{verb} without them:"
+    yield "  " + shell_line(["vitreous", verb, *data, "--exclude", exclude])
 
 
 def _unused_name(name: str) -> str:

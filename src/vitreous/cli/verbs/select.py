@@ -13,6 +13,7 @@ from vitreous.cli.options.outputs import add_json_options, data_files, make_outp
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate
 from vitreous.errors import UsageError
+from vitreous.files.locating import is_below
 
 __all__ = ["run"]
 
@@ -20,10 +21,10 @@ __all__ = ["run"]
 def _parser() -> Parser:
     parser = Parser(
         "select",
-        "MODEL DATA -o FILE.csv [options]",
-        "Propose which images to label next. Writes a table with an empty column label, which is a manifest once that "
-        "is filled, and beside it a contact sheet with the numbers of its rows, FILE.png. An unreadable image is "
-        "reported and skipped; the exit code is then 1.",
+        "MODEL DATA [options]",
+        "Propose which images to label next. Writes a table with an empty column label, or labels where an image may "
+        "have several, which is a manifest once that is filled, and beside it a contact sheet of the first 1,000 with "
+        "the numbers of their rows, FILE.png. An unreadable image is reported and skipped; the exit code is then 1.",
         [
             ("vitreous select shipped photos/ --count 200 -o round-1.csv", "the first labels: no model of yours yet"),
             (
@@ -42,7 +43,14 @@ def _parser() -> Parser:
         help="a folder, of which every image counts as unlabelled, or a .csv or .parquet manifest, of which rows "
         "without a label do",
     )
-    add("-o", "--output", type=str, required=True, metavar="FILE.csv", help="the table: path, label, rank, score")
+    add(
+        "-o",
+        "--output",
+        type=str,
+        default="select.csv",
+        metavar="FILE.csv",
+        help="the table: path, label, rank, score; not below DATA, which would then contain the contact sheet",
+    )
     add("--count", type=PositiveInt, default=200, help="number of images to propose")
     add(
         "--method",
@@ -77,6 +85,12 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(f"-o is '{options.output}': its extension must be .csv")
     if options.label_studio is not None and not os.path.isdir(options.label_studio):
         raise UsageError(f"--label-studio is '{options.label_studio}', which is no folder: name the one that it serves")
+    for name, folder in (("DATA", options.data), ("--labelled", options.labelled)):
+        if folder is not None and os.path.isdir(folder) and is_below(options.output, folder):
+            raise UsageError(
+                f"-o is '{options.output}', below {name} '{folder}', where {stem}.png would count as one of its "
+                "images: name a file outside it"
+            )
     files = make_outputs(options, (model_files(options.model), data_files(options.data, None, options.labelled)))
     files.claim("-o", options.output)
     files.claim("the contact sheet", stem + ".png")
@@ -92,7 +106,8 @@ def run(argv: Sequence[str]) -> int:
     engine = classifier.prepare(len(pool.candidates) + len(pool.labelled), options.batch_size)
     proposals, failures = selecting.choose(classifier, pool, options.method, options.count, options.batch_size)
     tasks = None if options.label_studio is None else selecting.label_studio_tasks(proposals, options.label_studio)
-    written = selecting.write_files(files, options.output, proposals, tasks)
+    column = "labels" if pool.several or classifier.info.multilabel is not None else "label"
+    written = selecting.write_files(files, options.output, proposals, tasks, column)
     narrate(
         f"{len(proposals):,} of {len(pool.candidates):,} images to label, by {options.method}, in {', '.join(written)}"
     )

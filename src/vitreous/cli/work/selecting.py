@@ -19,10 +19,13 @@ from vitreous.cli.options.inputs import expand
 from vitreous.cli.output.terminal import narrate, progress_bar
 from vitreous.data.config import DataConfig
 from vitreous.data.images.reading import read_image
-from vitreous.data.sources.listing import UNLABELLED, Listing, pluralize
+from vitreous.data.shards.listing import find_shards
+from vitreous.data.sources.listing import UNLABELLED, Entry, Listing, pluralize
 from vitreous.data.sources.opening import list_source
+from vitreous.data.sources.urls import is_store
 from vitreous.errors import ConfigError, DataError, UsageError
 from vitreous.evaluate.selection import by_coverage, by_margin, by_typicality
+from vitreous.files.locating import is_below
 from vitreous.files.text import csv_line, json_text, visible
 from vitreous.files.writing import Outputs
 from vitreous.predictions import Failure
@@ -40,6 +43,7 @@ class Pool:
 
     candidates: list[str]
     labelled: list[str]
+    several: bool = False  # whether an image may have several labels, in DATA or in --labelled
 
 
 @dataclass(frozen=True)
@@ -54,30 +58,44 @@ class Proposal:
 def find_pool(source: str, labelled: str | None, count: int) -> Pool:
     """List the images of a folder or manifest without those that have a label, there or in ``labelled``.
 
+    Where an image may have several labels, an empty list counts as no label in the source. In ``labelled`` it says that
+    the image has none of the labels, as in training.
+
     Raises:
+        UsageError: If a source has shards, whose images are no files that a table could name.
         DataError: If fewer than ``count`` are left.
     """
+    _refuse_shards(source, "DATA")
+    entries: list[Entry] = []
     if Path(source).is_dir():
-        found = expand([source])
-        candidates, known = [path for path in found if isinstance(path, str)], []
-        if len(candidates) < len(found):
-            raise UsageError(
-                f"DATA is '{source}', which has shards: give the folder of images that they were made from"
-            )
+        candidates, known = [str(path) for path in expand([source])], []
     else:
         entries = _entries(source, "DATA")
-        candidates = [str(entry.path) for entry in entries if entry.label == UNLABELLED]
-        known = [str(entry.path) for entry in entries if entry.label != UNLABELLED]
+        candidates = [str(entry.path) for entry in entries if not _has_label(entry)]
+        known = [str(entry.path) for entry in entries if _has_label(entry)]
     if labelled is not None:
-        known += [str(entry.path) for entry in _entries(labelled, "--labelled") if entry.label != UNLABELLED]
+        _refuse_shards(labelled, "--labelled")
+        more = _entries(labelled, "--labelled")
+        known += [str(entry.path) for entry in more if entry.labels is not None or _has_label(entry)]
+        entries += more
     done = {os.path.realpath(path) for path in known}
     candidates = [path for path in dict.fromkeys(candidates) if os.path.realpath(path) not in done]
     _refuse_too_few(candidates, count)
-    return Pool(candidates, list({os.path.realpath(path): path for path in known}.values()))
+    several = any(entry.labels is not None for entry in entries)
+    return Pool(candidates, list({os.path.realpath(path): path for path in known}.values()), several)
 
 
-def _entries(source: str, name: str) -> list[Any]:
-    listed = list_source(DataConfig(source=source), needs_labels=False)
+def _refuse_shards(source: str, name: str) -> None:
+    if is_store(source) or find_shards(Path(source)) is not None:
+        raise UsageError(f"{name} is '{source}', which has shards: give the folder of images that they were made from")
+
+
+def _has_label(entry: Entry) -> bool:
+    return entry.label != UNLABELLED and entry.labels != ()
+
+
+def _entries(source: str, name: str) -> list[Entry]:
+    listed = list_source(DataConfig(source=source), needs_labels=False, reads_sets=True)
     if not isinstance(listed, Listing):
         raise UsageError(f"{name} is '{source}', it must be a folder of images, or a .csv or .parquet manifest")
     for note in listed.notes:
@@ -141,13 +159,20 @@ def _computed(
     return np.stack(rows) if rows else np.zeros((0, width), np.float32), readable
 
 
-def _write_table(path: Path, proposals: Sequence[Proposal], folder: Path) -> None:
-    """Write a manifest whose column `label` is empty; paths are relative to the folder it will be in."""
+def _write_table(path: Path, proposals: Sequence[Proposal], folder: Path, column: str) -> None:
+    """Write a manifest whose column of labels is empty; paths are relative to the folder it will be in."""
     with open(path, "w", newline="", encoding="utf-8") as stream:
-        stream.write(csv_line(["path", "label", "rank", "score"]))
+        stream.write(csv_line(["path", column, "rank", "score"]))
         for each in proposals:
             score = "" if math.isnan(each.score) else each.score
-            stream.write(csv_line([os.path.relpath(each.path, folder), "", each.rank, score]))
+            stream.write(csv_line([_relative(each.path, folder), "", each.rank, score]))
+
+
+def _relative(path: str, folder: Path) -> str:
+    try:
+        return os.path.relpath(path, folder)
+    except ValueError:  # on another drive of Windows
+        return os.path.abspath(path)
 
 
 def _write_sheet(path: Path, proposals: Sequence[Proposal]) -> None:
@@ -163,9 +188,8 @@ def _image(proposal: Proposal) -> Image.Image | None:
 
 def check_below(pool: Pool, root: str) -> None:
     """Raise :class:`~vitreous.errors.UsageError` unless all images that may be chosen are below a folder."""
-    base = os.path.realpath(root)
     for path in pool.candidates:
-        if os.path.commonpath((base, os.path.realpath(path))) != base:
+        if not is_below(path, root):
             raise UsageError(f"'{visible(path)}' is not below --label-studio '{root}': name a folder that holds all")
 
 
@@ -179,16 +203,23 @@ def label_studio_tasks(proposals: Sequence[Proposal], root: str) -> str:
     return json_text(tasks, indent=2) + "\n"
 
 
-def write_files(files: Outputs, output: str, proposals: Sequence[Proposal], tasks: str | None) -> list[str]:
-    """Write the table, the contact sheet and, if given, the tasks; return their names."""
+def write_files(
+    files: Outputs, output: str, proposals: Sequence[Proposal], tasks: str | None, column: str = "label"
+) -> list[str]:
+    """Write the table, the contact sheet and, if given, the tasks; return their names.
+
+    ``column`` is the table's empty column: `label`, or `labels` where an image may have several.
+    """
     stem = os.path.splitext(output)[0]
     names = [output, f"{stem}.png"]
     with files.atomic_write(names[1]) as path:
         _write_sheet(path, proposals)
+    if len(proposals) > MOST_SHOWN:
+        narrate(f"{names[1]} shows the first {MOST_SHOWN:,} of {len(proposals):,} proposals; the table has all")
     if tasks is not None:
         names.append(f"{stem}.json")
         with files.atomic_write(names[2]) as path:
             path.write_text(tasks, encoding="utf-8")
     with files.atomic_write(output) as path:  # last: it says that the others are complete
-        _write_table(path, proposals, Path(output).resolve().parent)
+        _write_table(path, proposals, Path(output).resolve().parent, column)
     return names

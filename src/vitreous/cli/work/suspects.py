@@ -33,7 +33,9 @@ _MIN_AGREEMENT = 0.8  # share of labels; a classifier that agrees with fewer is 
 
 def find_suspects(result: Audit, copies: Copies, classifier: Classifier, batch_size: int) -> list[Finding]:
     """Find suspicious labels, and add a note on the method to the audit."""
-    usable = [n for n, image in enumerate(result.images) if not image.facts.reason]
+    usable = [n for n, image in enumerate(result.images) if image.has_label and not image.facts.reason]
+    if not usable:
+        raise DataError(f"label errors need images with a label, and {result.name} has none: omit --model")
     if usable and result.images[usable[0]].labels is not None:
         return _of_several(result, copies, classifier, usable, batch_size)
     sizes = Counter(result.images[n].label for n in usable)

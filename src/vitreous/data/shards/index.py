@@ -79,17 +79,20 @@ class Index:
         has_order: Whether their order is official, so that a class without images counts too.
         shards: The shards.
         created_by: Program and version.
+        without_labels: Whether the class `unlabelled` stands for images without a label.
     """
 
     classes: tuple[str, ...]
     has_order: bool
     shards: Sequence[ShardEntry]
     created_by: str = ""
+    without_labels: bool = False
 
     def to_json(self) -> str:
         """Return the content of `index.json`."""
         head = {"format": _FORMAT, "format_version": _VERSION, "created_by": self.created_by}
         classes = {"classes": self.classes, "classes_have_order": self.has_order}
+        classes |= {"without_labels": True} if self.without_labels else {}
         return json.dumps(head | classes | {"shards": [shard.to_dict() for shard in self.shards]})
 
 
@@ -116,7 +119,8 @@ def parse_index(content: bytes, name: str) -> Index:
         _require(type(classes) is list and set(map(type, classes)) == {str} and "" not in classes, "a class")
         shards = [ShardEntry.from_dict(each, len(classes)) for each in stored["shards"]]
         _require(len({shard.file for shard in shards}) == len(shards), "the files' names")
-        return Index(tuple(classes), stored["classes_have_order"] is True, shards, str(stored["created_by"]))
+        has_order, without_labels = stored["classes_have_order"] is True, stored.get("without_labels") is True
+        return Index(tuple(classes), has_order, shards, str(stored["created_by"]), without_labels)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)[:200]
         raise DataError(f"{name} is damaged ({reason}): write the shards again, or copy it again") from error

@@ -82,8 +82,14 @@ def find_shards(path: Path) -> ShardFolder | None:
     return None
 
 
-def list_shards(folder: ShardFolder, *, needs_labels: bool = True) -> Listing:
-    """List the images of shards in the order of the shards."""
+def list_shards(folder: ShardFolder, *, needs_labels: bool = True, sets_aside: bool = False) -> Listing:
+    """List the images of shards in the order of the shards.
+
+    Where labels are needed, images that were packed without one are set aside if the caller `sets_aside` such images.
+
+    Raises:
+        DataError: If a file is missing, there are no images, or labels are needed and missing.
+    """
     content = folder.read_index()
     if content is None or not is_index(content[:_START]):
         return _list_foreign(folder, needs_labels=needs_labels)
@@ -104,7 +110,21 @@ def list_shards(folder: ShardFolder, *, needs_labels: bool = True) -> Listing:
             entries.append(Entry(image, row.name, index.classes[row.label], row.split))
     if not entries:
         raise DataError(f"{folder.name} has no image in its index: write the shards again")
+    if needs_labels and index.without_labels:
+        return _with_labels(folder, entries, sets_aside=sets_aside)
     return Listing(folder.root, entries, classes=index.classes if index.has_order else None)
+
+
+def _with_labels(folder: ShardFolder, entries: list[Entry], *, sets_aside: bool) -> Listing:
+    """Set the images aside that were packed without a label, or refuse them."""
+    aside = [entry for entry in entries if entry.label == UNLABELLED]
+    labelled = [entry for entry in entries if entry.label != UNLABELLED]
+    if not labelled or (aside and not sets_aside):
+        raise DataError(
+            f"{folder.name}: {pluralize(len(aside), 'image')} without a label, packed with --no-labels: pack the "
+            "labelled ones without that option, or use `vitreous pretrain`, which needs no labels"
+        )
+    return Listing(folder.root, labelled, unlabelled=aside)
 
 
 def _list_foreign(folder: ShardFolder, *, needs_labels: bool) -> Listing:

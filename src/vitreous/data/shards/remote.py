@@ -33,7 +33,9 @@ _GAP = 1 << 20  # bytes between two images that take less time than another requ
 _MOST_AT_ONCE = 8 << 20  # bytes of one request
 
 
-def list_store(address: str, cache_gb: float, *, mixed: int = 1, needs_labels: bool = True) -> Listing:
+def list_store(
+    address: str, cache_gb: float, *, mixed: int = 1, needs_labels: bool = True, sets_aside: bool = False
+) -> Listing:
     """List a folder in a store: shards if it has an index, tar or Parquet files, else images in folders.
 
     A note says so if the cache has no room for as many shards as training mixes at a time, ``mixed``.
@@ -43,7 +45,7 @@ def list_store(address: str, cache_gb: float, *, mixed: int = 1, needs_labels: b
     if not any(files):
         raise DataError(f"{folder.name} is empty or not there: give s3://BUCKET/FOLDER with shards or images")
     if INDEX in files or any(name.endswith(SUFFIXES) for name in files):
-        listing = list_shards(folder, needs_labels=needs_labels)
+        listing = list_shards(folder, needs_labels=needs_labels, sets_aside=sets_aside)
         sizes = sorted((size for name, size in files.items() if name.endswith(SUFFIXES)), reverse=True)
         if 0 < cache_gb * 2**30 < sum(sizes[:mixed]):
             listing.notes.append(

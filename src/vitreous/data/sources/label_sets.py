@@ -6,12 +6,13 @@ for a single label (:mod:`vitreous.data.sources.manifest`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitreous.data.sources.listing import first_ten, ordered_classes, plain_name
+from vitreous.data.sources.listing import first_ten, ordered_classes, plain_name, pluralize
 from vitreous.data.sources.tables import LISTS
 from vitreous.errors import DataError
 from vitreous.files.text import visible
@@ -24,6 +25,7 @@ SEPARATOR = ";"
 _OTHER_SEPARATOR = "|"  # as ChestX-ray14 has it; only if no cell has the usual one
 _TRUE, _FALSE = ("1", "true"), ("0", "false")
 _FEWEST_COLUMNS = 2
+_BRACKETS = re.compile(r"""\[.*\]|\{.*\}|\(\s*['"].*\)""", re.DOTALL)  # as pandas and Python write lists to CSV
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class LabelSets:
 
     classes: tuple[str, ...]  # all labels, in the order of the model's outputs
     of_rows: list[tuple[str, ...]]  # the labels of each row, without repeats and in the order of the classes
-    notes: tuple[str, ...] = ()  # about columns that are no labels
+    notes: tuple[str, ...] = ()  # about what is no label, or may be several
 
     @property
     def texts(self) -> list[str]:
@@ -46,11 +48,11 @@ def label_sets(
     """Return the labels of each row, from columns whose path and split are left out; None if no column has labels.
 
     Raises:
-        DataError: If a cell of a column of 0 and 1 is empty.
+        DataError: If a cell of a column of 0 and 1 is empty, or one of lists has brackets.
     """
     by_name = {name.strip().lower(): n for n, name in enumerate(header)}
     if (found := next((by_name[name] for name in LISTS if name in by_name), None)) is not None:
-        return _from_lists(columns[found])
+        return _from_lists(manifest, header[found], columns[found], numbers)
     flags = [n for n, cells in enumerate(columns) if header[n].strip() and _has_flags(cells)]
     if len(flags) < _FEWEST_COLUMNS:
         return None
@@ -69,15 +71,30 @@ def label_sets(
     return LabelSets(classes, [tuple(c for c, has in zip(classes, row, strict=True) if has) for row in rows], notes)
 
 
-def _from_lists(cells: Sequence[str | tuple[str, ...]]) -> LabelSets:
-    texts = [cell for cell in cells if isinstance(cell, str)]
+def _from_lists(
+    manifest: Path, column: str, cells: Sequence[str | tuple[str, ...]], numbers: Sequence[int]
+) -> LabelSets:
+    texts = [cell for cell in cells if isinstance(cell, str) and cell]
+    rows = zip(numbers, cells, strict=True)
+    if bracketed := [row for row, cell in rows if isinstance(cell, str) and _BRACKETS.fullmatch(cell)]:
+        raise DataError(
+            f"{manifest}: rows {first_ten(bracketed)} have a list in brackets in column {visible(column)!r}: write "
+            "cat;dog, or save the table as Parquet or JSON lines, whose lists are read"
+        )
     other = not any(SEPARATOR in text for text in texts) and any(_OTHER_SEPARATOR in text for text in texts)
     separator = _OTHER_SEPARATOR if other else SEPARATOR
     split = [cell.split(separator) if isinstance(cell, str) else cell for cell in cells]
     sets = [{plain_name(name.strip()) for name in names if name.strip()} for names in split]
     classes = ordered_classes(set().union(*sets))
     place = {name: n for n, name in enumerate(classes)}
-    return LabelSets(classes, [tuple(sorted(names, key=place.__getitem__)) for names in sets])
+    commas = sum("," in text for text in texts)
+    notes = []
+    if 2 * commas > len(texts) and not any(SEPARATOR in text or _OTHER_SEPARATOR in text for text in texts):
+        notes.append(
+            f"{commas:,} of {pluralize(len(texts), 'cell')} in column {visible(column)!r} have a comma, which "
+            "separates no labels, so that each cell is one label: write cat;dog for two"
+        )
+    return LabelSets(classes, [tuple(sorted(names, key=place.__getitem__)) for names in sets], tuple(notes))
 
 
 def _has_flags(cells: Sequence[Any]) -> bool:

@@ -25,7 +25,9 @@ _COLUMNS = {
 }
 
 
-def list_manifest(manifest: Path, *, needs_labels: bool = True, sets_aside: bool = False) -> Listing:
+def list_manifest(
+    manifest: Path, *, needs_labels: bool = True, sets_aside: bool = False, reads_sets: bool = False
+) -> Listing:
     """List the images of an existing .csv, .tsv, .parquet, .pq, .jsonl or .ndjson file.
 
     Columns are `path` (or `file`, `filename`, `image`), `label` (or `class`, `target`, `category`) and optionally
@@ -34,7 +36,8 @@ def list_manifest(manifest: Path, *, needs_labels: bool = True, sets_aside: bool
     separated by commas, semicolons or tabs. Unless it `needs_labels`, the column may be missing, or cells of it empty.
     If the table `sets_aside` images, rows with an empty label become `unlabelled`; they may lack a split.
 
-    Without a column `label`, an image may have several labels: :mod:`vitreous.data.sources.label_sets`.
+    Without a column `label`, an image may have several labels: :mod:`vitreous.data.sources.label_sets`. They are read
+    if the source `needs_labels`, or with `reads_sets`, where they may be missing.
     """
     chooses = _needed_or_sets if needs_labels else partial(_needed, roles=("path",))
     header, columns, numbers = read_table(manifest, chooses)
@@ -43,11 +46,12 @@ def list_manifest(manifest: Path, *, needs_labels: bool = True, sets_aside: bool
     indices = {role: [header.index(name) for name in _columns_for(role, header)] for role in _COLUMNS}
     cells = {role: columns[index[0]] for role, index in indices.items() if index}
     sets = None
-    if not needs_labels:
-        cells["label"] = [label or UNLABELLED for label in cells.get("label", [""] * len(numbers))]
-    elif "label" not in cells:
-        sets = _read_sets(manifest, numbers)
+    if "label" not in cells and (needs_labels or reads_sets):
+        sets = _read_sets(manifest, numbers, needed=needs_labels)
+    if sets is not None:
         cells["label"] = sets.texts
+    elif not needs_labels:
+        cells["label"] = [label or UNLABELLED for label in cells.get("label", [""] * len(numbers))]
     named = {role: header[index[0]] for role, index in indices.items() if index}
     bare = {n for n, label in enumerate(cells["label"]) if not label} if sets_aside and sets is None else set()
     if len(bare) == len(numbers):
@@ -85,11 +89,11 @@ def _needed_or_sets(manifest: Path, header: Sequence[str]) -> list[str]:
     return _needed(manifest, header, roles)
 
 
-def _read_sets(manifest: Path, numbers: Sequence[int]) -> LabelSets:
-    """Read the columns of several labels, of a table without a column of one.
+def _read_sets(manifest: Path, numbers: Sequence[int], *, needed: bool) -> LabelSets | None:
+    """Read the columns of several labels, of a table without a column of one; None if there are none and may be none.
 
     Raises:
-        DataError: If there are none, or a cell is not 0 or 1.
+        DataError: If there are none and they are needed, or a cell is not 0 or 1.
     """
     whole: list[str] = []
 
@@ -101,7 +105,7 @@ def _read_sets(manifest: Path, numbers: Sequence[int]) -> LabelSets:
 
     header, columns, _ = read_table(manifest, choose, "labels")
     found = label_sets(manifest, header, columns, numbers)
-    if found is None:
+    if found is None and needed:
         raise _missing("label", manifest, whole)
     return found
 

@@ -32,7 +32,7 @@ from vitreous.data.sources.unlabelled import list_unlabelled, with_unlabelled
 from vitreous.data.sources.urls import is_store
 from vitreous.errors import DataError
 
-__all__ = ["ImageData", "Split", "fingerprint_of", "list_source", "open_source"]
+__all__ = ["ImageData", "Split", "fingerprint_of", "list_source", "open_source", "without_excluded"]
 
 _ORDER = ("all", "train", "val", "test")
 
@@ -78,7 +78,7 @@ def open_source(
         return with_unlabelled(config, data, more, progress, by_pixels=True) if more else data
     if not several:
         refuse_several_labels(config.source, listed)
-    listed = _without_excluded(config, replace(listed, unlabelled=[*listed.unlabelled, *more]))
+    listed = without_excluded(config, replace(listed, unlabelled=[*listed.unlabelled, *more]))
     data = _from_files(config, listed, progress, hold_out, record, needs_labels=needs_labels)
     if not (aside := listed.unlabelled):
         return data
@@ -97,10 +97,10 @@ def _list_beside(config: DataConfig, source: str) -> list[Entry]:
     listed = list_source(replace(config, source=source), needs_labels=False)
     if isinstance(listed, PixelSet):
         raise DataError(f"{source} cannot be unlabelled images: give a folder of images, a manifest or shards")
-    return _without_excluded(config, Listing(listed.root, [], unlabelled=listed.entries)).unlabelled
+    return without_excluded(config, Listing(listed.root, [], unlabelled=listed.entries)).unlabelled
 
 
-def _without_excluded(config: DataConfig, listing: Listing) -> Listing:
+def without_excluded(config: DataConfig, listing: Listing) -> Listing:
     """Return a listing less the images to exclude."""
     if not config.exclude:
         return listing
@@ -114,29 +114,37 @@ def _without_excluded(config: DataConfig, listing: Listing) -> Listing:
     return replace(listing, entries=kept, unlabelled=aside, notes=[*listing.notes, *notes])
 
 
-def list_source(config: DataConfig, *, needs_labels: bool = True, sets_aside: bool = False) -> PixelSet | Listing:
+def list_source(
+    config: DataConfig, *, needs_labels: bool = True, sets_aside: bool = False, reads_sets: bool = False
+) -> PixelSet | Listing:
     """Identify the source and list it, without opening any image of a folder or a manifest.
 
-    Files are sorted by name and label, regardless of their order in a manifest or on disk. With `sets_aside`, rows of a
-    manifest that have no label are in :attr:`Listing.unlabelled`; they are an error otherwise.
+    Files are sorted by name and label, regardless of their order in a manifest or on disk. With `sets_aside`, images of
+    a manifest or of shards that have no label are in :attr:`Listing.unlabelled`; they are an error otherwise. A source
+    that does not need labels, and `reads_sets`, has the labels of a manifest where an image may have several.
     """
     path = find_source(config.source)
     if is_store(config.source):
         from vitreous.data.shards.remote import list_store
 
         listing: PixelSet | Listing = list_store(
-            config.source, config.cache_gb, mixed=config.shuffle_shards, needs_labels=needs_labels
+            config.source,
+            config.cache_gb,
+            mixed=config.shuffle_shards,
+            needs_labels=needs_labels,
+            sets_aside=sets_aside,
         )
     elif path is None:
         listing = load_known(config.source, config.dir)
     elif (shards := find_shards(path)) is not None:
-        listing = list_shards(shards, needs_labels=needs_labels)
+        listing = list_shards(shards, needs_labels=needs_labels, sets_aside=sets_aside)
     elif path.is_dir():
         listing = list_folder(path) if needs_labels else list_unlabelled(path)
     else:
-        listing = list_manifest(path, needs_labels=needs_labels, sets_aside=sets_aside)
+        listing = list_manifest(path, needs_labels=needs_labels, sets_aside=sets_aside, reads_sets=reads_sets)
     if isinstance(listing, Listing):
-        listing.entries.sort(key=lambda entry: (entry.name, entry.label, entry.split or ""))
+        for part in (listing.entries, listing.unlabelled):
+            part.sort(key=lambda entry: (entry.name, entry.label, entry.split or ""))
     return listing
 
 

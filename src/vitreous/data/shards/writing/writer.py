@@ -25,8 +25,9 @@ from vitreous.data.shards.tar import end_of_tar, header_of, padding
 from vitreous.data.shards.writing.destination import Destination
 from vitreous.data.shards.writing.known import as_entries
 from vitreous.data.shards.writing.planning import Planned, ShardPlan, plan_shards
+from vitreous.data.sources.checks import refuse_several_labels
 from vitreous.data.sources.known import PixelSet
-from vitreous.data.sources.listing import Entry, Listing, first_ten, match_exclusions, ordered_classes
+from vitreous.data.sources.listing import UNLABELLED, Entry, Listing, first_ten, match_exclusions, ordered_classes
 from vitreous.data.sources.opening import list_source
 from vitreous.data.sources.scan import Progress, scan
 from vitreous.errors import DataError
@@ -90,7 +91,8 @@ def write_shards(
     plans = plan_shards(config, entries, scanned, lengths, classes, shard_bytes=shard_bytes)
     destination.keep_only({plan.file for plan in plans})
     shards, reused = _write_all(plans, destination, workers, bar)
-    index = Index(classes, listing.classes is not None, shards, f"vitreous {__version__}")
+    without_labels = not needs_labels and UNLABELLED in classes
+    index = Index(classes, listing.classes is not None, shards, f"vitreous {__version__}", without_labels)
     destination.finish(index.to_json())
     total = sum(shard.bytes for shard in shards)
     return Written(len(entries), len(shards), total, reused, unreadable, notes)
@@ -99,6 +101,7 @@ def write_shards(
 def _list(config: DataConfig, *, needs_labels: bool) -> tuple[Listing, list[str]]:
     listed = list_source(config, needs_labels=needs_labels)
     listing = as_entries(listed, config) if isinstance(listed, PixelSet) else listed
+    refuse_several_labels(config.source, listing)
     notes = list(listing.notes)
     if config.exclude:
         names, paths = [entry.name for entry in listing.entries], [entry.path for entry in listing.entries]
