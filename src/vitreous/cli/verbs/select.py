@@ -58,7 +58,7 @@ def _parser() -> Parser:
         default="typicality",
         help="typicality: the densest image of each of COUNT clusters, for few labels (TypiClust). core-set: the "
         "image farthest from all labelled and chosen ones, in turn. uncertainty: the smallest margins between the two "
-        "most probable classes, of different confusions; needs a classifier",
+        "most probable classes, of different confusions; needs a classifier of one label for each image",
     )
     add(
         "--labelled",
