@@ -25,6 +25,11 @@ def photos(tmp_path, monkeypatch) -> Path:
     return tmp_path / "photos"
 
 
+def to_6_places(number: str) -> float:
+    """Read a number without its last bits, which the sums of another batch may change."""
+    return round(float(number), 6)
+
+
 def test_every_verb_gives_for_shards_what_it_gives_for_the_folder(vitreous, photos, model_file):
     run = vitreous("shard", photos, "shards", "--json", "-")
     assert run.returncode == 0, run.stderr
@@ -43,7 +48,7 @@ def test_every_verb_gives_for_shards_what_it_gives_for_the_folder(vitreous, phot
         vectors = np.load(f"{Path(data).name}.npz")
         audit = json.loads(Path(f"{Path(data).name}-audit.json").read_text())
         found[str(data)] = (
-            json.loads(Path(f"{Path(data).name}.json").read_text())["scores"],
+            json.loads(Path(f"{Path(data).name}.json").read_text(), parse_float=to_6_places)["scores"],
             sorted((Path(line["path"]).name, line["label"]) for line in lines),
             {Path(str(path)).name: row.round(4).tolist() for path, row in zip(*vectors.values(), strict=True)},
             {kind: audit["counts"][kind] for kind in ("error", "warning")},
