@@ -9,9 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from vitreous.checkpoint.model_file import load_model
+from vitreous.accelerate.model import build
+from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
 from vitreous.cli.verbs.pretrain import configure
-from vitreous.data.config import DataConfig
+from vitreous.data.config import DataConfig, PreprocessConfig
+from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, DataError, NonFiniteError
 from vitreous.model.config import ViTConfig
 from vitreous.model.pools import Mean
@@ -19,7 +21,7 @@ from vitreous.recipes.pretraining import PRETRAINING, pretraining_recipe
 from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import OptimConfig
 from vitreous.train.pretrain.dino import DinoConfig
-from vitreous.train.pretrain.mae import MaeConfig
+from vitreous.train.pretrain.mae import Mae, MaeConfig
 from vitreous.train.pretrain.monitor import CollapseError
 from vitreous.train.pretrain.run import pretrain
 from vitreous.train.pretrain.views import ViewsConfig
@@ -114,8 +116,59 @@ def test_a_flat_folder_needs_no_labels_and_constant_images_are_refused(tmp_path,
     assert done.returncode == 0, done.stderr
     assert "val_knn" not in (tmp_path / "run/metrics.csv").read_text()
     assert (tmp_path / "run/reconstructions-dark.png").exists()
-    assert vitreous("embed", "run", "mixed", "--output=features.npz").returncode == 0
+    (command,) = (line for line in done.stdout.splitlines() if line.startswith("next "))
+    assert vitreous(*command.split()[2:]).returncode == 0, command
+    assert (tmp_path / "run" / "features.npz").exists()
     assert "no effect" in vitreous("pretrain", "mixed", "--mpp.masked=0.5").stderr
+
+
+def test_a_manifest_without_labels_ends_with_a_command_that_works(tmp_path, vitreous, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    generator = torch.Generator().manual_seed(0)
+    for n in range(12):
+        pixels = torch.randint(0, 256, (8, 8, 3), dtype=torch.uint8, generator=generator)
+        Image.fromarray(pixels.numpy()).save(f"{n}.png")
+    labels = [("odd", "even")[n % 2] if n < 8 else "" for n in range(12)]
+    (tmp_path / "some.csv").write_text("path,label\n" + "".join(f"{n}.png,{label}\n" for n, label in enumerate(labels)))
+    (tmp_path / "none.csv").write_text("path\n" + "".join(f"{n}.png\n" for n in range(12)))
+    options = ["--steps=2", "--model.image_size=8", "--model.patch_size=4", "--model.width=16", "--model.heads=2"]
+    for name, verb in (("none", "inspect"), ("some", "finetune")):
+        words = (f"{name}.csv", *options, "--data.val_fraction=0.3", "--mae.mask=0.5", f"--out={name}")
+        done = vitreous("pretrain", *words)
+        assert done.returncode == 0, done.stderr
+        (command,) = (line for line in done.stdout.splitlines() if line.startswith("next "))
+        assert command.split()[1:3] == ["vitreous", verb]
+    assert vitreous("inspect", "none/model.safetensors", "--out=page").returncode == 0
+    probed = vitreous("probe", "some", "some.csv", "--k=1", "--shots=none", "--json=-")
+    assert probed.returncode == 0, probed.stderr
+
+
+def test_a_source_is_continued_at_sizes_that_its_patches_divide(tmp_path, vitreous):
+    source = dataclasses.replace(TINY, image_size=14, patch_size=7, width=32)
+    pipeline = EvalPipeline((14, 14), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
+    torch.manual_seed(0)
+    save_model(tmp_path / "source.safetensors", build(source), ModelInfo((), pipeline))
+    for method, words in {"mae": ["--mae.mask=0.5"], "visreg": ["--visreg.slices=16"]}.items():
+        options = ["--steps=2", "--batch-size=64", "--device=cpu", f"--method={method}", f"--out={method}", *words]
+        size = ["--model.image_size=21"]  # a multiple of 7, not of the recipe's patches
+        done = vitreous("pretrain", "digits", "--from=source.safetensors", *size, *options)
+        assert done.returncode == 0, done.stderr
+        model, info = load_model(tmp_path / method)
+        assert (model.config.patch_size, model.config.image_size, model.config.width) == (7, 21, 32)
+        assert info.provenance["finetuned_from"]["name"] == "source.safetensors"
+    refused = vitreous("pretrain", "digits", "--from=source.safetensors", "--model.image_size=20")
+    assert refused.returncode == 2
+    assert "not a multiple of patch size 7" in refused.stderr
+    conv = dataclasses.replace(source, image_size=16, patch_size=8, stem="conv")
+    save_model(tmp_path / "conv.safetensors", build(conv), ModelInfo((), dataclasses.replace(pipeline, size=(16, 16))))
+    refused = vitreous("pretrain", "digits", "--from=conv.safetensors")
+    assert "of a model of --from, whose stem stays, --method visreg" in refused.stderr
+
+
+def test_a_decoder_is_half_as_wide_as_its_encoder():
+    wide, _, _ = configure(["digits", "--method=mae", "--model=S/16", "--model.image_size=32"])
+    pipeline = EvalPipeline((32, 32), 3, PreprocessConfig(mean=(0.5,) * 3, std=(0.2,) * 3))
+    assert Mae(build(wide.model), pipeline, wide.mae).decoder.width == 192
 
 
 def test_a_step_that_is_not_finite_can_be_replayed(tmp_path):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vitreous.model.config import ViTConfig
     from vitreous.train.config import RunConfig
 
-__all__ = ["configure", "run"]
+__all__ = ["configure", "placeholder_model", "run"]
 
 _SHORT = {
     "--from": "--tune.source",
@@ -138,7 +138,7 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], Mapping[s
     if (mode := _mode(typed, stored)) is not None:
         typed.setdefault("tune", {}).setdefault("mode", mode)
     name, config = _base_config(typed, stored, data)
-    placeholder = dataclasses.replace(config, data=DataConfig(), model=_placeholder(config.model))
+    placeholder = dataclasses.replace(config, data=DataConfig(), model=placeholder_model(config.model))
     _reject_parts_of_source(stored, placeholder.model)
     before = overlay(placeholder, stored)
     _reject_parts_of_source(typed, before.model)
@@ -179,7 +179,7 @@ def _base_config(typed: Mapping[str, Any], stored: Mapping[str, Any], data: str 
     return name, config
 
 
-def _placeholder(model: ViTConfig) -> ViTConfig:
+def placeholder_model(model: ViTConfig) -> ViTConfig:
     """Return a recipe's model with a structure that any option may be set on: that of the source is not known yet.
 
     One head and patches of one pixel accept every image size and width; learned positions have every option of

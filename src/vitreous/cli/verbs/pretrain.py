@@ -12,6 +12,7 @@ from vitreous.cli.options.help import VerbHelp, print_help, split_help
 from vitreous.cli.options.model_parts import add_model_options
 from vitreous.cli.options.outputs import add_json_options
 from vitreous.cli.options.parser import Parser
+from vitreous.cli.verbs.finetune import placeholder_model
 from vitreous.cli.verbs.train import (
     data_source,
     effective_defaults,
@@ -121,7 +122,10 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig, frozenset[str], Mapping[s
 def _base_config(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> PretrainConfig:
     """Return what applies before the single options typed."""
     method = typed.get("method") or stored.get("method") or _DEFAULT
-    config: Any = overlay(pretraining_recipe(method, data_source(typed, stored)), stored)
+    config: Any = pretraining_recipe(method, data_source(typed, stored))
+    if {**stored.get("tune", {}), **typed.get("tune", {})}.get("source"):
+        config = dataclasses.replace(config, model=placeholder_model(config.model))
+    config = overlay(config, stored)
     if typed.get("size"):
         config = resize(config, typed["size"], typed.get("model", {}))
     found: PretrainConfig = dataclasses.replace(config, recipe=method)

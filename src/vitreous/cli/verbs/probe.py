@@ -59,7 +59,9 @@ def run(argv: Sequence[str]) -> int:
 
     classifier = load_model(options)
     # "val", to split as training did
-    data = scoring.open_data(classifier.info, options.data, options.data_dir, "val", several=True)
+    data = scoring.open_data(
+        classifier.info, options.data, options.data_dir, "val", several=True, unlabelled="left out"
+    )
     if data.several:
         if options.shots not in (_SHOTS, "none") or options.whiten or options.l2 is not None:
             raise UsageError("few shots need one class of each image: leave --shots, --whiten and --l2 out")

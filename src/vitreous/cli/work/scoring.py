@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -62,15 +62,16 @@ def open_data(
     cache_gb: float = DataConfig.cache_gb,
     *,
     several: bool = False,
+    unlabelled: Literal["refused", "left out"] = "refused",
 ) -> ImageData:
     """Open labelled images, with the split of the model's training if they are the data it was trained on.
 
     Other data without splits is used as a whole, unless a split is requested. If images were added or moved since the
     training, val is what the training held out, as far as the model file records it. ``folder`` holds the known
     datasets; None is that of the training, or the default. ``cache_gb`` GiB of shards from a store are kept. Images may
-    have ``several`` labels only if that is given.
+    have ``several`` labels only if that is given. Rows of a manifest without a label are ``unlabelled``.
     """
-    read = partial(_open, several=several)
+    read = partial(_open, several=several, unlabelled=unlabelled)
     trained = _section(_section(info.provenance, "config"), "data")
     is_same_source = is_training_source(info, source)
     if folder is None and is_same_source and isinstance(trained.get("dir"), str):
@@ -297,9 +298,9 @@ def score_tables(title: str, scores: Scores, calibration: Calibration, classes: 
         yield mistakes
 
 
-def _open(config: DataConfig, hold_out: bool = True, record: object = None, several: bool = False) -> ImageData:
+def _open(config: DataConfig, hold_out: bool = True, record: object = None, **rows: Any) -> ImageData:
     with progress_bar("read") as update:
-        return open_source(config, progress=update, hold_out=hold_out, record=record, several=several)
+        return open_source(config, progress=update, hold_out=hold_out, record=record, **rows)
 
 
 def _section(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -31,5 +31,5 @@ def mae() -> PretrainConfig:
         optim=OptimConfig(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05),
         batch_size=256,
         epochs=100,
-        mae=MaeConfig(decoder_width=64, decoder_depth=2),
+        mae=MaeConfig(decoder_depth=2),
     )

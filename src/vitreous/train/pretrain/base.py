@@ -128,7 +128,7 @@ def check_masking(config: ViTConfig, method: str, *, drops: bool) -> None:
     if not config.stem.has_patch_kernel:
         raise ConfigError(
             f"{method} hides patches, but the stem {config.stem.kind} lets visible patches show their neighbours: use "
-            "--model.stem patch or linear"
+            "--model.stem patch or linear; of a model of --from, whose stem stays, --method visreg or lejepa"
         )
     if drops:
         check_dropping(config, method)

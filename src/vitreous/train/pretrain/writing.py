@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -54,11 +55,13 @@ class PretrainWriter(RunWriter):
         return ", ".join(f"{label} {scale * measures[name]:.1f}{unit}" for name, (label, scale, unit) in found)
 
     def next_command(self) -> list[str]:
-        """Return the command that uses the backbone: it fine-tunes where there are labels, and else embeds."""
+        """Return a command that uses the backbone: fine-tuning where there are labels, else features or a page."""
         model, source = str(self.folder / "model.safetensors"), self.setup.config.data.source
         if len({*self.setup.data.classes} - {UNLABELLED}) > 1:
             return ["vitreous", "finetune", source, "--from", str(self.folder)]
-        return ["vitreous", "embed", model, source]
+        if not Path(source).expanduser().is_dir():  # a manifest or a known dataset, which `embed` does not take
+            return ["vitreous", "inspect", model]
+        return ["vitreous", "embed", model, source, "-o", str(self.folder / "features.npz")]
 
     def write_pretraining(
         self,
