@@ -19,7 +19,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.pools import Mean
 from vitreous.recipes.pretraining import PRETRAINING, pretraining_recipe
 from vitreous.runs.state_file import read_state, write_state
-from vitreous.train.config import OptimConfig
+from vitreous.train.config import OptimConfig, TuneConfig
 from vitreous.train.pretrain.dino import DinoConfig
 from vitreous.train.pretrain.mae import Mae, MaeConfig
 from vitreous.train.pretrain.monitor import CollapseError
@@ -80,6 +80,29 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path, monkeypatch, method):
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
+@pytest.mark.parametrize("method", ["mae", "mpp"])
+def test_a_collapsed_encoder_is_named_where_patches_are_predicted(tmp_path, method):
+    torch.manual_seed(0)
+    dead = build(TINY)
+    with torch.no_grad():
+        dead.norm.weight.zero_()  # every token is the bias, and so small a rate cannot revive it
+        dead.norm.bias.fill_(1.0)
+    pipeline = EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
+    save_model(tmp_path / "dead.safetensors", dead, ModelInfo((), pipeline))
+    source, slow = TuneConfig(source=str(tmp_path / "dead.safetensors")), OptimConfig(lr=1e-12)
+    planted = config(method, tmp_path / "run", steps=200, batch_size=64, tune=source, optim=slow)
+    with pytest.raises(CollapseError, match="complete collapse: all images have the same representation"):
+        pretrain(planted)
+
+
+@pytest.mark.parametrize(("method", "said"), [("mae", False), ("visreg", True)])
+def test_a_loss_that_compares_images_says_that_parts_change_it(tmp_path, monkeypatch, capsys, method, said):
+    monkeypatch.setattr("vitreous.train.pretrain.run._finish", lambda session: None)
+    pretrain(config(method, tmp_path / "run", accumulate=2))
+    found = f"{method} compares the 128 images of a part: accumulate 2 changes its loss" in capsys.readouterr().out
+    assert found == said
+
+
 def test_the_file_of_dino_is_the_teacher_without_a_head(tmp_path):
     pretrain(config("dino", tmp_path / "run"))
     model, info = load_model(tmp_path / "run")
@@ -91,7 +114,11 @@ def test_the_file_of_dino_is_the_teacher_without_a_head(tmp_path):
 
 @pytest.mark.parametrize(
     ("method", "options", "name"),
-    [("visreg", {"weight": 0.0}, "projections of all images"), ("dino", {"center_momentum": 1.0}, "on few outputs")],
+    [
+        ("visreg", {"weight": 0.0}, "projections of all images"),
+        ("lejepa", {"weight": 0.0}, "projections of all images"),
+        ("dino", {"center_momentum": 1.0}, "on few outputs"),
+    ],
 )
 def test_a_planted_collapse_is_named_within_200_steps(tmp_path, method, options, name):
     plain = config(method, tmp_path / "run", steps=200, batch_size=64)

@@ -72,6 +72,9 @@ class Objective(nn.Module):
     reconstructs: ClassVar[bool] = False
     """Whether there is a :meth:`reconstruct`."""
 
+    compares_images: ClassVar[bool] = False
+    """Whether the loss has statistics of the images of a micro-batch, so that smaller ones change it."""
+
     part_names: ClassVar[tuple[str, ...]] = ()
     """Names of the terms of the loss."""
 

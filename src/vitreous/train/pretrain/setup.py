@@ -61,6 +61,9 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
             pretrained = replace(pretrained, state={})
         objective = build_objective(config, backbone, pipeline)
     data.notes.append(describe_targets(objective, data, pipeline))
+    if objective.compares_images and config.accumulate > 1:
+        part, changed = config.batch_size // config.accumulate, f"accumulate {config.accumulate} changes its loss"
+        data.notes.append(f"{config.method} compares the {part} images of a part: {changed}")
     size = cost(config.model)
     return Setup(config, data, pipeline, loading, cast(Any, objective), size, device, precision, pretrained)
 

@@ -96,6 +96,8 @@ class MultiView(Objective):
         views: The crops.
     """
 
+    compares_images = True
+
     def __init__(
         self, backbone: FastVisionTransformer, pipeline: EvalPipeline, options: Any, views: ViewsConfig
     ) -> None:

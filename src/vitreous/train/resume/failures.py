@@ -65,7 +65,14 @@ def _with_smaller_parts(run: Session, error: Exception) -> RunState:
     run.view.line(
         "memory",
         f"a step of {sampler.batch_size} images does not fit: from {state.where} on, it is computed in {parts} parts "
-        f"of {sampler.batch_size // parts} images, whose gradients add up to those of the whole step",
+        f"of {sampler.batch_size // parts} images, {_of_parts(run.setup.model)}",
     )
     run.setup.model.zero_grad(set_to_none=True)
     return replace(state, parts=parts)
+
+
+def _of_parts(model: object) -> str:
+    """Return what a step in parts is: the whole step, unless the loss compares the images of a part."""
+    if getattr(model, "compares_images", False):
+        return "each with statistics of its own, so that the loss is not that of the whole step"
+    return "whose gradients add up to those of the whole step"
