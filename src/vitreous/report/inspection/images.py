@@ -153,7 +153,7 @@ def _heads(result: ImageResult) -> Iterator[str]:
     """Yield the attention of the tokens that the pooling reads, by block and head."""
     layers, H = result.attention_layers, result.heads.shape[1]
     yield "<h3>Attention by block and head</h3>\n"
-    yield '<p class="soft">What the tokens that the model classifies by attend to. Each map has its own scale.</p>\n'
+    yield '<p class="soft">What the tokens that the pooling reads attend to. Each map has its own scale.</p>\n'
     yield '<div class="scroll" tabindex="0" role="region" aria-label="Attention by block and head">'
     names = "".join(f'<th scope="col">head {head}</th>' for head in range(H))
     yield f'<table class="heads"><thead><tr><td></td>{names}</tr></thead><tbody>\n'
@@ -169,13 +169,13 @@ def _heads(result: ImageResult) -> Iterator[str]:
 def _neighbours(result: ImageResult) -> Iterator[str]:
     if result.neighbours:
         yield "<h3>Most similar labelled images</h3>\n"
-        yield '<p class="soft">By the cosine of the features that the classification head reads.</p>\n'
+        yield '<p class="soft">By the cosine of the features that a head reads.</p>\n'
         yield '<ul class="likes">'
         yield from (f"<li>{_likeness(each)}</li>" for each in result.neighbours)
         yield "</ul>\n"
     if result.patch_neighbours:
         yield "<h3>Most similar patches</h3>\n"
-        yield '<p class="soft">For the patches with the highest values of the first class map.</p>\n<ul class="likes">'
+        yield '<p class="soft">For the patches with the highest values of the first map.</p>\n<ul class="likes">'
         for each in result.patch_neighbours:
             places = [f"row {row + 1}, column {column + 1}" for row, column in (each.patch, each.other)]
             yield f"<li>{_likeness(each.found)}<br>its {places[1]} resembles {places[0]} here</li>"
