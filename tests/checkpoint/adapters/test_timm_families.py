@@ -10,7 +10,7 @@ from reference_models import randomise as randomise_plainly
 from safetensors.torch import load_file
 from timm.models import save_for_hf
 
-from vitreous.checkpoint.adapters.timm_entries import refusal
+from vitreous.checkpoint.adapters.timm_entries import entry_arguments, refusal
 from vitreous.checkpoint.conversion.convert import convert
 from vitreous.checkpoint.opening import open_checkpoint
 from vitreous.errors import CheckpointError
@@ -141,3 +141,21 @@ def test_features_of_a_distilled_model_are_both_tokens(tmp_path):
         tokens, features = ours(images, "tokens"), ours(images, "features")
     torch.testing.assert_close(features, tokens[:, :2].flatten(1), rtol=1e-5, atol=1e-6)
     assert ours.head.in_features == 2 * ours.config.width
+
+
+def test_heads_are_those_of_every_entry_point():
+    """Heads show in no tensor: where no row of the table has them, they are assumed to have 64 channels."""
+    patterns = ("vit_*", "deit*", "flexivit*", "eva*", "beit*", "naflexvit*", "test_vit*")
+    wrong = {}
+    for entry in sorted({name for pattern in patterns for name in timm.list_models(pattern)}):
+        if refusal(entry) is not None:
+            continue
+        with torch.device("meta"):
+            model = timm.create_model(entry, depth=1)
+        first = model.blocks[0]
+        theirs = getattr(first, "attn", first).num_heads
+        width = model.embed_dim
+        heads = entry_arguments(entry).get("num_heads") or max(1, width // 64)
+        if heads != theirs:
+            wrong[entry] = (heads, theirs)
+    assert wrong == {}

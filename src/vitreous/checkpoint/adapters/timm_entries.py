@@ -62,6 +62,7 @@ _ENTRIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("eva_giant_*", {"num_heads": 16}),
     ("eva02_enormous_*", {"num_heads": 16, "block_fn": "norm-after"}),
     ("*_huge_plus_*", {"num_heads": 20}),
+    ("vit_7b_*", {"num_heads": 32}),
     ("eva02_[!e]*", {**_ROPE, "ref_feat_shape": 16}),
     ("vit_*_rope_reg*", {**_ROPE, "ref_feat_shape": 16}),
     ("vit_*_rope_224", {**_ROPE, "rope_grid_indexing": "xy", "rope_temperature": 100.0}),
