@@ -174,7 +174,7 @@ def _measure(session: Session, meter: MemoryMeter, budget: float | None, before:
         teacher_seconds=before[1],
         epochs=epochs,
         total_seconds=total,
-        total_flops=images * _weighted_mean(weights, _step_flops(session))
+        total_flops=images * _weighted_mean(weights, _step_flops(setup, session))
         + validated * setup.cost.flops
         + _teacher_flops(setup, images),
         largest_batch=largest,
@@ -215,16 +215,18 @@ def _memory(trials: Trials, micro_batch: int, peak: int) -> Memory:
     return Memory(trials.fixed, activations, image_bytes, max(peak, trials.before + growth), trials.free)
 
 
-def _step_flops(session: Session) -> list[float]:
-    """Count the FLOPs of training per image in each phase, in a forward and backward pass of two images."""
-    setup, counts = session.setup, []
-    model, config, backbone = setup.model, setup.config, backbone_of(setup)
+def _step_flops(setup: Setup, session: Session | None = None) -> list[float]:
+    """Count the FLOPs of training per image in each phase, in a forward and backward pass of two images.
+
+    Those of a pretraining run are images of its `session`.
+    """
+    model, config, backbone, counts = setup.model, setup.config, backbone_of(setup), []
     dropped, training = backbone.patch_dropout, model.training
     model.train()
     try:
         for middle in map(statistics.fmean, config.phases):  # not an edge, which rounding may put into the next phase
             backbone.patch_dropout = config.patches_dropped(middle)
-            counts.append(_count_flops(session, middle))
+            counts.append(_count_flops(setup, session, middle))
     finally:
         backbone.patch_dropout = dropped
         model.train(training)
@@ -243,19 +245,18 @@ def _teacher_flops(setup: Setup, images: float) -> float:
     return seen * distiller.teacher.flops
 
 
-def _count_flops(session: Session, progress: float) -> float:
+def _count_flops(setup: Setup, session: Session | None, progress: float) -> float:
     """Count the FLOPs per labelled image at a point of the run, with those of the unlabelled images beside it.
 
     Uses torch's plain attention, the only backend whose products FlopCounterMode counts on every device.
     """
-    setup = session.setup
     device = next(setup.model.parameters()).device
     size = (setup.config.augment.side_at(side, progress) for side in setup.pipeline.size)
     images = torch.zeros(2, setup.pipeline.channels, *size, device=device)
     eager = torch.compiler.set_stance("force_eager") if setup.config.compile else contextlib.nullcontext()
     targets = torch.zeros(2, len(setup.data.classes), device=device)
     losses: Iterable[tuple[float, Callable[[], Tensor]]]
-    if setup.config.verb == "pretrain":
+    if session is not None and setup.config.verb == "pretrain":
         losses = [(1.0, lambda: _objective_loss(session, progress))]
     elif setup.auxiliary is None:
         losses = [(1.0, lambda: F.cross_entropy(setup.model(images).float(), targets))]
