@@ -135,6 +135,7 @@ def _with_training_splits(
     Images without a label come last. They are in `train`, of which nothing is held out unless there are no others.
     """
     entries = [*listing.entries, *listing.unlabelled]
+    labelled = [True] * len(listing.entries) + [False] * len(listing.unlabelled)
     all_splits = np.asarray([entry.split or "train" for entry in entries])
     divided = listing.entries or listing.unlabelled
     usable = [n for n, entry in enumerate(divided) if not facts[entry.path].reason]
@@ -156,8 +157,7 @@ def _with_training_splits(
             labels=entry.labels,
             has_label=has_label,
         )
-        for n, (entry, split) in enumerate(zip(entries, all_splits, strict=True))
-        for has_label in (n < len(listing.entries),)
+        for entry, split, has_label in zip(entries, all_splits, labelled, strict=True)
     ]
 
 
