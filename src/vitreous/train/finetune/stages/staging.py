@@ -35,7 +35,7 @@ from vitreous.train.setup import Setup
 
 __all__ = ["Staging", "selected_weights", "variant", "whole_state"]
 
-_REPORT = 10.0  # seconds that the report takes, until it is measured
+_REPORT, _REPORT_SHARE = 10.0, 0.25  # seconds that the report takes until it is measured, and at most of what is left
 _FIELDS = (
     *("stage", "seconds", "detail", "correct", "images", "skipped"),
     *("mean_ap", "macro_f1", "log_loss", "trained", "strength", "history"),
@@ -66,8 +66,9 @@ class Staging:
         staging = cls(setup, run_dir, view, signals, started, exit_seconds=exit_seconds)
         if run_dir.has_run:
             staging._restore()
-        if staging.budget is not None:
-            staging.reporting = exit_seconds + _REPORT
+        if (budget := staging.budget) is not None:
+            left = max(0.0, budget - staging.used)
+            staging.reporting = exit_seconds + min(_REPORT, _REPORT_SHARE * left)
         return staging
 
     def measure_report(self) -> None:
