@@ -200,11 +200,19 @@ def test_images_with_several_labels_are_labelled_images(photos, tmp_path, model_
     assert select(model_file, "photos", "--labelled", "lists.csv", "--count", 1, "-o", "c.csv") == 1  # none is a label
 
 
-def test_a_model_of_several_labels_has_its_own_column(photos, tmp_path, model_file, capsys):
+def test_a_model_of_several_labels_has_its_own_column_and_margins(photos, tmp_path, model_file):
     model, info = load_model(model_file)
-    several = ModelInfo(info.classes, info.pipeline, multilabel=LabelRule.plain(len(info.classes)))
+    count = len(info.classes)
+    rule = LabelRule(tuple(0.3 + 0.05 * n for n in range(count)), (0.7,) * count, (0.1,) * count)
+    several = ModelInfo(info.classes, info.pipeline, multilabel=rule)
     save_model(tmp_path / "several.safetensors", model, several)
     assert select("several.safetensors", "photos", "--count", 2, "-o", "a.csv") == 0
     assert list(rows_of("a.csv")[0]) == ["path", "labels", "rank", "score"]
-    assert select("several.safetensors", "photos", "--count", 2, "-o", "b.csv", "--method", "uncertainty") == 2
-    assert "--method uncertainty needs a model that gives each image one class" in capsys.readouterr().err
+    assert select("several.safetensors", "photos", "--count", 2, "-o", "b.csv", "--method", "uncertainty") == 0
+    paths = sorted(map(str, photos.rglob("*.png")))
+    logits = torch.from_numpy(package.load("several.safetensors", engine="torch").logits(paths))
+    gaps = ((0.7 * logits + 0.1).sigmoid() - torch.tensor(rule.thresholds)).abs().min(dim=1).values
+    margins = dict(zip(paths, gaps.tolist(), strict=True))
+    scores = {str(photos.parent / row["path"]): float(row["score"]) for row in rows_of("b.csv")}
+    assert scores == pytest.approx({path: margins[path] for path in scores}, abs=1e-4)
+    assert min(scores.values()) == pytest.approx(min(margins.values()), abs=1e-4)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans
 
-from vitreous.evaluate.selection import by_coverage, by_margin, by_typicality, k_means, typicality
+from vitreous.evaluate.selection import by_coverage, by_margin, by_thresholds, by_typicality, k_means, typicality
 
 
 def blobs(sizes, spread=0.05, seed=0):
@@ -93,3 +93,14 @@ def test_small_margins_are_taken_from_every_confusion():
     assert [score for _, score in found] == sorted(score for _, score in found)
     assert found[0][1] == pytest.approx(0.01, abs=1e-6)
     assert len(set(numbers)) == 10
+
+
+def test_of_several_labels_the_one_nearest_its_threshold_is_the_margin():
+    thresholds = np.float32([0.5, 0.2, 0.9])
+    first = np.tile([0.01, 0.21, 0.1], (40, 1))  # the second label is nearly decided the other way
+    second = np.tile([0.47, 0.9, 0.1], (10, 1))
+    sure = np.tile([0.99, 0.9, 0.01], (50, 1))
+    found = by_thresholds(np.concatenate((first, second, sure)).astype("f4"), thresholds, 10)
+    assert [n < 40 for n, _ in found] == [True] * 5 + [False] * 5
+    assert max(n for n, _ in found) < 50
+    assert [found[0][1], found[-1][1]] == pytest.approx([0.01, 0.03], abs=1e-6)

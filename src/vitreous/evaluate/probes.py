@@ -23,7 +23,7 @@ from vitreous.evaluate.labelled import Labelled, accuracy, labelled
 from vitreous.evaluate.logistic import LinearProbe, probe_linear
 from vitreous.evaluate.multilabel.metrics import mean_average_precision
 
-__all__ = ["NEIGHBOURS", "SHOTS", "KnnScore", "ProbeReport", "probe_knn", "probe_report"]
+__all__ = ["NEIGHBOURS", "SHOTS", "KnnScore", "ProbeReport", "probe_knn", "probe_report", "votes"]
 
 NEIGHBOURS = (10, 20, 100, 200)
 """Values of k in DINO's evaluation (arXiv 2104.14294)."""
@@ -182,31 +182,48 @@ def probe_knn(
     if not temperature > 0:
         raise ConfigError(f"temperature is {temperature}, it must be a number above 0")
     ks = sorted({min(k, len(train.labels)) for k in neighbours})
+    score = mean_average_precision if train.several else accuracy
+    scores: dict[int, dict[str, float]] = {k: {} for k in ks}
+    for name, data in scored.items():
+        for k, given in votes(train, data.features, classes, ks, temperature=temperature, device=device).items():
+            scores[k][name] = score(given, data.labels)
+    return tuple(KnnScore(k, scores[k]) for k in ks)
+
+
+def votes(
+    train: Labelled,
+    features: npt.NDArray[np.float32],
+    classes: int,
+    ks: Sequence[int],
+    *,
+    temperature: float = 0.07,
+    device: str = "cpu",
+) -> dict[int, npt.NDArray[Any]]:
+    """Return how the nearest training images vote on features (m, D): for each k the winners (m,) of the classes (K).
+
+    Of several labels, the share of the votes that each has, (m, K). Arguments otherwise as :func:`probe_knn`; ks ascend
+    and are at most n.
+    """
     voters = _directions(train.features, device).T  # (D, n)
     labels = torch.from_numpy(train.labels).to(device)
     if train.several:
         labels = labels.float()
-    scores: dict[int, dict[str, float]] = {k: {} for k in ks}
-    for name, data in scored.items():
-        found: dict[int, list[Tensor]] = {k: [] for k in ks}  # the winners (B,), or the votes (B, K)
-        rows = max(1, _MAX_SIMILARITIES // len(train.labels))
-        for first in range(0, len(data.labels), rows):
-            queries = _directions(data.features[first : first + rows], device)  # (B, D)
-            similarity, index = (queries @ voters).topk(ks[-1], dim=1)  # (B, k), most similar first
-            # Subtract the maximum: the ratios stay the same, and low temperatures do not overflow.
-            weight = ((similarity - similarity[:, :1]) / temperature).exp()
-            votes = torch.zeros(len(queries), classes, device=device)
-            for before, k in zip([0, *ks], ks, strict=False):
-                if train.several:
-                    votes += torch.einsum("bk,bkl->bl", weight[:, before:k], labels[index[:, before:k]])
-                    found[k].append((votes / weight[:, :k].sum(dim=1, keepdim=True)).cpu())  # shares in [0, 1]
-                else:
-                    votes.scatter_add_(1, labels[index[:, before:k]], weight[:, before:k])
-                    found[k].append(votes.argmax(dim=1).cpu())
-        for k, parts in found.items():
-            given = torch.cat(parts).numpy()
-            scores[k][name] = (mean_average_precision if train.several else accuracy)(given, data.labels)
-    return tuple(KnnScore(k, scores[k]) for k in ks)
+    found: dict[int, list[Tensor]] = {k: [] for k in ks}
+    rows = max(1, _MAX_SIMILARITIES // len(train.labels))
+    for first in range(0, len(features), rows):
+        queries = _directions(features[first : first + rows], device)  # (B, D)
+        similarity, index = (queries @ voters).topk(ks[-1], dim=1)  # (B, k), most similar first
+        # Subtract the maximum: the ratios stay the same, and low temperatures do not overflow.
+        weight = ((similarity - similarity[:, :1]) / temperature).exp()
+        total = torch.zeros(len(queries), classes, device=device)
+        for before, k in zip([0, *ks], ks, strict=False):
+            if train.several:
+                total += torch.einsum("bk,bkl->bl", weight[:, before:k], labels[index[:, before:k]])
+                found[k].append((total / weight[:, :k].sum(dim=1, keepdim=True)).cpu())  # shares in [0, 1]
+            else:
+                total.scatter_add_(1, labels[index[:, before:k]], weight[:, before:k])
+                found[k].append(total.argmax(dim=1).cpu())
+    return {k: torch.cat(parts).numpy() for k, parts in found.items()}
 
 
 def _count_classes(train: Labelled, scored: Mapping[str, Labelled]) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Choice", "by_coverage", "by_margin", "by_typicality", "k_means", "typicality"]
+__all__ = ["Choice", "by_coverage", "by_margin", "by_thresholds", "by_typicality", "k_means", "typicality"]
 
 Floats = npt.NDArray[np.float32]
 Choice = list[tuple[int, float]]
@@ -102,7 +102,29 @@ def by_margin(probabilities: Floats, count: int, seed: int = 0) -> Choice:
         The chosen images with their margin in [0, 1], the smallest first.
     """
     top = np.partition(probabilities, -2, axis=1)
-    margins = top[:, -1] - top[:, -2]
+    return _least(top[:, -1] - top[:, -2], probabilities, count, seed)
+
+
+def by_thresholds(probabilities: Floats, thresholds: Floats, count: int, seed: int = 0) -> Choice:
+    """Choose images with a label whose probability is close to its threshold, and that differ in their probabilities.
+
+    As :func:`by_margin`, where an image may have several labels: its margin is that of the label nearest to being
+    decided the other way.
+
+    Args:
+        probabilities: Calibrated, of each label, (n, K).
+        thresholds: From which on an image has the label, (K,).
+        count: Number of images to choose, at most n.
+        seed: Of the first centres.
+
+    Returns:
+        The chosen images with their margin in [0, 1], the smallest first.
+    """
+    return _least(np.abs(probabilities - thresholds).min(axis=1), probabilities, count, seed)
+
+
+def _least(margins: Floats, probabilities: Floats, count: int, seed: int) -> Choice:
+    """Choose the smallest margins (n,) of each cluster in turn, among five times as many images as are chosen."""
     pool = np.argsort(margins, kind="stable")[: _POOL * count]
     clusters = k_means(probabilities[pool], min(count, _MOST_CLUSTERS), seed)
     turn, seen = np.zeros(len(pool), np.int64), np.zeros(len(pool), np.int64)

@@ -29,12 +29,14 @@ class DepthProbe:
     """Accuracy of a linear probe at every depth.
 
     Attributes:
-        accuracy: Top-1 on the scored images, L + 1 values in [0, 1]. Depth 0 is the input of the first block.
+        accuracy: Top-1 on the scored images, L + 1 values in [0, 1]; mAP where an image may have several labels. Depth
+            0 is the input of the first block.
         train_accuracy: The same on the images that the probe was fitted to.
         strengths: C that a fifth of the training images chose, at each depth.
         token: The token that was probed, `class` or `patches` (their mean).
         train_images: Number of images that the probes were fitted to.
         scored_images: Number of scored images.
+        measure: What `accuracy` has: `accuracy` or `mean_ap`.
     """
 
     accuracy: tuple[float, ...]
@@ -43,6 +45,7 @@ class DepthProbe:
     token: Token
     train_images: int
     scored_images: int
+    measure: str = "accuracy"
 
     @property
     def margin(self) -> float:
@@ -52,8 +55,8 @@ class DepthProbe:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return {
-            "accuracy": list(self.accuracy),
-            "train_accuracy": list(self.train_accuracy),
+            self.measure: list(self.accuracy),
+            f"train_{self.measure}": list(self.train_accuracy),
             "strengths": list(self.strengths),
             "token": self.token,
             "train_images": self.train_images,
@@ -77,7 +80,7 @@ def probe_by_depth(
     Args:
         model: A :class:`~vitreous.model.vit.VisionTransformer`, plain or fast, in evaluation mode.
         train_images: Normalised images to fit to, (n, C, H, W), or batches of them.
-        train_labels: Their classes, (n,) integers.
+        train_labels: Their classes, (n,) integers, or several labels of each, (n, K) of 0 and 1.
         scored_images: Normalised images to score, or batches of them.
         scored_labels: Their classes.
         token: As in :func:`probe_layer_features`.
@@ -106,7 +109,7 @@ def probe_layer_features(
 
     Args:
         train: Features to fit to.
-        train_labels: Their classes, (n,) integers.
+        train_labels: Their classes, (n,) integers, or several labels of each, (n, K) of 0 and 1.
         scored: Features to score.
         scored_labels: Their classes.
         token: `class` or `patches`; None: the class token, or the patches without one.
@@ -120,7 +123,7 @@ def probe_layer_features(
     probes, on_train = [], []
     for depth, (x, x_scored) in enumerate(zip(train.of(token), scored.of(token), strict=True)):
         fitted, judged = labelled(x, y, f"train (depth {depth})"), labelled(x_scored, y_scored, f"scored ({depth})")
-        classes = 1 + int(max(fitted.labels.max(), judged.labels.max()))
+        classes = y.shape[1] if fitted.several else 1 + int(max(fitted.labels.max(), judged.labels.max()))
         with one_thread_with_blas():
             probe = probe_linear(fitted, {"val": judged}, classes, strengths=strengths)
         probes.append(probe)
@@ -132,4 +135,5 @@ def probe_layer_features(
         token=token or ("patches" if train.class_token is None else "class"),
         train_images=len(y),
         scored_images=len(y_scored),
+        measure="mean_ap" if y.ndim == 2 else "accuracy",
     )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ConfigError, DataError
+from vitreous.evaluate.multilabel.metrics import mean_average_precision
 from vitreous.inspection.norms import TokenNorms, token_norms
 from vitreous.inspection.passes import BATCH_SIZE
 from vitreous.inspection.register_neurons import RegisterNeurons, register_neurons
@@ -32,6 +33,7 @@ class RegisterEffect:
             moved.
         accuracy: Top-1 without and with the register, in [0, 1]; None without labelled images.
         scored_images: Number of labelled images.
+        several: Whether an image may have several labels, so that `accuracy` has mAP.
     """
 
     found: RegisterNeurons
@@ -39,6 +41,7 @@ class RegisterEffect:
     after: TokenNorms
     accuracy: tuple[float, float] | None = None
     scored_images: int = 0
+    several: bool = False
 
     @property
     def moved(self) -> bool:
@@ -47,6 +50,7 @@ class RegisterEffect:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; norms as their largest patch and the register after each block."""
+        measure = "mean_ap" if self.several else "accuracy"
         register = self.after.norms[:, :, self.after.prefix_tokens - 1].mean(1).tolist() if self.moved else None
         return {
             **self.found.to_dict(),
@@ -55,8 +59,8 @@ class RegisterEffect:
             "outliers_before": int(self.before.outliers().mask.sum()),
             "outliers_after": int(self.after.outliers().mask.sum()),
             "mean_register_after": register,
-            "accuracy_before": None if self.accuracy is None else self.accuracy[0],
-            "accuracy_after": None if self.accuracy is None else self.accuracy[1],
+            f"{measure}_before": None if self.accuracy is None else self.accuracy[0],
+            f"{measure}_after": None if self.accuracy is None else self.accuracy[1],
             "scored_images": self.scored_images,
         }
 
@@ -74,7 +78,8 @@ def register_effect(
     Args:
         model: A :class:`~vitreous.model.vit.VisionTransformer`, plain or fast, in evaluation mode.
         images: Normalised images to find the register neurons with and to measure norms on, (n, C, H, W).
-        labelled: Normalised images and their classes, integers (n,), to score; they may be others. None scores nothing.
+        labelled: Normalised images and their classes, integers (n,), or several labels, (n, K) of 0 and 1, to score;
+            they may be others. None scores nothing.
         max_neurons: As in :func:`~vitreous.inspection.register_neurons.register_neurons`.
         batch_size: Images per pass.
 
@@ -96,14 +101,17 @@ def register_effect(
     after = token_norms(changed, images, batch_size) if found.neurons else before
     if labelled is None or not len(labelled[0]):
         return RegisterEffect(found, before, after), changed
-    first = _accuracy(model, *labelled, batch_size)
-    second = _accuracy(changed, *labelled, batch_size) if found.neurons else first
-    return RegisterEffect(found, before, after, (first, second), len(labelled[0])), changed
+    first = _score(model, *labelled, batch_size)
+    second = _score(changed, *labelled, batch_size) if found.neurons else first
+    several = labelled[1].ndim == 2
+    return RegisterEffect(found, before, after, (first, second), len(labelled[0]), several), changed
 
 
 @torch.no_grad()
-def _accuracy(model: Any, images: Tensor, labels: Tensor, batch_size: int) -> float:
-    """Return the top-1 accuracy in [0, 1]."""
+def _score(model: Any, images: Tensor, labels: Tensor, batch_size: int) -> float:
+    """Return the top-1 accuracy, or the mAP of several labels, in [0, 1]."""
     weight = model.patch_embed.proj.weight
-    predicted = torch.cat([model(part.to(weight)).argmax(1).cpu() for part in images.split(batch_size)])
-    return float((predicted == labels.cpu()).double().mean())
+    logits = torch.cat([model(part.to(weight)).float().cpu() for part in images.split(batch_size)])
+    if labels.ndim == 2:
+        return mean_average_precision(logits.numpy(), labels.cpu().numpy())
+    return float((logits.argmax(1) == labels.cpu()).double().mean())

@@ -96,7 +96,7 @@ def _curves(report: PretrainReport, theme: Theme) -> bytes:
     figure = Figure(figsize=(12.5, 4.2), layout="constrained")
     loss, probe, rank = figure.subplots(1, 3)
     terms = [name for name in (report.history[-1] if report.history else {}) if name.startswith("val_")]
-    terms = [name for name in terms if name not in ("val_loss", "val_knn", "val_linear")]
+    terms = [name for name in terms if name != "val_loss" and not name.startswith(("val_knn", "val_linear"))]
     draw_line(loss, report.history, "train_loss", "train", color=theme.orange)
     draw_line(loss, report.history, "val_loss", "validation", color=theme.blue)
     for name, style in zip(terms, ("--", ":", "-.", (0, (1, 3))), strict=False):
@@ -104,8 +104,9 @@ def _curves(report: PretrainReport, theme: Theme) -> bytes:
             loss, report.history, name, name.removeprefix("val_").replace("_", " "), color=theme.muted, linestyle=style
         )
     loss.set(title="Loss and its terms")
-    draw_line(probe, report.history, "val_knn", "k nearest neighbours", color=theme.blue)
-    draw_line(probe, report.history, "val_linear", "linear probe", color=theme.green)
+    for end, measure in (("", ""), ("_map", ", mAP")):
+        draw_line(probe, report.history, f"val_knn{end}", f"k nearest neighbours{measure}", color=theme.blue)
+        draw_line(probe, report.history, f"val_linear{end}", f"linear probe{measure}", color=theme.green)
     probe.set(title="Probes of the features (higher is better)" if probe.lines else "No labels: no probes")
     probe.yaxis.set_major_formatter(PERCENT)
     draw_line(rank, report.history, "effective_rank", "effective rank", color=theme.blue)

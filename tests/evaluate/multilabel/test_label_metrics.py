@@ -9,7 +9,7 @@ from sklearn import metrics as sk
 from torchmetrics.functional import classification as tm
 
 from vitreous.errors import DataError, NonFiniteError
-from vitreous.evaluate.multilabel.intervals import label_calibration_error, label_intervals
+from vitreous.evaluate.multilabel.intervals import label_calibration_error, label_intervals, mean_ap_interval
 from vitreous.evaluate.multilabel.metrics import evaluate_labels
 
 
@@ -91,6 +91,21 @@ def test_intervals_hold_the_scores_and_shrink_with_images():
         assert all(each.low <= each.value <= each.high for each in found.values())
         widths.append(found["micro_f1"].high - found["micro_f1"].low)
     assert widths[1] == pytest.approx(widths[0] / 3, rel=0.35)
+
+
+def test_the_interval_of_mean_ap_shares_ranks_as_the_score_does():
+    logits, labels, present = case("usual")
+    tied = logits.round()  # many images with equal values
+    found = mean_ap_interval(tied, labels)
+    assert found.value == evaluate_labels(tied, labels).mean_ap
+    whole = label_intervals(evaluate_labels(tied, labels, present), tied, labels, present)["mean_ap"]
+    assert found == whole
+    draws = np.random.default_rng(0)
+    again = []
+    for _ in range(200):
+        rows = draws.integers(len(labels), size=len(labels))
+        again.append(evaluate_labels(tied[rows], labels[rows]).mean_ap)
+    assert [found.low, found.high] == pytest.approx(np.percentile(again, [2.5, 97.5]), abs=0.015)
 
 
 def test_calibration_error_is_that_of_each_label_by_torchmetrics():

@@ -154,6 +154,38 @@ def test_evaluate_writes_the_same_scores_everywhere(trained, tmp_path, capsys):
     assert "Missed labels" in page or "Wrong labels" in page
 
 
+def test_merged_tokens_are_compared_by_map(trained, tmp_path, capsys):
+    words = ["evaluate", str(trained.model), str(trained.manifest), "--engine", "torch", "--merge-tokens", "1"]
+    assert main([*words, "--json", str(tmp_path / "merged.json")]) == 0
+    assert "1 tokens merged in each block" in capsys.readouterr().out
+    assert main([*words[:-2], "--json", str(tmp_path / "plain.json")]) == 0
+    merged, plain = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("merged", "plain"))
+    merging = merged["computed_by"]["merging"]
+    assert merging["mean_ap"] == merged["scores"]["mean_ap"]
+    assert merging["mean_ap_without"] == pytest.approx(plain["scores"]["mean_ap"], abs=1e-6)
+    assert plain["computed_by"]["merging"] is None
+
+
+def test_inspection_compares_with_labelled_images(trained, tmp_path):
+    """Neighbours have all their labels, and depths and the register are scored by mAP."""
+    words = ["inspect", str(trained.model), str(trained.folder / "0.png"), "--data", str(trained.manifest)]
+    words += ["--budget", "20s", "--register-neurons", "2", "--out", str(tmp_path / "page")]
+    assert main(words) == 0
+    found = json.loads((tmp_path / "page" / "inspection.json").read_text())
+    depth = found["measures"]["depth"]
+    assert depth["mean_ap"][-1] > 0.8  # chance is the share of a label, 0.45
+    assert len(depth["mean_ap"]) == len(depth["train_mean_ap"]) == 2
+    assert "accuracy" not in depth
+    assert found["measures"]["test_time_register"]["mean_ap_before"] > 0.8
+    sets = {row["path"]: [name for name in COLOURS if row[name] == "1"] for row in read_rows(trained.manifest)}
+    (image,) = found["images"]
+    assert image["neighbours"]
+    for each in image["neighbours"]:
+        assert each["label"] == (", ".join(sets[Path(each["path"]).name]) or "no label")
+    page = (tmp_path / "page" / "inspection.html").read_text()
+    assert "mAP of a linear classifier" in page
+
+
 def test_probe_scores_the_features_of_either_kind_of_model(trained, tmp_path, capsys):
     """By mAP; the model was trained on these labels, so a linear model of its features knows them."""
     assert main(["probe", str(trained.model), str(trained.manifest), "--json", str(tmp_path / "p.json")]) == 0
@@ -332,15 +364,7 @@ def test_a_map_of_any_label_has_its_own_probability(trained):
     ("words", "message"),
     [
         ("calibrate MODEL DATA --precision 0.9", "--precision is a promise about one class of each image"),
-        (
-            "evaluate MODEL DATA --merge-tokens 2",
-            "--merge-tokens needs a model that gives each image one class",
-        ),
         ("convert MODEL OUT/t --to timm", "--to timm needs a model that gives each image one class"),
-        (
-            "select MODEL FOLDER --count 2 --method uncertainty -o OUT/s.csv",
-            "--method uncertainty needs a model that gives each image",
-        ),
         ("probe MODEL DATA --shots 2", "few shots need one class of each image"),
         (
             "train digits --teacher MODEL --distil.targets logits",
@@ -354,7 +378,7 @@ def test_a_map_of_any_label_has_its_own_probability(trained):
     ],
 )
 def test_what_needs_one_class_refuses_with_one_sentence(trained, tmp_path, capsys, words, message):
-    places = {"MODEL": trained.model, "DATA": trained.manifest, "FOLDER": trained.folder, "OUT": tmp_path}
+    places = {"MODEL": trained.model, "DATA": trained.manifest, "OUT": tmp_path}
     for name, place in places.items():
         words = words.replace(name, str(place))
     extra = [*SMALL, "--out", str(tmp_path / "run")] if words.startswith("train") else []
@@ -420,6 +444,10 @@ def test_stages_choose_by_map_and_resume(trained, tmp_path, monkeypatch, capsys)
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     rows = {row["stage"]: row for row in report["finetune"]["stages"]}
     assert list(rows)[:5] == ["k-NN", "linear", "linear, 2 views", "attentive", "full"]
+    scored = [row for row in rows.values() if row["skipped"] is None]
+    for row in scored:
+        assert row["low"] <= row["mean_ap"] <= row["high"], row
+    assert {row["stage"] for row in scored} >= {"k-NN", "linear", "attentive", "full"}
     best = max((row["mean_ap"], -row["log_loss"]) for row in rows.values() if row.get("log_loss") is not None)
     chosen = rows[report["finetune"]["chosen"]]
     assert (chosen["mean_ap"], -chosen["log_loss"]) == best
@@ -429,6 +457,7 @@ def test_stages_choose_by_map_and_resume(trained, tmp_path, monkeypatch, capsys)
     page = (tmp_path / "run" / "report.html").read_text()
     assert "The best stage on these images is saved" in page
     assert f"{chosen['mean_ap']:.1%}".replace("%", "") in page
+    assert f"{chosen['low']:.1%} to {chosen['high']:.1%}" in page
 
 
 def test_a_killed_run_resumes_to_the_same_model(runs, trained, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,6 +31,23 @@ def test_features_are_probed_if_the_training_images_have_two_classes(train, val,
     data = SimpleNamespace(classes=("a", "b", UNLABELLED), splits={"train": split_of(*train), "val": split_of(*val)})
     monitor = FeatureMonitor(data, EvalPipeline((4, 4), 3, PreprocessConfig()), 100, seed=0)
     assert ("val_knn" in monitor.columns) == probed
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "probed"),
+    [("x xy y", "x y", True), ("x x x", "x y", False), ("x xy -", "- -", False), ("- - x", "x x", False)],
+)
+def test_several_labels_are_probed_if_they_tell_training_images_apart(train, val, probed):
+    images = {name: split_of(*[0] * len(sets.split())) for name, sets in (("train", train), ("val", val))}
+    sets = {}
+    for name, texts in (("train", train), ("val", val)):
+        names = tuple(f"{name} {n}" for n in range(len(images[name])))
+        images[name] = replace(images[name], names=names)
+        sets |= {each: tuple(text.replace("-", "")) for each, text in zip(names, texts.split(), strict=True)}
+    data = SimpleNamespace(classes=(UNLABELLED,), splits=images)
+    monitor = FeatureMonitor(data, EvalPipeline((4, 4), 3, PreprocessConfig()), 100, 0, sets)
+    assert ("val_knn_map" in monitor.columns) == probed
+    assert "val_knn" not in monitor.columns
 
 
 def test_a_step_of_several_micro_batches_is_checked_once_and_what_is_not_finite_never():

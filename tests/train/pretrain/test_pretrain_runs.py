@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import importlib
 
@@ -158,13 +159,20 @@ def test_a_manifest_without_labels_ends_with_a_command_that_works(tmp_path, vitr
     labels = [("odd", "even")[n % 2] if n < 8 else "" for n in range(12)]
     (tmp_path / "some.csv").write_text("path,label\n" + "".join(f"{n}.png,{label}\n" for n, label in enumerate(labels)))
     (tmp_path / "none.csv").write_text("path\n" + "".join(f"{n}.png\n" for n in range(12)))
+    sets = ["odd", "even", "odd;even", ""] * 3
+    (tmp_path / "sets.csv").write_text("path,labels\n" + "".join(f"{n}.png,{text}\n" for n, text in enumerate(sets)))
+    bracketed = "".join(f"{n}.png,['{text}']\n" for n, text in enumerate(sets))  # no labels, which pretraining allows
+    (tmp_path / "brackets.csv").write_text(f"path,labels\n{bracketed}")
     options = ["--steps=2", "--model.image_size=8", "--model.patch_size=4", "--model.width=16", "--model.heads=2"]
-    for name, verb in (("none", "inspect"), ("some", "finetune")):
+    for name, verb in (("none", "inspect"), ("some", "finetune"), ("sets", "finetune"), ("brackets", "inspect")):
         words = (f"{name}.csv", *options, "--data.val_fraction=0.3", "--mae.mask=0.5", f"--out={name}")
         done = vitreous("pretrain", *words)
         assert done.returncode == 0, done.stderr
         (command,) = (line for line in done.stdout.splitlines() if line.startswith("next "))
         assert command.split()[1:3] == ["vitreous", verb]
+        with (tmp_path / name / "metrics.csv").open() as stream:
+            probes = {column for column in next(csv.reader(stream)) if column.startswith(("val_knn", "val_linear"))}
+        assert probes == {"some": {"val_knn", "val_linear"}, "sets": {"val_knn_map", "val_linear_map"}}.get(name, set())
     assert vitreous("inspect", "none/model.safetensors", "--out=page").returncode == 0
     probed = vitreous("probe", "some", "some.csv", "--k=1", "--shots=none", "--json=-")
     assert probed.returncode == 0, probed.stderr

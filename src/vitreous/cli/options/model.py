@@ -29,6 +29,7 @@ __all__ = [
     "add_threshold_option",
     "describe_compute",
     "load_model",
+    "load_unmerged",
     "parse_image_size",
     "throughput_line",
 ]
@@ -134,6 +135,18 @@ def load_model(options: Namespace, source: str | None = None, **changes: Any) ->
 
         return on_cluster(options, {"source": source or options.model, **(arguments | changes)})
     return load(source or options.model, **(arguments | changes))
+
+
+def load_unmerged(options: Namespace, engine: Engine, images: int) -> Classifier | None:
+    """Load the model again without ``--merge-tokens``, to compare with; None without the option.
+
+    It is prepared with the same engine. That comes before any score is computed, so that a failure costs no time.
+    """
+    if not options.merge_tokens:
+        return None
+    unmerged = load_model(options, merge_tokens=0, engine=engine.name, precision=engine.precision)
+    unmerged.prepare(images, options.batch_size)
+    return unmerged
 
 
 def describe_compute(classifier: Classifier, engine: Engine) -> dict[str, str]:

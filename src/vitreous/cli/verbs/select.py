@@ -58,7 +58,7 @@ def _parser() -> Parser:
         default="typicality",
         help="typicality: the densest image of each of COUNT clusters, for few labels (TypiClust). core-set: the "
         "image farthest from all labelled and chosen ones, in turn. uncertainty: the smallest margins between the two "
-        "most probable classes, of different confusions; needs a classifier of one label for each image",
+        "most probable classes, or between a label and its threshold, of different confusions; needs a classifier",
     )
     add(
         "--labelled",
@@ -102,7 +102,7 @@ def run(argv: Sequence[str]) -> int:
     if options.label_studio is not None:
         selecting.check_below(pool, options.label_studio)
     files.reads(each=lambda: [*pool.candidates, *pool.labelled])
-    classifier = load_model(options)
+    classifier = load_model(options, ignore_thresholds=False)  # of several labels, margins are to the thresholds
     engine = classifier.prepare(len(pool.candidates) + len(pool.labelled), options.batch_size)
     proposals, failures = selecting.choose(classifier, pool, options.method, options.count, options.batch_size)
     tasks = None if options.label_studio is None else selecting.label_studio_tasks(proposals, options.label_studio)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import Namespace
 from rich.table import Table
 
-from vitreous.cli.options.model import describe_compute, load_model, throughput_line
+from vitreous.cli.options.model import describe_compute, load_model, load_unmerged, throughput_line
 from vitreous.cli.output.terminal import narrate
 from vitreous.cli.work import scoring
 from vitreous.cli.work.calibrating import calibration_note, measured_table, measured_thresholds
@@ -113,9 +113,7 @@ def _evaluated(options: Namespace, classifier: Classifier) -> Evaluation:
     engine = classifier.prepare(len(split), options.batch_size)
     for note in (*scoring.data_notes(classifier.info, data, name), *calibration_note(classifier.info, data, name)):
         narrate(note)
-    if options.merge_tokens:  # loaded before the scores are computed, so that a failure costs no time
-        unmerged = load_model(options, merge_tokens=0, engine=engine.name, precision=engine.precision)
-        unmerged.prepare(len(split), options.batch_size)
+    unmerged = load_unmerged(options, engine, len(split))
     plan = plan_report(options, classifier, split)
     start = time.perf_counter()
     logits = scoring.compute_logits(classifier, split, options.batch_size)
@@ -128,7 +126,7 @@ def _evaluated(options: Namespace, classifier: Classifier) -> Evaluation:
         gain = scoring.measure_augmentation(
             classifier, split, labels, options.batch_size, logits=logits, seconds=seconds
         )
-    if options.merge_tokens:
+    if unmerged is not None:
         merging = scoring.measure_merging(unmerged, split, labels, options.batch_size, scores=scores, seconds=seconds)
     if plan is not None:
         plan.write(data, name, logits, labels)

@@ -249,7 +249,8 @@ def _depth(classifier: Classifier, data: Labelled, searched: Sample, notes: list
     drawn = searched if same_split else sample(classifier, data.scored, most // 2, "probe", seed=2)
     fitted = [n for n, row in enumerate(searched.rows) if not (same_split and row % 2)][:most]
     scored = [n for n, row in enumerate(drawn.rows) if not same_split or row % 2][: most // 2]
-    if not scored or len(set(searched.labels[fitted])) < 2:
+    labels = searched.labels[fitted]
+    if not scored or not (labels != labels[:1]).any():
         notes.append("No accuracy by depth: that needs images of at least two classes to fit to, and others to score.")
         return None
     if len(scored) < FEWEST_SCORED:
@@ -257,9 +258,7 @@ def _depth(classifier: Classifier, data: Labelled, searched: Sample, notes: list
             f"Accuracy by depth is measured on {pluralize(len(scored), 'image')} only, which says little: "
             f"{FEWEST_SCORED} or more are needed to compare depths."
         )
-    return probe_by_depth(
-        classifier.model, searched.images[fitted], searched.labels[fitted], drawn.images[scored], drawn.labels[scored]
-    )
+    return probe_by_depth(classifier.model, searched.images[fitted], labels, drawn.images[scored], drawn.labels[scored])
 
 
 def _within(count: int, limits: tuple[int, int]) -> int:

@@ -36,7 +36,7 @@ class Sample:
 
     @property
     def labels(self) -> npt.NDArray[np.int64]:
-        """Classes of the images, (n,), as indices into those of the data."""
+        """Classes of the images, (n,), as indices into those of the data; (n, K) where they may have several labels."""
         return self.split.labels[self.rows]
 
 
@@ -64,7 +64,7 @@ class Labelled:
 
 def open_labelled(classifier: Classifier, source: str, folder: str | None, split: str | None) -> Labelled:
     """Open labelled images, and choose their splits as `vitreous evaluate` does."""
-    data = open_data(classifier.info, source, folder, split)
+    data = open_data(classifier.info, source, folder, split, several=True)
     name, scored = choose_split(data, split)
     return Labelled(data, name, scored, data.splits.get("train", scored))
 

@@ -16,14 +16,13 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from vitreous.cli.options.model import describe_compute, throughput_line
+from vitreous.cli.options.model import describe_compute, load_unmerged, throughput_line
 from vitreous.cli.output.terminal import narrate, progress_bar
 from vitreous.cli.work import scoring
 from vitreous.cli.work.evaluation_report import ReportPlan, plan_report
 from vitreous.data.sources.listing import pluralize
 from vitreous.data.sources.opening import ImageData
 from vitreous.data.sources.tables import LISTS
-from vitreous.errors import UsageError
 from vitreous.evaluate.multilabel.metrics import MultiLabelScores
 from vitreous.evaluate.multilabel.rule import LabelRule
 from vitreous.files.html import html_table
@@ -45,7 +44,6 @@ from vitreous.report.multilabel.results import (
 __all__ = ["LabelEvaluation", "evaluated_labels"]
 
 _MOST_ROWS = 40
-_NEEDS_ONE_LABEL = ("merge_tokens",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +92,8 @@ class LabelEvaluation:
         title = f"{self.data.name}, {images}: {pluralize(self.scores.n, 'image')}"
         yield _overall(title, self.result)
         yield _per_label(self.result)
+        if self.computed_by["merging"]:
+            yield scoring.merging_table(self.computed_by["merge_tokens"], self.computed_by["merging"])
 
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name}={getattr(self.scores, name):.4f}" for name in ("mean_ap", "macro_f1", "log_loss"))
@@ -111,23 +111,21 @@ class LabelEvaluation:
 
 def evaluated_labels(options: Namespace, classifier: Classifier, rule: LabelRule) -> LabelEvaluation:
     """Score a model with several labels on the parsed options of `vitreous evaluate`."""
-    for name in _NEEDS_ONE_LABEL:
-        if options[name]:
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} needs a model that gives each image one class: leave it out for several labels")
     data = scoring.open_data(
         classifier.info, options.data, options.data_dir, options.split, options.cache_size, several=True
     )
     name, split = scoring.choose_split(data, options.split)
     labels = scoring.label_sets_by_name(classifier.classes, data, split)
     engine = classifier.prepare(len(split), options.batch_size)
+    unmerged = load_unmerged(options, engine, len(split))
     plan = plan_report(options, classifier, split)
     notes = list(scoring.data_notes(classifier.info, data, name))
     for note in notes:
         narrate(note)
     start = time.perf_counter()
     logits = scoring.compute_logits(classifier, split, options.batch_size)
-    narrate(throughput_line(len(split), time.perf_counter() - start, classifier, engine))
+    seconds = time.perf_counter() - start
+    narrate(throughput_line(len(split), seconds, classifier, engine))
     result = measure(
         LabelInput(
             model=str(options.model),
@@ -144,6 +142,11 @@ def evaluated_labels(options: Namespace, classifier: Classifier, rule: LabelRule
             robustness=plan.robustness(labels) if plan is not None and options.robustness else None,
         )
     )
+    merging = None
+    if unmerged is not None:
+        merging = scoring.measure_merging(
+            unmerged, split, labels, options.batch_size, scores=result.scores, seconds=seconds
+        )
     if options.report is not None:
         image = None if options.no_images else split.image
         with progress_bar("report") as update:
@@ -160,7 +163,8 @@ def evaluated_labels(options: Namespace, classifier: Classifier, rule: LabelRule
             }
             folder = install_folder(options.report, contents, options.overwrite)
         narrate(f"report: {folder / 'report.html'}")
-    return LabelEvaluation(str(options.model), data, name, describe_compute(classifier, engine), result)
+    compute = {**describe_compute(classifier, engine), "merge_tokens": options.merge_tokens, "merging": merging}
+    return LabelEvaluation(str(options.model), data, name, compute, result)
 
 
 def _sliced_by(plan: ReportPlan | None, data: ImageData, named: Sequence[str]) -> Mapping[str, Sequence[str | None]]:

@@ -85,5 +85,9 @@ def _neighbour(data: Labelled, searched: Sample, n: int, similarity: float) -> N
     image: Image.Image | None = None
     with contextlib.suppress(DataError):  # it was readable a moment ago
         image = reduced(searched.split.image(row), _SIDE)
-    label = data.data.classes[int(searched.split.labels[row])]
+    classes, labels = data.data.classes, searched.split.labels[row]
+    if data.data.several:
+        label = ", ".join(classes[k] for k in np.flatnonzero(labels)) or "no label"
+    else:
+        label = classes[int(labels)]
     return Neighbour(searched.split.name_of(row), label, similarity, image)

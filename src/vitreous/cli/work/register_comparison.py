@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,12 +41,30 @@ def compare_registers(
     """
     labelled = None
     if data is not None and classifier.classes:
-        drawn = sample(classifier, data.scored, _SCORED, "score", seed=3)
-        names = [data.data.classes[int(label)] for label in drawn.labels]
-        known = [n for n, name in enumerate(names) if name in classifier.classes]
-        labels = torch.tensor([classifier.classes.index(names[n]) for n in known], dtype=torch.long)
-        labelled = (drawn.images[known], labels)
+        labelled = _labelled(classifier, data)
     return register_effect(classifier.model, images, labelled, max_neurons=max_neurons, batch_size=batch_size)
+
+
+def _labelled(classifier: Classifier, data: Labelled) -> tuple[Tensor, Tensor] | None:
+    """Return images (n, C, H, W) with their classes (n,), or several labels (n, K), among those of the model.
+
+    None if the data has several labels for an image and the model one.
+    """
+    several, places = classifier.info.multilabel is not None, {name: k for k, name in enumerate(classifier.classes)}
+    if data.data.several and not several:
+        return None
+    drawn = sample(classifier, data.scored, _SCORED, "score", seed=3)
+    names = data.data.classes
+    if several:
+        has = drawn.labels if data.data.several else np.eye(len(names), dtype=np.int64)[drawn.labels]
+        labels = torch.zeros(len(has), len(places), dtype=torch.long)
+        for k, name in enumerate(names):
+            if name in places:
+                labels[:, places[name]] = torch.from_numpy(has[:, k])
+        return drawn.images, labels
+    found = [places.get(names[int(label)]) for label in drawn.labels]
+    known = [n for n, place in enumerate(found) if place is not None]
+    return drawn.images[known], torch.tensor([found[n] for n in known], dtype=torch.long)
 
 
 def add_register_maps(

@@ -24,8 +24,9 @@ from vitreous.data.config import DataConfig
 from vitreous.data.sources.listing import pluralize
 from vitreous.data.sources.opening import ImageData, Split, open_source
 from vitreous.errors import DataError, did_you_mean
+from vitreous.evaluate.any_labels import AnyScores, scores_of
 from vitreous.evaluate.calibration import Calibration
-from vitreous.evaluate.metrics import Scores, evaluate, most_confused
+from vitreous.evaluate.metrics import Scores, most_confused
 from vitreous.files.text import printable, visible
 from vitreous.predictions import Failure
 from vitreous.predictor import Classifier
@@ -193,17 +194,19 @@ def stack_results(label: str, results: Iterable[Any], names: Sequence[str]) -> n
 
 
 def measure_merging(
-    unmerged: Classifier, split: Split, labels: Tensor, batch_size: int, *, scores: Scores, seconds: float
+    unmerged: Classifier, split: Split, labels: Tensor, batch_size: int, *, scores: AnyScores, seconds: float
 ) -> dict[str, float]:
     """Score the unmerged model, and compare with the scores and the time of the same images with token merging.
 
-    The model must be prepared with the same engine, so that the times compare. ``labels`` are (n,).
+    The model must be prepared with the same engine, so that the times compare. ``labels`` are (n,), or (n, K) of 0 and
+    1, of which mAP is compared.
     """
     start = time.perf_counter()
     logits = compute_logits(unmerged, split, batch_size)
     taken = time.perf_counter() - start
-    without = evaluate(logits / unmerged.info.temperature, labels)
-    return {"top1": scores.top1, "top1_without": without.top1, "times_as_fast": taken / seconds}
+    without, name = scores_of(unmerged.info.calibrated(logits), labels), "top1" if labels.ndim == 1 else "mean_ap"
+    values = {name: getattr(scores, name), f"{name}_without": getattr(without, name)}
+    return {**values, "times_as_fast": taken / seconds}
 
 
 def measure_augmentation(
@@ -238,10 +241,12 @@ def measure_augmentation(
 def merging_table(count: int, merging: Mapping[str, float]) -> Table:
     """Return the effect of token merging as a table."""
     table = Table(f"{count} tokens merged in each block", box=SIMPLE_HEAD)
-    table.add_column("top-1", justify="right")
-    table.add_row("with", f"{merging['top1']:.2%}")
-    table.add_row("without", f"{merging['top1_without']:.2%}")
-    table.add_row("difference, points", f"{100 * (merging['top1'] - merging['top1_without']):+.2f}")
+    name, heading = ("top1", "top-1") if "top1" in merging else ("mean_ap", "mAP")
+    table.add_column(heading, justify="right")
+    score, without = merging[name], merging[f"{name}_without"]
+    table.add_row("with", f"{score:.2%}")
+    table.add_row("without", f"{without:.2%}")
+    table.add_row("difference, points", f"{100 * (score - without):+.2f}")
     table.add_row("times as fast, decoding included", f"{merging['times_as_fast']:.2f}")
     return table
 

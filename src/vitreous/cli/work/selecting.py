@@ -13,8 +13,10 @@ from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import Image
 
+from vitreous.checkpoint.model_info import ModelInfo
 from vitreous.cli.options.inputs import expand
 from vitreous.cli.output.terminal import narrate, progress_bar
 from vitreous.data.config import DataConfig
@@ -24,7 +26,7 @@ from vitreous.data.sources.listing import UNLABELLED, Entry, Listing, pluralize
 from vitreous.data.sources.opening import list_source
 from vitreous.data.sources.urls import is_store
 from vitreous.errors import ConfigError, DataError, UsageError
-from vitreous.evaluate.selection import by_coverage, by_margin, by_typicality
+from vitreous.evaluate.selection import Choice, by_coverage, by_margin, by_thresholds, by_typicality
 from vitreous.files.locating import is_below
 from vitreous.files.text import csv_line, json_text, visible
 from vitreous.files.writing import Outputs
@@ -113,22 +115,26 @@ def choose(
         DataError: If there are fewer readable candidates.
     """
     failures: list[Failure] = []
-    if method == "uncertainty" and len(classifier.classes) < 2:
+    if method == "uncertainty" and len(classifier.classes) < 2 and classifier.info.multilabel is None:
         has = "one class" if classifier.classes else "no head"
         raise ConfigError(f"the model has {has}, so that it has no margin: use --method typicality or core-set")
-    if method == "uncertainty":
-        classifier.info.require_one_class("--method uncertainty")
     shown = method != "uncertainty"
     rows, paths = _computed(classifier, pool.candidates, batch_size, failures, features=shown)
     _refuse_too_few(paths, count, "readable ")
     if not shown:
-        scaled = rows.astype(np.float64) / classifier.info.temperature
-        odds = np.exp(scaled - scaled.max(1, keepdims=True))
-        found = by_margin((odds / odds.sum(1, keepdims=True)).astype(np.float32), count)
+        found = _by_uncertainty(classifier.info, rows, count)
     else:
         known = _computed(classifier, pool.labelled, batch_size, failures, features=True)[0]
         found = (by_typicality if method == "typicality" else by_coverage)(rows, known, count)
     return [Proposal(paths[n], score, rank) for rank, (n, score) in enumerate(found, start=1)], failures
+
+
+def _by_uncertainty(info: ModelInfo, logits: Floats, count: int) -> Choice:
+    """Choose among images with these logits (n, K), by the margins of their calibrated probabilities."""
+    probabilities = info.probabilities(torch.from_numpy(logits).double()).float().numpy()
+    if info.multilabel is None:
+        return by_margin(probabilities, count)
+    return by_thresholds(probabilities, np.asarray(info.multilabel.thresholds, np.float32), count)
 
 
 def _refuse_too_few(paths: Sequence[str], count: int, kind: str = "") -> None:

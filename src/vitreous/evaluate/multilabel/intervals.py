@@ -9,9 +9,14 @@ import numpy.typing as npt
 from torch import Tensor
 
 from vitreous.evaluate.intervals import Interval
-from vitreous.evaluate.multilabel.metrics import MultiLabelScores, check_label_sets, evaluate_labels
+from vitreous.evaluate.multilabel.metrics import (
+    MultiLabelScores,
+    check_label_sets,
+    evaluate_labels,
+    mean_average_precision,
+)
 
-__all__ = ["LabelDifference", "compare_labels", "label_calibration_error", "label_intervals"]
+__all__ = ["LabelDifference", "compare_labels", "label_calibration_error", "label_intervals", "mean_ap_interval"]
 
 _RESAMPLES = 200
 _PAIRED = 400  # resamples of a comparison
@@ -33,7 +38,15 @@ def label_intervals(scores: MultiLabelScores, logits: Tensor, labels: Tensor, pr
     """Return the scores of calibrated logits, labels and labels given, (N, K) each, with 95 % percentile intervals."""
     drawn = _resampled(logits, labels, present, _RESAMPLES)
     bounds = {name: np.percentile(each, _TAILS).tolist() for name, each in drawn.items()}
-    return {name: Interval(getattr(scores, name), low, high) for name, (low, high) in bounds.items()}
+    return {name: _around(getattr(scores, name), low, high) for name, (low, high) in bounds.items()}
+
+
+def mean_ap_interval(values: Tensor, labels: Tensor) -> Interval:
+    """Return the mAP of values and labels, (N, K) each, with its 95 % percentile interval."""
+    given, true = check_label_sets(values, labels)
+    has = true.numpy().astype(np.float64)
+    low, high = np.percentile(_mean_ap(given.numpy(), has, _draws(len(has), _RESAMPLES)), _TAILS).tolist()
+    return _around(mean_average_precision(given.numpy(), true.numpy()), low, high)
 
 
 def compare_labels(
@@ -62,16 +75,24 @@ def _resampled(logits: Tensor, labels: Tensor, present: Tensor, resamples: int) 
     """Return the scores of each resample, (R,); equal numbers of images and resamples give equal resamples."""
     values, true = check_label_sets(logits, labels)
     has, given = true.numpy().astype(np.float64), present.cpu().numpy().astype(np.float64)
-    n = len(has)
-    rng = np.random.default_rng(0)
-    weights = rng.multinomial(n, np.full(n, 1 / n), size=resamples).astype(np.float64)  # R N
+    weights = _draws(len(has), resamples)
     hits, support, predicted = (weights @ each for each in (has * given, has, given))  # R K
     return {
         "mean_ap": _mean_ap(values.numpy(), has, weights),
         "macro_f1": _f1(hits, support, predicted).mean(axis=1),
         "micro_f1": _f1(*(each.sum(axis=1) for each in (hits, support, predicted))),
-        "subset_accuracy": weights @ (has == given).all(axis=1) / n,
+        "subset_accuracy": weights @ (has == given).all(axis=1) / len(has),
     }
+
+
+def _around(value: float, low: float, high: float) -> Interval:
+    """Return an interval that holds its value, although sums in another order may differ from it in the last bits."""
+    return Interval(value, min(low, value), max(high, value))
+
+
+def _draws(n: int, resamples: int) -> Floats:
+    """Return how often each of n images is in each resample, (R, N)."""
+    return np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=resamples).astype(np.float64)
 
 
 def _f1(hits: Floats, support: Floats, predicted: Floats) -> Floats:
@@ -79,14 +100,16 @@ def _f1(hits: Floats, support: Floats, predicted: Floats) -> Floats:
 
 
 def _mean_ap(values: Floats, has: Floats, weights: Floats) -> Floats:
-    """Return the mAP of each resample, (R,); images of equal logits keep their order."""
+    """Return the mAP of each resample, (R,); images of equal values share the rank of the last of them."""
     total, counted = np.zeros(len(weights)), np.zeros(len(weights))
     for k in np.flatnonzero(has.any(axis=0)).tolist():
         order = np.argsort(-values[:, k], kind="stable")
+        falling = -values[order, k]
+        last = np.searchsorted(falling, falling, side="right") - 1  # of the images with the same value
         drawn = weights[:, order]  # R N
         positive = drawn * has[order, k]
         hits = positive.cumsum(axis=1)
-        precision = hits / np.maximum(drawn.cumsum(axis=1), 1)
+        precision = (hits / np.maximum(drawn.cumsum(axis=1), 1))[:, last]
         found = hits[:, -1]
         total += (positive * precision).sum(axis=1) / np.maximum(found, 1)
         counted += found > 0

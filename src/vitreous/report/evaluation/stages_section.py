@@ -26,7 +26,7 @@ def stages_table(stages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         chosen = stage["stage"] if stage["chosen"] else chosen
         done = stage["skipped"] is None
         remark = stage["detail"] if done else f"skipped: {stage['skipped']}"
-        interval = f"{stage['low']:.1%} to {stage['high']:.1%}" if done and not several else ""
+        interval = f"{stage['low']:.1%} to {stage['high']:.1%}" if done else ""
         rows.append(
             (
                 name(stage["stage"] + (" (saved)" if stage["chosen"] else "")),

@@ -149,16 +149,18 @@ def _similarity(found: LayerSimilarity) -> Iterator[str]:
 
 def _depth(found: DepthProbe) -> Iterator[str]:
     token = "class token" if found.token == "class" else "mean of the patch tokens"
-    few = "; too few to compare depths" if found.scored_images < FEWEST_SCORED else ""
+    name, unit = ("mAP", "mAP") if found.measure == "mean_ap" else ("Accuracy", "top-1 accuracy")
+    remarks = [f"95 % interval at most ± {100 * found.margin:.0f} points"] if found.measure == "accuracy" else []
+    remarks += ["too few to compare depths"] if found.scored_images < FEWEST_SCORED else []
+    remark = f" ({'; '.join(remarks)})" if remarks else ""
     yield chart_figure(
         "Linear probe by depth",
-        f"Accuracy of a linear classifier on the {token} at each depth; 0 is the input of the first block. "
-        f"Fitted to {found.train_images:,} images, scored on {found.scored_images:,} others "
-        f"(95 % interval at most ± {100 * found.margin:.0f} points{few})",
+        f"{name} of a linear classifier on the {token} at each depth; 0 is the input of the first block. "
+        f"Fitted to {found.train_images:,} images, scored on {found.scored_images:,} others{remark}",
         Chart(
-            [Series(found.accuracy, "blue", True, "accuracy")],
-            "top-1 accuracy",
-            f"Accuracy by depth: {', '.join(f'{value:.0%}' for value in found.accuracy)}",
+            [Series(found.accuracy, "blue", True, unit)],
+            unit,
+            f"{name} by depth: {', '.join(f'{value:.0%}' for value in found.accuracy)}",
             x_label="depth",
             high=1.0,
         ),

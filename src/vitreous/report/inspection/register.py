@@ -58,5 +58,5 @@ def register_summary(effect: RegisterEffect) -> str:
         without, with_register = effect.accuracy
         scored = pluralize(effect.scored_images, "labelled image")
         both = f"{without:.1%} without, {with_register:.1%} with the register" if effect.moved else f"{without:.1%}"
-        text += f" Top-1 accuracy on {scored}: {both}."
+        text += f" {'mAP' if effect.several else 'Top-1 accuracy'} on {scored}: {both}."
     return text

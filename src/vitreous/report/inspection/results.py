@@ -36,7 +36,7 @@ class Neighbour:
 
     Attributes:
         name: Its name in the data.
-        label: Its class.
+        label: Its class; of several labels, those that it has, or `no label`.
         similarity: Cosine similarity of the features, in [-1, 1].
         image: The image, small; None if it can no longer be read.
     """

@@ -5,10 +5,11 @@ Shapes: B or n images, D features.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from vitreous.data.batches.dataset import MemoryDataset
 from vitreous.data.batches.sampler import OrderedSampler
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import generator
-from vitreous.data.sources.listing import UNLABELLED
+from vitreous.data.sources.listing import UNLABELLED, ordered_classes
 from vitreous.data.sources.opening import ImageData, Split
 from vitreous.errors import TrainingError
 from vitreous.evaluate.labelled import Labelled
@@ -63,26 +64,54 @@ class CollapseWatch:
 
 
 class FeatureMonitor:
-    """Measures the features of a fixed sample of each split: their rank and, with labels, two probes."""
+    """Measures the features of a fixed sample of each split: their rank and, with labels, two probes.
 
-    def __init__(self, data: ImageData, pipeline: EvalPipeline, images: int, seed: int) -> None:
+    Args:
+        data: The images, with classes or without.
+        pipeline: Decodes and normalises them.
+        images: At most so many of each split are measured.
+        seed: Of the sample.
+        sets: Labels by the name of an image, where one may have several; those without any count as unlabelled.
+    """
+
+    def __init__(
+        self,
+        data: ImageData,
+        pipeline: EvalPipeline,
+        images: int,
+        seed: int,
+        sets: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
         each = pipeline.channels * pipeline.size[0] * pipeline.size[1]
         most = max(2, min(images, _BYTES // each))
-        self.pipeline, self.classes = pipeline, len(data.classes)
-        named = [n for n, name in enumerate(data.classes) if name != UNLABELLED]
+        self.pipeline, self.several = pipeline, bool(sets)
         self._splits = {name: _sample(data.splits[name], most, seed) for name in ("train", "val")}
-        self._labelled = {name: np.flatnonzero(np.isin(split.labels, named)) for name, split in self._splits.items()}
-        seen = np.unique(self._splits["train"].labels[self._labelled["train"]])
-        self.has_labels = len(seen) > 1 and len(self._labelled["val"]) > 0
+        if sets:
+            names = ordered_classes(set().union(*sets.values()))
+            self._labels = {name: _matrix(split, sets, names) for name, split in self._splits.items()}
+            rows = {name: labels.any(axis=1) for name, labels in self._labels.items()}
+        else:
+            names = data.classes
+            named = [n for n, name in enumerate(names) if name != UNLABELLED]
+            self._labels = {name: split.labels for name, split in self._splits.items()}
+            rows = {name: np.isin(labels, named) for name, labels in self._labels.items()}
+        self.classes = len(names)
+        self._labelled = {name: np.flatnonzero(each) for name, each in rows.items()}
+        seen = self._labels["train"][self._labelled["train"]]
+        self.has_labels = bool((seen != seen[:1]).any()) and len(self._labelled["val"]) > 0
         self._decoded: dict[str, MemoryDataset] = {}
 
     @property
     def columns(self) -> Collection[str]:
         """The columns of metrics.csv that :meth:`measure` fills."""
-        return ["effective_rank", "rankme", *(["val_knn", "val_linear"] if self.has_labels else [])]
+        return ["effective_rank", "rankme", *(self._probes if self.has_labels else ())]
+
+    @property
+    def _probes(self) -> tuple[str, str]:
+        return ("val_knn_map", "val_linear_map") if self.several else ("val_knn", "val_linear")
 
     def measure(self, model: FastVisionTransformer, *, probes: bool) -> dict[str, float]:
-        """Return the measures of a model in evaluation mode, in float32; with `probes` also their accuracy on val."""
+        """Return the measures of a model in evaluation mode, in float32; with `probes` also their accuracy or mAP."""
         val = self.features(model, "val")
         found = {"effective_rank": effective_rank(val), "rankme": rankme(val)}
         if not (probes and self.has_labels):
@@ -90,12 +119,12 @@ class FeatureMonitor:
         train = self.features(model, "train")
         rows = self._labelled
         fitted, scored = (
-            Labelled(features.numpy()[rows[name]], self._splits[name].labels[rows[name]])
+            Labelled(features.numpy()[rows[name]], self._labels[name][rows[name]])
             for name, features in (("train", train), ("val", val))
         )
         (knn,) = probe_knn(fitted, {"val": scored}, self.classes, neighbours=(_NEIGHBOURS,))
         linear = next(fit_path(fitted, self.classes, [_STRENGTH]))
-        return found | {"val_knn": knn.accuracy["val"], "val_linear": linear.accuracy(scored)}
+        return found | dict(zip(self._probes, (knn.accuracy["val"], linear.accuracy(scored)), strict=True))
 
     @torch.no_grad()
     def features(self, model: FastVisionTransformer, name: str) -> Tensor:
@@ -113,6 +142,11 @@ class FeatureMonitor:
         if name not in self._decoded:
             self._decoded[name] = MemoryDataset(self._splits[name], self.pipeline)
         return self._decoded[name]
+
+
+def _matrix(split: Split, sets: Mapping[str, tuple[str, ...]], names: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Return which image of a split has which label, 0 or 1, (n, K)."""
+    return np.asarray([np.isin(names, sets.get(name, ())) for name in split.names], np.int64).reshape(-1, len(names))
 
 
 def _sample(split: Split, most: int, seed: int) -> Split:

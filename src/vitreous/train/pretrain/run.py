@@ -5,10 +5,16 @@ The weights of the last epoch are saved without a head, measured and reported. A
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, cast
 
+from vitreous.data.shards.listing import find_shards
+from vitreous.data.sources.listing import UNLABELLED
+from vitreous.data.sources.locating import find_source
+from vitreous.data.sources.manifest import list_manifest
+from vitreous.errors import DataError
 from vitreous.train.assembly import Kit, Session
 from vitreous.train.console import Display
 from vitreous.train.finish import RunResult
@@ -70,7 +76,19 @@ def _make_module(setup: Setup, progress: Callable[[int], float]) -> PretrainModu
 
 def _monitor(setup: Setup) -> FeatureMonitor:
     config = cast(PretrainConfig, setup.config)
-    return FeatureMonitor(setup.data, setup.pipeline, config.monitor.images, config.seed)
+    sets = _label_sets(config) if {*setup.data.classes} == {UNLABELLED} else None
+    return FeatureMonitor(setup.data, setup.pipeline, config.monitor.images, config.seed, sets)
+
+
+def _label_sets(config: PretrainConfig) -> dict[str, tuple[str, ...]] | None:
+    """Return the labels of the images of a manifest where one may have several; labels that cannot be read are none."""
+    path = find_source(config.data.source)
+    if path is None or path.is_dir() or find_shards(path) is not None:
+        return None
+    with contextlib.suppress(DataError):
+        listing = list_manifest(path, needs_labels=False, reads_sets=True)
+        return {entry.name: entry.labels for entry in listing.entries if entry.labels}
+    return None
 
 
 def _score_columns(setup: Setup) -> Collection[str]:
@@ -88,7 +106,7 @@ def _finish(session: Session) -> RunResult:
     writer.write_pretraining(module, measures, history=session.metrics.history, seconds=session.seconds)
     view.result(f"features of the saved weights: {writer.describe(measures)}")
     view.files(run_dir.path)
-    view.next(writer.next_command())
+    view.next(writer.next_command(module.monitor.has_labels))
     return RunResult(
         folder=run_dir.path,
         model=run_dir.path / "model.safetensors",

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from vitreous.data.rng import generator
-from vitreous.data.sources.listing import UNLABELLED
 from vitreous.machine.device import describe_machine, versions
 from vitreous.model.vit import VisionTransformer
 from vitreous.report.pretraining import Figures, PretrainReport, write_pretraining_report
@@ -26,6 +25,8 @@ _NEIGHBOURS = 6
 _TERMS = {
     "val_knn": ("k-NN", 100, " %"),
     "val_linear": ("linear probe", 100, " %"),
+    "val_knn_map": ("k-NN mAP", 100, " %"),
+    "val_linear_map": ("linear probe mAP", 100, " %"),
     "effective_rank": ("effective rank", 1, ""),
     "rankme": ("RankMe", 1, ""),
 }
@@ -54,10 +55,10 @@ class PretrainWriter(RunWriter):
         found = [(name, _TERMS[name]) for name in _TERMS if name in measures]
         return ", ".join(f"{label} {scale * measures[name]:.1f}{unit}" for name, (label, scale, unit) in found)
 
-    def next_command(self) -> list[str]:
+    def next_command(self, has_labels: bool = False) -> list[str]:
         """Return a command that uses the backbone: fine-tuning where there are labels, else features or a page."""
         model, source = str(self.folder / "model.safetensors"), self.setup.config.data.source
-        if len({*self.setup.data.classes} - {UNLABELLED}) > 1:
+        if has_labels:
             return ["vitreous", "finetune", source, "--from", str(self.folder)]
         if not Path(source).expanduser().is_dir():  # a manifest or a known dataset, which `embed` does not take
             return ["vitreous", "inspect", model]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +24,11 @@ from vitreous.errors import DataError
 from vitreous.evaluate.any_labels import scores_of
 from vitreous.evaluate.labelled import Labelled, labelled
 from vitreous.evaluate.logistic import STRENGTHS, LinearModel, fit_path, probe_linear
-from vitreous.evaluate.probes import probe_knn
+from vitreous.evaluate.probes import probe_knn, votes
 from vitreous.machine.threads import one_thread, one_thread_with_blas
 from vitreous.train.finetune.stages.attentive import AttentiveProbe, attentive_config, fit_attentive, patch_means
 from vitreous.train.finetune.stages.features import Features
-from vitreous.train.finetune.stages.outcome import Candidate, Outcome, beats
+from vitreous.train.finetune.stages.outcome import Candidate, Outcome, beats, mean_ap_of
 from vitreous.train.finetune.trainable import class_weights
 from vitreous.train.multilabel.losses import choose_loss
 from vitreous.train.setup import Setup
@@ -54,10 +55,14 @@ class Heads:
         classes, device = len(self.setup.data.classes), self._device
         scores = probe_knn(train, {"val": val}, classes, device=device)
         best = max(scores, key=lambda score: score.accuracy["val"])
-        score, images = best.accuracy["val"], len(val.labels)
-        found = {"mean_ap": score} if val.several else {"correct": round(score * images)}
+        found: dict[str, Any]
+        if val.several:
+            given = votes(train, val.features, classes, [best.k], device=device)[best.k]
+            found = mean_ap_of(torch.from_numpy(given), torch.from_numpy(val.labels))
+        else:
+            found = {"correct": round(best.accuracy["val"] * len(val.labels))}
         detail = f"k {best.k}, a reference: neighbours are not a model"
-        return Outcome("k-NN", time.monotonic() - started, detail, images=images, **found)
+        return Outcome("k-NN", time.monotonic() - started, detail, images=len(val.labels), **found)
 
     def linear(self) -> Outcome:
         """Fit a linear head, with a sweep over C."""

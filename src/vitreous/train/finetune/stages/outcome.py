@@ -14,7 +14,7 @@ from vitreous.evaluate.metrics import Scores
 from vitreous.model.config import ViTConfig
 from vitreous.train.callbacks import is_better
 
-__all__ = ["Candidate", "Outcome", "beats", "best_of"]
+__all__ = ["Candidate", "Outcome", "beats", "best_of", "mean_ap_of"]
 
 
 def beats(select: str, new: AnyScores, old: AnyScores) -> bool:
@@ -46,7 +46,7 @@ class Outcome:
     seconds: float = 0.0
     detail: str = ""  # what was chosen, such as a regularisation
     correct: int | None = None  # images of the validation split; None if the stage was skipped, or of several labels
-    mean_ap: float | None = None  # of several labels, in place of `correct`
+    mean_ap: tuple[float, float, float] | None = None  # of several labels, in place of `correct`, with its interval
     images: int = 0  # of the validation split
     candidate: Candidate | None = None  # None for a reference, and for a stage that was skipped
     skipped: str | None = None  # why
@@ -62,8 +62,7 @@ class Outcome:
         scores = candidate.scores
         return cls(
             stage,
-            correct=round(scores.top1 * scores.n) if isinstance(scores, Scores) else None,
-            mean_ap=None if isinstance(scores, Scores) else scores.mean_ap,
+            **_main_score(candidate, scores),
             images=scores.n,
             candidate=candidate,
             macro_f1=scores.macro_f1,
@@ -74,11 +73,12 @@ class Outcome:
     def to_dict(self, chosen: str | None) -> dict[str, Any]:
         """Return the row of report.json; `chosen` is the stage whose model is the result."""
         row: dict[str, Any] = {"stage": self.stage, "seconds": self.seconds, "detail": self.detail}
-        interval = wilson(self.correct, self.images) if self.correct is not None else None
         row |= {"top1": None, "low": None, "high": None}
-        if interval is not None:
+        if self.correct is not None:
+            interval = wilson(self.correct, self.images)
             row |= {"top1": interval.value, "low": interval.low, "high": interval.high}
-        row |= {} if self.mean_ap is None else {"mean_ap": self.mean_ap}
+        elif self.mean_ap is not None:
+            row |= dict(zip(("mean_ap", "low", "high"), self.mean_ap, strict=True))
         row |= {"macro_f1": self.macro_f1, "log_loss": self.log_loss}
         return row | {"skipped": self.skipped, "chosen": self.stage == chosen}
 
@@ -87,10 +87,23 @@ class Outcome:
         if self.skipped is not None:
             return f"{self.stage}: skipped, {self.skipped}"
         row = self.to_dict(None)
-        score = f"mAP {100 * self.mean_ap:.1f} %" if self.mean_ap is not None else ""
-        if self.correct is not None:
-            score = f"top-1 {100 * row['top1']:.1f} % ({100 * row['low']:.1f} to {100 * row['high']:.1f})"
+        measure, name = ("top-1", "top1") if self.correct is not None else ("mAP", "mean_ap")
+        score = f"{measure} {100 * row[name]:.1f} % ({100 * row['low']:.1f} to {100 * row['high']:.1f})"
         return f"{self.stage}: val {score}{f', {self.detail}' if self.detail else ''}, in {self.seconds:.1f} s"
+
+
+def mean_ap_of(values: Tensor, labels: Tensor) -> dict[str, tuple[float, float, float]]:
+    """Return the field of the mAP of values and several labels, (n, K) each."""
+    from vitreous.evaluate.multilabel.intervals import mean_ap_interval  # only where it is used
+
+    found = mean_ap_interval(values, labels)
+    return {"mean_ap": (found.value, found.low, found.high)}
+
+
+def _main_score(candidate: Candidate, scores: AnyScores) -> dict[str, Any]:
+    if isinstance(scores, Scores):
+        return {"correct": round(scores.top1 * scores.n)}
+    return mean_ap_of(candidate.logits, candidate.labels)
 
 
 def best_of(outcomes: Sequence[Outcome], select: str) -> Outcome | None:
