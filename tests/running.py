@@ -13,7 +13,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.recipes import recipe
 from vitreous.train.config import OptimConfig
 from vitreous.train.console import Display
-from vitreous.train.resume.saving import Checkpoint
+from vitreous.train.resume.checkpoint import Checkpoint
 from vitreous.train.run import run
 
 TINY = ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, width=16, depth=1, heads=2, mlp_dim=32)

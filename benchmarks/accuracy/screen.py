@@ -31,7 +31,8 @@ from vitreous.train.config import RunConfig
 from vitreous.train.console import Display
 from vitreous.train.progress import Budget, Clock, Steps
 from vitreous.train.setup import prepare
-from vitreous.train.trainer import build_trainer, silence_lightning
+from vitreous.train.silence import silence_lightning
+from vitreous.train.trainer import build_trainer
 
 
 class End(Callback):

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/
 from scale.ranks import fork, wait
 from vitreous.accelerate.model import build
 from vitreous.data.augment.pipeline import BatchAugment
-from vitreous.data.batches.data_module import BatchLoader
 from vitreous.data.batches.dataset import MemoryDataset
+from vitreous.data.batches.loaders import BatchLoader
 from vitreous.data.batches.sampler import OrderedSampler, Share
 from vitreous.data.config import AugmentConfig, PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
@@ -36,7 +36,8 @@ from vitreous.train.scale.place import find_place
 from vitreous.train.scale.replicated import trainer_arguments
 from vitreous.train.scale.shares import SharedVitModule
 from vitreous.train.scale.team import Team
-from vitreous.train.trainer import build_trainer, silence_lightning
+from vitreous.train.silence import silence_lightning
+from vitreous.train.trainer import build_trainer
 
 CLASSES = 4
 MODEL = ViTConfig(

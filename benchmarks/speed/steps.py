@@ -26,7 +26,8 @@ from vitreous.model.config import ViTConfig, pair
 from vitreous.train.config import OptimConfig
 from vitreous.train.module import VitModule
 from vitreous.train.optim import build_optimizer
-from vitreous.train.trainer import build_trainer, silence_lightning
+from vitreous.train.silence import silence_lightning
+from vitreous.train.trainer import build_trainer
 
 Step = Callable[[], object]
 OPTIM = OptimConfig(name="adamw", lr=1e-4, weight_decay=0.05, clip=1.0)

@@ -24,7 +24,7 @@ from vitreous.data.shards.writing.remote_destination import RemoteDestination
 from vitreous.data.shards.writing.writer import write_shards
 from vitreous.data.sources.opening import open_source
 from vitreous.errors import DataError, StoreError, UsageError
-from vitreous.train.resume.saving import Checkpoint
+from vitreous.train.resume.checkpoint import Checkpoint
 
 pytest.importorskip("s3fs", reason="pip install 'vitreous[remote]': reads s3://")
 pytest.importorskip("moto.server", reason="pip install 'moto[s3,server]': an S3 server for tests")

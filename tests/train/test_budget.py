@@ -28,10 +28,8 @@ class Steps:
         self.now = 1000.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         self.budget = Budget(started=700.0, seconds=600.0, reserve=20.0)
-        self.stop = StopWhenOver(self.budget, test_share=4.0, precision="bf16")
-        splits = {"val": range(2475)}
-        data = SimpleNamespace(data=SimpleNamespace(splits=splits))
-        self.trainer = SimpleNamespace(global_step=100, should_stop=False, datamodule=data)
+        self.stop = StopWhenOver(self.budget, 2475, test_share=4.0, precision="bf16")
+        self.trainer = SimpleNamespace(global_step=100, should_stop=False)
         self.module = SimpleNamespace(images_seen=images_seen)
         self.stop.on_train_start(self.trainer, self.module)
 
@@ -101,7 +99,7 @@ def test_steps_that_stay_slow_leave_time_for_the_validation(monkeypatch):
 def test_a_rebuilt_run_reserves_time_once(monkeypatch):
     steps = Steps(monkeypatch)
     steps.validate(2.0)
-    again = StopWhenOver(steps.budget, test_share=4.0, precision="bf16")
+    again = StopWhenOver(steps.budget, 2475, test_share=4.0, precision="bf16")
     again.on_validation_start(steps.trainer, steps.module)
     steps.now += 2.0
     again.on_validation_end(steps.trainer, steps.module)

@@ -37,7 +37,7 @@ from vitreous.train.finetune.trainable import choose_trained, class_weights, fre
 from vitreous.train.module import VitModule
 from vitreous.train.optim import build_optimizer, layer_factors, set_learning_rate
 from vitreous.train.results import SelectedWeights
-from vitreous.train.resume.saving import Checkpoint
+from vitreous.train.resume.checkpoint import Checkpoint
 from vitreous.train.run import run
 from vitreous.train.setup import prepare
 

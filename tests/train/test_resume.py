@@ -36,7 +36,8 @@ from vitreous.train.out_of_memory import is_out_of_memory, more_parts
 from vitreous.train.progress import Budget
 from vitreous.train.recipe_file import recipe_text
 from vitreous.train.resume import saving
-from vitreous.train.resume.saving import Checkpoint, load_newest
+from vitreous.train.resume.checkpoint import Checkpoint
+from vitreous.train.resume.saving import load_newest
 from vitreous.train.run import run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ from vitreous.recipes import recipe
 from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import RunConfig
 from vitreous.train.console import Display
-from vitreous.train.resume.saving import Checkpoint
+from vitreous.train.resume.checkpoint import Checkpoint
 from vitreous.train.run import run
 
 TINY = ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, width=16, depth=1, heads=2, mlp_dim=32)

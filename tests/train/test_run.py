@@ -22,6 +22,7 @@ from vitreous.checkpoint.model_file import load_model
 from vitreous.cli.verbs.train import configure
 from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.batches.data_module import ImageDataModule
+from vitreous.data.batches.loaders import ImageLoaders
 from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import open_source
@@ -32,15 +33,15 @@ from vitreous.model.config import ViTConfig
 from vitreous.predictor import load
 from vitreous.recipes import recipe
 from vitreous.runs.state_file import read_state
-from vitreous.train.callbacks import is_better
 from vitreous.train.config import OptimConfig, RunConfig
 from vitreous.train.console import Display
 from vitreous.train.module import VitModule
+from vitreous.train.preference import is_better
 from vitreous.train.progress import Budget, Steps
 from vitreous.train.resume.non_finite import FiniteWatch, Step
 from vitreous.train.resume.state import RunState
 from vitreous.train.run import run, show_batch
-from vitreous.train.trainer import silence_lightning
+from vitreous.train.silence import silence_lightning
 
 LOOKS_AT_REPORTS = True  # conftest.py
 
@@ -246,9 +247,9 @@ def test_patience_ends_a_run_that_does_not_improve(tmp_path):
 def test_the_test_split_is_read_once_and_after_training(tmp_path, monkeypatch):
     calls = []
     for name in ("test_dataloader", "train_dataloader"):
-        original = getattr(ImageDataModule, name)
+        original = getattr(ImageLoaders, name)
         monkeypatch.setattr(
-            ImageDataModule, name, lambda self, name=name, original=original: calls.append(name) or original(self)
+            ImageLoaders, name, lambda self, name=name, original=original: calls.append(name) or original(self)
         )
     train(tmp_path / "run")
     assert calls == ["train_dataloader", "test_dataloader"]

@@ -18,7 +18,19 @@ from torch.nn import functional as F
 from vitreous.errors import DataError, NonFiniteError
 from vitreous.files.html import html_table
 
-__all__ = ["ClassScore", "ConfusedPair", "Scores", "check_predictions", "evaluate", "most_confused", "worst_mistakes"]
+__all__ = [
+    "ClassScore",
+    "ConfusedPair",
+    "Scores",
+    "check_predictions",
+    "counted_shares",
+    "evaluate",
+    "most_confused",
+    "worst_mistakes",
+]
+
+Counts = npt.NDArray[np.int64]
+Shares = npt.NDArray[np.float64]
 
 _TOP = 5
 
@@ -128,11 +140,10 @@ def evaluate(logits: Tensor, labels: Tensor) -> Scores:
     ranks = _rank_of_truth(logits, labels)
     top1 = float((ranks == 0).double().mean())
     true, predicted = labels.numpy(), logits.argmax(dim=1).numpy()
-    from sklearn.metrics import precision_recall_fscore_support  # slow to import: only where it is used
-
-    shares = precision_recall_fscore_support(true, predicted, labels=range(classes), zero_division=0)
-    precision, recall, f1, _ = shares
-    occurs = np.union1d(true, predicted)
+    confusion = np.bincount(true * classes + predicted, minlength=classes**2).reshape(classes, classes)
+    support = confusion.sum(axis=1)
+    precision, recall, f1 = counted_shares(confusion.diagonal(), support, confusion.sum(axis=0))
+    occurs, per_class = np.union1d(true, predicted), zip(precision, recall, f1, support, strict=True)
     return Scores(
         n=n,
         log_loss=float(F.cross_entropy(logits, labels)),
@@ -144,9 +155,20 @@ def evaluate(logits: Tensor, labels: Tensor) -> Scores:
         precision=top1,
         recall=top1,
         f1=top1,
-        per_class=tuple(ClassScore(float(p), float(r), float(f), int(s)) for p, r, f, s in zip(*shares, strict=True)),
-        confusion=np.bincount(true * classes + predicted, minlength=classes**2).reshape(classes, classes),
+        per_class=tuple(ClassScore(float(p), float(r), float(f), int(s)) for p, r, f, s in per_class),
+        confusion=confusion,
     )
+
+
+def counted_shares(hits: Counts, support: Counts, predicted: Counts) -> tuple[Shares, Shares, Shares]:
+    """Return precision, recall and F1 from counts by class or label, (K,) each; 0 where one is undefined.
+
+    `hits` are the images that have a class and are predicted to, `support` those that have it, and `predicted` those
+    that are predicted to.
+    """
+    precision = hits / np.maximum(predicted, 1)
+    recall = hits / np.maximum(support, 1)
+    return precision, recall, 2 * hits / np.maximum(predicted + support, 1)
 
 
 def most_confused(confusion: npt.NDArray[np.int64], classes: Sequence[str], n: int = 10) -> list[ConfusedPair]:

@@ -16,7 +16,6 @@ from vitreous.data.sources.listing import pluralize
 from vitreous.evaluate.any_labels import scores_of
 from vitreous.runs.folder import RunDir
 from vitreous.train.callbacks import MetricsLog, StopWhenOver, WeightSelection
-from vitreous.train.class_maps import class_map_seconds
 from vitreous.train.config import parse_duration
 from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import ProbeResult
@@ -24,8 +23,9 @@ from vitreous.train.finetune.trainable import class_weights
 from vitreous.train.module import VitModule
 from vitreous.train.multilabel.losses import choose_loss
 from vitreous.train.progress import Budget, Clock, Steps
-from vitreous.train.results import RunWriter, copy_weights, report_seconds
-from vitreous.train.resume.saving import Checkpoint, Saver
+from vitreous.train.results import RunWriter, copy_weights, ending
+from vitreous.train.resume.checkpoint import Checkpoint
+from vitreous.train.resume.saving import Saver
 from vitreous.train.resume.signals import Signals
 from vitreous.train.resume.state import (
     RunState,
@@ -40,7 +40,7 @@ from vitreous.train.resume.state import (
 from vitreous.train.setup import Setup, describe_hardware
 from vitreous.train.trainer import build_trainer, make_loggers
 
-__all__ = ["Kit", "Session", "assemble", "make_module", "rebuild"]
+__all__ = ["Kit", "Session", "assemble", "make_module"]
 
 
 def make_module(
@@ -76,12 +76,6 @@ def _score_columns(setup: Setup) -> Collection[str]:
     return {*(f"val_{name}" for name in scores), *(f"train_{name}" for name in terms)}
 
 
-def _ending(setup: Setup, budget: float) -> tuple[float, float]:
-    """Estimate the seconds of the class maps and of the whole report, given the budget."""
-    map_seconds = class_map_seconds(setup, budget)
-    return map_seconds, report_seconds(setup.data.splits["val"], len(setup.data.classes)) + map_seconds
-
-
 @dataclass(frozen=True)
 class Kit:
     """What a run is assembled from: by default a classifier, in one process. pretrain/ and scale/ have other kits."""
@@ -91,7 +85,7 @@ class Kit:
     checkpoint: Callable[..., Checkpoint] = Checkpoint
     writer: Callable[..., RunWriter] = RunWriter
     score_columns: Callable[[Setup], Collection[str]] = _score_columns
-    ending: Callable[[Setup, float], tuple[float, float]] = _ending
+    ending: Callable[[Setup, float], tuple[float, float]] = ending
     scores_weights: bool = True  # whether the saved weights are scored after training
     later_validations: int = 0  # after training, besides those of any run, for which a budget reserves time
     budget: Callable[[float, float, float], Budget] = Budget
@@ -165,6 +159,46 @@ class Session:
             extended=list(self.extended),
         )
 
+    def rebuild(self, state: RunState | None) -> None:
+        """Replace the module, callbacks and Trainer by new ones, restored from a state if one is given."""
+        setup, folder, view = self.setup, self.run_dir.path, self.view
+        config, splits, per_epoch = setup.config, setup.data.splits, setup.data_module.steps_per_epoch
+        if state is not None and state.parts != setup.data_module.train_sampler.accumulate:
+            setup.data_module.set_accumulation(state.parts)
+        self.module = self.kit.module(setup, self.clock.progress)
+        scores = self.kit.scores_weights
+        test_share = len(splits.get("test", ())) / len(splits["val"]) if scores else 0.0
+        later = test_share + self.kit.later_validations
+        validated_in = setup.precision if scores else "float32"
+        stop = StopWhenOver(self.clock, len(splits["val"]), later, validated_in, config.compile)
+        epochs: int | None = config.epochs if config.steps is None else -(-config.steps // per_epoch)
+        planned = pluralize(config.steps, "step") if config.steps else pluralize(config.epochs, "epoch")
+        if config.budget is not None:
+            epochs, planned = None, f"as many epochs as fit into {config.budget}"
+
+        def announce(speed: float, seconds: float) -> None:
+            view.machine(describe_hardware(setup.device, setup.precision), speed, planned, seconds)
+
+        self.metrics = self.kit.metrics(folder, view, self.clock, epochs, announce, precision=setup.precision)
+        self.selection = WeightSelection(config.select, config.patience, self.writer.save_best)
+        self.checkpoint = self.kit.checkpoint(
+            self.saver,
+            self.capture,
+            state,
+            signals=self.signals,
+            lock=self.run_dir.lock,
+            every=parse_duration(config.checkpoint_every),
+            epochs=config.checkpoint_epochs,
+        )
+        callbacks = (stop, self.metrics, self.selection, self.checkpoint)
+        loggers = make_loggers(config.loggers, folder)
+        self.trainer = build_trainer(
+            folder, setup.device, setup.precision, callbacks, loggers, strategy=self.kit.strategy
+        )
+        if state is not None:
+            with report_mismatch():
+                _restore(self, state)
+
 
 def assemble(
     setup: Setup,
@@ -198,52 +232,12 @@ def assemble(
     saver, extended = kit.saver(run_dir.path, run_dir.lock), tuple(state.extended) if state is not None else ()
     writer = kit.writer(setup, run_dir.path, extended, map_seconds)
     session = Session(setup, run_dir, view, signals, writer, saver, clock, identity(setup), extended=extended, kit=kit)
-    rebuild(session, state)
+    session.rebuild(state)
     if state is not None:
         with report_mismatch():
             clock.restore(state.clock)
         saver.saved = state.where
     return session
-
-
-def rebuild(session: Session, state: RunState | None) -> None:
-    """Replace the module, callbacks and Trainer of a session by new ones, restored from a state if one is given."""
-    setup, folder, view = session.setup, session.run_dir.path, session.view
-    config, splits, per_epoch = setup.config, setup.data.splits, setup.data_module.steps_per_epoch
-    if state is not None and state.parts != setup.data_module.train_sampler.accumulate:
-        setup.data_module.set_accumulation(state.parts)
-    session.module = session.kit.module(setup, session.clock.progress)
-    scores = session.kit.scores_weights
-    test_share = len(splits.get("test", ())) / len(splits["val"]) if scores else 0.0
-    later = test_share + session.kit.later_validations
-    stop = StopWhenOver(session.clock, later, setup.precision if scores else "float32", config.compile)
-    epochs: int | None = config.epochs if config.steps is None else -(-config.steps // per_epoch)
-    planned = pluralize(config.steps, "step") if config.steps else pluralize(config.epochs, "epoch")
-    if config.budget is not None:
-        epochs, planned = None, f"as many epochs as fit into {config.budget}"
-
-    def announce(speed: float, seconds: float) -> None:
-        view.machine(describe_hardware(setup.device, setup.precision), speed, planned, seconds)
-
-    session.metrics = session.kit.metrics(folder, view, session.clock, epochs, announce, precision=setup.precision)
-    session.selection = WeightSelection(config.select, config.patience, session.writer.save_best)
-    session.checkpoint = session.kit.checkpoint(
-        session.saver,
-        session.capture,
-        state,
-        signals=session.signals,
-        lock=session.run_dir.lock,
-        every=parse_duration(config.checkpoint_every),
-        epochs=config.checkpoint_epochs,
-    )
-    callbacks = (stop, session.metrics, session.selection, session.checkpoint)
-    loggers = make_loggers(config.loggers, folder)
-    session.trainer = build_trainer(
-        folder, setup.device, setup.precision, callbacks, loggers, strategy=session.kit.strategy
-    )
-    if state is not None:
-        with report_mismatch():
-            _restore(session, state)
 
 
 def _restore(session: Session, state: RunState) -> None:

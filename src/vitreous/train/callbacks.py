@@ -19,14 +19,14 @@ import lightning
 from lightning.pytorch.callbacks import Callback
 
 from vitreous.errors import OutputError
-from vitreous.evaluate.any_labels import AnyScores
 from vitreous.files.writing import atomic_write
 from vitreous.train.console import Display
 from vitreous.train.module import VitModule
+from vitreous.train.preference import improves, is_better
 from vitreous.train.progress import Budget, Clock
 from vitreous.train.results import SelectedWeights, copy_weights, scoring_seconds
 
-__all__ = ["MetricsLog", "StopWhenOver", "WeightSelection", "improves", "is_better"]
+__all__ = ["MetricsLog", "StopWhenOver", "WeightSelection"]
 
 _TIMED_STEPS, _TIMED_SECONDS = 5, 1.0  # the speed is announced after this many steps and seconds
 _MEDIAN_OF = 5  # last steps; earlier ones may have had smaller images or fewer patches
@@ -39,14 +39,14 @@ _EVALUATION_SPEED = 2.0  # cautious guess of images/s in evaluation over trainin
 class StopWhenOver(Callback):
     """Stop training when the clock says so, and keep the reserve of a budget up to date.
 
-    The budget reserves time for the test split, `test_share` times as large as the validation split. A model that is
-    `compiled` compiles again in the first validation, whose time does not count.
+    The budget reserves time for a validation of `val_images`, and for the test split, `test_share` times as large. A
+    model that is `compiled` compiles again in the first validation, whose time does not count.
     """
 
     def __init__(
-        self, clock: Clock, test_share: float = 0.0, precision: str = "float32", compiled: bool = False
+        self, clock: Clock, val_images: int, test_share: float = 0.0, precision: str = "float32", compiled: bool = False
     ) -> None:
-        self.clock, self._compiling = clock, compiled
+        self.clock, self._val_images, self._compiling = clock, val_images, compiled
         self._test_share, self._precision = test_share, precision
         self._validations: deque[float] = deque(maxlen=_VALIDATIONS)
 
@@ -69,9 +69,9 @@ class StopWhenOver(Callback):
                 self._per_image.append((now - self._last) / images)
             self._last, self._seen = now, module.images_seen
             if images > 0 and len(self._per_image) > 1:  # the first step is much slower than the others
-                val = len(cast(Any, trainer).datamodule.data.splits["val"])
                 # The fastest step counts: a machine that is busy for a moment would end the training at once.
-                self._reserve(val * min(self._per_image) / _EVALUATION_SPEED, len(self._per_image) == _MEDIAN_OF)
+                seconds = self._val_images * min(self._per_image) / _EVALUATION_SPEED
+                self._reserve(seconds, is_sure=len(self._per_image) == _MEDIAN_OF)
         if self.clock.over(trainer.global_step):
             trainer.should_stop = True
 
@@ -94,23 +94,6 @@ class StopWhenOver(Callback):
         self._compiling = False
         if self.clock.over(trainer.global_step):
             trainer.should_stop = True
-
-
-def is_better(select: str, new: AnyScores, old: AnyScores) -> bool:
-    """Return whether new scores beat old ones by a metric of `RunConfig.select`; with `last` they always do.
-
-    The log loss breaks ties, which are frequent on small splits.
-    """
-    if select == "last":
-        return True
-    return improves(select, new, old) or (not improves(select, old, new) and new.log_loss < old.log_loss)
-
-
-def improves(select: str, new: AnyScores, old: AnyScores) -> bool:
-    """Return whether the metric itself is better in the new scores, ignoring ties; with `last` it always is."""
-    if select in ("last", "log_loss"):
-        return select == "last" or new.log_loss < old.log_loss
-    return bool(getattr(new, select) > getattr(old, select))
 
 
 class WeightSelection(Callback):

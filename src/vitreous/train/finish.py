@@ -6,20 +6,22 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from vitreous.evaluate.any_labels import AnyScores
 from vitreous.evaluate.metrics import Scores
 from vitreous.runs.folder import RunDir
 from vitreous.runs.folder_content import read_report
 from vitreous.train.advice import closing_advice
-from vitreous.train.assembly import Session
 from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import ProbeResult, Verdict
 from vitreous.train.results import SelectedWeights, SplitScores
 from vitreous.train.resume.saving import LAST
 from vitreous.train.resume.signals import Stopped
 from vitreous.train.setup import Setup
+
+if TYPE_CHECKING:
+    from vitreous.train.assembly import Session
 
 __all__ = [
     "RunResult",

@@ -41,7 +41,7 @@ __all__ = ["VitModule"]
 
 
 class VitModule(lightning.LightningModule):
-    """Trains a classifier on the batches of :class:`~vitreous.data.batches.data_module.ImageDataModule`.
+    """Trains a classifier on the batches of :class:`~vitreous.data.batches.loaders.ImageLoaders`.
 
     A batch is the dict that :mod:`vitreous.data.batches.dataset` describes. Each epoch logs `train_loss`, `lr`, and
     every score of :meth:`~vitreous.evaluate.metrics.Scores.summary` with the prefix `val_`.

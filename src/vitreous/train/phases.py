@@ -24,7 +24,6 @@ from vitreous.runs.folder import (
     write_text,
 )
 from vitreous.train.advice import imbalance_note
-from vitreous.train.assembly import Session, rebuild
 from vitreous.train.config import AUTO
 from vitreous.train.console import Display
 from vitreous.train.optim import schedule
@@ -38,7 +37,8 @@ from vitreous.train.resume.saving import load_newest
 from vitreous.train.resume.state import RunState, check_identity, identity, with_more_epochs
 from vitreous.train.setup import Setup, describe_model, one_thread_if_tiny
 
-if TYPE_CHECKING:  # runs without a teacher do not import it
+if TYPE_CHECKING:
+    from vitreous.train.assembly import Session
     from vitreous.train.distil.distiller import Distiller
 
 __all__ = [
@@ -188,7 +188,8 @@ def fit_once(session: Session) -> None:
     session.fit_started = time.monotonic()
     try:
         with session.signals.deferred(), one_thread_if_tiny(session.setup):
-            session.trainer.fit(session.module, datamodule=session.setup.data_module)
+            loading = session.setup.data_module
+            session.trainer.fit(session.module, loading.train_dataloader(), loading.val_dataloader())
         session.trained = True
     finally:
         session.view.stop_bar()
@@ -210,7 +211,7 @@ def fit(session: Session) -> None:
             smaller = after_failure(session, error)
         if smaller is not None:  # not in `except`, where the traceback would keep the step's tensors alive
             free_memory()
-            rebuild(session, smaller)
+            session.rebuild(smaller)
             free_memory()
 
 

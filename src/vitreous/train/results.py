@@ -31,13 +31,21 @@ from vitreous.model.vit import VisionTransformer
 from vitreous.report.evaluation.results import EvaluationInput, measure
 from vitreous.report.figures import draw_curves
 from vitreous.report.run_report import Predictions, RunFacts, write_report
-from vitreous.train.class_maps import class_map
+from vitreous.train.class_maps import class_map, class_map_seconds
 from vitreous.train.finetune.trainable import merge_adapters
 from vitreous.train.resume.non_finite import NonFiniteStepError
 from vitreous.train.resume.replay import REPLAY, write_replay
 from vitreous.train.setup import Setup, one_thread_if_tiny
 
-__all__ = ["RunWriter", "SelectedWeights", "SplitScores", "copy_weights", "report_seconds", "scoring_seconds"]
+__all__ = [
+    "RunWriter",
+    "SelectedWeights",
+    "SplitScores",
+    "copy_weights",
+    "ending",
+    "report_seconds",
+    "scoring_seconds",
+]
 
 _SAVE_EVERY = 10.0  # seconds between two writes of the best model so far
 _FLOAT32_OVER_BF16 = 3.0  # time of a forward pass in float32 over bf16, on a CPU with bf16 in hardware
@@ -286,6 +294,12 @@ def scoring_seconds(validation: float, test_share: float, precision: str) -> flo
     validation during training, `test_share` the size of the test split over that of the validation split.
     """
     return validation * (_FLOAT32_OVER_BF16 * (1 + test_share) if precision == "bf16" else test_share)
+
+
+def ending(setup: Setup, budget: float) -> tuple[float, float]:
+    """Estimate the seconds of the class maps and of the whole report, given the budget."""
+    map_seconds = class_map_seconds(setup, budget)
+    return map_seconds, report_seconds(setup.data.splits["val"], len(setup.data.classes)) + map_seconds
 
 
 def report_seconds(split: Split, classes: int) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitreous.data.sources.listing import pluralize
 from vitreous.errors import UsageError
@@ -28,7 +29,6 @@ from vitreous.runs.folder import (
     lock_run_dir,
 )
 from vitreous.runs.folder_content import remove_empty_dirs
-from vitreous.train.assembly import Kit, Session, assemble
 from vitreous.train.config import AUTO, RunConfig
 from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import compare_with_probe, finetune_report, probe_first
@@ -40,7 +40,10 @@ from vitreous.train.recipe_file import recipe_text
 from vitreous.train.results import SelectedWeights, SplitScores
 from vitreous.train.resume.signals import Signals, Stopped
 from vitreous.train.setup import Setup, prepare
-from vitreous.train.trainer import silence_lightning
+from vitreous.train.silence import silence_lightning
+
+if TYPE_CHECKING:
+    from vitreous.train.assembly import Kit, Session
 
 __all__ = [
     "Phases",
@@ -164,6 +167,8 @@ def run_phases(
 
     `kit` and `finish`, which does what follows training, are those of a classifier by default.
     """
+    from vitreous.train.assembly import assemble  # imports Lightning, for which heads on frozen features need not wait
+
     session = None
     with contextlib.ExitStack() as stack:
         try:

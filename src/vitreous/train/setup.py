@@ -15,7 +15,7 @@ from PIL import Image
 
 from vitreous.accelerate.cost import Cost, cost
 from vitreous.accelerate.model import FastVisionTransformer, build
-from vitreous.data.batches.data_module import ImageDataModule
+from vitreous.data.batches.loaders import ImageLoaders
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import ImageData, Split, open_source
 from vitreous.errors import ConfigError
@@ -58,7 +58,7 @@ class Setup:
     config: RunConfig  # with the numbers of classes and channels of the data
     data: ImageData
     pipeline: EvalPipeline  # the evaluation pipeline, with mean and std
-    data_module: ImageDataModule  # no image is decoded yet
+    data_module: ImageLoaders  # no image is decoded yet
     model: FastVisionTransformer  # on the CPU: new, or with pretrained weights and a new head
     cost: Cost  # for one image
     device: torch.device
@@ -108,7 +108,7 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
     return Setup(config, data, pipeline, loading, model, size, device, precision, pretrained, distiller, auxiliary)
 
 
-def _build_auxiliary(config: RunConfig, loading: ImageDataModule, several: bool) -> AuxTask | None:
+def _build_auxiliary(config: RunConfig, loading: ImageLoaders, several: bool) -> AuxTask | None:
     if config.aux.method == "none":
         return None
     from vitreous.train.auxiliary.task import build_task
@@ -132,12 +132,12 @@ def open_data(config: RunConfig, view: Display, *, needs_labels: bool = True) ->
 
 def make_loading(
     config: RunConfig, data: ImageData, *, crop_on_device: bool = False
-) -> tuple[EvalPipeline, ImageDataModule]:
-    """Return the evaluation pipeline, with mean and std, and the loaders. Arguments as ImageDataModule."""
+) -> tuple[EvalPipeline, ImageLoaders]:
+    """Return the evaluation pipeline, with mean and std, and the loaders. Arguments as ImageLoaders."""
     pipeline = EvalPipeline(pair(config.model.image_size), config.model.in_channels, config.preprocess)
     if not pipeline.has_statistics:
         pipeline = pipeline.with_measured_statistics(_sample(data.splits["train"]))
-    loading = ImageDataModule(
+    loading = ImageLoaders(
         data,
         pipeline,
         config.augment,

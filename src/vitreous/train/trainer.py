@@ -1,12 +1,9 @@
-"""The Lightning Trainer of a run, its loggers, and the suppression of Lightning's own output."""
+"""The Lightning Trainer of a run, and its loggers."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,8 +15,9 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 
 from vitreous.errors import MissingExtraError
+from vitreous.train.silence import lower_log_levels
 
-__all__ = ["build_trainer", "make_loggers", "silence_lightning"]
+__all__ = ["build_trainer", "make_loggers"]
 
 
 def build_trainer(
@@ -36,6 +34,7 @@ def build_trainer(
     With precision `bf16` the weights stay float32 (autocast). Callbacks are called in the given order. `strategy` are
     the Trainer's arguments for several processes; without them it uses one device.
     """
+    lower_log_levels()
     one_device = {
         "devices": 1 if device.index is None else [device.index],
         "plugins": [LightningEnvironment()],  # that of Slurm would requeue the job from Lightning's checkpoints
@@ -70,25 +69,3 @@ def make_loggers(names: Sequence[str], folder: Path) -> list[Logger]:
         "mlflow": lambda: loggers.MLFlowLogger("vitreous", folder.name, tracking_uri=mlflow_uri),
     }
     return [make[name]() for name in names]
-
-
-@contextlib.contextmanager
-def silence_lightning() -> Iterator[None]:
-    """Suppress Lightning's log messages below errors, and its warnings about workers, log intervals and the like.
-
-    Also torch.compile's advice to round float32 products on a GPU to 10 bits: a run in float32 means float32.
-    """
-    names = ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero", "lightning_utilities")
-    logs = [logging.getLogger(name) for name in names]
-    levels = [log.level for log in logs]
-    for log in logs:
-        log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"lightning(\.|$)")
-            warnings.filterwarnings("ignore", category=UserWarning, message=".*(lightning|Lightning|Trainer).*")
-            warnings.filterwarnings("ignore", category=UserWarning, message="TensorFloat32")
-            yield
-    finally:
-        for log, level in zip(logs, levels, strict=True):
-            log.setLevel(level)

@@ -161,7 +161,7 @@ def test_another_teacher_at_the_same_path_is_refused_on_resume(runs, tmp_path, t
 def test_a_plan_counts_the_teacher(runs, tmp_path, teacher, monkeypatch):
     for name, value in (("_SECONDS", 0.1), ("_MIN_STEPS", 2), ("_MAX_STEPS", 2), ("_LARGER_SIZES", 0)):
         monkeypatch.setattr(f"vitreous.train.planning.trials.{name}", value)
-    monkeypatch.setattr("vitreous.train.assembly.report_seconds", lambda *given: 1.0)
+    monkeypatch.setattr("vitreous.train.results.report_seconds", lambda *given: 1.0)
     once = plan(asked(runs, tmp_path, teacher))
     flops = cost(load_model(teacher)[0].config).flops
     assert once.teacher_seconds > 0

@@ -26,8 +26,8 @@ from vitreous.train.pretrain.mae import Mae, MaeConfig
 from vitreous.train.pretrain.monitor import CollapseError
 from vitreous.train.pretrain.run import pretrain
 from vitreous.train.pretrain.views import ViewsConfig
+from vitreous.train.resume.checkpoint import Checkpoint
 from vitreous.train.resume.replay import replay
-from vitreous.train.resume.saving import Checkpoint
 
 TINY = ViTConfig(
     image_size=8, patch_size=4, in_channels=1, num_classes=0, width=16, depth=1, heads=2, mlp_dim=32, pool=Mean()

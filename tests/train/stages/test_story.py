@@ -24,11 +24,11 @@ from vitreous.model.vit import VisionTransformer
 from vitreous.predictor import load
 from vitreous.runs.state_file import read_state
 from vitreous.train.console import Display
-from vitreous.train.finetune.stages import staging, story, training
+from vitreous.train.finetune.stages import ending, staging, story, training
 from vitreous.train.finetune.stages.heads import Heads
 from vitreous.train.finetune.stages.outcome import Candidate, Outcome
 from vitreous.train.finetune.stages.staging import Staging
-from vitreous.train.resume.saving import Checkpoint
+from vitreous.train.resume.checkpoint import Checkpoint
 from vitreous.train.resume.signals import Stopped
 from vitreous.train.run import run
 from vitreous.train.setup import prepare
@@ -165,7 +165,8 @@ def test_a_killed_run_goes_on_and_ends_as_one_that_was_not(digits, whole, tmp_pa
         if where == "training":
             patched.setattr(Checkpoint, "on_train_batch_end", end)
         else:
-            patched.setattr(*{"attentive": (Heads, "attentive", killed), "reporting": (story, "finish", killed)}[where])
+            place = (Heads, "attentive") if where == "attentive" else (ending, "finish")
+            patched.setattr(*place, killed)
         with pytest.raises(KilledError):
             start(digits, tmp_path / "run")
     with monkeypatch.context() as patched:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.transforms.v2 import functional as tv
 
 __all__ = [
     "autocontrast",
@@ -67,12 +66,16 @@ def solarize(images: Tensor, threshold: Tensor) -> Tensor:
 
 def autocontrast(images: Tensor) -> Tensor:
     """Stretch each channel to the full range."""
-    return tv.autocontrast(images)
+    from torchvision.transforms.v2.functional import autocontrast  # takes a second to import, and few runs need it
+
+    return autocontrast(images)
 
 
 def equalize(images: Tensor) -> Tensor:
     """Equalize the histogram of each channel."""
-    return tv.equalize(images)
+    from torchvision.transforms.v2.functional import equalize  # likewise
+
+    return equalize(images)
 
 
 def grayscale(images: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ This is a batch of 128 images::
 
     sampler.py       TrainSampler.__iter__        indices  int64    (128,)
     dataset.py       MemoryDataset.__getitem__    images   uint8    (128, 3, 32, 32)   labels   int64    (128,)
-    data_module.py   BatchLoader.__iter__         the same; Lightning then moves the batch to the device
+    loaders.py       BatchLoader.__iter__         the same; Lightning then moves the batch to the device
     pipeline.py      BatchAugment.augment_batch   images   float32  (128, 3, 32, 32)   targets  float32  (128, 10)
 
 1. sampler.py decides which images form a batch. :class:`TrainSampler` shuffles the images of an epoch and yields one
@@ -14,8 +14,8 @@ This is a batch of 128 images::
 2. dataset.py turns indices into pixels. :class:`~vitreous.data.preprocess.EvalPipeline` fits each decoded image to the
    model's size. :class:`MemoryDataset` decodes a whole split once, and :class:`StreamedDataset` decodes each batch from
    its files, for data that does not fit into memory.
-3. data_module.py combines samplers and datasets. :class:`ImageDataModule` chooses between memory and files, and makes
-   the loaders. A :class:`BatchLoader` can be resumed at any batch.
+3. loaders.py combines samplers and datasets. :class:`ImageLoaders` chooses between memory and files, and makes the
+   loaders. A :class:`BatchLoader` can be resumed at any batch. data_module.py has the same for any LightningModule.
 4. ../augment/pipeline.py augments and normalises a batch on the device, and makes its targets. ``training_step`` in
    train/module.py calls it and passes the result to the model.
 

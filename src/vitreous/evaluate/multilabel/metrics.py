@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import DataError, NonFiniteError
+from vitreous.evaluate.metrics import counted_shares
 from vitreous.files.html import html_table
 
 __all__ = [
@@ -117,9 +118,9 @@ def evaluate_labels(logits: Tensor, labels: Tensor, present: Tensor | None = Non
     given = (logits.sigmoid() >= 0.5 if present is None else present.cpu().bool()).numpy()
     has = true.numpy()
     hits, support, predicted = (has & given).sum(0), has.sum(0), given.sum(0)  # K each
-    precision, recall, f1 = _shares(hits, support, predicted)
+    precision, recall, f1 = counted_shares(hits, support, predicted)
     aps = average_precisions(logits.numpy(), has)
-    micro = _shares(*(each.sum(keepdims=True) for each in (hits, support, predicted)))
+    micro = counted_shares(*(each.sum(keepdims=True) for each in (hits, support, predicted)))
     return MultiLabelScores(
         n=len(has),
         log_loss=float(F.binary_cross_entropy_with_logits(logits, true.double())),
@@ -156,10 +157,3 @@ def mean_average_precision(values: npt.NDArray[Any], has: npt.NDArray[Any]) -> f
 def _mean(aps: Sequence[float | None]) -> float:
     found = [each for each in aps if each is not None]
     return float(np.mean(found)) if found else 0.0
-
-
-def _shares(hits: Any, support: Any, predicted: Any) -> tuple[Any, Any, Any]:
-    """Return precision, recall and F1 from counts; 0 where one is undefined."""
-    precision = hits / np.maximum(predicted, 1)
-    recall = hits / np.maximum(support, 1)
-    return precision, recall, 2 * hits / np.maximum(predicted + support, 1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitreous.data.augment.geometry import flip
 from vitreous.data.augment.pipeline import BatchAugment
-from vitreous.data.batches.data_module import ImageDataModule
+from vitreous.data.batches.loaders import ImageLoaders
 from vitreous.data.config import AugmentConfig
 
 __all__ = ["Views", "choose_views"]
@@ -40,7 +40,7 @@ class Views:
         view = 0 if self.are_flips else batch["epoch"] % self.count
         return torch.full((len(batch["images"]),), view, device=batch["images"].device)
 
-    def images(self, loading: ImageDataModule, view: int, device: torch.device) -> Iterator[Tensor]:
+    def images(self, loading: ImageLoaders, view: int, device: torch.device) -> Iterator[Tensor]:
         """Yield batches of one view of all training images, in order: normalised, (B, C, H, W)."""
         augment = loading.batch_augment
         for batch in loading.view_dataloader(view):

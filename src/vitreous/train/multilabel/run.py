@@ -10,15 +10,11 @@ from vitreous.evaluate.multilabel.metrics import MultiLabelScores
 from vitreous.train.assembly import Kit, Session
 from vitreous.train.finetune.first_probe import finetune_report
 from vitreous.train.finish import RunResult, announce_weights, result_of
-from vitreous.train.multilabel.writing import LabelsWriter
+from vitreous.train.multilabel.writing import LabelsWriter, ending
 from vitreous.train.phases import select_weights, test_once
 from vitreous.train.results import SelectedWeights, SplitScores
-from vitreous.train.setup import Setup
 
-__all__ = ["KIT", "ending", "finish", "write_results"]
-
-_ENDING = 6.0  # seconds that the report and the exit of the program take on a slow machine
-_PER_PAIR = 4e-6  # seconds that the report takes for each pair of a validation image and a label
+__all__ = ["KIT", "finish", "write_results"]
 
 
 def finish(session: Session) -> RunResult:
@@ -70,12 +66,6 @@ def write_results(
     view.files(folder)
     view.next(["vitreous", "predict", str(folder / "model.safetensors"), example])
     return result_of(session, selected, scored.val, scored.test)
-
-
-def ending(setup: Setup, budget: float) -> tuple[float, float]:
-    """Estimate the seconds of class maps, of which there are none, and of the whole report."""
-    pairs = len(setup.data.splits["val"]) * len(setup.data.classes)
-    return 0.0, _ENDING + _PER_PAIR * pairs
 
 
 KIT = Kit(writer=LabelsWriter, ending=ending)

@@ -6,8 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from vitreous.train.assembly import Kit
-from vitreous.train.multilabel.run import ending
-from vitreous.train.multilabel.writing import LabelsWriter
+from vitreous.train.multilabel.writing import LabelsWriter, ending
 from vitreous.train.scale.callbacks import SharedWriter
 from vitreous.train.scale.fsdp.saving import ShardedWriter
 from vitreous.train.scale.fsdp.sharded import Sharded

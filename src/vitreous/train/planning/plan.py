@@ -35,7 +35,7 @@ from vitreous.train.results import scoring_seconds
 from vitreous.train.resume.signals import Signals
 from vitreous.train.run import kit_of
 from vitreous.train.setup import Setup, describe_hardware, describe_model, one_thread_if_tiny, prepare
-from vitreous.train.trainer import silence_lightning
+from vitreous.train.silence import silence_lightning
 
 __all__ = ["Memory", "Plan", "plan"]
 

@@ -18,7 +18,7 @@ from vitreous.data.batches.sampler import BatchPlan
 from vitreous.errors import TrainingError
 from vitreous.machine.peak_memory import MemoryMeter
 from vitreous.model.vit import VisionTransformer
-from vitreous.train.assembly import Session, rebuild
+from vitreous.train.assembly import Session
 from vitreous.train.out_of_memory import free_memory, is_out_of_memory, more_parts
 from vitreous.train.setup import Setup
 from vitreous.train.trainer import build_trainer
@@ -98,7 +98,7 @@ class Trials:
         """Rebuild the session so that all steps are at one point of the run."""
         model = backbone_of(self.session.setup)
         dropped = model.patch_dropout
-        rebuild(self.session, None)
+        self.session.rebuild(None)
         self.session.module.progress = lambda _: progress
         try:
             yield

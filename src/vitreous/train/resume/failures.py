@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from vitreous.errors import OutputError, TrainingError, VitreousError, first_line
-from vitreous.train.assembly import Session
 from vitreous.train.finish import resume_command
 from vitreous.train.out_of_memory import is_out_of_memory, more_parts
 from vitreous.train.resume.saving import load_newest
 from vitreous.train.resume.signals import Stopped
 from vitreous.train.resume.state import RunState
+
+if TYPE_CHECKING:
+    from vitreous.train.assembly import Session
 
 __all__ = ["after_failure"]
 

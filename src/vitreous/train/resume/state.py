@@ -14,19 +14,22 @@ import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import lightning
 from torch import Tensor
 from torch.optim import Optimizer
 
 from vitreous.errors import CheckpointError, VitreousError
 from vitreous.evaluate.any_labels import scores_of
 from vitreous.runs.folder import changed_settings, only_adds_epochs
-from vitreous.train.module import VitModule
 from vitreous.train.recipe_file import recipe_text
 from vitreous.train.results import SelectedWeights
 from vitreous.train.setup import Setup
+
+if TYPE_CHECKING:  # fine-tuning in stages resumes before it needs them
+    import lightning
+
+    from vitreous.train.module import VitModule
 
 __all__ = [
     "RunState",

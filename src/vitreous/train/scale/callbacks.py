@@ -13,7 +13,7 @@ from vitreous.train.callbacks import MetricsLog
 from vitreous.train.module import VitModule
 from vitreous.train.progress import Budget
 from vitreous.train.results import RunWriter
-from vitreous.train.resume.saving import Checkpoint
+from vitreous.train.resume.checkpoint import Checkpoint
 from vitreous.train.resume.signals import Signals, Stopped
 from vitreous.train.scale.place import Place
 from vitreous.train.scale.team import Team

@@ -49,7 +49,7 @@ from vitreous.train.scale.replicated import Replicated
 from vitreous.train.scale.team import Team, is_lost_connection
 from vitreous.train.scale.watch import Watch
 from vitreous.train.setup import Setup, prepare
-from vitreous.train.trainer import silence_lightning
+from vitreous.train.silence import silence_lightning
 
 __all__ = ["run_rank"]
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from vitreous.model.config import ViTConfig
 from vitreous.train.console import duration
 
-__all__ = ["LAST", "Means", "further_views", "tokens_too_large", "too_few_images", "tuning_modes"]
+__all__ = ["LAST", "TRAININGS", "Means", "further_views", "tokens_too_large", "too_few_images", "tuning_modes"]
 
 LAST = 2
 """Blocks that the mode `last-K` trains."""
+
+TRAININGS = (f"last-{LAST}", "lora", "full")
+"""The stages that train weights below the head."""
 
 _MOST_TOKENS = 1 << 30  # bytes of all tokens of a run, in float16
 _TOKEN_SHARE = 1 / 6  # of the free memory that they may take; they are copied once

@@ -8,12 +8,12 @@ from vitreous.data.sources.listing import pluralize
 from vitreous.errors import TrainingError
 from vitreous.evaluate.calibration import choose_temperature
 from vitreous.runs.folder import RunDir
-from vitreous.train.assembly import Session, rebuild
+from vitreous.train.assembly import Session
 from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import finetune_report
 from vitreous.train.finetune.stages.outcome import Outcome
 from vitreous.train.finetune.stages.staging import Staging, selected_weights, variant
-from vitreous.train.finetune.stages.writers import stages_kit
+from vitreous.train.finetune.stages.writers import writer_of
 from vitreous.train.finish import RunResult, announce_result, resume_command
 from vitreous.train.multilabel.run import write_results as write_labels_results
 from vitreous.train.phases import test_once
@@ -33,10 +33,10 @@ def finish(staging: Staging) -> RunResult:
         raise TrainingError("no stage found a model: give it a larger --budget")
     run_dir, setup = staging.run_dir, variant(staging.setup, best.candidate)
     selected = selected_weights(staging.setup, best.candidate)
-    writer = stages_kit(setup).writer(setup, run_dir.path, (), staging.map_seconds)
+    writer = writer_of(setup)(setup, run_dir.path, (), staging.map_seconds)
     saver = Saver(run_dir.path, run_dir.lock)
     session = Session(setup, run_dir, staging.view, staging.signals, writer, saver, Steps(1), identity(setup))
-    rebuild(session, None)
+    session.rebuild(None)
     session.seconds, session.metrics.history = staging.seconds, [dict(row) for row in best.history]
     session.module.eval_model.load_state_dict(selected.weights)
     if staging.setup.distiller is not None and setup.distiller is None:

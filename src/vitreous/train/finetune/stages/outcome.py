@@ -12,7 +12,7 @@ from vitreous.evaluate.any_labels import AnyScores, scores_of
 from vitreous.evaluate.intervals import wilson
 from vitreous.evaluate.metrics import Scores
 from vitreous.model.config import ViTConfig
-from vitreous.train.callbacks import is_better
+from vitreous.train.preference import is_better
 
 __all__ = ["Candidate", "Outcome", "beats", "best_of", "mean_ap_of"]
 

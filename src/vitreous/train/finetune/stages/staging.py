@@ -26,7 +26,7 @@ from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import OptimConfig, parse_duration
 from vitreous.train.console import Display
 from vitreous.train.finetune.stages.outcome import Candidate, Outcome, best_of
-from vitreous.train.finetune.stages.writers import stages_kit
+from vitreous.train.finetune.stages.writers import ending_seconds, writer_of
 from vitreous.train.finetune.trainable import choose_trained
 from vitreous.train.results import SelectedWeights
 from vitreous.train.resume.signals import Signals
@@ -74,7 +74,7 @@ class Staging:
     def measure_report(self) -> None:
         """Measure the report's time in place of a guess. That takes seconds, so the first head comes before."""
         if (budget := self.budget) is not None:
-            self.map_seconds, report = stages_kit(self.setup).ending(self.setup, budget)
+            self.map_seconds, report = ending_seconds(self.setup, budget)
             self.reporting = self.exit_seconds + report
 
     @property
@@ -118,7 +118,7 @@ class Staging:
         best = self.best
         if best is not before and best is not None and best.candidate is not None:
             selected = selected_weights(self.setup, best.candidate)
-            writer = stages_kit(self.setup).writer(variant(self.setup, best.candidate), self.run_dir.path)
+            writer = writer_of(self.setup)(variant(self.setup, best.candidate), self.run_dir.path)
             writer.save_calibrated(selected)
         self._write()
 

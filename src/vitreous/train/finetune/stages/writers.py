@@ -1,23 +1,27 @@
-"""What the models of a run in stages are written and assembled with: those of one class, or of several labels."""
+"""What writes the models of a run in stages: those of one class, or of several labels."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from vitreous.train.assembly import Kit
 from vitreous.train.finetune.stages.outcome import Candidate, beats
-from vitreous.train.multilabel.run import KIT as LABELS
 from vitreous.train.multilabel.writing import LabelsWriter
-from vitreous.train.results import RunWriter, SelectedWeights
+from vitreous.train.multilabel.writing import ending as labels_ending
+from vitreous.train.results import RunWriter, SelectedWeights, ending
 from vitreous.train.setup import Setup
 
-__all__ = ["guarded_writer", "stages_kit"]
+__all__ = ["ending_seconds", "guarded_writer", "writer_of"]
 
 
-def stages_kit(setup: Setup) -> Kit:
-    """Return the kit of a run in one process on these data."""
-    return LABELS if setup.data.several else Kit()
+def writer_of(setup: Setup) -> type[RunWriter]:
+    """Return what writes the models of a run in one process on these data."""
+    return LabelsWriter if setup.data.several else RunWriter
+
+
+def ending_seconds(setup: Setup, budget: float) -> tuple[float, float]:
+    """Estimate the seconds of the class maps, and of the whole report, given the budget."""
+    return labels_ending(setup, budget) if setup.data.several else ending(setup, budget)
 
 
 def guarded_writer(setup: Setup, folder: Path, incumbent: Candidate) -> RunWriter:

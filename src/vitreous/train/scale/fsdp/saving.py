@@ -14,7 +14,8 @@ from torch import Tensor, distributed, nn
 from vitreous.runs.lock import Lock
 from vitreous.runs.shards import split, write_shards
 from vitreous.train.results import RunWriter, SelectedWeights
-from vitreous.train.resume.saving import Checkpoint, Saver
+from vitreous.train.resume.checkpoint import Checkpoint
+from vitreous.train.resume.saving import Saver
 from vitreous.train.resume.state import RunState
 from vitreous.train.scale.callbacks import SharedCheckpoint
 from vitreous.train.scale.fsdp.layout import Layout
