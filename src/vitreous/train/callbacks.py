@@ -1,6 +1,6 @@
 """Lightning callbacks of a run: when it stops, what it records, and which weights it selects.
 
-Checkpoints are saved by the callback in resume/saving.py.
+Checkpoints are saved by the callback in resume/checkpoint.py.
 """
 
 from __future__ import annotations
