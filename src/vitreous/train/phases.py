@@ -115,7 +115,10 @@ def announce(setup: Setup, view: Display) -> None:
         view.line("split" if not label and text != note else "note", text)
     if (imbalance := imbalance_note(setup)) is not None:
         view.line("classes", imbalance)
-    view.line("model", describe_model(setup.config.model, setup.cost))
+    parameters, flops = sum(p.numel() for p in setup.model.parameters()), None
+    if setup.config.tune.mode != AUTO:  # no head waits until operations are counted
+        parameters, flops = setup.cost.parameters, setup.cost.flops
+    view.line("model", describe_model(setup.config.model, parameters, flops))
     if setup.config.tune.source == SHIPPED and setup.config.recipe != "finetune":  # whose --from chose it
         few = pluralize(len(setup.data.splits["train"]), "training image")
         view.line("start", f"the backbone in this package, for {few}; random weights: --start none")

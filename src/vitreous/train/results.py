@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +29,14 @@ from vitreous.files.writing import atomic_write
 from vitreous.machine.device import describe_machine, versions
 from vitreous.model.vit import VisionTransformer
 from vitreous.report.evaluation.results import EvaluationInput, measure
-from vitreous.report.figures import draw_curves
-from vitreous.report.run_report import Predictions, RunFacts, write_report
 from vitreous.train.class_maps import class_map, class_map_seconds
 from vitreous.train.finetune.trainable import merge_adapters
 from vitreous.train.resume.non_finite import NonFiniteStepError
 from vitreous.train.resume.replay import REPLAY, write_replay
 from vitreous.train.setup import Setup, one_thread_if_tiny
+
+if TYPE_CHECKING:
+    from vitreous.report.run_report import Predictions, RunFacts
 
 __all__ = [
     "RunWriter",
@@ -153,6 +154,8 @@ class RunWriter:
         Scores of `selected` were computed in float32, `training_summary` of the same epoch during training. `history`
         are the rows of metrics.csv, `finetune` is the section on fine-tuning.
         """
+        from vitreous.report.run_report import write_report  # imports matplotlib, which no head waits for
+
         setup = self.setup
         facts = self.run_facts(selected, history, seconds, training_summary, finetune)
         self.model.load_state_dict(selected.weights)
@@ -180,6 +183,8 @@ class RunWriter:
         finetune: Mapping[str, Any] | None,
     ) -> RunFacts:
         """Return what a report says about the run besides its scores; arguments as :meth:`write_report` has them."""
+        from vitreous.report.run_report import RunFacts
+
         setup, config = self.setup, self.setup.config
         return RunFacts(
             recipe=config.recipe,
@@ -284,6 +289,8 @@ def _unlabelled(setup: Setup) -> dict[str, Any]:
 
 
 def _predictions(result: SplitScores, split: Split) -> Predictions:
+    from vitreous.report.run_report import Predictions
+
     return Predictions(result.logits, result.labels, split.image, split.name_of)
 
 
@@ -308,6 +315,8 @@ def report_seconds(split: Split, classes: int) -> float:
     Draws learning curves, decodes an image of the validation split, and computes the figures of the page from random
     logits of a few images. All is done twice: first to import what it needs, then to measure.
     """
+    from vitreous.report.figures import draw_curves
+
     n = min(len(split), _TIMED_IMAGES)
     generator = torch.Generator().manual_seed(0)  # the random numbers of the run stay as they are
     logits = torch.randn(n, classes, generator=generator)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -60,12 +61,16 @@ class Setup:
     pipeline: EvalPipeline  # the evaluation pipeline, with mean and std
     data_module: ImageLoaders  # no image is decoded yet
     model: FastVisionTransformer  # on the CPU: new, or with pretrained weights and a new head
-    cost: Cost  # for one image
     device: torch.device
     precision: str  # `bf16` or `float32`
     pretrained: Pretrained | None = None  # what a fine-tuning starts from, without its tensors
     distiller: Distiller | None = None  # what the run learns from a teacher
     auxiliary: AuxTask | None = None  # its second task
+
+    @cached_property
+    def cost(self) -> Cost:
+        """The cost of one image. It is counted when it is asked for, which imports parts of torch's compiler."""
+        return cost(self.config.model)
 
 
 def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setup:
@@ -104,8 +109,7 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
             pretrained = replace(pretrained, state={})
         model = choose_trained(model, config.tune)
         auxiliary = _build_auxiliary(config, loading, data.several)
-    size = cost(config.model)
-    return Setup(config, data, pipeline, loading, model, size, device, precision, pretrained, distiller, auxiliary)
+    return Setup(config, data, pipeline, loading, model, device, precision, pretrained, distiller, auxiliary)
 
 
 def _build_auxiliary(config: RunConfig, loading: ImageLoaders, several: bool) -> AuxTask | None:
@@ -190,14 +194,15 @@ def _sample(split: Split) -> Iterator[Image.Image]:
         yield from (split.image(index) for index in indices[first : first + _FETCHED])
 
 
-def describe_model(config: ViTConfig, size: Cost) -> str:
+def describe_model(config: ViTConfig, parameters: int, flops: int | None = None) -> str:
     """Describe the model in one line, such as ``vit 128x6, patch 8 on 64 px: 65 tokens, 0.9 M parameters, ...``."""
     patch, image = ("x".join(map(str, dict.fromkeys(pair(side)))) for side in (config.patch_size, config.image_size))
     names = {"patch": "patch", "linear": "patch", "conv": "convolutional patch", "resnet": "ResNet patch"}
     stem = names.get(config.stem.kind, f"{config.stem.kind} patch")
+    operations = "" if flops is None else f", {flops / 1e9:.2g} GFLOPs per image"
     return (
-        f"vit {config.width}x{config.depth}, {stem} {patch} on {image} px: {size.tokens:,} tokens, "
-        f"{size.parameters / 1e6:.3g} M parameters, {size.flops / 1e9:.2g} GFLOPs per image"
+        f"vit {config.width}x{config.depth}, {stem} {patch} on {image} px: {config.tokens:,} tokens, "
+        f"{parameters / 1e6:.3g} M parameters{operations}"
     )
 
 

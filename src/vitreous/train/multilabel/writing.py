@@ -15,7 +15,6 @@ from vitreous.evaluate.multilabel.fitting import cross_fitted, fit_rule
 from vitreous.evaluate.multilabel.metrics import MultiLabelScores, evaluate_labels
 from vitreous.evaluate.multilabel.rule import LabelRule
 from vitreous.report.multilabel.results import LabelInput
-from vitreous.report.multilabel.run import write_labels_report
 from vitreous.train.results import RunWriter, SelectedWeights, SplitScores, copy_weights
 from vitreous.train.setup import Setup
 
@@ -94,6 +93,8 @@ class LabelsWriter(RunWriter):
         finetune: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         """Write report.json, the page and the curves, and return the content of report.json."""
+        from vitreous.report.multilabel.run import write_labels_report  # imports matplotlib, which no head waits for
+
         setup, split = self.setup, self.setup.data.splits["val"]
         given = LabelInput(
             model=self.folder.name,

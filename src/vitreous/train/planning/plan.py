@@ -158,7 +158,7 @@ def _measure(session: Session, meter: MemoryMeter, budget: float | None, before:
     images = epochs * per_epoch * min(config.batch_size, len(setup.data.splits["train"]))
     validated = epochs * len(setup.data.splits["val"])
     return Plan(
-        model=describe_model(config.model, setup.cost),
+        model=describe_model(config.model, setup.cost.parameters, setup.cost.flops),
         machine=describe_hardware(setup.device, setup.precision),
         parameters=setup.cost.parameters,
         pictures={name: len(split) for name, split in loading.splits.items()},

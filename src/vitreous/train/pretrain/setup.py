@@ -9,7 +9,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from vitreous.accelerate.cost import cost
 from vitreous.accelerate.model import build
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import ImageData
@@ -64,8 +63,7 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
     if objective.compares_images and config.accumulate > 1:
         part, changed = config.batch_size // config.accumulate, f"accumulate {config.accumulate} changes its loss"
         data.notes.append(f"{config.method} compares the {part} images of a part: {changed}")
-    size = cost(config.model)
-    return Setup(config, data, pipeline, loading, cast(Any, objective), size, device, precision, pretrained)
+    return Setup(config, data, pipeline, loading, cast(Any, objective), device, precision, pretrained)
 
 
 def describe_targets(objective: Objective, data: ImageData, pipeline: EvalPipeline) -> str:

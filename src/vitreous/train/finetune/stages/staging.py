@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.accelerate.cost import cost
 from vitreous.accelerate.model import build
 from vitreous.errors import CheckpointError
 from vitreous.machine.threads import one_thread
@@ -203,7 +202,7 @@ def variant(setup: Setup, candidate: Candidate, mode: str | None = None) -> Setu
         model = choose_trained(model, config.tune)
     loading = setup.data_module if mode is None else setup.data_module.restarted()
     taught = setup if mode is not None or candidate.epoch else replace(setup, distiller=None)
-    return replace(taught, config=config, model=model, cost=cost(candidate.config), data_module=loading)
+    return replace(taught, config=config, model=model, data_module=loading)
 
 
 def _optim(optim: OptimConfig, mode: str) -> OptimConfig:
