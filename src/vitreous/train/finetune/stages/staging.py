@@ -170,7 +170,11 @@ def _restored(stored: dict[str, Any]) -> Outcome:
     if (model := stored["model"]) is not None:
         config = ViTConfig(**model["config"])
         candidate = Candidate(config, model["tensors"], model["logits"], model["labels"], model["epoch"])
-    return Outcome(**{name: stored[name] for name in _FIELDS}, candidate=candidate)
+    fields = {name: stored[name] for name in _FIELDS}
+    if fields["mean_ap"] is not None:
+        value, low, high = fields["mean_ap"]  # a single number in journals of earlier versions, which begin again
+        fields["mean_ap"] = (value, low, high)
+    return Outcome(**fields, candidate=candidate)
 
 
 def whole_state(setup: Setup, candidate: Candidate) -> dict[str, Tensor]:
