@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+import vitreous.report.multilabel.run  # noqa: F401  has the figure before it is replaced
+
 CURVES = ("epoch", "train_loss", "val_log_loss", "val_top1", "val_macro_f1", "lr")
 
 
@@ -18,7 +20,7 @@ def undrawn_reports(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "LOOKS_AT_REPORTS", False):
-            for module in ("vitreous.report.run_report", "vitreous.train.results"):
+            for module in ("vitreous.report.run_report", "vitreous.report.figures"):
                 patch.setattr(f"{module}.draw_curves", _numbers)
             patch.setattr("vitreous.train.results.class_map", lambda *_: None)
         yield

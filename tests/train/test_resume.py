@@ -200,7 +200,7 @@ def test_a_run_killed_in_each_phase_after_training_resumes(tmp_path, monkeypatch
             with pytest.raises(Killed):
                 train(broken, resume=True)
     with monkeypatch.context() as patched:
-        patched.setattr("vitreous.train.results.write_report", end)
+        patched.setattr("vitreous.report.run_report.write_report", end)
         with pytest.raises(Killed):
             train(broken, resume=True)
     _, said = train(broken, resume=True)
