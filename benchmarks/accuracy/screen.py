@@ -75,7 +75,7 @@ def score(config: RunConfig, steps: int, minutes: float | None) -> Score:
         trainer = build_trainer(folder, setup.device, setup.precision, [End(clock)], [])
         trainer.limit_val_batches = 0
         began = time.perf_counter()
-        trainer.fit(module, datamodule=setup.data_module)
+        trainer.fit(module, setup.data_module.train_dataloader())
         seconds = time.perf_counter() - began
         trainer.limit_val_batches = 1.0
         trainer.validate(module, dataloaders=setup.data_module.val_dataloader(), verbose=False)

@@ -211,8 +211,9 @@ def test_a_model_of_several_labels_has_its_own_column_and_margins(photos, tmp_pa
     assert select("several.safetensors", "photos", "--count", 2, "-o", "b.csv", "--method", "uncertainty") == 0
     paths = sorted(map(str, photos.rglob("*.png")))
     logits = torch.from_numpy(package.load("several.safetensors", engine="torch").logits(paths))
-    gaps = ((0.7 * logits + 0.1).sigmoid() - torch.tensor(rule.thresholds)).abs().min(dim=1).values
-    margins = dict(zip(paths, gaps.tolist(), strict=True))
+    chances, bounds = (0.7 * logits + 0.1).sigmoid(), torch.tensor(rule.thresholds)
+    gaps = (chances - bounds).abs() / torch.where(chances >= bounds, 1 - bounds, bounds)
+    margins = dict(zip(paths, gaps.min(dim=1).values.tolist(), strict=True))
     scores = {str(photos.parent / row["path"]): float(row["score"]) for row in rows_of("b.csv")}
     assert scores == pytest.approx({path: margins[path] for path in scores}, abs=1e-4)
     assert min(scores.values()) == pytest.approx(min(margins.values()), abs=1e-4)

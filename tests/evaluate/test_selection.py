@@ -103,4 +103,11 @@ def test_of_several_labels_the_one_nearest_its_threshold_is_the_margin():
     found = by_thresholds(np.concatenate((first, second, sure)).astype("f4"), thresholds, 10)
     assert [n < 40 for n, _ in found] == [True] * 5 + [False] * 5
     assert max(n for n, _ in found) < 50
-    assert [found[0][1], found[-1][1]] == pytest.approx([0.01, 0.03], abs=1e-6)
+    assert [found[0][1], found[-1][1]] == pytest.approx([0.01 / 0.8, 0.03 / 0.5], abs=1e-6)
+
+
+def test_a_rare_label_with_a_low_threshold_is_not_uncertain_everywhere():
+    usual = np.tile([0.9, 0.01], (50, 1))  # far from the low threshold, as shares of it
+    unsure = np.asarray([[0.49, 0.001]])
+    found = by_thresholds(np.concatenate((usual, unsure)).astype("f4"), np.float32([0.5, 0.015]), 1)
+    assert found == [(50, pytest.approx(0.02, abs=1e-6))]

@@ -109,7 +109,8 @@ def by_thresholds(probabilities: Floats, thresholds: Floats, count: int, seed: i
     """Choose images with a label whose probability is close to its threshold, and that differ in their probabilities.
 
     As :func:`by_margin`, where an image may have several labels: its margin is that of the label nearest to being
-    decided the other way.
+    decided the other way, as a share of the range on its side of the threshold. So a rare label, whose threshold is
+    low, is not uncertain in every image.
 
     Args:
         probabilities: Calibrated, of each label, (n, K).
@@ -120,7 +121,9 @@ def by_thresholds(probabilities: Floats, thresholds: Floats, count: int, seed: i
     Returns:
         The chosen images with their margin in [0, 1], the smallest first.
     """
-    return _least(np.abs(probabilities - thresholds).min(axis=1), probabilities, count, seed)
+    above = probabilities >= thresholds
+    gaps = np.abs(probabilities - thresholds) / np.where(above, 1 - thresholds, thresholds).clip(min=1e-9)
+    return _least(gaps.min(axis=1), probabilities, count, seed)
 
 
 def _least(margins: Floats, probabilities: Floats, count: int, seed: int) -> Choice:

@@ -29,8 +29,10 @@ _MIN_WRAP = 20  # columns; narrower text is not wrapped
 _BAR_WIDTH = 10  # columns of the bar in the live line
 _MAIN_SCORES = {"val_top1": "top-1", "val_mean_ap": "mAP"}
 _PROBES = {
-    **{"val_knn": "k-NN", "val_linear": "linear"},
-    **{"val_knn_map": "k-NN mAP", "val_linear_map": "linear mAP"},
+    "val_knn": "k-NN",
+    "val_linear": "linear",
+    "val_knn_map": "k-NN mAP",
+    "val_linear_map": "linear mAP",
 }
 
 

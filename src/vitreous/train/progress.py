@@ -12,7 +12,7 @@ _EXIT_OVER_IMPORT = 0.35  # on exit, unloading the libraries takes this share of
 
 
 def exit_after(started: float) -> float:
-    """Estimate the seconds that the exit takes of a program that has just imported all, begun at `started`."""
+    """Estimate the seconds that a program's exit takes for what it has imported since `started`, and nothing else."""
     return _EXIT_OVER_IMPORT * (time.monotonic() - started)
 
 

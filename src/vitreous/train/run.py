@@ -167,11 +167,15 @@ def run_phases(
 
     `kit` and `finish`, which does what follows training, are those of a classifier by default.
     """
-    from vitreous.train.assembly import assemble  # imports Lightning, for which heads on frozen features need not wait
-
     session = None
     with contextlib.ExitStack() as stack:
         try:
+            began = time.monotonic()
+            from vitreous.train.assembly import (
+                assemble,  # imports Lightning: heads on frozen features do not wait for it
+            )
+
+            exit_seconds += exit_after(began)
             state, threads = open_run_dir(setup, run_dir, view)
             stack.enter_context(torch_threads(threads))
             announce(setup, view)

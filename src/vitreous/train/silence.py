@@ -12,10 +12,15 @@ __all__ = ["lower_log_levels", "silence_lightning"]
 _LOGS = ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero", "lightning_utilities")
 
 
+_levels: dict[str, int] = {}  # that the logs have outside
+
+
 def lower_log_levels() -> None:
-    """Let Lightning log errors only. Its import sets a level of its own, so this is called after it too."""
-    for name in _LOGS:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    """Let Lightning log errors only. Its import sets levels of its own, so this is called after it too."""
+    for log in map(logging.getLogger, _LOGS):
+        if log.name not in _levels or log.level != logging.ERROR:
+            _levels[log.name] = log.level
+        log.setLevel(logging.ERROR)
 
 
 @contextlib.contextmanager
@@ -24,8 +29,7 @@ def silence_lightning() -> Iterator[None]:
 
     Also torch.compile's advice to round float32 products on a GPU to 10 bits: a run in float32 means float32.
     """
-    logs = [logging.getLogger(name) for name in _LOGS]
-    levels = [log.level for log in logs]
+    is_outermost = not _levels
     lower_log_levels()
     try:
         with warnings.catch_warnings():
@@ -34,5 +38,7 @@ def silence_lightning() -> Iterator[None]:
             warnings.filterwarnings("ignore", category=UserWarning, message="TensorFloat32")
             yield
     finally:
-        for log, level in zip(logs, levels, strict=True):
-            log.setLevel(level)
+        if is_outermost:
+            for name, level in _levels.items():
+                logging.getLogger(name).setLevel(level)
+            _levels.clear()

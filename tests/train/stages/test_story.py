@@ -6,6 +6,8 @@ import dataclasses
 import io
 import json
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
 from vitreous.cli.verbs.finetune import configure
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
+from vitreous.errors import CheckpointError
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
 from vitreous.predictor import load
@@ -379,3 +382,18 @@ def test_a_link_in_the_place_of_the_stages_is_refused(digits, tmp_path):
 )
 def test_stages_are_the_default_of_the_recipe_for_any_images(words, mode):
     assert configure(["photos", "--from", "x", *words])[0].tune.mode == mode
+
+
+def test_a_journal_without_intervals_begins_again():
+    row = dict.fromkeys(staging._FIELDS) | {"stage": "linear", "model": None, "mean_ap": 0.5}
+    with pytest.raises(CheckpointError, match="from an earlier version of vitreous"):
+        staging._restored(row)
+    assert staging._restored(row | {"mean_ap": (0.5, 0.4, 0.6)}).mean_ap == (0.5, 0.4, 0.6)
+
+
+def test_heads_wait_for_no_library_that_only_training_needs():
+    late = ("lightning", "matplotlib", "torch._dynamo", "torchvision", "sklearn")
+    script = "import sys, vitreous.cli.work.training, vitreous.train.run, vitreous.train.finetune.stages.story\n"
+    script += f"print([name for name in {late} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

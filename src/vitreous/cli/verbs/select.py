@@ -102,7 +102,8 @@ def run(argv: Sequence[str]) -> int:
     if options.label_studio is not None:
         selecting.check_below(pool, options.label_studio)
     files.reads(each=lambda: [*pool.candidates, *pool.labelled])
-    classifier = load_model(options, ignore_thresholds=False)  # of several labels, margins are to the thresholds
+    # With several labels, uncertainty is measured from the thresholds.
+    classifier = load_model(options, ignore_thresholds=options.method != "uncertainty")
     engine = classifier.prepare(len(pool.candidates) + len(pool.labelled), options.batch_size)
     proposals, failures = selecting.choose(classifier, pool, options.method, options.count, options.batch_size)
     tasks = None if options.label_studio is None else selecting.label_studio_tasks(proposals, options.label_studio)

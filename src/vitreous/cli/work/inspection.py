@@ -250,15 +250,21 @@ def _depth(classifier: Classifier, data: Labelled, searched: Sample, notes: list
     fitted = [n for n, row in enumerate(searched.rows) if not (same_split and row % 2)][:most]
     scored = [n for n, row in enumerate(drawn.rows) if not same_split or row % 2][: most // 2]
     labels = searched.labels[fitted]
-    if not scored or not (labels != labels[:1]).any():
-        notes.append("No accuracy by depth: that needs images of at least two classes to fit to, and others to score.")
+    if not scored or not (labels != labels[:1]).any() or (labels.ndim == 2 and not drawn.labels[scored].any()):
+        kinds = "labels that some have and others do not" if labels.ndim == 2 else "at least two classes"
+        notes.append(f"No accuracy by depth: that needs images of {kinds} to fit to, and others to score.")
         return None
     if len(scored) < FEWEST_SCORED:
         notes.append(
             f"Accuracy by depth is measured on {pluralize(len(scored), 'image')} only, which says little: "
             f"{FEWEST_SCORED} or more are needed to compare depths."
         )
-    return probe_by_depth(classifier.model, searched.images[fitted], labels, drawn.images[scored], drawn.labels[scored])
+    images, others = searched.images[fitted], drawn.images[scored]
+    try:
+        return probe_by_depth(classifier.model, images, labels, others, drawn.labels[scored])
+    except DataError as error:  # of a few rare labels, all images that have one may be those that choose C
+        notes.append(f"No accuracy by depth: {error}.")
+        return None
 
 
 def _within(count: int, limits: tuple[int, int]) -> int:

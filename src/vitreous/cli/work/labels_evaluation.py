@@ -53,7 +53,7 @@ class LabelEvaluation:
     Attributes:
         model: The model, as the user named it.
         split: The split that was scored: `train`, `val`, `test` or `all`.
-        computed_by: Engine, precision and device.
+        computed_by: Engine, precision and device, and what merging tokens costs.
         result: Scores, intervals, calibration, and what the report shows.
     """
 

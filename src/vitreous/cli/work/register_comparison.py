@@ -34,8 +34,8 @@ def compare_registers(
     Args:
         classifier: The model.
         images: Normalised images to find the neurons with, (n, C, H, W).
-        data: Labelled images to score, or None. Images of classes that the model does not have are left out; a model
-            without classes scores none.
+        data: Labelled images to score, or None. Images of classes that the model does not have are left out, and of
+            several labels those that it does not have; a model without classes scores none.
         max_neurons: Largest number of neurons.
         batch_size: Images per pass.
     """
@@ -48,7 +48,7 @@ def compare_registers(
 def _labelled(classifier: Classifier, data: Labelled) -> tuple[Tensor, Tensor] | None:
     """Return images (n, C, H, W) with their classes (n,), or several labels (n, K), among those of the model.
 
-    None if the data has several labels for an image and the model one.
+    None if the data has several labels for an image and the model one, or no image has a label of the model.
     """
     several, places = classifier.info.multilabel is not None, {name: k for k, name in enumerate(classifier.classes)}
     if data.data.several and not several:
@@ -61,7 +61,7 @@ def _labelled(classifier: Classifier, data: Labelled) -> tuple[Tensor, Tensor] |
         for k, name in enumerate(names):
             if name in places:
                 labels[:, places[name]] = torch.from_numpy(has[:, k])
-        return drawn.images, labels
+        return (drawn.images, labels) if labels.any() else None
     found = [places.get(names[int(label)]) for label in drawn.labels]
     known = [n for n, place in enumerate(found) if place is not None]
     return drawn.images[known], torch.tensor([found[n] for n in known], dtype=torch.long)

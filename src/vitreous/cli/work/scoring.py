@@ -204,7 +204,8 @@ def measure_merging(
     start = time.perf_counter()
     logits = compute_logits(unmerged, split, batch_size)
     taken = time.perf_counter() - start
-    without, name = scores_of(unmerged.info.calibrated(logits), labels), "top1" if labels.ndim == 1 else "mean_ap"
+    without = scores_of(unmerged.info.calibrated(logits), labels)
+    name = "top1" if labels.ndim == 1 else "mean_ap"
     values = {name: getattr(scores, name), f"{name}_without": getattr(without, name)}
     return {**values, "times_as_fast": taken / seconds}
 

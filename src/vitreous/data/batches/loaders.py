@@ -44,7 +44,7 @@ class ImageLoaders:
         seed: Seed of the order and of all augmentation.
         workers: Processes that decode streamed images; None: one per core, at most 16.
         memory_gb: GiB that all decoded splits together may use in memory.
-        label_smoothing: Label smoothing of the training targets, with `ready`.
+        label_smoothing: Label smoothing of the training targets.
         balanced: Show all classes equally often in training (:func:`vitreous.data.batches.sampler.balanced_order`).
         views: Number of fixed views that each training image has, as in
             :class:`~vitreous.data.augment.pipeline.BatchAugment`; None draws new ones in each epoch.

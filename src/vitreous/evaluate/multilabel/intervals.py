@@ -19,6 +19,7 @@ from vitreous.evaluate.multilabel.metrics import (
 __all__ = ["LabelDifference", "compare_labels", "label_calibration_error", "label_intervals", "mean_ap_interval"]
 
 _RESAMPLES = 200
+_FEWEST, _WORK = 40, 4e8  # resamples of large data, and the products of resamples, images and labels that are too many
 _PAIRED = 400  # resamples of a comparison
 _EQUAL = 1e-12  # sums of the same numbers in another order
 _TAILS = (2.5, 97.5)  # percentiles of a 95 % interval
@@ -45,7 +46,8 @@ def mean_ap_interval(values: Tensor, labels: Tensor) -> Interval:
     """Return the mAP of values and labels, (N, K) each, with its 95 % percentile interval."""
     given, true = check_label_sets(values, labels)
     has = true.numpy().astype(np.float64)
-    low, high = np.percentile(_mean_ap(given.numpy(), has, _draws(len(has), _RESAMPLES)), _TAILS).tolist()
+    resamples = max(_FEWEST, min(_RESAMPLES, int(_WORK / has.size)))
+    low, high = np.percentile(_mean_ap(given.numpy(), has, _draws(len(has), resamples)), _TAILS).tolist()
     return _around(mean_average_precision(given.numpy(), true.numpy()), low, high)
 
 
@@ -86,7 +88,7 @@ def _resampled(logits: Tensor, labels: Tensor, present: Tensor, resamples: int) 
 
 
 def _around(value: float, low: float, high: float) -> Interval:
-    """Return an interval that holds its value, although sums in another order may differ from it in the last bits."""
+    """Return an interval with bounds that are widened to hold its value, which few images may put outside."""
     return Interval(value, min(low, value), max(high, value))
 
 

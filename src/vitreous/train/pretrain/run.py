@@ -106,7 +106,8 @@ def _finish(session: Session) -> RunResult:
     writer.write_pretraining(module, measures, history=session.metrics.history, seconds=session.seconds)
     view.result(f"features of the saved weights: {writer.describe(measures)}")
     view.files(run_dir.path)
-    view.next(writer.next_command(module.monitor.has_labels))
+    has_labels = module.monitor.several or len({*session.setup.data.classes} - {UNLABELLED}) > 1
+    view.next(writer.next_command(has_labels))
     return RunResult(
         folder=run_dir.path,
         model=run_dir.path / "model.safetensors",

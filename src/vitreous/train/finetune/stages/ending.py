@@ -1,4 +1,4 @@
-"""How a run in stages ends: the best model is tested once, saved and reported; after a signal, the best so far."""
+"""How a run in stages ends: the best model is tested once, saved and reported."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ from typing import Any
 from vitreous.data.sources.listing import pluralize
 from vitreous.errors import TrainingError
 from vitreous.evaluate.calibration import choose_temperature
-from vitreous.runs.folder import RunDir
 from vitreous.train.assembly import Session
-from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import finetune_report
 from vitreous.train.finetune.stages.outcome import Outcome
 from vitreous.train.finetune.stages.staging import Staging, selected_weights, variant
 from vitreous.train.finetune.stages.writers import writer_of
-from vitreous.train.finish import RunResult, announce_result, resume_command
+from vitreous.train.finish import RunResult, announce_result
 from vitreous.train.multilabel.run import write_results as write_labels_results
 from vitreous.train.phases import test_once
 from vitreous.train.progress import Steps
 from vitreous.train.resume.saving import Saver
-from vitreous.train.resume.signals import Stopped
 from vitreous.train.resume.state import identity
-from vitreous.train.setup import Setup
 
-__all__ = ["end_interrupted_stages", "finish"]
+__all__ = ["finish"]
 
 
 def finish(staging: Staging) -> RunResult:
@@ -81,29 +77,3 @@ def _section(staging: Staging, best: Outcome) -> dict[str, Any]:
         "chosen": best.stage,
         "stages": [outcome.to_dict(best.stage) for outcome in staging.outcomes],
     }
-
-
-def end_interrupted_stages(
-    staging: Staging | None, run_dir: RunDir, setup: Setup, view: Display, stopped: Stopped
-) -> RunResult:
-    """End a run after a signal: print what is saved, and how to resume; at a second Ctrl-C re-raise."""
-    best = staging.best if staging is not None else None
-    folder = run_dir.path
-    model = folder / "model.safetensors"
-    if best is None or best.candidate is None:
-        view.result(f"{stopped} before the first head; features computed so far are kept")
-    else:
-        name, value = best.candidate.scores.headline
-        score = f"val {name} {100 * value:.1f} %"
-        view.result(f"{stopped}: the best model so far ({best.stage}, {score}, or a better epoch since) is in {model}")
-    view.line("continue", resume_command(setup, folder), whole=True)
-    if stopped.at_once:
-        raise stopped
-    return RunResult(
-        folder=folder,
-        model=model,
-        epochs=len(best.history) if best else 0,
-        seconds=staging.seconds if staging is not None else {},
-        val=best.candidate.scores if best and best.candidate else None,
-        exit_code=stopped.exit_code,
-    )

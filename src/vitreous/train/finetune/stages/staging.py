@@ -34,7 +34,7 @@ from vitreous.train.setup import Setup
 
 __all__ = ["Staging", "selected_weights", "variant", "whole_state"]
 
-_REPORT, _REPORT_SHARE = 10.0, 0.25  # seconds that the report takes until it is measured, and at most of what is left
+_REPORT, _REPORT_SHARE = 10.0, 0.4  # seconds for the report and late imports until measured; at most of what is left
 _FIELDS = (
     *("stage", "seconds", "detail", "correct", "images", "skipped"),
     *("mean_ap", "macro_f1", "log_loss", "trained", "strength", "history"),
@@ -172,7 +172,9 @@ def _restored(stored: dict[str, Any]) -> Outcome:
         candidate = Candidate(config, model["tensors"], model["logits"], model["labels"], model["epoch"])
     fields = {name: stored[name] for name in _FIELDS}
     if fields["mean_ap"] is not None:
-        value, low, high = fields["mean_ap"]  # a single number in journals of earlier versions, which begin again
+        if isinstance(fields["mean_ap"], float):
+            raise CheckpointError("it is from an earlier version of vitreous, whose stages had no interval of mAP")
+        value, low, high = fields["mean_ap"]
         fields["mean_ap"] = (value, low, high)
     return Outcome(**fields, candidate=candidate)
 

@@ -22,8 +22,9 @@ from vitreous.train.finetune.stages.features import Extractor, Features
 from vitreous.train.finetune.stages.heads import Heads
 from vitreous.train.finetune.stages.outcome import Outcome
 from vitreous.train.finetune.stages.staging import Staging
-from vitreous.train.finish import RunResult
+from vitreous.train.finish import RunResult, resume_command
 from vitreous.train.phases import announce, open_run_dir
+from vitreous.train.progress import exit_after
 from vitreous.train.resume.signals import Signals, Stopped
 from vitreous.train.setup import Setup
 
@@ -49,15 +50,14 @@ def run_stages(
             if any(staging.done(stage) is None for stage in _HEAD_STAGES):
                 _fit_heads(staging)
             else:
+                _import_training(staging)
                 staging.measure_report()
             _train(staging)
             from vitreous.train.finetune.stages.ending import finish
 
             return finish(staging)
         except Stopped as stopped:
-            from vitreous.train.finetune.stages.ending import end_interrupted_stages
-
-            return end_interrupted_stages(staging, run_dir, setup, view, stopped)
+            return _end_interrupted(staging, run_dir, setup, view, stopped)
 
 
 def _fit_heads(staging: Staging) -> None:
@@ -76,15 +76,22 @@ def _fit_heads(staging: Staging) -> None:
     linear = staging.done("linear")
     if linear is None:
         staging.record(linear := heads.linear())
-    # Lightning takes seconds to import: no head waits for it, and from here on the time that is left counts it.
-    from vitreous.train.finetune.stages import below_head, ending  # noqa: F401
-
+    _import_training(staging)
     staging.measure_report()
     strength = linear.strength
     assert strength is not None
     _fit_more_views(staging, extractor, heads, linear, strength)
     if staging.done("attentive") is None:
         staging.record(_attentive(staging, heads, no_tokens, strength))
+
+
+def _import_training(staging: Staging) -> None:
+    """Import what trains, Lightning above all: that takes seconds, which no head waits for, but a budget counts."""
+    began = time.monotonic()
+    with staging.signals.deferred():
+        from vitreous.train.finetune.stages import below_head, ending  # noqa: F401
+
+    staging.exit_seconds += exit_after(began)
 
 
 def _features(staging: Staging, extractor: Extractor, name: str) -> Features:
@@ -161,3 +168,29 @@ def _train(staging: Staging) -> None:
 
 def _add_seconds(staging: Staging, phase: str, seconds: float) -> None:
     staging.seconds[phase] = staging.seconds.get(phase, 0.0) + seconds
+
+
+def _end_interrupted(
+    staging: Staging | None, run_dir: RunDir, setup: Setup, view: Display, stopped: Stopped
+) -> RunResult:
+    """End a run after a signal: print what is saved, and how to resume; at a second Ctrl-C re-raise."""
+    best = staging.best if staging is not None else None
+    folder = run_dir.path
+    model = folder / "model.safetensors"
+    if best is None or best.candidate is None:
+        view.result(f"{stopped} before the first head; features computed so far are kept")
+    else:
+        name, value = best.candidate.scores.headline
+        score = f"val {name} {100 * value:.1f} %"
+        view.result(f"{stopped}: the best model so far ({best.stage}, {score}, or a better epoch since) is in {model}")
+    view.line("continue", resume_command(setup, folder), whole=True)
+    if stopped.at_once:
+        raise stopped
+    return RunResult(
+        folder=folder,
+        model=model,
+        epochs=len(best.history) if best else 0,
+        seconds=staging.seconds if staging is not None else {},
+        val=best.candidate.scores if best and best.candidate else None,
+        exit_code=stopped.exit_code,
+    )
