@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import binom
 from torch import Tensor
 
 from vitreous.errors import DataError
@@ -66,6 +65,8 @@ def mcnemar(correct_a: npt.ArrayLike, correct_b: npt.ArrayLike) -> McNemar:
         )
     only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
     n, fewer = only_a + only_b, min(only_a, only_b)
+    from scipy.stats import binom  # slow to import: only where it is used
+
     return McNemar(only_a, only_b, min(1.0, float(2 * binom.cdf(fewer, n, 0.5) - binom.pmf(fewer, n, 0.5))))
 
 

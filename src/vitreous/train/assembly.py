@@ -40,7 +40,7 @@ from vitreous.train.resume.state import (
 from vitreous.train.setup import Setup, describe_hardware
 from vitreous.train.trainer import build_trainer, make_loggers
 
-__all__ = ["Kit", "Session", "assemble", "make_module"]
+__all__ = ["Kit", "Session", "assemble", "make_module", "own_share"]
 
 
 def make_module(
@@ -74,6 +74,14 @@ def _score_columns(setup: Setup) -> Collection[str]:
     scores = scores_of(torch.zeros(1, classes), labels).summary()
     terms = setup.auxiliary.term_names if setup.auxiliary is not None else ()
     return {*(f"val_{name}" for name in scores), *(f"train_{name}" for name in terms)}
+
+
+def own_share(setup: Setup) -> float:
+    """Estimate the share of a step's time that the model itself takes, by operations; a teacher may take the rest."""
+    if setup.distiller is None or not setup.distiller.in_loop:
+        return 1.0
+    own = 3 * setup.cost.flops  # forward and backward
+    return own / (own + setup.distiller.teacher.flops)
 
 
 @dataclass(frozen=True)
@@ -170,7 +178,7 @@ class Session:
         test_share = len(splits.get("test", ())) / len(splits["val"]) if scores else 0.0
         later = test_share + self.kit.later_validations
         validated_in = setup.precision if scores else "float32"
-        stop = StopWhenOver(self.clock, len(splits["val"]), later, validated_in, config.compile)
+        stop = StopWhenOver(self.clock, own_share(setup) * len(splits["val"]), later, validated_in, config.compile)
         epochs: int | None = config.epochs if config.steps is None else -(-config.steps // per_epoch)
         planned = pluralize(config.steps, "step") if config.steps else pluralize(config.epochs, "epoch")
         if config.budget is not None:

@@ -39,12 +39,18 @@ _EVALUATION_SPEED = 2.0  # cautious guess of images/s in evaluation over trainin
 class StopWhenOver(Callback):
     """Stop training when the clock says so, and keep the reserve of a budget up to date.
 
-    The budget reserves time for a validation of `val_images`, and for the test split, `test_share` times as large. A
-    model that is `compiled` compiles again in the first validation, whose time does not count.
+    The budget reserves time for a validation of `val_images`, and for the test split, `test_share` times as large.
+    Until one is timed, it is estimated from the steps; where a teacher slows these, count fewer images. A model that
+    is `compiled` compiles again in the first validation, whose time does not count.
     """
 
     def __init__(
-        self, clock: Clock, val_images: int, test_share: float = 0.0, precision: str = "float32", compiled: bool = False
+        self,
+        clock: Clock,
+        val_images: float,
+        test_share: float = 0.0,
+        precision: str = "float32",
+        compiled: bool = False,
     ) -> None:
         self.clock, self._val_images, self._compiling = clock, val_images, compiled
         self._test_share, self._precision = test_share, precision

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, UsageError
 from vitreous.model.config import ViTConfig
 from vitreous.runs.state_file import read_state
+from vitreous.train.assembly import own_share
 from vitreous.train.console import Display
 from vitreous.train.distil.answers import FOLDER
 from vitreous.train.distil.config import DistilConfig
@@ -168,6 +170,16 @@ def test_a_plan_counts_the_teacher(runs, tmp_path, teacher, monkeypatch):
     assert once.total_flops > 1284 * flops
     assert once.total_seconds > once.start_seconds + once.teacher_seconds
     assert not (tmp_path / "cache" / "vitreous" / FOLDER).exists()
+
+
+def test_validations_are_estimated_without_the_teachers_part_of_a_step():
+    teacher = SimpleNamespace(flops=9e9)
+    setup = SimpleNamespace(cost=SimpleNamespace(flops=1e9), distiller=None)
+    assert own_share(setup) == 1
+    setup.distiller = SimpleNamespace(teacher=teacher, in_loop=True)
+    assert own_share(setup) == 0.25  # three parts of twelve: forward and backward take three times a forward pass
+    setup.distiller.in_loop = False
+    assert own_share(setup) == 1
 
 
 def test_the_command_takes_a_teacher(capsys, teacher):
