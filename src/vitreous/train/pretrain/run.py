@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, cast
 
 from vitreous.data.shards.listing import find_shards
@@ -85,8 +86,13 @@ def _label_sets(config: PretrainConfig) -> dict[str, tuple[str, ...]] | None:
     path = find_source(config.data.source)
     if path is None or path.is_dir() or find_shards(path) is not None:
         return None
+    return _sets_of(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)  # each module of a run asks, and a plan has several
+def _sets_of(manifest: Path, changed: int) -> dict[str, tuple[str, ...]] | None:
     with contextlib.suppress(DataError):
-        listing = list_manifest(path, needs_labels=False, reads_sets=True)
+        listing = list_manifest(manifest, needs_labels=False, reads_sets=True)
         return {entry.name: entry.labels for entry in listing.entries if entry.labels}
     return None
 
