@@ -123,6 +123,8 @@ def test_memory_is_measured() -> None:
 
 
 COMMANDS = {
+    "start": ("train", "PHOTOS", "--out", "run", "--budget", "40s"),
+    "stages": ("finetune", "PHOTOS", "--from", "MODEL", "--out", "tuned", "--budget", "40s"),
     "plan": ("plan", "digits", "--json", "plan.json"),
     "evaluate": ("evaluate", "MODEL", "digits", "--report", "report"),
     "calibrate": ("calibrate", "COPY", "digits", "--precision", "0.9", "--coverage", "0.9"),
@@ -134,10 +136,8 @@ COMMANDS = {
     "audit": ("audit", "digits", "--model", "MODEL"),
     "export": ("export", "MODEL", "graph.onnx", "--to", "onnx"),
     "torch": ("export", "MODEL", "graph.pt2", "--to", "torch"),
-    "stages": ("finetune", "PHOTOS", "--from", "MODEL", "--out", "tuned", "--budget", "40s"),
     "full": ("finetune", "digits", "--from", "MODEL", "--tune", "full", "--epochs", "2", "--out", "tuned"),
     "lora": ("finetune", "digits", "--from", "MODEL", "--tune", "lora", "--epochs", "2", "--out", "tuned"),
-    "start": ("train", "PHOTOS", "--out", "run", "--budget", "40s"),
     "folder": ("train", "PHOTOS", "--start", "none", "--out", "run", "--epochs", "2"),
     "gpu-recipe": ("train", "digits", "--recipe", "cifar10-gpu", "--model.image_size", "16", "--augment.flip", "0",
                    "--epochs", "2", "--out", "run"),

@@ -73,7 +73,8 @@ class Sharded(Replicated):
             module=lambda setup, progress: make_module(setup, progress, partial(ShardedVitModule, layout, compiles)),
             checkpoint=partial(ShardedCheckpoint, team),
             writer=partial(ShardedWriter, layout),
-            strategy=trainer_arguments(team, self.device, ShardedStrategy),
+            # What a first pass gathers is used again by later ones, which torch 2.11 refuses for inference tensors.
+            strategy={**trainer_arguments(team, self.device, ShardedStrategy), "inference_mode": False},
             saver=partial(ShardedSaver, team),
             compile=lambda model: None,  # block by block, where it is sharded
             restore=lambda module, state: cast(ShardedVitModule, module).restore_later(state),
