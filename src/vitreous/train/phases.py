@@ -135,14 +135,22 @@ def announce(setup: Setup, view: Display) -> None:
             view.line("tune", f"{setup.config.tune.mode}: {trainable} trainable parameters, the model has {total}")
     if setup.distiller is not None:
         _announce_teacher(setup.distiller, view)
+    _announce_unlabelled(setup, view)
+    if setup.auxiliary is not None:
+        view.line("aux", setup.auxiliary.describe())
+
+
+def _announce_unlabelled(setup: Setup, view: Display) -> None:
     if setup.data.unlabelled is not None:
         split, seen = setup.data.unlabelled, setup.data_module.num_beside
         images = pluralize(len(split), "image")
         view.line(
             "unlabelled", f" {images}, {seen:,} in each step beside {setup.data_module.train_sampler.batch_size:,}"
         )
-    if setup.auxiliary is not None:
-        view.line("aux", setup.auxiliary.describe())
+    if setup.predicted is not None:
+        view.line("unlabelled", f" {setup.predicted.describe()}")
+        if "licence" in setup.predicted.model:
+            view.line("licence", f"of that model: {describe_licence(setup.predicted.model['licence'])}")
 
 
 def _announce_teacher(distiller: Distiller, view: Display) -> None:

@@ -269,6 +269,8 @@ class RunWriter:
             provenance["finetuned_from"] = setup.pretrained.to_dict()
         if setup.distiller is not None:
             provenance["distilled_from"] = setup.distiller.teacher.to_dict()
+        if setup.predicted is not None:
+            provenance["labelled_by"] = setup.predicted.model
         if self.extended:
             provenance["extended_from"] = list(self.extended)
         model = self.exported(weights)
@@ -280,6 +282,8 @@ class RunWriter:
 
 def _unlabelled(setup: Setup) -> dict[str, Any]:
     """Return what a run says of the images without a label that it has seen; nothing if there are none."""
+    if setup.predicted is not None:
+        return {"unlabelled": {**setup.predicted.to_dict(), "source": setup.config.aux.unlabelled}}
     split, seen = setup.data.unlabelled, setup.data_module.num_beside
     if split is None or not seen:
         return {}

@@ -33,6 +33,7 @@ from vitreous.train.multilabel.config import LabelsConfig
 from vitreous.train.multilabel.losses import choose_loss
 
 if TYPE_CHECKING:  # runs without a teacher or a second task do not import them
+    from vitreous.train.auxiliary.self_training import Predicted
     from vitreous.train.auxiliary.task import AuxTask
     from vitreous.train.distil.distiller import Distiller
 
@@ -66,6 +67,7 @@ class Setup:
     pretrained: Pretrained | None = None  # what a fine-tuning starts from, without its tensors
     distiller: Distiller | None = None  # what the run learns from a teacher
     auxiliary: AuxTask | None = None  # its second task
+    predicted: Predicted | None = None  # the labels that a model has predicted for images without one
 
     @cached_property
     def cost(self) -> Cost:
@@ -93,7 +95,12 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
 
         teacher = open_teacher(config.distil)
         config = replace(config, distil=replace(config.distil, teacher=teacher.name))
-    data = data or open_data(config, view)
+    data, predicted = data or open_data(config, view), None
+    if config.aux.method == "self-training":
+        from vitreous.train.auxiliary.self_training import label_images
+
+        with view.counting("predicting") as count:
+            data, predicted = label_images(config, data, device, count)
     config = fit_to_data(config, data, explicit)
     pipeline, loading = make_loading(config, data)
     distiller = None
@@ -109,11 +116,11 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
             pretrained = replace(pretrained, state={})
         model = choose_trained(model, config.tune)
         auxiliary = _build_auxiliary(config, loading, data.several)
-    return Setup(config, data, pipeline, loading, model, device, precision, pretrained, distiller, auxiliary)
+    return Setup(config, data, pipeline, loading, model, device, precision, pretrained, distiller, auxiliary, predicted)
 
 
 def _build_auxiliary(config: RunConfig, loading: ImageLoaders, several: bool) -> AuxTask | None:
-    if config.aux.method == "none":
+    if not config.aux.has_task:
         return None
     from vitreous.train.auxiliary.task import build_task
 

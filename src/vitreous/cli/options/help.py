@@ -30,7 +30,7 @@ TOPICS = {
     "optim": "optimiser and learning-rate schedule",
     "tune": "fine-tuning: the model to start from and the weights to train",
     "distil": "a teacher: a larger trained model to learn from",
-    "aux": "a second task: hidden patches, or pseudo-labels",
+    "aux": "images without a label: hidden patches, pseudo-labels, self-training",
     "labels": "images with several labels: the loss",
     "all": "every option",
 }

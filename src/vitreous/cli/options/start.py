@@ -51,7 +51,8 @@ def _other_models(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> Iterat
             yield f"--model.{name}"
     if {**stored.get("tune", {}), **typed.get("tune", {})}.get("source"):
         yield "--tune.source"
-    if (task := {**stored.get("aux", {}), **typed.get("aux", {})}.get("method")) not in (None, "none"):
+    task = {**stored.get("aux", {}), **typed.get("aux", {})}.get("method")
+    if task not in (None, "none", "self-training"):
         yield f"--aux {task}"
 
 

@@ -91,7 +91,7 @@ common options:
   --start none                random weights; few images else start from a backbone that saw ImageNet (research use)
   --recipe NAME               recipe; by default the one named like the dataset, else start or folder
   --teacher MODEL             learn from a larger trained model too (--distil.teacher)
-  --aux mae|fixmatch          a second task; --unlabelled PATH: also on these images
+  --aux mae|fixmatch|self-training  learn from images without a label; --unlabelled PATH: from these
   --data-dir FOLDER           folder of the known datasets, for reading and downloading (--data.dir)
   --strict                    stop if a file cannot be read (--data.strict)
   --exclude FILE              skip the images that `vitreous audit` listed (--data.exclude)
@@ -155,7 +155,7 @@ def run_training(verb: str, argv: Sequence[str], configure: Configure) -> int:
             lambda: (word.partition("=")[2] for word in split_config_files(argv, {})[0]),
             data_files(config.data.source, config.data.dir, config.data.exclude),
             *([data_files(config.aux.unlabelled)] if config.aux.unlabelled else []),
-            *map(model_files, (config.tune.source, config.distil.teacher)),
+            *map(model_files, (config.tune.source, config.distil.teacher, config.aux.model)),
         ),
     )
     files.claim("--show-batch", batch_image)

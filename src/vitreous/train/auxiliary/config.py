@@ -1,4 +1,7 @@
-"""The options of a second task. They belong to :class:`~vitreous.train.config.RunConfig`, as `aux`."""
+"""The options of a second task, and of images without a label.
+
+They belong to :class:`~vitreous.train.config.RunConfig`, as `aux`.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,13 @@ class AuxConfig:
         method: The task. `none`: classification alone. `mae`: a small decoder, which is not saved, predicts the hidden
             patches of each training image from what the encoder makes of the others. `fixmatch`: if the model is
             confident about an unlabelled image, its prediction becomes the label of the augmented image.
+            `self-training`: another model, trained before, labels the unlabelled images once, and they are trained on
+            like the others.
         weight: Share of the reconstruction in the loss of mae, in (0, 1); classification has the rest.
         pseudo_weight: Weight of the unlabelled images in the loss of fixmatch, beside 1 of the labelled ones; above 0.
         threshold: Probability from which a prediction becomes a label, in (0, 1].
+        model: The model of self-training: a classifier of the same classes, as `vitreous predict` takes it.
+        min_probability: Least probability of a prediction of self-training; images below it are left out, in [0, 1).
         begin: Fraction of the run after which fixmatch uses the unlabelled images, in [0, 1): early predictions
             are poor.
         mask: Fraction of the patches that are hidden, in (0, 1).
@@ -43,13 +50,16 @@ class AuxConfig:
         normalise: Whether the targets are normalised patch by patch, instead of being plain pixels.
         unlabelled: Images that the task sees too, without their labels: a folder, at any depth, a manifest or shards.
             Rows of DATA that have no label, if it is a manifest, are used without this option.
-        unlabelled_ratio: Unlabelled images in each step for each labelled one; 0 leaves them out.
+        unlabelled_ratio: Unlabelled images in each step for each labelled one; 0 leaves them out. Self-training sees
+            all images equally often.
     """
 
-    method: Literal["none", "mae", "fixmatch"] = "none"
+    method: Literal["none", "mae", "fixmatch", "self-training"] = "none"
     weight: float = 0.9
     pseudo_weight: float = 1.0
     threshold: float = 0.6
+    model: str | None = None
+    min_probability: float = 0.0
     begin: float = 0.3
     mask: float = 0.75
     decoder_width: int | None = None
@@ -70,6 +80,13 @@ class AuxConfig:
             problems.append(f"threshold is {self.threshold}, it is a probability and must be in (0, 1]")
         if not 0 <= self.begin < 1:
             problems.append(f"begin is {self.begin}, it is a fraction of the run and must be in [0, 1)")
+        if not 0 <= self.min_probability < 1:
+            problems.append(f"min_probability is {self.min_probability}, it is a probability and must be in [0, 1)")
+        if self.method == "self-training" and self.model is None:
+            problems.append(
+                "model is not set, but aux self-training needs a trained classifier that labels the images: train one "
+                "on the labelled images alone, and give its run directory, as in --aux.model runs/first"
+            )
         if not 0 <= self.unlabelled_ratio <= _MOST_UNLABELLED:
             problems.append(
                 f"unlabelled_ratio is {self.unlabelled_ratio}, it is a number of images for each labelled one and must "
@@ -103,7 +120,12 @@ class AuxConfig:
     @property
     def sees_unlabelled(self) -> bool:
         """Whether the run uses images without a label."""
-        return self.method != "none" and self.unlabelled_ratio > 0
+        return self.method == "self-training" or (self.has_task and self.unlabelled_ratio > 0)
+
+    @property
+    def has_task(self) -> bool:
+        """Whether a second task changes the loss."""
+        return self.method in ("mae", "fixmatch")
 
     @property
     def mae(self) -> MaeConfig:
@@ -117,7 +139,9 @@ class AuxConfig:
 
         ``mode`` is that of :class:`~vitreous.train.config.TuneConfig`.
         """
-        if self.method == "none":
+        if not self.has_task:
+            if self.method == "self-training" and processes > 1:
+                yield "a run with aux self-training uses one process: omit devices and nodes"
             return
         if mode != "full":
             yield f"aux {self.method} trains all weights, but tune is {mode}: use tune full"

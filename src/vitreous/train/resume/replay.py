@@ -75,7 +75,7 @@ def write_replay(path: Path, setup: Setup, error: NonFiniteStepError) -> None:
             "behind": error.behind,
             "teacher": config.distil.teacher,
             "labels": dataclasses.asdict(config.labels) if setup.data.several else None,
-            "auxiliary": config.aux.method if config.aux.method != "none" else None,
+            "auxiliary": config.aux.method if config.aux.has_task else None,
             "weights": error.weights,
             "batches": error.batches,
         },
