@@ -22,20 +22,31 @@ class Training(NamedTuple):
 
 
 def results(runs: Sequence[Training], *, together: bool = False) -> list[dict[str, Any]]:
-    """Train what is not finished yet, and return the score, epochs and seconds of each run.
+    """Train what is not finished yet, and return the score, epochs and seconds of each run, as :func:`last_results`."""
+    return last_results([[run] for run in runs], together=together)
 
-    The score is the top-1 of the saved model on test, or without one on val. If one of the runs that go together is
-    finished already, nothing runs beside the other, and the two are not comparable: repeat both.
+
+def last_results(chains: Sequence[Sequence[Training]], *, together: bool = False) -> list[dict[str, Any]]:
+    """Train the runs of each chain one after another, and return what is known of each chain's last run.
+
+    The score is the top-1 of the saved model on test, or without one on val; the seconds are those of all runs of the
+    chain. Finished runs are not repeated. If one of the chains that go together is finished already, nothing runs
+    beside the other, and the two are not comparable: repeat both.
     """
-    for run in runs:
+    for run in (run for chain in chains for run in chain):
         _stored(run, together)  # a refusal comes before the first training
     if not together:
-        return [_result(run, None) for run in runs]
+        return [_last(chain, None) for chain in chains]
     cores = sorted(os.sched_getaffinity(0))
-    if len(runs) > len(cores):
-        sys.exit(f"{len(runs)} runs at the same time need as many cores, and there are {len(cores)}")
-    with ThreadPoolExecutor(len(runs)) as pool:
-        return list(pool.map(_result, runs, cores))
+    if len(chains) > len(cores):
+        sys.exit(f"{len(chains)} runs at the same time need as many cores, and there are {len(cores)}")
+    with ThreadPoolExecutor(len(chains)) as pool:
+        return list(pool.map(_last, chains, cores))
+
+
+def _last(chain: Sequence[Training], core: int | None) -> dict[str, Any]:
+    found = [_result(run, core) for run in chain]
+    return {**found[-1], "seconds": sum(each["seconds"] for each in found)}
 
 
 def _stored(run: Training, together: bool) -> dict[str, Any] | None:

@@ -67,7 +67,7 @@ def train(out, **options):
 def finished(tmp_path_factory):
     """A short run: its result, what it printed, and its configuration."""
     folder = tmp_path_factory.mktemp("runs") / "digits"
-    asked = config(folder, epochs=3, optim=OptimConfig(lr=3e-3), ema=0.9)
+    asked = config(folder, epochs=3, optim=OptimConfig(lr=3e-3), ema=0.9, select="top1")
     shown, text = view()
     return run(asked, view=shown), text.getvalue(), asked
 
