@@ -29,6 +29,7 @@ def folder(tmp_path, photographs):
         (["--recipe", "folder"], "folder"),
         (["--model", "Ti/16"], "folder"),
         (["--aux", "mae"], "folder"),
+        (["--aux", "self-training", "--aux.model", "first"], "start"),
         (["--model.depth", "2"], "folder"),
         (["--model.image_size", "64"], "start"),
         (["--epochs", "3", "--optim.lr", "0.01"], "start"),

@@ -181,7 +181,7 @@ class RunConfig:
         optim: Optimiser and schedule.
         tune: The weights that the run starts from, and which of them it trains.
         distil: A teacher, a larger trained model that the run learns from.
-        aux: A second task beside classification.
+        aux: A second task beside classification, or labels that another model predicts.
         labels: The loss of data in which an image may have several labels.
         batch_size: Images per optimiser step.
         accumulate: Number of micro-batches per optimiser step. More of them save memory; the update stays the same.

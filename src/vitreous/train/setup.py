@@ -33,6 +33,7 @@ from vitreous.train.multilabel.config import LabelsConfig
 from vitreous.train.multilabel.losses import choose_loss
 
 if TYPE_CHECKING:  # runs without a teacher or a second task do not import them
+    from vitreous.predictor import Classifier
     from vitreous.train.auxiliary.self_training import Predicted
     from vitreous.train.auxiliary.task import AuxTask
     from vitreous.train.distil.distiller import Distiller
@@ -81,9 +82,13 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
     precision = choose_precision(config.precision, device)
     if device.type == "cpu":
         keep_freed_memory()  # before the first thread starts
-    pretrained, data = None, None
+    labeller, pretrained, data, predicted = None, None, None, None
+    if config.aux.method == "self-training":
+        from vitreous.train.auxiliary.self_training import open_labeller
+
+        labeller = open_labeller(config, device)
     if config.tune.source == AUTO:
-        data = open_data(config, view)
+        data, predicted = _open_and_label(config, labeller, view)
         config, explicit = choose_start(config, explicit, data, device, precision=precision, view=view)
     if config.tune.source is not None:  # before the data, which may take minutes to read: a wrong name fails at once
         config, explicit = expand_short_name(config, explicit)
@@ -95,12 +100,8 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
 
         teacher = open_teacher(config.distil)
         config = replace(config, distil=replace(config.distil, teacher=teacher.name))
-    data, predicted = data or open_data(config, view), None
-    if config.aux.method == "self-training":
-        from vitreous.train.auxiliary.self_training import label_images
-
-        with view.counting("predicting") as count:
-            data, predicted = label_images(config, data, device, count)
+    if data is None:
+        data, predicted = _open_and_label(config, labeller, view)
     config = fit_to_data(config, data, explicit)
     pipeline, loading = make_loading(config, data)
     distiller = None
@@ -117,6 +118,19 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
         model = choose_trained(model, config.tune)
         auxiliary = _build_auxiliary(config, loading, data.several)
     return Setup(config, data, pipeline, loading, model, device, precision, pretrained, distiller, auxiliary, predicted)
+
+
+def _open_and_label(
+    config: RunConfig, labeller: Classifier | None, view: Display
+) -> tuple[ImageData, Predicted | None]:
+    """Open the data, and have a model label images without a label if the run learns from that."""
+    data = open_data(config, view)
+    if labeller is None:
+        return data, None
+    from vitreous.train.auxiliary.self_training import label_images
+
+    with view.counting("labelling") as count:
+        return label_images(config, data, labeller, count)
 
 
 def _build_auxiliary(config: RunConfig, loading: ImageLoaders, several: bool) -> AuxTask | None:

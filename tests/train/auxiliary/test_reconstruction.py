@@ -190,4 +190,4 @@ def test_the_command_takes_the_task(capsys):
         in capsys.readouterr().out
     )
     assert main(["train", "digits", "--aux.mask", "0.6"]) == 2
-    assert "aux.mask has no effect here: there is no second task" in capsys.readouterr().err
+    assert "aux.mask has no effect here: aux.method is none: set it" in capsys.readouterr().err

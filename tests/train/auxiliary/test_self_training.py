@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.runs.state_file import read_state
 from vitreous.train.auxiliary.config import AuxConfig
 from vitreous.train.console import Display
+from vitreous.train.distil.config import DistilConfig
 from vitreous.train.setup import prepare
 
 LABELLED, TESTED, TOTAL = 100, 50, 400  # rows of the manifest of conftest.py
@@ -35,7 +37,8 @@ def save_labeller(path, classes="9876543210", seed=0, **facts):
     torch.manual_seed(seed)
     size = {"image_size": 8, "patch_size": 4, "width": 16, "depth": 1, "heads": 2, "mlp_dim": 32}
     model = build(ViTConfig(**size, in_channels=1, num_classes=len(classes)))
-    torch.nn.init.normal_(model.head.weight, std=1.0)
+    if classes:
+        torch.nn.init.normal_(model.head.weight, std=1.0)
     pipeline = EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.3,), std=(0.3,)))
     save_model(path, model, ModelInfo(tuple(classes), pipeline, **facts))
     return path
@@ -127,6 +130,7 @@ def test_the_report_and_the_model_file_name_the_model(runs, tmp_path, digits, la
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     seen = report["data"]["unlabelled"]
     assert (seen["images"], seen["labelled"], seen["source"]) == (OTHERS, OTHERS, None)
+    assert seen["model"]["name"] == str(labeller)
     info = load_model(tmp_path / "run" / "model.safetensors")[1]
     assert info.provenance["data"]["unlabelled"] == seen
     found = info.provenance["labelled_by"]
@@ -150,8 +154,64 @@ def test_a_run_is_not_resumed_with_other_predictions(runs, tmp_path, digits):
     config = asked(runs, tmp_path / "run", digits / "images.csv", path)
     runs.broken_off(config, 1)
     save_labeller(path, seed=1)
-    with pytest.raises(CheckpointError, match=r"the labels that aux\.model predicts have changed"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"the unlabelled images, or the labels that aux\.model predicts for them, have changed. Use",
+    ):
         runs.train(config, resume=True)
+
+
+def test_a_run_is_not_resumed_with_another_image_of_the_same_label(runs, tmp_path, digits, labeller):
+    (more := tmp_path / "more").mkdir()
+    by_label = {}
+    for path, each in zip(_others(digits), predicted(labeller, _others(digits)), strict=True):
+        by_label.setdefault(each.label, []).append(path)
+    same = max(by_label.values(), key=len)
+    for n, path in enumerate(same[:3]):
+        shutil.copy(path, more / f"{n}.png")
+    labelled = [(digits / n, *rest) for n, *rest in rows_of(digits / "images.csv") if rest[0]]
+    source = write_rows(tmp_path / "few.csv", labelled)
+    config = asked(runs, tmp_path / "run", source, labeller, unlabelled=str(more))
+    runs.broken_off(config, 1)
+    shutil.copy(same[3], more / "0.png")
+    with pytest.raises(CheckpointError, match="the unlabelled images, or the labels"):
+        runs.train(config, resume=True)
+
+
+def test_a_teacher_answers_for_the_added_images_too(runs, tmp_path, digits, labeller, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    teach = {"distil": DistilConfig(teacher=str(labeller)), "preprocess": PreprocessConfig(mean=(0.3,), std=(0.3,))}
+    plain = {"data": DataConfig(str(digits / "images.csv")), "augment": AugmentConfig(flip=0.0), "epochs": 1}
+    runs.train(runs.config(tmp_path / "plain", batch_size=40, **plain, **teach))
+    result, _ = runs.train(asked(runs, tmp_path / "run", digits / "images.csv", labeller, epochs=1, **teach))
+    assert result.exit_code == 0
+
+
+def test_images_in_shards_are_labelled_too(runs, tmp_path, digits, labeller, vitreous):
+    for name, kept in (("labelled", True), ("others", False)):
+        rows = [(digits / n, *rest) for n, *rest in rows_of(digits / "images.csv") if bool(rest[0]) is kept]
+        source = write_rows(tmp_path / f"{name}.csv", [(n, label, split or "train") for n, label, split in rows])
+        words = [] if kept else ["--no-labels"]
+        done = vitreous("shard", source, tmp_path / name, *words)
+        assert done.returncode == 0, done.stderr
+    setup = set_up(asked(runs, tmp_path, tmp_path / "labelled", labeller, unlabelled=str(tmp_path / "others")))
+    expected = set_up(asked(runs, tmp_path, digits / "images.csv", labeller))
+    found = [
+        dict(zip(e.data.splits["train"].digests, e.data.splits["train"].labels.tolist(), strict=True))
+        for e in (setup, expected)
+    ]
+    assert len(found[0]) > OTHERS
+    assert {each: found[0][each] for each in found[1]} == found[1]
+
+
+def test_a_model_that_has_seen_validation_images_is_noted(runs, tmp_path, digits):
+    source = digits / "images.csv"
+    runs.train(runs.config(tmp_path / "first", data=DataConfig(str(source), val_fraction=0.1), epochs=1))
+    for fraction, notes in ((0.1, 0), (0.4, 1)):
+        config = asked(runs, tmp_path, source, tmp_path / "first", data=DataConfig(str(source), val_fraction=fraction))
+        found = [note for note in set_up(config).data.notes if "was trained on" in note]
+        assert len(found) == notes
+    assert "was trained on 30 of the 40 validation images, so that their scores may be too high" in found[0]
 
 
 def test_heads_and_weights_of_a_trained_model_learn_from_them_too(runs, tmp_path, digits, labeller, vitreous):
@@ -189,6 +249,18 @@ def test_models_and_data_that_do_not_fit_are_refused(runs, tmp_path, digits, lab
         set_up(asked(runs, tmp_path, tmp_path / "few.csv", labeller))
     with pytest.raises(DataError, match="digits is held in memory, and aux self-training joins image files"):
         set_up(asked(runs, tmp_path, "digits", labeller, unlabelled=str(digits)))
+    (tmp_path / "model.onnx").touch()
+    with pytest.raises(ConfigError, match="is an exported file: give the model that it was exported from"):
+        set_up(asked(runs, tmp_path, digits / "images.csv", tmp_path / "model.onnx"))
+    bare = save_labeller(tmp_path / "bare.safetensors", "")
+    with pytest.raises(ConfigError, match=r"bare.safetensors' has no classification head: give a classifier"):
+        set_up(asked(runs, tmp_path, digits / "images.csv", bare))
+    rule = LabelRule.plain(10)
+    several = save_labeller(tmp_path / "several.safetensors", "0123456789", multilabel=rule)
+    with pytest.raises(ConfigError, match="gives an image several labels or none, images gives it one label"):
+        set_up(asked(runs, tmp_path, digits / "images.csv", several))
+    with pytest.raises(ConfigError, match="a run with aux self-training uses one process"):
+        asked(runs, tmp_path, digits / "images.csv", labeller, devices=2)
 
 
 @pytest.mark.parametrize(

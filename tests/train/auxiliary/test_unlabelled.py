@@ -307,7 +307,7 @@ def test_the_command_takes_the_images(capsys, digits):
     assert main([*command, "--print-config"]) == 0
     assert f'unlabelled: "{digits}"\n  unlabelled_ratio: 2.0\n' in capsys.readouterr().out
     assert main(["train", "digits", "--unlabelled", str(digits)]) == 2
-    assert "aux.unlabelled has no effect here: there is no second task" in capsys.readouterr().err
+    assert "aux.unlabelled has no effect here: aux.method is none: set it" in capsys.readouterr().err
     assert main(["train", "digits", "--aux", "mae", "--unlabelled", "nowhere/"]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1

@@ -70,7 +70,7 @@ _IDLE = (
     _Idle(("aux.weight", "aux.mask", "aux.decoder_width", "aux.decoder_depth", "aux.decoder_heads", "aux.normalise",
            "aux.pseudo_weight", "aux.threshold", "aux.begin", "aux.unlabelled", "aux.unlabelled_ratio",
            "aux.model", "aux.min_probability"),
-          lambda c: c.aux.method == "none", "there is no second task: set aux.method"),
+          lambda c: c.aux.method == "none", "aux.method is none: set it"),
     _Idle(("aux.model", "aux.min_probability"),
           lambda c: c.aux.has_task, "aux.method is {c.aux.method}, only self-training uses it"),
     _Idle(("aux.weight", "aux.mask", "aux.decoder_width", "aux.decoder_depth", "aux.decoder_heads", "aux.normalise",

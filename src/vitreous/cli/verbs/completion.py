@@ -26,7 +26,7 @@ _FILE_PLACEHOLDERS = (
 )
 _FILE_OPTIONS = (
     *("--out", "--data.dir", "--data-dir", "--data.exclude", "--exclude", "--from", "--tune.source"),
-    *("--teacher", "--distil.teacher"),
+    *("--teacher", "--distil.teacher", "--aux.model", "--unlabelled", "--aux.unlabelled"),
 )
 _TRAINING_VERBS = ("train", "plan", "finetune", "pretrain")
 

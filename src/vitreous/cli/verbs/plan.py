@@ -63,7 +63,8 @@ def run(argv: Sequence[str]) -> int:
     if typed.get("show_batch") or typed.get("print_config"):
         raise UsageError("--show-batch and --print-config train nothing, so there is nothing to plan: remove them")
     source_files = data_files(config.data.source, config.data.dir, config.data.exclude)
-    files = make_outputs(typed, inputs=(source_files, *map(model_files, (config.tune.source, config.distil.teacher))))
+    models = map(model_files, (config.tune.source, config.distil.teacher, config.aux.model))
+    files = make_outputs(typed, inputs=(source_files, *models))
     files.claim("--json", typed.get("json"))
     from vitreous.train.planning.plan import plan
 

@@ -99,7 +99,10 @@ def order_by_place(images: Sequence[ImagePath]) -> npt.NDArray[np.int64]:
 
 
 def fetch_stored(images: Sequence[StoredImage]) -> None:
-    """Have the images that lie in a store fetched, all at once, for the next time that they are read."""
-    fetch = getattr(images[0].container, "fetch", None) if images else None
-    if fetch is not None:
-        fetch(images)
+    """Have the images that lie in stores fetched, those of each all at once, for the next time that they are read."""
+    stores: dict[int, list[StoredImage]] = {}
+    for image in images:
+        stores.setdefault(id(getattr(image.container, "folder", None)), []).append(image)
+    for own in stores.values():
+        if (fetch := getattr(own[0].container, "fetch", None)) is not None:
+            fetch(own)

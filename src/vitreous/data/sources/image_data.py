@@ -46,7 +46,7 @@ class Split:
 
     def fetch(self, indices: Sequence[int]) -> None:
         """Fetch images that lie in a store, all at once, before they are read one by one."""
-        if self.paths is not None and len(indices) and isinstance(self.paths[indices[0]], StoredImage):
+        if self.paths is not None:
             fetch_stored([path for n in indices if isinstance(path := self.paths[n], StoredImage)])
 
     def shard_of(self) -> npt.NDArray[np.int64] | None:

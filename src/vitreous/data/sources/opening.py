@@ -86,8 +86,8 @@ def open_source(
         return with_unlabelled(config, data, aside, progress, by_pixels=listed.trusted)
     tasks = "`--aux mae`" if data.several else "`--aux mae` or fixmatch"
     data.notes.append(
-        f"{pluralize(len(aside), 'image')} without a label left out: {tasks}, with "
-        "aux.unlabelled_ratio above 0, learns from them too"
+        f"{pluralize(len(aside), 'image')} without a label left out: {tasks}, with aux.unlabelled_ratio above 0, or "
+        "self-training learns from them too"
     )
     return data
 

@@ -24,7 +24,9 @@ _MOST_UNLABELLED = 100  # times the labelled images of a step, which share its m
 
 @dataclass(frozen=True)
 class AuxConfig:
-    """A second task beside classification (:mod:`vitreous.train.auxiliary`), for data with few labels.
+    """A second task beside classification, or labels that another model predicts, for data with few labels.
+
+    The code is in :mod:`vitreous.train.auxiliary`.
 
     The defaults of `mae` are those of SSAT (arXiv 2310.20704) in its published code, but for the width and heads of the
     decoder. FixMatch (arXiv 2001.07685) has a threshold of 0.95, which models trained with label smoothing seldom
@@ -39,7 +41,8 @@ class AuxConfig:
         weight: Share of the reconstruction in the loss of mae, in (0, 1); classification has the rest.
         pseudo_weight: Weight of the unlabelled images in the loss of fixmatch, beside 1 of the labelled ones; above 0.
         threshold: Probability from which a prediction becomes a label, in (0, 1].
-        model: The model of self-training: a classifier of the same classes, as `vitreous predict` takes it.
+        model: The model of self-training, a classifier of the classes of the data: a model.safetensors, a run
+            directory, or a file, folder or hub id of any supported family.
         min_probability: Least probability of a prediction of self-training; images below it are left out, in [0, 1).
         begin: Fraction of the run after which fixmatch uses the unlabelled images, in [0, 1): early predictions
             are poor.
@@ -96,7 +99,7 @@ class AuxConfig:
             problems.append(
                 "unlabelled_ratio is 0, but aux fixmatch learns from unlabelled images: set it above 0, or omit aux"
             )
-        elif self.unlabelled is not None and self.unlabelled_ratio == 0:
+        elif self.unlabelled is not None and self.unlabelled_ratio == 0 and self.method != "self-training":
             problems.append(
                 f"unlabelled_ratio 0 leaves out the images of unlabelled {self.unlabelled}: omit one of them"
             )

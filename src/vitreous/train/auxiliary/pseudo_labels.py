@@ -50,7 +50,9 @@ class PseudoLabelTask(AuxTask):
     ) -> None:
         super().__init__(config, per_step)
         if several:
-            raise ConfigError("aux fixmatch gives an image one label, but here images have several: use aux mae")
+            raise ConfigError(
+                "aux fixmatch gives an image one label, but here images have several: use aux mae or self-training"
+            )
         if not per_step[1]:
             raise ConfigError(
                 "aux fixmatch learns from images without a label, and there are none: name some with `--unlabelled`, "

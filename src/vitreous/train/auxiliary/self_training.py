@@ -9,9 +9,8 @@ Shapes: n labelled and m unlabelled images, K classes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,19 +18,21 @@ import numpy.typing as npt
 import torch
 
 from vitreous.checkpoint.licence import recorded_licence
-from vitreous.data.images.inputs import ImageInput
+from vitreous.data.images.stored import ImagePath
 from vitreous.data.sources.image_data import ImageData, Split
 from vitreous.data.sources.listing import UNLABELLED, first_ten, pluralize
 from vitreous.data.sources.opening import fingerprint_of
+from vitreous.data.sources.split import as_recorded
 from vitreous.engines.cache import digest
 from vitreous.errors import ConfigError, DataError
+from vitreous.export.reading import is_exported
 from vitreous.predictions import Failure, Prediction
 from vitreous.predictor import Classifier, load
 from vitreous.train.config import RunConfig
 
-__all__ = ["Predicted", "label_images"]
+__all__ = ["Predicted", "label_images", "open_labeller"]
 
-_BATCH = 64  # images that are predicted, and fetched from a store, at a time
+_MOST_AT_ONCE = 64  # images that are predicted, and fetched from a store, together
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class Predicted:
     labelled: int  # those of them that training sees
     model: dict[str, Any]  # name, digest of the weights, and licence if its origin states one
     fingerprint: str  # of the m images
-    labels: str  # hash of the labels of those that training sees
+    added: str  # hash of the names, contents and labels of those that training sees
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the numbers and the fingerprint, as the report and the model file have them."""
+        """Return what the report and the model file have beside the model."""
         return {"images": self.images, "labelled": self.labelled, "fingerprint": self.fingerprint}
 
     def describe(self) -> str:
@@ -54,17 +55,35 @@ class Predicted:
         return f"{pluralize(self.images, 'image')}, {number} labelled by {self.model['name']} and trained on"
 
 
+def open_labeller(config: RunConfig, device: torch.device) -> Classifier:
+    """Open the model of ``aux.model``.
+
+    Raises:
+        CheckpointError: If the file cannot be used.
+        ConfigError: If it is an exported file, or a model without classes.
+    """
+    source = str(config.aux.model)
+    if is_exported(source):
+        raise ConfigError(f"aux.model '{source}' is an exported file: give the model that it was exported from")
+    classifier = load(source, device, engine="torch", tta=config.augment.flip > 0)
+    if not classifier.classes:
+        raise ConfigError(
+            f"aux.model '{source}' has no classification head: give a classifier of the classes of the data"
+        )
+    return classifier
+
+
 def label_images(
-    config: RunConfig, data: ImageData, device: torch.device, progress: Callable[[int, int], None]
+    config: RunConfig, data: ImageData, labeller: Classifier, progress: Callable[[int, int], None]
 ) -> tuple[ImageData, Predicted]:
-    """Have the model of ``aux.model`` label the unlabelled images, and add them to the split `train`.
+    """Have a model label the unlabelled images, and add them to the split `train`.
 
     The prediction is that of `vitreous predict` in float32, averaged with the mirror image if the run flips images.
 
     Args:
         config: The run, whose `aux.method` is `self-training`.
         data: With unlabelled images.
-        device: Where to compute.
+        labeller: From :func:`open_labeller`.
         progress: Called with (done, total).
 
     Raises:
@@ -73,90 +92,107 @@ def label_images(
     """
     source, least = str(config.aux.model), config.aux.min_probability
     train, others = data.splits["train"], data.unlabelled
-    if others is None:
-        raise ConfigError(
-            "aux self-training learns from images without a label, and there are none: name some with `--unlabelled`, "
-            "or leave their labels empty in the manifest"
-        )
-    if train.paths is None or others.paths is None:
+    if train.paths is None:
         raise DataError(
             f"{data.name} is held in memory, and aux self-training joins image files: give a folder, a manifest or "
             "shards"
+        )
+    if others is None or others.paths is None:
+        empty = "" if data.several else ", or leave their labels empty in the manifest"
+        raise ConfigError(
+            "aux self-training learns from images without a label, and there are none: name some with `--unlabelled`"
+            + empty
         )
     if data.several and least:
         raise ConfigError(
             f"aux.min_probability is {least:g}, but images have several labels here, each with the model's own "
             "threshold: omit it"
         )
-    classifier = load(source, device, engine="torch", tta=config.augment.flip > 0, ignore_thresholds=not data.several)
-    _check_classes(classifier, source, data)
-    predictions = list(_predict(classifier, others, progress))
+    _check_classes(labeller, source, data)
+    predictions = list(_predict(labeller, others, min(_MOST_AT_ONCE, config.batch_size), progress))
     kept = [n for n, each in enumerate(predictions) if data.several or each.probability >= least]
     if not kept:
         raise ConfigError(
             f"no prediction of '{source}' reaches aux.min_probability {least:g}, the highest is "
-            f"{max(each.probability for each in predictions):.2f}: give a smaller one"
+            f"{max(each.probability for each in predictions):.4g}: give a smaller one"
         )
     labels = _labels([predictions[n] for n in kept], data)
+    names, digests = ([each[n] for n in kept] for each in (others.names, others.digests))
+    added = hashlib.blake2b(repr([*zip(names, digests, labels.tolist(), strict=True)]).encode(), digest_size=16)
     joined = Split(
         np.concatenate([train.labels, labels]),
-        (*train.names, *(others.names[n] for n in kept)),
+        (*train.names, *names),
         paths=[*train.paths, *(others.paths[n] for n in kept)],
-        digests=(*train.digests, *(others.digests[n] for n in kept)),
+        digests=(*train.digests, *digests),
     )
-    licence = recorded_licence(classifier.info.provenance)
+    licence = recorded_licence(labeller.info.provenance)
     predicted = Predicted(
         images=len(others),
         labelled=len(kept),
-        model={"name": source, "digest": digest(classifier.model)} | ({"licence": licence} if licence else {}),
+        model={"name": source, "digest": digest(labeller.model)} | ({"licence": licence} if licence else {}),
         fingerprint=fingerprint_of(others.names, [UNLABELLED] * len(others), others.digests),
-        labels=hashlib.blake2b(repr(kept).encode() + labels.tobytes(), digest_size=16).hexdigest(),
+        added=added.hexdigest(),
     )
-    return replace(data, splits={**data.splits, "train": joined}, unlabelled=None), predicted
+    seen = list(_held_out_and_seen(labeller, source, data))
+    splits = {**data.splits, "train": joined}
+    order = data.order + predicted.added
+    return replace(data, splits=splits, order=order, unlabelled=None, notes=[*data.notes, *seen]), predicted
 
 
-def _check_classes(classifier: Classifier, source: str, data: ImageData) -> None:
+def _check_classes(labeller: Classifier, source: str, data: ImageData) -> None:
     """Raise an error unless the model has the classes of the data, by name and in any order."""
-    if (classifier.info.multilabel is not None) != data.several:
+    if (labeller.info.multilabel is not None) != data.several:
         kinds = ("one label", "several labels or none")
         raise ConfigError(
             f"aux.model '{source}' gives an image {kinds[not data.several]}, {data.name} gives it {kinds[data.several]}"
             ": give a model that was trained on such data"
         )
-    theirs, own = set(classifier.classes), set(data.classes)
-    if theirs != own or len(theirs) != len(classifier.classes):
+    theirs, own = set(labeller.classes), set(data.classes)
+    if theirs != own:
         differing = [
             f"{whose} lacks {first_ten(names)}"
             for whose, names in (("it", sorted(own - theirs)), (data.name, sorted(theirs - own)))
             if names
         ]
         raise ConfigError(
-            f"aux.model '{source}' has {pluralize(len(classifier.classes), 'class', 'classes')}, {data.name} has "
-            f"{len(own)}: {'; '.join(differing or ['it names a class twice'])}. Give a classifier of the same classes, "
-            "such as one that was trained on the labelled images"
+            f"aux.model '{source}' has {pluralize(len(theirs), 'class', 'classes')}, {data.name} has {len(own)}: "
+            f"{'; '.join(differing)}. Give a classifier of the same classes, such as one that was trained on the "
+            "labelled images"
         )
 
 
-def _predict(classifier: Classifier, split: Split, progress: Callable[[int, int], None]) -> Iterator[Prediction]:
+def _held_out_and_seen(labeller: Classifier, source: str, data: ImageData) -> Iterator[str]:
+    """Yield a note if the model was trained on the same data with another split, and saw images of `val` there."""
+    trained = labeller.info.provenance.get("data", {})
+    record = trained.get("held_out") if isinstance(trained, Mapping) else None
+    if not record or trained.get("fingerprint") != data.fingerprint:
+        return
+    digests = data.splits["val"].digests
+    if seen := len(digests) - int(as_recorded(record, digests).sum()):
+        yield (
+            f"{source} was trained on {seen:,} of the {pluralize(len(digests), 'validation image')}, so that their "
+            "scores may be too high: train it with the same data.val_fraction"
+        )
+
+
+def _predict(
+    labeller: Classifier, split: Split, batch_size: int, progress: Callable[[int, int], None]
+) -> Iterator[Prediction]:
     """Yield a prediction for each image of a split of files, in order."""
-    for done, found in enumerate(classifier.predict_stream(_inputs(split), 1, _BATCH), start=1):
+    for done, found in enumerate(labeller.predict_stream(_fetched(split, batch_size), 1, batch_size), start=1):
         if isinstance(found, Failure):
             raise DataError(f"the unlabelled image {split.names[done - 1]} can no longer be read: {found.reason}")
         yield found
         progress(done, len(split))
 
 
-def _inputs(split: Split) -> Sequence[ImageInput] | Iterator[ImageInput]:
-    """Return the paths of files, which threads decode, or the images in shards one by one."""
-    paths = [path for path in split.paths or [] if isinstance(path, Path)]
-    return paths if len(paths) == len(split) else _fetched(split)
-
-
-def _fetched(split: Split) -> Iterator[ImageInput]:
-    for first in range(0, len(split), _BATCH):
-        group = range(first, min(first + _BATCH, len(split)))
+def _fetched(split: Split, count: int) -> Iterator[ImagePath]:
+    """Yield the path of each image, after it has been fetched if it lies in a store."""
+    paths = split.paths or []
+    for first in range(0, len(paths), count):
+        group = range(first, min(first + count, len(paths)))
         split.fetch(group)
-        yield from map(split.image, group)
+        yield from (paths[n] for n in group)
 
 
 def _labels(predictions: Sequence[Prediction], data: ImageData) -> npt.NDArray[np.int64]:

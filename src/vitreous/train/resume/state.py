@@ -148,7 +148,7 @@ def identity(setup: Setup) -> dict[str, str]:
         "precision": setup.precision,
         **({} if setup.distiller is None else {"teacher": setup.distiller.teacher.digest}),
         **({} if setup.data_module.num_beside == 0 else {"unlabelled": _unlabelled_order(setup)}),
-        **({} if setup.predicted is None else {"predicted": setup.predicted.labels}),
+        **({} if setup.predicted is None else {"predicted": setup.predicted.added}),
     }
 
 
@@ -180,10 +180,11 @@ def check_identity(stored: Mapping[str, str], current: Mapping[str, str], source
     if stored.get("unlabelled") != current.get("unlabelled"):
         wrong.append("the unlabelled images or their order have changed")
     if stored.get("predicted") != current.get("predicted"):
-        wrong.append("the labels that aux.model predicts have changed")
+        wrong.append("the unlabelled images, or the labels that aux.model predicts for them, have changed")
     if stored.get("fingerprint") != current["fingerprint"]:
         wrong.append("the images or their labels have changed")
-    elif stored.get("order") != current["order"]:  # states of earlier versions lack the order
+    elif stored.get("predicted") == current.get("predicted") and stored.get("order") != current["order"]:
+        # States of earlier versions lack the order.
         wrong.append("the order of the images or their split has changed")
     if wrong:
         raise CheckpointError(
