@@ -1,13 +1,13 @@
 """Compares self-training with the labels alone at equal wall-clock time.
 
     python benchmarks/accuracy/few_labels.py cifar10/ few/ --seeds 0 1 2
-    python benchmarks/accuracy/self_training.py few/{seed}.csv --recipe cifar10-cpu --budgets 15m 45m --out runs/self
+    python benchmarks/accuracy/self_training.py few/{seed}.csv --budgets 15m 45m --both "--recipe cifar10-cpu" \
+        --out runs/self
 
 The first run learns from the labels alone for the first budget. Each later one learns from the labels that the one
 before predicts for the other images, for its own budget. The run beside them learns from the labels alone for all of
-the time. They run in turn, or with `--together` at the same time, on one core each. Further options of `vitreous train`
-go to all after `--both`, as one text: --both "--model.stem conv". Prints the top-1 of the saved models on the test
-split. Finished runs are not repeated.
+the time. They run in turn, or with `--together` at the same time, on one core each. Options of `vitreous train` go to
+all after `--both`, as one text. Prints the top-1 of the saved models on the test split. Finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ def main() -> None:
     parser.add_argument("data", help="a manifest in which most rows have no label; {seed} in it is the seed")
     parser.add_argument("--budgets", nargs="+", default=["15m", "45m"], help="of the runs of self-training")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--recipe", default="cifar10-cpu")
     parser.add_argument("--both", default="", help="options of all runs")
     parser.add_argument("--together", action="store_true", help="run both at the same time, on one core each")
     parser.add_argument("--out", type=Path, default=Path("runs/self-training"))
@@ -46,7 +45,7 @@ def main() -> None:
     found: list[list[float]] = []
     for seed in options.seeds:
         data = options.data.replace("{seed}", str(seed))
-        fixed = ["--recipe", options.recipe, *shlex.split(options.both), "--start", "none", "--seed", str(seed)]
+        fixed = [*shlex.split(options.both), "--seed", str(seed)]
         plain = Training(data, [*fixed, "--budget", total], options.out / f"plain-{seed}")
         chain = list(rounds(data, fixed, options.budgets, options.out / f"round-{seed}"))
         found.append([100 * each["top1"] for each in last_results([[plain], chain], together=options.together)])
