@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from measured_models import images_of, model_of
-from planted_outliers import BLOCK, NEURON, PATCH, planted
+from planted_outliers import BLOCK, NEURON, outlying_patch, planted
 from torch import Tensor
 
 from vit_reference import Seen, activate, layer_norm, linear, reference
@@ -46,7 +46,7 @@ def test_a_planted_neuron_is_found_and_no_other(
     model = planted(trained, digits[0], norm)
     model = accelerate(model) if fast else model
     outliers = token_norms(model, images).outliers()
-    assert outliers.mask[BLOCK, :, PATCH].mean() > 0.8
+    assert outliers.mask[BLOCK, :, outlying_patch(trained, digits[0])].mean() > 0.8
     found = register_neurons(model, images)
     assert [(each.block, each.neuron) for each in found.neurons] == [(BLOCK, NEURON)]
     assert found.block == BLOCK

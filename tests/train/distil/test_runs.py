@@ -108,7 +108,8 @@ def test_answers_are_stored_once_per_view_and_reused(runs, tmp_path, teacher, ca
 
 
 def test_stored_answers_are_those_of_the_loop(runs, tmp_path, teacher, monkeypatch):
-    monkeypatch.setattr("vitreous.train.distil.teacher.computes_bf16", lambda device: False)
+    for place in ("train.distil.teacher", "engines.choose"):
+        monkeypatch.setattr(f"vitreous.{place}.computes_bf16", lambda device: False)
     run_config = asked(runs, tmp_path, teacher, AugmentConfig(flip=0.5), targets="both", features="patches")
     setup = prepare(run_config, (), Display())
     setup.data_module.setup("fit")
