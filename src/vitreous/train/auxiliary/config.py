@@ -41,9 +41,6 @@ class AuxConfig:
         weight: Share of the reconstruction in the loss of mae, in (0, 1); classification has the rest.
         pseudo_weight: Weight of the unlabelled images in the loss of fixmatch, beside 1 of the labelled ones; above 0.
         threshold: Probability from which a prediction becomes a label, in (0, 1].
-        model: The model of self-training, a classifier of the classes of the data: a model.safetensors, a run
-            directory, or a file, folder or hub id of any supported family.
-        min_probability: Least probability of a prediction of self-training; images below it are left out, in [0, 1).
         begin: Fraction of the run after which fixmatch uses the unlabelled images, in [0, 1): early predictions
             are poor.
         mask: Fraction of the patches that are hidden, in (0, 1).
@@ -55,14 +52,15 @@ class AuxConfig:
             Rows of DATA that have no label, if it is a manifest, are used without this option.
         unlabelled_ratio: Unlabelled images in each step for each labelled one; 0 leaves them out. Self-training sees
             all images equally often.
+        model: The model of self-training, a classifier of the classes of the data: a model.safetensors, a run
+            directory, or a file, folder or hub id of any supported family.
+        min_probability: Least probability of a prediction of self-training; images below it are left out, in [0, 1).
     """
 
     method: Literal["none", "mae", "fixmatch", "self-training"] = "none"
     weight: float = 0.9
     pseudo_weight: float = 1.0
     threshold: float = 0.6
-    model: str | None = None
-    min_probability: float = 0.0
     begin: float = 0.3
     mask: float = 0.75
     decoder_width: int | None = None
@@ -71,6 +69,8 @@ class AuxConfig:
     normalise: bool = False
     unlabelled: str | None = None
     unlabelled_ratio: float = 1.0
+    model: str | None = None
+    min_probability: float = 0.0
 
     def __post_init__(self) -> None:
         """Check choices and ranges, and report all problems in one error."""

@@ -91,23 +91,7 @@ def label_images(
         DataError: If an image can no longer be read, or the labelled images are no files.
     """
     source, least = str(config.aux.model), config.aux.min_probability
-    train, others = data.splits["train"], data.unlabelled
-    if train.paths is None:
-        raise DataError(
-            f"{data.name} is held in memory, and aux self-training joins image files: give a folder, a manifest or "
-            "shards"
-        )
-    if others is None or others.paths is None:
-        empty = "" if data.several else ", or leave their labels empty in the manifest"
-        raise ConfigError(
-            "aux self-training learns from images without a label, and there are none: name some with `--unlabelled`"
-            + empty
-        )
-    if data.several and least:
-        raise ConfigError(
-            f"aux.min_probability is {least:g}, but images have several labels here, each with the model's own "
-            "threshold: omit it"
-        )
+    train, others = _check_data(data, least)
     _check_classes(labeller, source, data)
     predictions = list(_predict(labeller, others, min(_MOST_AT_ONCE, config.batch_size), progress))
     kept = [n for n, each in enumerate(predictions) if data.several or each.probability >= least]
@@ -122,7 +106,7 @@ def label_images(
     joined = Split(
         np.concatenate([train.labels, labels]),
         (*train.names, *names),
-        paths=[*train.paths, *(others.paths[n] for n in kept)],
+        paths=[*(train.paths or []), *((others.paths or [])[n] for n in kept)],
         digests=(*train.digests, *digests),
     )
     licence = recorded_licence(labeller.info.provenance)
@@ -137,6 +121,28 @@ def label_images(
     splits = {**data.splits, "train": joined}
     order = data.order + predicted.added
     return replace(data, splits=splits, order=order, unlabelled=None, notes=[*data.notes, *seen]), predicted
+
+
+def _check_data(data: ImageData, least: float) -> tuple[Split, Split]:
+    """Return the training images and the unlabelled ones; raise an error unless both are files."""
+    train, others = data.splits["train"], data.unlabelled
+    if train.paths is None:
+        raise DataError(
+            f"{data.name} is held in memory, and aux self-training joins image files: give a folder, a manifest or "
+            "shards"
+        )
+    if others is None:
+        empty = "" if data.several else ", or leave their labels empty in the manifest"
+        raise ConfigError(
+            "aux self-training learns from images without a label, and there are none: name some with `--unlabelled`"
+            + empty
+        )
+    if data.several and least:
+        raise ConfigError(
+            f"aux.min_probability is {least:g}, but images have several labels here, each with the model's own "
+            "threshold: omit it"
+        )
+    return train, others
 
 
 def _check_classes(labeller: Classifier, source: str, data: ImageData) -> None:
