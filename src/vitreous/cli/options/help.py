@@ -30,7 +30,7 @@ TOPICS = {
     "optim": "optimiser and learning-rate schedule",
     "tune": "fine-tuning: the model to start from and the weights to train",
     "distil": "a teacher: a larger trained model to learn from",
-    "aux": "few labels: a second task, pseudo-labels, or labels that another model predicts",
+    "aux": "few labels: a second task, or labels that a model predicts",
     "labels": "images with several labels: the loss",
     "all": "every option",
 }

@@ -91,7 +91,7 @@ common options:
   --start none                random weights; few images else start from a backbone that saw ImageNet (research use)
   --recipe NAME               recipe; by default the one named like the dataset, else start or folder
   --teacher MODEL             learn from a larger trained model too (--distil.teacher)
-  --aux NAME                  for few labels: mae, fixmatch or self-training; --unlabelled PATH: images without one
+  --aux NAME                  few labels: mae, fixmatch or self-training; --unlabelled PATH: other images
   --data-dir FOLDER           folder of the known datasets, for reading and downloading (--data.dir)
   --strict                    stop if a file cannot be read (--data.strict)
   --exclude FILE              skip the images that `vitreous audit` listed (--data.exclude)
