@@ -209,10 +209,8 @@ def fit_to_data(config: RunConfig, data: ImageData, explicit: Collection[str] = 
 
 def _sample(split: Split) -> Iterator[Image.Image]:
     step = max(1, len(split) // _MEASURED)
-    indices = range(0, len(split), step)
-    for first in range(0, len(indices), _FETCHED):
-        split.fetch(indices[first : first + _FETCHED])
-        yield from (split.image(index) for index in indices[first : first + _FETCHED])
+    for group in split.fetch_in_groups(range(0, len(split), step), _FETCHED):
+        yield from map(split.image, group)
 
 
 def describe_model(config: ViTConfig, parameters: int, flops: int | None = None) -> str:

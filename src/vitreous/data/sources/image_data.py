@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,6 +48,13 @@ class Split:
         """Fetch images that lie in a store, all at once, before they are read one by one."""
         if self.paths is not None:
             fetch_stored([path for n in indices if isinstance(path := self.paths[n], StoredImage)])
+
+    def fetch_in_groups(self, indices: Sequence[int], count: int) -> Iterator[Sequence[int]]:
+        """Yield the indices in groups of at most ``count``, each after its images have been fetched."""
+        for first in range(0, len(indices), count):
+            group = indices[first : first + count]
+            self.fetch(group)
+            yield group
 
     def shard_of(self) -> npt.NDArray[np.int64] | None:
         """Return the number of the shard that each image lies in, (n,); None if some lie in files of their own."""

@@ -120,8 +120,6 @@ def _pixel_hashes(split: Split) -> Sequence[str]:
 
     found: list[str] = []
     with ThreadPoolExecutor() as pool:
-        for first in range(0, len(split), _GROUP):
-            group = range(first, min(first + _GROUP, len(split)))
-            split.fetch(group)
+        for group in split.fetch_in_groups(range(len(split)), _GROUP):
             found += pool.map(of_image, group)
     return found

@@ -195,9 +195,7 @@ def _predict(
 def _fetched(split: Split, count: int) -> Iterator[ImagePath]:
     """Yield the path of each image, after it has been fetched if it lies in a store."""
     paths = split.paths or []
-    for first in range(0, len(paths), count):
-        group = range(first, min(first + count, len(paths)))
-        split.fetch(group)
+    for group in split.fetch_in_groups(range(len(split)), count):
         yield from (paths[n] for n in group)
 
 
