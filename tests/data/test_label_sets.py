@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -39,6 +40,58 @@ def write_lists(folder: Path, form: str) -> Path:
         rows = [f'{name},"{separator.join(each)}"' for name, each in zip(NAMES, SETS, strict=True)]
         file.write_text("\n".join(["path,Labels", *rows]) + "\n")
     return file
+
+
+def test_lists_in_json_are_read_from_csv(tmp_path):
+    """As `vitreous predict` and Label Studio write them."""
+    cells = ['["cat", "dog"]', "[]", '{"choices": ["dog"]}', "bird;cat"]
+    with (tmp_path / "m.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "labels"), *zip(NAMES, cells, strict=True)])
+    assert labels_of(tmp_path / "m.csv") == (("bird", "cat", "dog"), SETS)
+
+
+def test_empty_cells_of_a_csv_are_counted(tmp_path):
+    notes = list_manifest(write_lists(tmp_path, "csv ;")).notes
+    assert notes == [
+        "1 of 4 images have none of the labels, because their cell in column 'Labels' is empty; unlabelled images are "
+        "given with --unlabelled"
+    ]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "jsonl without the key", "parquet", "flags", "flags of pandas"])
+def test_rows_that_do_not_say_their_labels_are_unlabelled(tmp_path, form):
+    """They are no examples of images without any label: a missing list is not an empty one."""
+    sets = [*SETS, None]
+    names = [f"{n}.png" for n in range(len(sets))]
+    file = tmp_path / f"m.{form.split()[0].replace('flags', 'csv')}"
+    if form == "parquet":
+        pyarrow.parquet.write_table(
+            pyarrow.table({"path": names, "labels": pyarrow.array(sets, pyarrow.list_(pyarrow.string()))}), file
+        )
+    elif form.startswith("jsonl"):
+        rows = [{"path": name, "labels": each} for name, each in zip(names, sets, strict=True)]
+        if form != "jsonl":
+            rows[-1].pop("labels")
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        yes, no = ("1.0", "0.0") if "pandas" in form else ("1", "0")
+        cells = [
+            ["" if each is None else yes if name in each else no for name in ("bird", "cat", "dog")] for each in sets
+        ]
+        lines = [",".join([name, *row]) for name, row in zip(names, cells, strict=True)]
+        file.write_text("\n".join(["path,bird,cat,dog", *lines]) + "\n")
+    listing = list_manifest(file, sets_aside=True)
+    assert [entry.labels for entry in listing.entries] == SETS
+    assert [entry.name for entry in listing.unlabelled] == ["4.png"]
+    with pytest.raises(DataError, match="rows .* do not say which labels their image has: fill them in, or remove"):
+        list_manifest(file)
+
+
+def test_single_labels_that_look_like_several_are_noted(tmp_path):
+    (tmp_path / "m.csv").write_text('path,label\na,cat;dog\nb,cat\nc,"{""choices"": [""cat""]}"\n')
+    (note,) = list_manifest(tmp_path / "m.csv").notes
+    assert note.startswith("2 of 3 classes look like several labels, and each is one class here: cat;dog")
+    assert note.endswith("For several labels, name the column labels")
 
 
 @pytest.mark.parametrize("form", ["csv ;", "csv |", "csv  ; ", "parquet", "jsonl"])
@@ -93,13 +146,13 @@ def test_a_column_of_one_label_comes_first(tmp_path):
         ),
         (
             "m.csv",
-            """path,labels\nx,"['cat', 'dog']"\ny,cat\nz,[]\n""",
+            """path,labels\nx,"['cat', 'dog']"\ny,cat\nz,[cat]\n""",
             r"rows 2, 4 have a list in brackets in .*'labels'",
         ),
         (
             "m.csv",
             """path,tags\nx,"{'cat', 'dog'}"\ny,"('cat',)"\nz,a (b)\n""",
-            r"rows 2, 3 .*: write cat;dog, or save the",
+            r"rows 2, 3 .*: write cat;dog or .*, or save the",
         ),
         ("m.jsonl", '{"path": ["x"], "label": "a"}\n', "'path' must be text or a number; lines 1"),
         ("m.jsonl", '{"path": "x", "label": "a"}\n[1]\n', "line 2 is no JSON object"),
@@ -128,7 +181,8 @@ def test_labels_between_commas_are_noted(tmp_path, cells, noted):
         "2 of 3 cells in column 'labels' have a comma, which separates no labels, so that each cell is one label: "
         "write cat;dog for two"
     )
-    assert list_manifest(tmp_path / "m.csv").notes == ([note] if noted else [])
+    found = [each for each in list_manifest(tmp_path / "m.csv").notes if "none of the labels" not in each]
+    assert found == ([note] if noted else [])
 
 
 def test_held_out_labels_are_the_rarest_first_and_copies_stay_together():

@@ -14,6 +14,7 @@ from rich.console import Console
 from vitreous.cli.main import main
 from vitreous.errors import CheckpointError, NonFiniteError
 from vitreous.model.config import ViTConfig
+from vitreous.model.stems import ConvStem
 from vitreous.recipes import recipe
 from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import OptimConfig
@@ -78,6 +79,14 @@ def test_a_diverged_step_is_repeated_from_its_own_weights(tmp_path):
     stored = read_state(tmp_path / "run" / REPLAY)
     weights = stored["weights"]
     assert all(value.isfinite().all() for value in weights.values())  # the step fails, not its weights
+
+
+def test_running_statistics_that_the_step_has_spoilt_are_not_its_cause(tmp_path):
+    optim = OptimConfig(name="sgd", lr=1e30, schedule="constant", warmup=0.0)
+    broken_run(tmp_path / "run", optim=optim, model=dataclasses.replace(TINY, stem=ConvStem()))
+    finding = replay(tmp_path / "run" / REPLAY)
+    assert "before the step" not in finding.text
+    assert finding.module is not None
 
 
 @pytest.mark.parametrize(("patches_last", "dropped"), [(1.0, 0.0), (0.0, 0.5)])

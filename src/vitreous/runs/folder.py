@@ -55,6 +55,7 @@ _MAY_CHANGE = (
         "data.cache_gb",
         "device",
         "precision",
+        "monitor.stop",
         "loggers",
         "out",
     ),

@@ -119,7 +119,8 @@ def announce(setup: Setup, view: Display) -> None:
     if setup.config.tune.mode != AUTO:  # no head waits until operations are counted
         parameters, flops = setup.cost.parameters, setup.cost.flops
     view.line("model", describe_model(setup.config.model, parameters, flops))
-    if setup.config.tune.source == SHIPPED and setup.config.recipe != "finetune":  # whose --from chose it
+    asked = setup.config.recipe == "finetune" or setup.config.verb == "pretrain"  # whose --from chose it
+    if setup.config.tune.source == SHIPPED and not asked:
         few = pluralize(len(setup.data.splits["train"]), "training image")
         view.line("start", f"the backbone in this package, for {few}; random weights: --start none")
     if setup.pretrained is not None:

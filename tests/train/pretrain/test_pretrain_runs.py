@@ -81,19 +81,34 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path, monkeypatch, method):
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
-@pytest.mark.parametrize("method", ["mae", "mpp"])
-def test_a_collapsed_encoder_is_named_where_patches_are_predicted(tmp_path, method):
+ONE_POINT = "complete collapse: all images have the same representation"
+ONE_LINE = r"dimensional collapse: the features use 1\.00 of 16 dimensions"
+
+
+@pytest.mark.parametrize(
+    ("method", "kept", "kind"),
+    [
+        ("mae", 0, ONE_POINT),
+        ("mpp", 0, ONE_POINT),
+        *((each, 1, ONE_LINE) for each in ("mae", "mpp", "visreg", "lejepa")),
+    ],
+)
+def test_a_collapsed_encoder_is_named(tmp_path, method, kept, kind):
+    """Also where a projector with batch norm spreads what is left of the features."""
     torch.manual_seed(0)
     dead = build(TINY)
     with torch.no_grad():
-        dead.norm.weight.zero_()  # every token is the bias, and so small a rate cannot revive it
+        dead.norm.weight[kept:] = 0.0  # every token is the bias there, and so small a rate cannot revive it
         dead.norm.bias.fill_(1.0)
     pipeline = EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
     save_model(tmp_path / "dead.safetensors", dead, ModelInfo((), pipeline))
     source, slow = TuneConfig(source=str(tmp_path / "dead.safetensors")), OptimConfig(lr=1e-12)
     planted = config(method, tmp_path / "run", steps=200, batch_size=64, tune=source, optim=slow)
-    with pytest.raises(CollapseError, match="complete collapse: all images have the same representation"):
+    with pytest.raises(CollapseError, match=kind):
         pretrain(planted)
+    free = dataclasses.replace(planted, steps=60, monitor=dataclasses.replace(planted.monitor, stop=False))
+    if method == "mae":
+        pretrain(dataclasses.replace(free, steps=planted.steps), resume=True)  # as the message says
 
 
 @pytest.mark.parametrize(("method", "said"), [("mae", False), ("visreg", True)])
@@ -218,6 +233,18 @@ def test_a_step_that_is_not_finite_can_be_replayed(tmp_path):
     write_state(tmp_path / "greedy.replay", stored)
     with pytest.raises(CheckpointError, match="weights, the file"):
         replay(tmp_path / "greedy.replay")
+
+
+@pytest.mark.parametrize(
+    ("method", "parts"), [("visreg", ("backbone.", "projector.")), ("dino", ("backbone.", "head."))]
+)
+def test_a_replay_does_not_blame_what_the_failing_step_has_left_in_buffers(tmp_path, method, parts):
+    huge = OptimConfig(lr=1e30, clip=None, warmup=0.0, schedule="constant")
+    with pytest.raises(NonFiniteError):
+        pretrain(config(method, tmp_path / "run", optim=huge))
+    found = replay(tmp_path / "run/nonfinite.replay")
+    assert "before the step" not in found.text
+    assert str(found.module).startswith(parts), found
 
 
 @pytest.mark.parametrize("method", PRETRAINING)

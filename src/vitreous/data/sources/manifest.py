@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from vitreous.data.sources.label_sets import LabelSets, label_sets
+from vitreous.data.sources.label_sets import SEPARATOR, LabelSets, label_sets
 from vitreous.data.sources.listing import SPLIT_NAMES, UNLABELLED, Entry, Listing, first_ten, plain_name, pluralize
 from vitreous.data.sources.tables import LISTS, TABLE_SUFFIXES, read_table
 from vitreous.errors import DataError
@@ -38,6 +38,9 @@ def list_manifest(
 
     Without a column `label`, an image may have several labels: :mod:`vitreous.data.sources.label_sets`. They are read
     if the source `needs_labels`, or with `reads_sets`, where they may be missing.
+
+    Raises:
+        DataError: If the table cannot be read, or lacks a column or a cell that is needed.
     """
     chooses = _needed_or_sets if needs_labels else partial(_needed, roles=("path",))
     header, columns, numbers = read_table(manifest, chooses)
@@ -53,7 +56,7 @@ def list_manifest(
     elif not needs_labels:
         cells["label"] = [label or UNLABELLED for label in cells.get("label", [""] * len(numbers))]
     named = {role: header[index[0]] for role, index in indices.items() if index}
-    bare = {n for n, label in enumerate(cells["label"]) if not label} if sets_aside and sets is None else set()
+    bare = _rows_without_label(manifest, cells["label"], sets, numbers, sets_aside=sets_aside, needed=needs_labels)
     if len(bare) == len(numbers):
         raise DataError(f"{manifest} has no row with a label: give some, or use `vitreous pretrain`, which needs none")
     if bare and "split" in cells:
@@ -76,11 +79,45 @@ def list_manifest(
         for other in index[1:]
         if columns[other] != columns[index[0]]
     ]
-    entries = [entry for n, entry in enumerate(rows) if n not in bare]
+    entries, aside = [entry for n, entry in enumerate(rows) if n not in bare], [rows[n] for n in sorted(bare)]
+    notes += _notes_on_lists(entries, header) if sets is None else sets.notes
+    classes = None if sets is None else sets.classes
+    return Listing(manifest.parent, entries, notes + _conflicts(entries), classes=classes, unlabelled=aside)
+
+
+def _rows_without_label(
+    manifest: Path,
+    labels: Sequence[str],
+    sets: LabelSets | None,
+    numbers: Sequence[int],
+    *,
+    sets_aside: bool,
+    needed: bool,
+) -> frozenset[int]:
+    """Return the rows to set aside.
+
+    Raises:
+        DataError: If rows do not say which of several labels their image has, and may not be set aside.
+    """
     if sets is None:
-        aside = [rows[n] for n in sorted(bare)]
-        return Listing(manifest.parent, entries, notes + _conflicts(entries), unlabelled=aside)
-    return Listing(manifest.parent, entries, [*notes, *sets.notes, *_conflicts(entries)], classes=sets.classes)
+        return frozenset(n for n, label in enumerate(labels) if not label) if sets_aside else frozenset()
+    if sets.unlabelled and needed and not sets_aside:
+        rows = first_ten([numbers[n] for n in sorted(sets.unlabelled)])
+        raise DataError(
+            f"{manifest}: rows {rows} do not say which labels their image has: fill them in, or remove them"
+        )
+    return sets.unlabelled if sets_aside else frozenset()
+
+
+def _notes_on_lists(entries: Sequence[Entry], header: Sequence[str]) -> list[str]:
+    """Note labels that look like several, in a column of single ones."""
+    names = {entry.label for entry in entries}
+    if lists := sorted(name for name in names if SEPARATOR in name or name.startswith(('["', '{"choices"'))):
+        return [
+            f"{len(lists):,} of {pluralize(len(names), 'class', 'classes')} look like several labels, and each is one "
+            f"class here: {first_ten(lists)}. For several labels, name the column labels"
+        ]
+    return []
 
 
 def _needed_or_sets(manifest: Path, header: Sequence[str]) -> list[str]:

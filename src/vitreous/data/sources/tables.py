@@ -19,12 +19,15 @@ from vitreous.errors import DataError, MissingExtraError
 from vitreous.files.opening import open_regular
 from vitreous.files.text import visible
 
-__all__ = ["LISTS", "TABLE_SUFFIXES", "Cell", "Choose", "Fit", "Table", "read_table"]
+__all__ = ["LISTS", "TABLE_SUFFIXES", "TEXT_SUFFIXES", "Cell", "Choose", "Fit", "Table", "read_table"]
 
 LISTS = ("labels", "tags")
 """Names of the columns, in lower case, whose cells may be lists of text."""
 
-TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq", ".jsonl", ".ndjson")
+TEXT_SUFFIXES = (".csv", ".tsv")
+"""How the names of tables end whose cells are all text: nothing is missing in them, only empty."""
+
+TABLE_SUFFIXES = (*TEXT_SUFFIXES, ".parquet", ".pq", ".jsonl", ".ndjson")
 """How the names of tables end that can be read."""
 _MOST_ROWS = 20_000_000  # ImageNet-21k has 14 million; a Parquet file of a few hundred bytes can claim any number
 _CSV_BYTES = 4 << 30  # also of JSON lines

@@ -38,6 +38,7 @@ class Losses:
 
     loss: Tensor
     embeddings: Tensor  # (B, D) detached: what a collapse makes equal for all images
+    features: Tensor | None = None  # (B, F) detached: those of the backbone, if the embeddings are others
     parts: Mapping[str, Tensor] = field(default_factory=dict)  # terms of the loss, detached, if there are several
 
 

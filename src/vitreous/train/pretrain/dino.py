@@ -98,8 +98,8 @@ class Dino(MultiView):
         """Return the cross-entropy; the watched embeddings are the teacher's probabilities for the first view."""
         own, count = self.options, self.view_options.count
         with torch.no_grad():
-            features = self.features_of(self.teacher, views[:count])
-            teacher = self.teacher_head(features.flatten(0, 1)).float().view(count, len(views[0]), -1)
+            watched = self.features_of(self.teacher, views[:count])
+            teacher = self.teacher_head(watched.flatten(0, 1)).float().view(count, len(views[0]), -1)
         features = self.features_of(self.backbone, views)
         student = self.head(features.flatten(0, 1)).float().view(len(views), len(views[0]), -1)
         target = torch.softmax((teacher - self.center) / own.teacher_temperature, -1)
@@ -107,7 +107,8 @@ class Dino(MultiView):
         if self.training:
             self.center.lerp_(teacher.mean((0, 1)), 1 - own.center_momentum)
         entropy = torch.special.entr(target).sum(-1).mean()
-        return Losses(loss, target[0].detach(), {"teacher_entropy": entropy, "divergence": loss.detach() - entropy})
+        parts = {"teacher_entropy": entropy, "divergence": loss.detach() - entropy}
+        return Losses(loss, target[0].detach(), watched[0], parts)
 
     @torch.no_grad()
     def after_update(self, progress: float) -> None:

@@ -64,7 +64,7 @@ class Invariance(MultiView):
         self.projector = make_projector(backbone.config.features, options.hidden, options.outputs)
 
     def forward(self, views: Sequence[Tensor]) -> Losses:
-        """Return the weighted sum of agreement and regulariser. Only the projections of the first view are watched."""
+        """Return the weighted sum of agreement and regulariser. Only the first view is watched."""
         features = self.features_of(self.backbone, views)  # (V, B, F)
         z = self.projector(features.flatten(0, 1)).float().view(*features.shape[:2], -1)  # (V, B, D)
         with torch.autocast(z.device.type, enabled=False):
@@ -72,7 +72,7 @@ class Invariance(MultiView):
             regulariser, parts = self.regulariser(z)
         weight = self.options.weight
         named = {"agreement": agreement.detach()} | {name: value.detach() for name, value in parts.items()}
-        return Losses((1 - weight) * agreement + weight * regulariser, z[0].detach(), named)
+        return Losses((1 - weight) * agreement + weight * regulariser, z[0].detach(), features[0].detach(), named)
 
     def regulariser(self, z: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the regulariser of projections (V, B, D), and its terms."""

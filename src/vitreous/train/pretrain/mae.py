@@ -30,7 +30,7 @@ from vitreous.train.pretrain.base import (
     entropy,
     take_rows,
 )
-from vitreous.train.pretrain.spread import find_constant
+from vitreous.train.pretrain.spread import find_line
 
 __all__ = [
     "Mae",
@@ -126,8 +126,8 @@ class Mae(Objective):
         return self.decoder(tokens, grid, kept, hidden), tokens
 
     def find_collapse(self, embeddings: Tensor) -> str | None:
-        """Name a collapse to one representation of all images."""
-        return find_constant(embeddings)
+        """Name a collapse of the features to one point or to a line."""
+        return find_line(embeddings)
 
     def target_entropy(self, pixels: Tensor) -> tuple[float, str]:
         """Return the entropy of the patches that are not flat, whose normalised targets say nothing."""

@@ -71,22 +71,25 @@ class PretrainModule(VitModule):
         """Add the gradients of a micro-batch, and look for a collapse."""
         views = self.objective.views(batch, self.augment, progress)
         torch.manual_seed(model_seed(self.augment.seed, batch))  # masks, slices and dropout
-        loss, embeddings = self._learn(views)
+        loss, *seen = self._learn(views)
         if self.watch is not None:
-            self.watch.see(self.global_step, embeddings)
+            self.watch.see(self.global_step, *seen)
         return loss
 
-    def _learn(self, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Add the gradients of a micro-batch, by threads if they can share it; return its loss and embeddings."""
+    def _learn(self, views: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Add the gradients of a micro-batch, by threads if they can share it.
+
+        Returns its loss, its embeddings, and the backbone's features if those are others (:class:`Losses`).
+        """
         backbone, scale = self.objective.trained_backbone, 1 / self.accumulate
         count = num_parts(backbone, views[0])
         if count > 1 and (split := self.objective.in_parts(views)) is not None:
             own: Any = {"scale": scale, "loss_of": split.loss_of, "extra": split.trained}
             loss = add_gradients(backbone, views[0], views[0], count, **own)
-            return loss, torch.cat([rows for _, rows in sorted(split.embeddings.items())])
+            return loss, torch.cat([rows for _, rows in sorted(split.embeddings.items())]), None
         found = self.objective(views)
         self.manual_backward(found.loss * scale)
-        return cast(Tensor, found.loss.detach()), found.embeddings
+        return cast(Tensor, found.loss.detach()), found.embeddings, found.features
 
     def after_update(self, progress: float) -> None:
         """Let the objective follow, as a teacher does."""

@@ -25,7 +25,7 @@ from vitreous.evaluate.labelled import Labelled
 from vitreous.evaluate.logistic import fit_path
 from vitreous.evaluate.probes import probe_knn
 from vitreous.train.pretrain.base import Objective
-from vitreous.train.pretrain.spread import effective_rank, rankme
+from vitreous.train.pretrain.spread import effective_rank, find_line, rankme
 
 __all__ = ["CollapseError", "CollapseWatch", "FeatureMonitor"]
 
@@ -47,19 +47,27 @@ class CollapseWatch:
         self.objective, self.method = objective, method
         self._in_a_row, self._checked = 0, -1  # steps
 
-    def see(self, step: int, embeddings: Tensor) -> None:
-        """Look at the embeddings (B, D) of a step, counted from 0 over the whole run; only at its first micro-batch."""
+    def see(self, step: int, embeddings: Tensor, features: Tensor | None = None) -> None:
+        """Look at the embeddings of a step, counted from 0 over the whole run; only at its first micro-batch.
+
+        Args:
+            step: The step.
+            embeddings: What the objective looks at, (B, D).
+            features: Those of the backbone, (B, F), if the embeddings are others: a projector can hide their collapse.
+        """
         if step < _FIRST or step % _EVERY or len(embeddings) < 4 or step == self._checked:
             return
         self._checked = step
         if not bool(embeddings.isfinite().all()):
             return  # what watches the loss and the gradients names where that began
         found = self.objective.find_collapse(embeddings.float())
+        if found is None and features is not None:
+            found = find_line(features.float())
         self._in_a_row = self._in_a_row + 1 if found else 0
         if found and self._in_a_row >= _IN_A_ROW:
             raise CollapseError(
-                f"{self.method} has collapsed by step {step + 1}: {found}. {self.objective.remedy}; "
-                "--monitor.stop false trains on regardless"
+                f"{self.method} has collapsed by step {step + 1}: {found}. {self.objective.remedy}, in a new run; "
+                "--resume --monitor.stop false trains on regardless"
             )
 
 

@@ -21,7 +21,7 @@ from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import ConfigError
 from vitreous.train.pretrain.base import Losses, Objective, Reconstruction, check_masking, class_entropy, take_rows
-from vitreous.train.pretrain.spread import find_constant
+from vitreous.train.pretrain.spread import find_line
 
 __all__ = ["Corruption", "Mpp", "MppConfig", "corrupt", "draw_corruption", "mean_colours"]
 
@@ -134,8 +134,8 @@ class Mpp(Objective):
         return self.predict(chosen), tokens, drawn
 
     def find_collapse(self, embeddings: Tensor) -> str | None:
-        """Name a collapse to one representation of all images."""
-        return find_constant(embeddings)
+        """Name a collapse of the features to one point or to a line."""
+        return find_line(embeddings)
 
     def target_entropy(self, pixels: Tensor) -> tuple[float, str]:
         """Return the entropy of the mean colours."""

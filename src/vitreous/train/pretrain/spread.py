@@ -8,10 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["effective_rank", "find_constant", "find_low_rank", "rankme", "relative_spread"]
+__all__ = ["effective_rank", "find_constant", "find_line", "find_low_rank", "rankme", "relative_spread"]
 
 _CONSTANT = 1e-3  # spread relative to the size of the embeddings; new models have 0.02 and more
-_FEW_DIRECTIONS = 1.5  # effective rank
+_FEW_DIRECTIONS = 1.5  # effective rank of projections, which a regulariser spreads
+_ONE_DIRECTION = 1.1  # effective rank of features; new models have 1.6 and more, also on grey digits
+_FEWEST_IMAGES = 16  # whose directions say something
 
 
 def relative_spread(embeddings: Tensor) -> float:
@@ -50,6 +52,15 @@ def find_low_rank(embeddings: Tensor) -> str | None:
     if (found := find_constant(embeddings)) is not None or rank >= _FEW_DIRECTIONS:
         return found
     return f"dimensional collapse: the representations use {rank:.2f} of {embeddings.shape[1]} dimensions"
+
+
+def find_line(features: Tensor) -> str | None:
+    """Name a collapse of a backbone's features to one point or to a line."""
+    if (found := find_constant(features)) is not None:
+        return found
+    if len(features) < _FEWEST_IMAGES or (rank := effective_rank(features)) >= _ONE_DIRECTION:
+        return None
+    return f"dimensional collapse: the features use {rank:.2f} of {features.shape[1]} dimensions"
 
 
 def _exp_entropy(values: Tensor) -> float:

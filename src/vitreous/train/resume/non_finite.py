@@ -94,10 +94,21 @@ class FiniteWatch:
             f"{problem} in epoch {bad.epoch + 1}, step {bad.step}, at learning rate {bad.lr:.3g}",
             batches=[_labelled(each) for each in bad.batches],
             good=good,
-            weights={name: value.cpu() for name, value in self._copy().items()} if not_updated else good,
+            weights=self._before_step(good) if not_updated else good,
             behind=0 if not_updated else self._since_copy + index,
             progress=bad.progress,
         )
+
+    def _before_step(self, good: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the state before the failing step, whose forward pass has already followed its images in buffers.
+
+        Running statistics that are no longer finite are those of the last copy: training does not read them.
+        """
+        learned = {name for name, _ in self.model.named_parameters()}
+        return {
+            name: value.cpu() if name in learned or bool(value.isfinite().all()) else good[name]
+            for name, value in self._copy().items()
+        }
 
 
 def _labelled(batch: Mapping[str, Any]) -> dict[str, Any]:
