@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hub_server import serving
 from PIL import Image
 from test_pretrained import at_home, publish
 
-from vitreous.checkpoint.hub import is_reachable
+from vitreous.checkpoint.hub import answers, is_reachable
 from vitreous.checkpoint.licence import recorded_licence
 from vitreous.checkpoint.model_file import load_model
 from vitreous.checkpoint.pretrained import find_row
@@ -133,3 +134,18 @@ def test_a_choice_is_not_made_twice_for_one_run(vitreous, folder, published, tmp
     assert "resume" in resumed.stdout
     assert (folder / "report.json").exists()
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["images-1"]
+
+
+def test_a_hub_that_does_not_answer_is_out_of_reach(monkeypatch):
+    with socket.socket() as taken:  # bound and not listening: connections are refused
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        for name in ("http_proxy", "HTTP_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        assert is_reachable()
+        assert not answers()
+        taken.listen()
+        assert answers()
+        monkeypatch.setenv("http_proxy", "http://proxy.invalid")
+        taken.close()
+        assert answers()

@@ -105,7 +105,7 @@ def test_unreadable_images_are_skipped_and_reported(vitreous, model_file, parity
         (("--seeds", "0"), 2, "--seeds is '0', it must be a whole number of at least 1"),
         (("--l2", "-3", "--shots", "1"), 2, "l2 is -3.0, it must be a number above 0"),
         (("--temperature=0",), 2, "temperature is 0.0, it must be a number above 0"),
-        (("--device", "quantum"), 2, "device 'quantum' is not available"),
+        (("--device", "quantum"), 2, "device 'quantum' is unknown"),
     ],
 )
 def test_usage_errors_are_one_line(vitreous, model_file, parity, words, code, message):

@@ -83,7 +83,7 @@ def test_rows_that_do_not_say_their_labels_are_unlabelled(tmp_path, form):
     listing = list_manifest(file, sets_aside=True)
     assert [entry.labels for entry in listing.entries] == SETS
     assert [entry.name for entry in listing.unlabelled] == ["4.png"]
-    with pytest.raises(DataError, match="rows .* do not say which labels their image has: fill them in, or remove"):
+    with pytest.raises(DataError, match=r"rows .* do not say which labels their image has: fill them in, or remove"):
         list_manifest(file)
 
 

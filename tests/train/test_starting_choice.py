@@ -31,12 +31,16 @@ GIB = 1 << 30
         (GPU, 8 * GIB, None, 20 * 200, 500, "full", "dinov2-l", 224, True),  # the giant needs 18 GB for its optimiser
         (GPU, None, 7200.0, 5 * 50_000, 500, "full", "dinov2-l", 224, True),
         (GPU, 2 * GIB, None, 20 * 200, 500, "full", "dinov2-b", 224, True),
+        (CORES, 16 * GIB, 600.0, 2500, 500, "auto", "dinov2-s", 224, True),  # features in time, whatever is trained
+        (CORES, 16 * GIB, 300.0, 280, 500, "auto", "dinov2-b", 224, True),
+        (LAPTOP, 8 * GIB, 60.0, 3000, 500, "auto", "augreg-ti", 224, False),
+        (GPU, 80 * GIB, 20.0, 200, 500, "auto", "dinov2-s", 224, True),  # the download of a larger one takes longer
     ],
 )
 def test_the_choice(rate, memory, budget, seen, side, mode, name, size, fits):
     choice = choose(ROWS, Situation(rate, memory, budget, seen, side, mode))
     assert (choice.row.name, choice.image_size, choice.fits) == (name, size, fits)
-    limit = 1800 if budget is None else 0.8 * budget
+    limit = 1800 if budget is None else (0.5 if mode == "auto" else 0.8) * budget
     assert (choice.seconds <= limit) == fits
 
 

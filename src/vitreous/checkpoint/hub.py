@@ -10,11 +10,12 @@ import socket
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from vitreous.checkpoint.pretrained import find_hub_id
 from vitreous.errors import CheckpointError
 
-__all__ = ["HUB_ID", "cached_commit", "fetch", "is_reachable", "suggest_id"]
+__all__ = ["HUB_ID", "answers", "cached_commit", "fetch", "is_reachable", "suggest_id"]
 
 HUB_ID = re.compile(r"(?:hf[-_]hub:|hf://)?([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,200}))?")
 """``owner/name`` or ``owner/name@revision``, with an optional prefix."""
@@ -26,6 +27,7 @@ _TAGS = {  # by size; timm's repositories on the hub end in the tag of their wei
     "huge": "orig_in21k",
 }
 _OUTSIDE = "192.0.2.1"  # an address that belongs to nobody (RFC 5737)
+_PATIENCE = 3.0  # seconds that the hub may take to answer
 _NOT_FOUND = {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError"}
 
 
@@ -103,6 +105,20 @@ def is_reachable() -> bool:
     return False
 
 
+def answers() -> bool:
+    """Return whether the hub or its mirror takes a connection; through a proxy that is not tried."""
+    from huggingface_hub import constants
+
+    url = urlsplit(constants.ENDPOINT)
+    if url.scheme in getproxies():
+        return True
+    with contextlib.suppress(OSError, ValueError):
+        port = url.port or (80 if url.scheme == "http" else 443)
+        socket.create_connection((url.hostname or "", port), timeout=_PATIENCE).close()
+        return True
+    return False
+
+
 def _snapshot(cache: Path, repository: str, revision: str) -> Path:
     return cache / f"models--{repository.replace('/', '--')}" / "snapshots" / revision
 
@@ -150,7 +166,11 @@ def _select(repository: str, files: list[str]) -> list[str]:
 
 
 def _cached(hub: Any, repository: str, revision: str | None, why: str) -> Path:
-    """Return the folder of an earlier download; `why` says in the error why there is no new one."""
+    """Return the folder of an earlier download; `why` says in the error why there is no new one.
+
+    Without its config.json, a row of the table would be given images prepared in another way than it knows.
+    """
+    row = find_hub_id(repository)
     for pattern in (*_WEIGHTS, "*.safetensors", "*.npz"):
         try:  # one pattern at a time: newer clients raise if any of several is missing
             folder = hub.snapshot_download(
@@ -158,9 +178,9 @@ def _cached(hub: Any, repository: str, revision: str | None, why: str) -> Path:
             )
         except Exception:  # not in the cache
             continue
-        if any(Path(folder).glob(pattern)):
+        if any(Path(folder).glob(pattern)) and (row is None or (Path(folder) / "config.json").is_file()):
             return Path(folder)
-    constants, row = hub.constants, find_hub_id(repository)
+    constants = hub.constants
     weights = row.file if row is not None else "the weights"
     page = f"{constants.ENDPOINT}/{repository}/tree/{revision or 'main'}"
     if revision is not None and re.fullmatch("[0-9a-f]{40}", revision):

@@ -58,7 +58,17 @@ def locate(source: str | os.PathLike[str]) -> Located:
             f"'{name}' is an exported graph, which predict, evaluate and embed accept: this needs its weights. "
             "Give the model file that it was made from"
         )
-    return Located(file, name, file.suffix == ".safetensors" and KEY in read_header(file).metadata)
+    return Located(file, name, _is_model_file(file))
+
+
+def _is_model_file(file: Path) -> bool:
+    """Return whether a file is one of this package, also under another name."""
+    try:
+        return KEY in read_header(file).metadata
+    except CheckpointError:
+        if file.suffix == ".safetensors":
+            raise
+        return False
 
 
 def _fetch(name: str, path: Path) -> Path:

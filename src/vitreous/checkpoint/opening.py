@@ -23,6 +23,7 @@ from vitreous.checkpoint.adapters.common import (
     has_decoder,
     join_first,
 )
+from vitreous.checkpoint.adapters.others import refuse_others
 from vitreous.checkpoint.licence import with_licence
 from vitreous.checkpoint.locating import locate, read_foreign
 from vitreous.checkpoint.memory_check import check_image
@@ -117,6 +118,10 @@ def open_with_details(source: str | os.PathLike[str], options: OpenOptions) -> O
     """Open a checkpoint like :func:`open_checkpoint`, and also return its family, layout and the lines for the user."""
     located = locate(source)
     if located.is_vitreous:
+        if names := [name for name in options.drop if name not in _PARTS]:
+            raise CheckpointError(
+                f"'{located.name}' is a vitreous model file, whose tensors are all used: omit --drop {' '.join(names)}"
+            )
         model, info = load_model(located.file)
         layout = dict(info.provenance.get("layout") or {})
         kept = unpack_tensors(layout.pop("kept", {}), located.name) | load_kept(located.file)
@@ -157,6 +162,7 @@ def _recognise(foreign: ForeignCheckpoint) -> tuple[str, str]:
 
 def _import(foreign: ForeignCheckpoint, options: OpenOptions) -> OpenedCheckpoint:
     """Convert a foreign checkpoint to a model; every tensor is used, dropped on request, or reported."""
+    refuse_others(foreign)
     family, why = _recognise(foreign)
     dropped = [name for name in foreign.tensors if _matches(name, set(options.drop) - _PARTS)]
     tensors = {name: tensor for name, tensor in foreign.tensors.items() if name not in dropped}

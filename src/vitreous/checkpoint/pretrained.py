@@ -70,6 +70,11 @@ class Row:
         """Whether the downloaded bytes are fixed: by the hash of a commit, or by that of the file."""
         return self.sha256 is not None or re.fullmatch("[0-9a-f]{40}", self.revision or "") is not None
 
+    @property
+    def download_bytes(self) -> float:
+        """The size of the download, estimated where it is not stated."""
+        return 1e6 * self.megabytes if self.megabytes else 4.0 * self.parameters
+
     def flops(self, image_size: int) -> float:
         """Return the FLOPs of a forward pass of one image, 2 per multiply-add: products with weights, and attention."""
         tokens = (image_size // self.patch_size) ** 2
@@ -77,7 +82,7 @@ class Row:
 
     def download(self) -> str:
         """Describe the size of the download."""
-        size = self.megabytes or 4e-6 * self.parameters
+        size = self.download_bytes / 1e6
         text = f"{size:,.0f} MB" if size < 1000 else f"{size / 1000:.2f} GB"
         return text if self.megabytes else f"about {text}"
 

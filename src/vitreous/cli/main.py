@@ -93,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     end = words.index("--") if "--" in words else len(words)
     show_traceback = "--traceback" in words[:end]
     words = [word for word in words[:end] if word != "--traceback"] + words[end:]
+    _replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         _accept_any_name(stream)
     code = _run(words, show_traceback)
@@ -187,6 +188,13 @@ def _describe(error: Exception, traceback_shown: bool) -> str:
         if not traceback_shown:
             text += ". Run the same command with --traceback, and report what it prints"
     return printable(" ".join(line.strip() for line in text.split("\n")), _MAX_LENGTH)
+
+
+def _replace_closed_streams() -> None:
+    """Read nothing from, and discard what is written to, streams that the caller has closed, as services do."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (open until the process ends)
 
 
 def _accept_any_name(stream: TextIO) -> None:

@@ -93,7 +93,8 @@ def resolve_device(device: str | torch.device) -> torch.device:
     try:
         torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(f"device '{device}' is not available: use auto, cpu, cuda or mps") from error
+        choose_device(str(device))  # says why, of the kinds that it knows
+        raise ConfigError(f"device '{device}' does not work: {error}. Use device auto or cpu") from error
     return torch.device(device)
 
 

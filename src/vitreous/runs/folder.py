@@ -80,6 +80,8 @@ def choose_run_dir(out: str | None, name: str, recipe: str, resume: bool) -> tup
     """
     if out is None:
         return _numbered_dir(name, recipe if resume else None)
+    if not out.strip():
+        raise UsageError("--out is empty: name a folder, or omit it for runs/NAME-1")
     run_dir = Path(out).expanduser()
     missing = [each for each in (run_dir, *run_dir.parents) if not each.exists()]
     try:

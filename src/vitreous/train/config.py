@@ -267,11 +267,11 @@ class RunConfig:
             problems.append(f"patches_last is {self.patches_last}, it is a fraction of the run and must be in [0, 1]")
         if self.ema is not None and not 0 < self.ema < 1:
             problems.append(f"ema is {self.ema}, it must be between 0 and 1, or null to disable it")
-        problems += _small_first_problems(self)
+        problems += [*_small_first_problems(self), *_device_problems(self)]
+        problems += [f"seed is {self.seed}, it must be at most {2**64 - 1}"] if self.seed >= 2**64 else []
         mode, processes, teacher = self.tune.mode, self.devices * self.nodes, self.distil.teacher is not None
         problems += self.distil.conflicts(self.augment, self.model.patch_dropout, mode, processes)
         problems += self.aux.conflicts(mode, teacher=teacher, compiles=self.compile, processes=processes)
-        problems += _device_problems(self)
         if self.balanced_sampling and self.class_weights != "none":
             problems.append(
                 f"balanced_sampling and class_weights {self.class_weights} would correct for class imbalance twice: "

@@ -188,7 +188,7 @@ def test_a_decoder_is_kept_on_request(tmp_path):
 def test_detectors_and_files_without_their_type_are_refused(tmp_path):
     yolos = transformers.YolosModel(transformers.YolosConfig(**{**SMALL, "image_size": [48, 48]}))
     yolos.save_pretrained(tmp_path / "yolos")
-    with pytest.raises(CheckpointError, match="of type yolos"):
+    with pytest.raises(CheckpointError, match="says yolos, which detects objects"):
         open_checkpoint(tmp_path / "yolos")
     build("SigLIP")[0].save_pretrained(tmp_path / "siglip")
     document = json.loads((tmp_path / "siglip/config.json").read_text())

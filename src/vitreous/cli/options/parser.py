@@ -29,10 +29,15 @@ __all__ = ["HelpFormatter", "Parser", "choices_of", "is_flag"]
 
 _BOOLEANS = ("true", "false", "yes", "no", "null")
 _DURATIONS, _DURATION = ("budget", "checkpoint_every"), "a time with its unit, such as 90s, 25m or 1h30m"
-_VALUE = re.compile(
-    r"(?:Got value|Given value|invalid choice|Not of type \w+): ?"  # the wording of jsonargparse and argparse
-    r"'?(.*?)'?(?: \(choose from.*| does not conform.*)?$",
-    re.MULTILINE,
+_VALUES = tuple(
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (  # the wording of jsonargparse, Python and argparse
+        r"^ *Given value: ?'?(.*?)'?$",
+        r"Got value: ?'?(.*?)'?$",
+        r"(?:could not convert string to float|invalid literal for int\(\) with base \d+): ?'(.*)'$",
+        r"Not of type \w+: ?'?(.*?)'?(?: does not conform.*)?$",
+        r"invalid choice: ?'?(.*?)'?(?: \(choose from.*)?$",
+    )
 )
 
 
@@ -231,7 +236,7 @@ class Parser(ArgumentParser):  # type: ignore[misc,unused-ignore]
             setting = ".".join(filter(None, found.groups()))
             return f"unknown setting '{setting}'.{self._suggest(setting).replace('--', '')}"
         key = re.search(r'Parser key "([^"]+)"|argument ([^\s:]+):', message)
-        value = _VALUE.search(message)
+        value = next(filter(None, (pattern.search(message) for pattern in _VALUES)), None)
         dest = (key[1] or key[2].split("/")[-1].lstrip("-").replace("-", "_")) if key else ""
         action = next((a for a in self._actions if a.dest == dest), None)
         if action is None or value is None:

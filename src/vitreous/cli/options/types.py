@@ -16,7 +16,12 @@ def describe_type(kind: Any, choices: Iterable[Any] | None = None) -> str:
     if names and not is_union(kind):
         return f"one of {', '.join(names)}"
     simple = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-    restricted = {"PositiveInt": "a whole number of at least 1", "NonNegativeInt": "a whole number of at least 0"}
+    restricted = {
+        "PositiveInt": "a whole number of at least 1",
+        "NonNegativeInt": "a whole number of at least 0",
+        "PositiveFloat": "a number above 0",
+        "NonNegativeFloat": "a number of at least 0",
+    }
     arguments = typing.get_args(kind)
     if is_union(kind):
         return " or ".join(describe_type(part) for part in arguments)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
 from vitreous.cli.options.cluster import add_cluster_options, discard_parts, refuse_idle
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _FORMATS = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
+
+_OTHER_FORMATS = (".xlsx", ".xls", ".ods", ".parquet", ".pq", ".feather", ".npz", ".npy", ".html", ".tsv", ".pdf")
 
 
 def _parser() -> Parser:
@@ -82,6 +85,7 @@ def run(argv: Sequence[str]) -> int:
     options.output = None if options.output == "-" else options.output
     if options.json == "-" and (options.format and not options.output):
         raise UsageError("--json - takes standard output: give --format a file with -o, or remove one of them")
+    output_format = _output_format(options)
     files = make_outputs(options, (model_files(options.model), image_files(options.images)))
     files.claim("-o", options.output)
     files.claim("--json", options.json)
@@ -93,9 +97,6 @@ def run(argv: Sequence[str]) -> int:
     paths = expand(options.images, options.cache_size)
     files.reads(each=lambda: paths)
     top_k = min(options.top_k, len(classifier.classes))
-    output_format = options.format or _FORMATS.get(os.path.splitext(options.output or "")[1].lower(), "table")
-    if options.json == "-" and options.output is None:
-        output_format = "none"
     prints_lines = options.output is None and output_format in ("jsonl", "csv") and sys.stdout.isatty()
     engine = classifier.prepare(len(paths), options.batch_size)
     compute = describe_compute(classifier, engine)
@@ -131,6 +132,18 @@ def run(argv: Sequence[str]) -> int:
         write_document(files, options.json, {**document, "seconds": seconds, "predictions": records})
     discard_parts(options)
     return 1 if failed else 0
+
+
+def _output_format(options: Namespace) -> str:
+    """Return what is written: the format asked for, or else that of the extension; `none` beside --json -."""
+    extension = os.path.splitext(options.output or "")[1].lower()
+    if extension in _OTHER_FORMATS and options.format is None:
+        raise UsageError(
+            f"-o '{options.output}': predict writes .csv, .jsonl or a table as text. Use one of these, or give --format"
+        )
+    if options.json == "-" and options.output is None:
+        return "none"
+    return str(options.format or _FORMATS.get(extension, "table"))
 
 
 def _threshold_columns(classifier: Classifier) -> list[str]:

@@ -114,7 +114,10 @@ def _from_lists(
 
 
 def _from_json(cell: str) -> str | tuple[str, ...]:
-    """Return the labels of a cell that is a list of text in JSON, as `predict` and Label Studio write it, else the cell."""
+    """Return the labels of a cell that is a list of text in JSON, as `predict` and Label Studio write it.
+
+    Any other cell is returned as it is.
+    """
     if not _BRACKETS.fullmatch(cell):
         return cell
     try:

@@ -29,10 +29,19 @@ def find_source(source: str) -> Path | None:
     near = path.parent if path.parent.is_dir() else Path()
     siblings = [str(near / name) if near != Path() else name for name in _folders_in(near)]
     if os.sep in source or "/" in source or "." in source or source.startswith("~"):
-        hint = did_you_mean(os.path.normpath(path), siblings) or " Check the spelling and the current folder"
-        raise DataError(f"folder not found: {source}.{hint}")
+        is_file = path.suffix.lower() in (*MANIFEST_SUFFIXES, ".tar")
+        names = _files_in(near) if is_file else _folders_in(near)
+        hint = did_you_mean(path.name, names, os.path.dirname(path)) or " Check the spelling and the current folder"
+        raise DataError(f"{'file' if is_file else 'folder'} not found: {source}.{hint}")
     hint = did_you_mean(source, [*KNOWN, *siblings])
     raise UsageError(f"'{source}' is neither a folder nor a known dataset ({', '.join(KNOWN)}).{hint}")
+
+
+def _files_in(folder: Path) -> list[str]:
+    try:
+        return [entry.name for entry in folder.iterdir() if entry.suffix.lower() in MANIFEST_SUFFIXES]
+    except OSError:
+        return []
 
 
 def _folders_in(folder: Path) -> list[str]:

@@ -111,6 +111,11 @@ def without_excluded(config: DataConfig, listing: Listing) -> Listing:
         [entry for n, entry in enumerate(part, start=first) if n not in dropped]
         for part, first in ((listing.entries, 0), (listing.unlabelled, len(listing.entries)))
     )
+    if entries and not kept and not aside:
+        raise DataError(
+            f"data.exclude {config.exclude} excludes all of the {pluralize(len(entries), 'image')} of {config.source}: "
+            "remove lines from it"
+        )
     return replace(listing, entries=kept, unlabelled=aside, notes=[*listing.notes, *notes])
 
 

@@ -23,7 +23,7 @@ from vitreous.accelerate.batch_parts import MaskedLoss, Passes, map_parts, num_p
 from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.rng import model_seed
 from vitreous.errors import ConfigError
-from vitreous.train.auxiliary.task import AuxTask, Terms, TrainingModule, add_terms
+from vitreous.train.auxiliary.task import AuxTask, Terms, TrainingModule, add_terms, no_unlabelled_images
 from vitreous.train.config import RunConfig
 from vitreous.train.multilabel.losses import TargetLoss
 
@@ -54,10 +54,7 @@ class PseudoLabelTask(AuxTask):
                 "aux fixmatch gives an image one label, but here images have several: use aux mae or self-training"
             )
         if not per_step[1]:
-            raise ConfigError(
-                "aux fixmatch learns from images without a label, and there are none: name some with `--unlabelled`, "
-                "or leave their labels empty in the manifest"
-            )
+            raise no_unlabelled_images(config)
 
     def add_gradients(self, module: TrainingModule, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:
         """Add the gradients of the labelled images and, after ``begin``, of the unlabelled ones, in one pass."""

@@ -28,6 +28,7 @@ from vitreous.errors import ConfigError, DataError
 from vitreous.export.reading import is_exported
 from vitreous.predictions import Failure, Prediction
 from vitreous.predictor import Classifier, load
+from vitreous.train.auxiliary.task import no_unlabelled_images
 from vitreous.train.config import RunConfig
 
 __all__ = ["Predicted", "label_images", "open_labeller"]
@@ -91,7 +92,7 @@ def label_images(
         DataError: If an image can no longer be read, or the labelled images are no files.
     """
     source, least = str(config.aux.model), config.aux.min_probability
-    train, others = _check_data(data, least)
+    train, others = _check_data(config, data)
     _check_classes(labeller, source, data)
     predictions = list(_predict(labeller, others, min(_MOST_AT_ONCE, config.batch_size), progress))
     kept = [n for n, each in enumerate(predictions) if data.several or each.probability >= least]
@@ -123,20 +124,16 @@ def label_images(
     return replace(data, splits=splits, order=order, unlabelled=None, notes=[*data.notes, *seen]), predicted
 
 
-def _check_data(data: ImageData, least: float) -> tuple[Split, Split]:
+def _check_data(config: RunConfig, data: ImageData) -> tuple[Split, Split]:
     """Return the training images and the unlabelled ones; raise an error unless both are files."""
-    train, others = data.splits["train"], data.unlabelled
+    train, others, least = data.splits["train"], data.unlabelled, config.aux.min_probability
     if train.paths is None:
         raise DataError(
             f"{data.name} is held in memory, and aux self-training joins image files: give a folder, a manifest or "
             "shards"
         )
     if others is None:
-        empty = "" if data.several else ", or leave their labels empty in the manifest"
-        raise ConfigError(
-            "aux self-training learns from images without a label, and there are none: name some with `--unlabelled`"
-            + empty
-        )
+        raise no_unlabelled_images(config)
     if data.several and least:
         raise ConfigError(
             f"aux.min_probability is {least:g}, but images have several labels here, each with the model's own "

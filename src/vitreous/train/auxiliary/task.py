@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from vitreous.accelerate.batch_parts import MaskedLoss
 from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.augment.pipeline import BatchAugment
+from vitreous.errors import ConfigError
 from vitreous.train.config import RunConfig
 from vitreous.train.multilabel.losses import TargetLoss
 
-__all__ = ["TASKS", "AuxTask", "Terms", "TrainingModule", "add_terms", "build_task"]
+__all__ = ["TASKS", "AuxTask", "Terms", "TrainingModule", "add_terms", "build_task", "no_unlabelled_images"]
 
 TASKS = {
     "mae": "vitreous.train.auxiliary.reconstruction:ReconstructionTask",
@@ -139,6 +140,18 @@ class AuxTask(nn.Module):
         self.stored.load_state_dict({name: value for name, value in state.items() if name != _SUMS})
         self.saved_sums.copy_(state.get(_SUMS, torch.zeros_like(self.saved_sums)))
         self.sums.copy_(self.saved_sums)
+
+
+def no_unlabelled_images(config: RunConfig) -> ConfigError:
+    """Return the error of a method that only learns from images without a label, where there are none."""
+    method, given = config.aux.method, config.aux.unlabelled
+    remedy = "name some with `--unlabelled`, or leave their labels empty in the manifest"
+    if given is None:
+        return ConfigError(f"aux {method} learns from images without a label, and there are none: {remedy}")
+    return ConfigError(
+        f"aux {method} learns from images without a label, and of {given} none is left: images that are also in train, "
+        "val or test are left out. Name others with `--unlabelled`"
+    )
 
 
 def build_task(config: RunConfig, per_step: tuple[int, int], loss: TargetLoss, *, several: bool) -> AuxTask:

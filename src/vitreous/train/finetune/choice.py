@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitreous.checkpoint.pretrained import LICENCES, Row
+from vitreous.train.config import AUTO
 
 __all__ = ["Choice", "Situation", "choose", "is_eligible"]
 
 _SMALL = 112  # pixels; larger inputs only enlarge images of this size
 _UNASKED = 30 * 60.0  # seconds that a run may take if nobody gave a budget
-_SHARE = 0.8  # of a budget, for training: the rest is start-up and the report
+_SHARE = 0.8  # of a budget, for download and training: the rest is start-up and the report
+_SHARE_OF_FEATURES = 0.5  # of the time, where heads on features come first: the rest is heads and weights below them
+_DOWNLOAD = 10e6  # bytes per second, assumed
 _BYTES = 16  # per parameter: weights, gradients and two moments of AdamW in float32
 _USABLE = 0.7  # of the free memory, for these: the rest is images, activations and the system
-_PASSES = {"full": 3.0, "lora": 3.0, "linear": 1.0}  # forward passes that a training step of an image costs
+_PASSES = {"full": 3.0, "lora": 3.0, "linear": 1.0, AUTO: 1.0}  # forward passes that a training step of an image costs
 _LAST = 1.5  # of `last-K`
 _FORWARD = 0.5  # forward passes beside each training step: validation in each epoch, the first probe
 
@@ -27,7 +30,8 @@ class Situation:
         rate: Speed of training in FLOPs per second.
         memory: Free memory in bytes; None if it is not known.
         budget: Seconds for the whole command; None if nobody set any.
-        images: Training images, each counted as often as the run sees it. With a budget, in the fewest useful epochs.
+        images: Training images, each counted as often as the run sees it: with a budget, in the fewest useful epochs;
+            once, where heads on frozen features come first.
         side: The longer side of the median image in pixels.
         mode: What is trained, as in `TuneConfig.mode`.
     """
@@ -57,13 +61,17 @@ def is_eligible(row: Row) -> bool:
 
 
 def choose(rows: Sequence[Row], situation: Situation) -> Choice:
-    """Return the most accurate row that trains in time and fits in memory; if none does, the cheapest one.
+    """Return the most accurate row that is there and trained in time and fits in memory; if none is, the cheapest one.
+
+    In the mode `auto` the features of all images have to be computed in time: what is trained below the heads that read
+    them is decided later, by the steps that are measured.
 
     Chosen are only rows for which :func:`is_eligible` holds. Accuracy is that of a linear probe, which is what few
     images can make of a model; rows without one come last.
     """
     candidates = [row for row in rows if is_eligible(row)]
-    limit = _UNASKED if situation.budget is None else _SHARE * situation.budget
+    share = _SHARE_OF_FEATURES if situation.mode == AUTO else _SHARE
+    limit = _UNASKED if situation.budget is None else share * situation.budget
     sizes = {row.name: _image_size(row, situation.side) for row in candidates}
     seconds = {row.name: _seconds(row, sizes[row.name], situation) for row in candidates}
     ordered = sorted(candidates, key=lambda row: (-(row.linear or 0.0), seconds[row.name]))
@@ -85,7 +93,7 @@ def _image_size(row: Row, side: int) -> int:
 
 def _seconds(row: Row, image_size: int, situation: Situation) -> float:
     passes = _FORWARD + _PASSES.get(situation.mode, _LAST)
-    return situation.images * passes * row.flops(image_size) / situation.rate
+    return situation.images * passes * row.flops(image_size) / situation.rate + row.download_bytes / _DOWNLOAD
 
 
 def _has_memory(row: Row, situation: Situation) -> bool:
@@ -95,8 +103,11 @@ def _has_memory(row: Row, situation: Situation) -> bool:
 
 def _reason(row: Row, image_size: int, situation: Situation, better: Sequence[str]) -> str:
     limit = "half an hour" if situation.budget is None else f"the budget of {situation.budget:,.0f} s"
+    if situation.mode == AUTO and situation.budget is not None:
+        limit = f"half of {limit}"
     best = "best linear probe" if row.linear is not None else "cheapest row"
-    text = f"{best} that this machine trains within {limit}"
+    what = "whose features this machine has within" if situation.mode == AUTO else "that this machine trains within"
+    text = f"{best} {what} {limit}"
     if better:
         text += f"; {', '.join(better)} would not fit"
     if image_size < row.image_size:

@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
-from vitreous.checkpoint.hub import cached_commit, is_reachable
+from vitreous.checkpoint.hub import answers, cached_commit, is_reachable
 from vitreous.checkpoint.pretrained import ROWS, Row, find_row
 from vitreous.checkpoint.shipped import IMAGE_SIZE, SHIPPED
 from vitreous.data.sources.opening import ImageData
 from vitreous.machine.free_memory import memory_left
 from vitreous.machine.speed import training_rate
 from vitreous.model.config import Size2d
-from vitreous.train.config import RunConfig, parse_duration
+from vitreous.train.config import AUTO, RunConfig, parse_duration
 from vitreous.train.console import Display, duration
 from vitreous.train.finetune.choice import Situation, choose, is_eligible
 
@@ -53,15 +53,16 @@ def choose_start(
 ) -> Resolved:
     """Choose a row for this machine and these images, and say which and why before anything is downloaded.
 
-    Without a way to the hub the rows in its cache come first.
+    If the hub does not answer, the rows in its cache come first.
     """
-    offline = not is_reachable()
+    offline = not (is_reachable() and answers())
     cached = [row for row in ROWS if offline and is_eligible(row) and cached_commit(row.hub_id, row.revision)]
     choice = choose(cached or ROWS, situation_of(config, data, training_rate(device, precision), free_memory(device)))
     row = choice.row
     size = "in the cache" if cached_commit(row.hub_id, row.revision) else f"{row.download()} to download"
     view.line("start", f"{row.name}: {row.full_id}, {row.parameters / 1e6:.3g} M parameters, {row.licence}, {size}")
-    view.line("", f"{choice.reason}; training takes about {duration(choice.seconds)}. Another: --from NAME")
+    what = "download and features take" if config.tune.mode == AUTO else "download and training take"
+    view.line("", f"{choice.reason}; {what} about {duration(choice.seconds)}. Another: --from NAME")
     if offline and not cached:
         view.line("", "the hub is out of reach: --from shipped is the small backbone in this package")
     return _start_from(row, choice.image_size, config, explicit)
@@ -91,7 +92,9 @@ def situation_of(config: RunConfig, data: ImageData, rate: float, memory: int | 
     """Return what the choice depends on."""
     images = len(data.splits["train"])
     budget = parse_duration(config.budget) if config.budget is not None else None
-    if budget is not None:
+    if config.tune.mode == AUTO:
+        seen = images
+    elif budget is not None:
         seen = _FEWEST_EPOCHS * images
     else:
         seen = config.epochs * images if config.steps is None else config.steps * config.batch_size
