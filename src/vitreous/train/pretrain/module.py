@@ -71,9 +71,9 @@ class PretrainModule(VitModule):
         """Add the gradients of a micro-batch, and look for a collapse."""
         views = self.objective.views(batch, self.augment, progress)
         torch.manual_seed(model_seed(self.augment.seed, batch))  # masks, slices and dropout
-        loss, *seen = self._learn(views)
+        loss, embeddings, features = self._learn(views)
         if self.watch is not None:
-            self.watch.see(self.global_step, *seen)
+            self.watch.see(self.global_step, embeddings, features)
         return loss
 
     def _learn(self, views: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
