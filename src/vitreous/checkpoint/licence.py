@@ -21,6 +21,12 @@ _CARD = "README.md"
 _MAX_CARD = 1 << 20  # bytes
 _AND = " AND "
 _UNNAMED = ("other", "unknown")  # what a card says of a licence that has a name of its own
+_OF_FILES = {  # beginnings of the names of facebookresearch's own files, beside which nothing states a licence
+    r"vit_[blh]_1[46]_(lc_)?swag": "CC-BY-NC-4.0",
+    r"mae_(pretrain|finetuned|visualize)_vit_": "CC-BY-NC-4.0",
+    r"dinov3_vit\w+_pretrain": "DINOv3",
+    r"(dinov2_vit|deit_|dino_deit|dino_vit)[\w-]+\.pth": "Apache-2.0",
+}
 _NAMES = {name.lower(): name for name in LICENCES} | {"dinov3-license": "DINOv3"}  # as the hub's cards write them
 
 
@@ -45,8 +51,8 @@ def _find_licence(name: str, folder: Path) -> str | None:
     """
     if (row := find_hub_id(name)) is not None:
         return row.licence
-    if re.match(r"vit_[blh]_1[46]_(lc_)?swag", Path(name).name):
-        return "CC-BY-NC-4.0"  # of torchvision's files from facebookresearch/SWAG
+    if found := next((licence for of_files, licence in _OF_FILES.items() if re.match(of_files, Path(name).name)), None):
+        return found
     try:
         text = read_regular(folder / _CARD, _MAX_CARD).decode("utf-8", "replace")
         match = re.match(r"\ufeff?---\r?\n(.*?)\r?\n---", text, re.DOTALL)

@@ -99,7 +99,11 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
         from vitreous.train.distil.teacher import open_teacher
 
         teacher = open_teacher(config.distil)
-        config = replace(config, distil=replace(config.distil, teacher=teacher.name))
+        targets = config.distil.targets
+        if targets == "logits" and not teacher.model.config.num_classes:
+            view.line("note", f"the teacher '{teacher.name}' has no classes: the model learns its features")
+            targets = "features"
+        config = replace(config, distil=replace(config.distil, teacher=teacher.name, targets=targets))
     if data is None:
         data, predicted = _open_and_label(config, labeller, view)
     config = fit_to_data(config, data, explicit)

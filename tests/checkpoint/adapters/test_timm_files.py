@@ -256,3 +256,25 @@ def test_misfits_are_one_clear_error(tmp_path, spoil, message):
     with pytest.raises(CheckpointError, match=message) as caught:
         open_checkpoint(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "licence", "crop"),
+    [
+        ("mae_pretrain_vit_base.pth", "CC-BY-NC-4.0", 0.875),
+        ("deit_tiny_patch16_224-a1311bcf.pth", "Apache-2.0", 0.875),
+        ("mine.pth", None, None),
+    ],
+)
+def test_files_of_facebookresearch_are_known_by_their_names(tmp_path, name, licence, crop):
+    """Nothing in them says where they are from: their tensors have timm's names."""
+    model = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=3)
+    torch.save({"model": model.state_dict()}, tmp_path / name)
+    info = open_checkpoint(tmp_path / name)[1]
+    assert info.provenance.get("licence") == licence
+    found = info.pipeline.config
+    if crop is not None:
+        assert (found.fit, found.crop_ratio, found.interpolation) == ("crop", crop, "bicubic")
+        assert found.mean == (0.485, 0.456, 0.406)
+    else:
+        assert found.fit == "squash"

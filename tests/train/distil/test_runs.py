@@ -194,3 +194,14 @@ def test_the_command_takes_a_teacher(capsys, teacher):
     assert "distil.temperature has no effect here: there is no teacher" in capsys.readouterr().err
     assert main(["train", "digits", "--teacher", f"{teacher}-missing"]) == 1
     assert "missing" in capsys.readouterr().err
+
+
+def test_a_teacher_without_classes_teaches_its_features(runs, tmp_path):
+    config = ViTConfig(
+        image_size=16, patch_size=4, in_channels=1, num_classes=0, width=24, depth=1, heads=2, mlp_dim=48
+    )
+    pipeline = EvalPipeline((16, 16), 1, PreprocessConfig(mean=(0.3,), std=(0.3,)))
+    save_model(tmp_path / "bare.safetensors", build(config), ModelInfo((), pipeline))
+    _, said = runs.train(dataclasses.replace(asked(runs, tmp_path / "run", tmp_path / "bare.safetensors"), epochs=1))
+    assert "has no classes: the model learns its features" in said
+    assert 'targets: "features"' in (tmp_path / "run" / "recipe.yaml").read_text()

@@ -1,4 +1,4 @@
-"""Files of facebookresearch/dinov2, dinov3 and mae, in the names and arguments of timm. The last two are only read.
+"""Files of facebookresearch, in the names and arguments of timm. Those of DINOv3 and MAE are only read.
 
 DINOv3 stores a mask of biases beside them, which is zero for keys; the periods of its rotary positions, in bfloat16;
 and three matrices of gated MLPs. MAE stores its decoder, which is left out. DINOv2 is so close to timm that
@@ -7,6 +7,8 @@ and three matrices of gated MLPs. MAE stores its decoder, which is left out. DIN
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,8 +17,11 @@ import torch
 from vitreous.checkpoint.adapters.common import State
 from vitreous.errors import CheckpointError
 
-__all__ = ["from_dinov2", "to_dinov2", "to_timm"]
+__all__ = ["from_dinov2", "is_cropped", "to_dinov2", "to_timm"]
 
+_CROPPED = re.compile(
+    r"(mae_(pretrain|finetuned|visualize)|deit_|dino_)[\w-]*\.pth"
+)  # with no other sign of their origin
 _GATED = {"mlp.w1.": "mlp.fc1_g.", "mlp.w2.": "mlp.fc1_x.", "mlp.w3.": "mlp.fc2."}
 _DINOV2 = {"register_tokens": "reg_token"}
 _DINOV2_GATED = {"mlp.w12.": "mlp.fc1.", "mlp.w3.": "mlp.fc2."}
@@ -34,6 +39,11 @@ def to_timm(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[State, dict
         encoder = {key: t for key, t in tensors.items() if not key.startswith("decoder_") and key != "mask_token"}
         return encoder, {}, ["facebookresearch/mae: the decoder is left out"]
     return dict(tensors), {}, []
+
+
+def is_cropped(name: str) -> bool:
+    """Return whether a file has the name of facebookresearch's MAE, DeiT or DINO, which crop 224 of 256 pixels."""
+    return _CROPPED.match(os.path.basename(name)) is not None
 
 
 def from_dinov2(name: str) -> str:

@@ -19,7 +19,7 @@ from vitreous.checkpoint.adapters.common import (
     beyond_the_paper,
     join_first,
 )
-from vitreous.checkpoint.adapters.meta import from_dinov2, to_dinov2, to_timm
+from vitreous.checkpoint.adapters.meta import from_dinov2, is_cropped, to_dinov2, to_timm
 from vitreous.checkpoint.adapters.shapes import config_from, is_gated, plain_size
 from vitreous.checkpoint.adapters.timm_entries import entry_arguments, other_kind, refusal, rope_of
 from vitreous.checkpoint.adapters.timm_forms import FORMS, from_ours, to_ours
@@ -94,13 +94,13 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
     """Convert timm's tensors and config.json."""
     document = source.documents.get("config.json") or {}
     pretrained = document.get("pretrained_cfg") or document
-    architecture = str(document.get("architecture", ""))
-    stated = dict(document.get("model_args") or {})
+    architecture, stated = str(document.get("architecture", "")), dict(document.get("model_args") or {})
     if why := refusal(architecture) or other_kind(source.tensors):
         raise CheckpointError(f"'{source.name}' is a timm model that vitreous does not support: {why}")
     tensors, of_meta, reasons = to_timm(source.tensors, source.name)
     arguments = entry_arguments(architecture) | of_meta | stated
-    dinov2, of_mae = "mask_token" in tensors or "register_tokens" in tensors, bool(reasons) and not of_meta
+    dinov2 = "mask_token" in tensors or "register_tokens" in tensors
+    crops = (bool(reasons) and not of_meta) or is_cropped(source.name)
     state, forms, biases = to_ours({_ours(name, tensors): t for name, t in tensors.items()})
     layout: dict[str, Any] = {"family": "timm", "names": "dinov2" if dinov2 else "timm", **forms}
     kept = {name: state.pop(name) for name in ("mask_token",) if name in state}
@@ -127,8 +127,8 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
     pipeline = None
     if pretrained:
         pipeline = pipelines.from_timm(pretrained, config, source.name)
-    elif dinov2 or of_meta or of_mae:
-        pipeline = pipelines.of_facebookresearch(config, source.name, crop_ratio=0.875 if of_mae else 1.0)
+    elif dinov2 or of_meta or crops:
+        pipeline = pipelines.of_facebookresearch(config, source.name, crop_ratio=0.875 if crops else 1.0)
         reasons.append("images are prepared as facebookresearch does: nothing beside the weights says")
     return ImportedModel("timm", config, state, layout, reasons, classes or None, pipeline, kept)
 
