@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -34,8 +35,8 @@ def etag(path: Path, changed: int) -> str:
 class Hub(ThreadingHTTPServer):
     """Serves ``root/<owner>/<name>/<files>``.
 
-    ``asked`` records every request, ``spoil`` corrupts large files, ``cut`` truncates them, and ``failing`` maps ids to
-    a status and an error code.
+    ``asked`` records every request, ``spoil`` corrupts large files, ``cut`` truncates them, ``slow`` takes seconds to
+    send them, and ``failing`` maps ids to a status and an error code.
     """
 
     daemon_threads = True
@@ -43,6 +44,7 @@ class Hub(ThreadingHTTPServer):
     def __init__(self, root: Path) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.root, self.asked, self.spoil, self.cut = root, list[str](), False, False
+        self.slow = False
         self.failing: dict[str, tuple[int, str]] = {}
 
     @property
@@ -111,6 +113,11 @@ class Answer(BaseHTTPRequestHandler):
         if body and self.server.cut and len(content) > 10_000:
             self.wfile.write(content[: len(content) // 2])
             self.close_connection = True
+        elif body and self.server.slow and len(content) > 10_000:
+            with contextlib.suppress(OSError):  # the client has gone
+                for first in range(0, len(content), len(content) // 100):
+                    self.wfile.write(content[first : first + len(content) // 100])
+                    time.sleep(0.2)
         elif body:
             self.wfile.write(content)
 

@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -187,6 +189,27 @@ def test_interrupted_download_is_an_error_and_can_be_repeated(repositories, at_h
         (whole,) = loaded(["me/own"])
     assert broken["kind"] == "CheckpointError"
     assert whole["width"] == 32
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_download_and_leaves_nothing_partial(repositories, tmp_path, number, code):
+    home = tmp_path / "home"
+    with serving(repositories) as hub:
+        hub.slow = True
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        environment = clean | {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        command = [sys.executable, "-m", "vitreous.cli.main", "convert", "me/own", "own.safetensors", "--to=vitreous"]
+        with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as running:
+            until = time.monotonic() + 60
+            while not any(home.rglob("*.incomplete")) and time.monotonic() < until:
+                time.sleep(0.05)
+            assert list(home.rglob("*.incomplete")), "the download has not begun"
+            running.send_signal(number)
+            running.communicate(timeout=10)
+    assert running.returncode == code
+    assert not list(home.rglob("*.incomplete"))
+    assert not (tmp_path / "own.safetensors").exists()
 
 
 def test_corrupted_download_is_detected(repositories, at_hub):

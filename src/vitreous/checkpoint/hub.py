@@ -6,7 +6,11 @@ import contextlib
 import hashlib
 import ipaddress
 import re
+import signal
 import socket
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +31,9 @@ _TAGS = {  # by size; timm's repositories on the hub end in the tag of their wei
     "huge": "orig_in21k",
 }
 _OUTSIDE = "192.0.2.1"  # an address that belongs to nobody (RFC 5737)
+_PARTIAL = "*.incomplete"
+_STALE = 3600.0  # seconds since the last byte, after which no other program is still writing
+_TERMINATED = 143  # 128 + SIGTERM, as shells report it
 _PATIENCE = 3.0  # seconds that the hub may take to answer
 _NOT_FOUND = {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError"}
 
@@ -67,7 +74,10 @@ def fetch(name: str) -> Path:
     try:
         info = huggingface_hub.HfApi().model_info(repository, revision=revision)
         selected = _select(repository, [sibling.rfilename for sibling in info.siblings or []])
-        folder = Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=selected))
+        with _nothing_partial(Path(constants.HF_HUB_CACHE), repository), _ending_at_sigterm():
+            bar = huggingface_hub.utils.tqdm(selected, desc=f"Fetching {len(selected)} files")
+            for file in bar:  # in this thread: Ctrl-C ends it at once
+                folder = Path(huggingface_hub.hf_hub_download(repository, file, revision=revision)).parent
     except CheckpointError:
         raise
     except Exception as error:  # errors of the client, of its HTTP library or of the system
@@ -76,6 +86,41 @@ def fetch(name: str) -> Path:
     for file in selected:
         _verify(folder / file, expected if file == selected[0] else None)
     return folder
+
+
+@contextlib.contextmanager
+def _nothing_partial(cache: Path, repository: str) -> Iterator[None]:
+    """Remove what a download that is broken off leaves in the cache, and what one that was killed has left there."""
+    blobs = _model_folder(cache, repository) / "blobs"
+    before = set(blobs.glob(_PARTIAL))
+    for path in before:
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _STALE:
+                path.unlink()
+    try:
+        yield
+    except BaseException:
+        for path in set(blobs.glob(_PARTIAL)) - before:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        raise
+
+
+@contextlib.contextmanager
+def _ending_at_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into an exception, so that what is partial can be removed; a handler that is set already stays."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(_TERMINATED)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def cached_commit(repository: str, revision: str | None) -> Path | None:
@@ -120,7 +165,11 @@ def answers() -> bool:
 
 
 def _snapshot(cache: Path, repository: str, revision: str) -> Path:
-    return cache / f"models--{repository.replace('/', '--')}" / "snapshots" / revision
+    return _model_folder(cache, repository) / "snapshots" / revision
+
+
+def _model_folder(cache: Path, repository: str) -> Path:
+    return cache / f"models--{repository.replace('/', '--')}"
 
 
 def _explain(error: Exception, name: str, repository: str, endpoint: str, *, began: bool) -> str:
