@@ -197,3 +197,25 @@ def test_a_full_disk_behind_standard_output():
 
 def test_the_version_is_the_package_version():
     assert main_module.__version__ == vitreous.__version__
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("models >&-", 0),
+        ("--help >&-", 0),
+        ("unknown 2>&-", 2),
+        ("predict shipped - <&- 2>/dev/null", 2),
+        (
+            "train digits --epochs=3 --model.width=16 --model.depth=1 --out=run | head -1 >/dev/null",
+            141,
+        ),
+    ],
+)
+def test_closed_streams_are_no_bug(tmp_path, command, code):
+    line = f"'{sys.executable}' -m vitreous.cli.main {command}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert "bug" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == code, done.stderr

@@ -211,6 +211,11 @@ def test_a_run_killed_in_each_phase_after_training_resumes(tmp_path, monkeypatch
     assert "is finished" in said
     assert result.epochs == 2
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "broken").iterdir()} == before
+    report = json.loads((tmp_path / "broken" / "report.json").read_text())
+    report["data"]["fingerprint"] = "of others"
+    (tmp_path / "broken" / "report.json").write_text(json.dumps(report))
+    with pytest.raises(CheckpointError, match="a finished run on other images or labels"):
+        train(broken, resume=True)
 
 
 def test_killed_processes_end_in_the_same_bits(tmp_path):

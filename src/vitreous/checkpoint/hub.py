@@ -58,6 +58,7 @@ def fetch(name: str) -> Path:
     """
     import huggingface_hub
     from huggingface_hub import constants
+    from huggingface_hub.utils.tqdm import tqdm  # follows the client's settings
 
     if (match := HUB_ID.fullmatch(name)) is None:
         raise CheckpointError(f"'{name}' is not a hub id: expected owner/name or owner/name@revision")
@@ -75,7 +76,7 @@ def fetch(name: str) -> Path:
         info = huggingface_hub.HfApi().model_info(repository, revision=revision)
         selected = _select(repository, [sibling.rfilename for sibling in info.siblings or []])
         with _nothing_partial(Path(constants.HF_HUB_CACHE), repository), _ending_at_sigterm():
-            bar = huggingface_hub.utils.tqdm(selected, desc=f"Fetching {len(selected)} files")
+            bar = tqdm(selected, desc=f"Fetching {len(selected)} files")
             for file in bar:  # in this thread: Ctrl-C ends it at once
                 folder = Path(huggingface_hub.hf_hub_download(repository, file, revision=revision)).parent
     except CheckpointError:

@@ -49,11 +49,18 @@ def _about(seconds: float) -> str:
     return f"about {round(seconds / 60)} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
 
 
+class _PipedConsole(Console):
+    """Raises BrokenPipeError when the reader of the output has exited, where rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # noqa: PLE0704 (rich calls this while it handles the error)
+
+
 class Display:
     """Prints the lines of a run to a console; None is stdout."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+        self.console = console or _PipedConsole(soft_wrap=True, highlight=False, markup=False, emoji=False)
         self._bar: Progress | None = None
         self._drawn = 0.0
         self._score: tuple[str, float, float] | None = None  # name and value of the main score, macro F1

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from vitreous.errors import CheckpointError
 from vitreous.evaluate.any_labels import AnyScores
 from vitreous.evaluate.metrics import Scores
 from vitreous.runs.folder import RunDir
@@ -148,9 +149,19 @@ def _calibration(found: Mapping[str, Any]) -> str:
     )
 
 
-def announce_finished(folder: Path, view: Display) -> RunResult:
-    """Print that a run to be resumed has finished already; nothing changes."""
-    training = (read_report(folder) or {}).get("training", {})
+def announce_finished(folder: Path, fingerprint: str, view: Display) -> RunResult:
+    """Print that a run to be resumed has finished already; nothing changes.
+
+    Raises:
+        CheckpointError: If it was on other images than those of this fingerprint.
+    """
+    report = read_report(folder) or {}
+    if report.get("data", {}).get("fingerprint", fingerprint) != fingerprint:
+        raise CheckpointError(
+            f"{folder} is a finished run on other images or labels: give the data that it was trained on, or another "
+            "--out"
+        )
+    training = report.get("training", {})
     view.line("resume", f"{folder} is finished: nothing is left to do")
     view.files(folder)
     return RunResult(
@@ -177,8 +188,15 @@ def end_interrupted(
         saved = session.saver.saved if session is not None else None
         kept = f"{run_dir.path} has a checkpoint of {saved}" if saved else "there is no checkpoint yet"
         view.result(f"interrupted twice, so nothing more is saved: {kept}")
-        view.line("continue", resume_command(setup, run_dir.path), whole=True)
+        _say_how_to_continue(setup, run_dir.path, view)
         raise
+
+
+def _say_how_to_continue(setup: Setup, folder: Path, view: Display) -> None:
+    begun = (folder / "recipe.yaml").is_file()
+    view.line(
+        "continue", resume_command(setup, folder) if begun else "with the same command: nothing is saved", whole=True
+    )
 
 
 def _save_interrupted(
@@ -198,7 +216,7 @@ def _save_interrupted(
         view.result(f"{stopped}: {kept} are in {model}, the checkpoint to resume from is {folder / LAST}")
         view.files(folder)
         view.next(session.writer.next_command())
-    view.line("continue", resume_command(setup, folder), whole=True)
+    _say_how_to_continue(setup, folder, view)
     return RunResult(
         folder=folder,
         model=model,

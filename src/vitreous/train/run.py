@@ -112,7 +112,7 @@ def run(
         folder, created = choose_run_dir(config.out, setup.data.name, recipe, resume)
         with remove_empty_dirs(created):
             if resume and is_finished(folder, recipe):
-                return announce_finished(folder, view)
+                return announce_finished(folder, setup.data.fingerprint, view)
             try:
                 with lock_run_dir(folder, recipe, resume) as run_dir, Signals().handled() as signals:
                     run_phases = phases or _phases(setup)

@@ -168,7 +168,7 @@ def _open(
     folder, created = choose_run_dir(setup.config.out, setup.data.name, recipe, resume)
     stack.enter_context(remove_empty_dirs(created))
     if resume and is_finished(folder, recipe):
-        return announce_finished(folder, view)
+        return announce_finished(folder, setup.data.fingerprint, view)
     run_dir = stack.enter_context(lock_run_dir(folder, recipe, resume))
     state, threads = open_run_dir(setup, run_dir, view, whole=sharing.reads_whole)
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
