@@ -21,7 +21,7 @@ from vitreous.files.text import visible
 __all__ = ["run"]
 
 _Format = Literal["google", "timm", "huggingface", "torchvision", "vitreous"]
-_Activation = Literal["gelu", "gelu-tanh", "relu"]
+_Activation = Literal["gelu", "gelu-tanh", "relu", "quick-gelu", "silu"]
 _Kept = Literal["decoder"]
 _FORMAT_OF_SUFFIX = {".npz": "google", ".pth": "torchvision", ".pt": "torchvision"}
 

@@ -28,6 +28,7 @@ from vitreous.predictor import Classifier
 
 __all__ = ["find_suspects"]
 
+_MIN_GAIN = 0.5  # share of the pairs that the commoner answers get wrong
 _MIN_AGREEMENT = 0.8  # share of labels; a classifier that agrees with fewer is probably wrong itself
 
 
@@ -75,6 +76,24 @@ def _agreement(probabilities: npt.NDArray[np.float64], labels: Sequence[int]) ->
     share = float((probabilities.argmax(axis=1) == np.asarray(labels)).mean())
     caution = ": so few that most of the labels it suspects are probably right" if share < _MIN_AGREEMENT else ""
     return f"it agrees with {share:.1%} of the labels{caution}".replace("%", " %")
+
+
+def _agreement_of_several(chances: npt.NDArray[np.float64], has: npt.NDArray[np.int64]) -> str:
+    """Describe with how many pairs the classifier agrees, with a caution if nearly as many need no image.
+
+    Args:
+        chances: Probabilities of the labels, (n, K).
+        has: Whether an image has a label, 0 or 1, (n, K).
+    """
+    share = float(((chances >= 0.5) == has).mean())
+    blind = float(np.maximum(has.mean(0), 1 - has.mean(0)).mean())  # of each label's commoner answer for all images
+    text = f"it agrees with {share:.1%} of the pairs of image and label"
+    if share - blind < _MIN_GAIN * (1 - blind):
+        text += (
+            f", where giving all images each label's commoner answer agrees with {blind:.1%}: so few more that most "
+        )
+        text += "of the labels it suspects are probably right"
+    return text.replace("%", " %")
 
 
 def _from_model(
@@ -127,12 +146,12 @@ def _of_several(
             text = f'{verb} the label "{visible(name)}", which it {looks} ({chance:.1%})'
             margin = round(suspect.other - suspect.own, 6)
             findings.append(Finding("suspect", text, (positions[suspect.position],), score=margin))
-    share = f"{float(((chances >= 0.5) == has).mean()):.1%}".replace("%", " %")
+    agreement = _agreement_of_several(chances, has)
     trained = "; it was trained on their labels, so its features may hide memorised errors"
     caution = trained if _trained_on(classifier.info, result, positions) else ""
     result.notes.append(
         f"label errors: {n:,} images are checked label by label by logistic regression on the model's frozen features, "
-        f"{FOLDS}-fold; it agrees with {share} of the pairs of image and label{caution}"
+        f"{FOLDS}-fold; {agreement}{caution}"
     )
     return sorted(findings, key=lambda finding: -(finding.score or 0))
 
