@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import importlib
+import json
 
 import pytest
 import torch
@@ -109,6 +110,21 @@ def test_a_collapsed_encoder_is_named(tmp_path, method, kept, kind):
     if method == "mae":
         free = dataclasses.replace(planted, monitor=dataclasses.replace(planted.monitor, stop=False))
         assert pretrain(free, resume=True).model.exists()  # as the message says
+
+
+def test_features_are_measured_before_a_model_is_continued(tmp_path, capsys):
+    torch.manual_seed(0)
+    pipeline = EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
+    save_model(tmp_path / "source.safetensors", build(TINY), ModelInfo((), pipeline))
+    source = TuneConfig(source=str(tmp_path / "source.safetensors"))
+    pretrain(config("mae", tmp_path / "run", tune=source, optim=OptimConfig(lr=1e-12)))
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["features_before"].keys() == report["features"].keys()
+    for name, value in report["features"].items():  # so small a rate changes nothing
+        assert report["features_before"][name] == pytest.approx(value, rel=0.02), name
+    assert "features before training: k-NN" in capsys.readouterr().out
+    pretrain(config("mae", tmp_path / "new"))
+    assert "features_before" not in json.loads((tmp_path / "new" / "report.json").read_text())
 
 
 @pytest.mark.parametrize(("method", "said"), [("mae", False), ("visreg", True)])

@@ -34,6 +34,7 @@ class PretrainModule(VitModule):
         monitor: Measures the features after each epoch.
         watch: Raises if training collapses; None lets it.
         probe_every: Epochs between two probes of the features.
+        measures_start: Whether to measure the features before the first step, as of a model to continue from.
         accumulate: Number of micro-batches per step.
         progress: As :class:`~vitreous.train.module.VitModule`.
     """
@@ -48,14 +49,26 @@ class PretrainModule(VitModule):
         monitor: FeatureMonitor,
         watch: CollapseWatch | None,
         probe_every: int,
+        measures_start: bool = False,
         accumulate: int = 1,
         progress: Callable[[int], float] | None = None,
     ) -> None:
         super().__init__(objective, optim, augment, pipeline, accumulate=accumulate, progress=progress)
         self.monitor, self.watch, self.probe_every = monitor, watch, probe_every
+        self.measures_start = measures_start
+        self.start: dict[str, float] = {}  # measures before the first step; empty in a resumed run
         self._columns: dict[str, float] = {}
         self._sums: dict[str, Tensor] = {}  # of the validation pass, weighted by images
         self._validated = 0
+
+    def on_train_start(self) -> None:
+        """Measure the features that training starts from."""
+        super().on_train_start()
+        if self.measures_start and self.global_step == 0:
+            modes = {module: module.training for module in self.objective.modules()}
+            self.start = self.monitor.measure(self.objective.trained_backbone.eval(), probes=True)
+            for module, training in modes.items():
+                module.training = training
 
     @property
     def objective(self) -> Objective:

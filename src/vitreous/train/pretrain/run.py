@@ -70,6 +70,7 @@ def _make_module(setup: Setup, progress: Callable[[int], float]) -> PretrainModu
         monitor=_monitor(setup),
         watch=CollapseWatch(objective, config.method) if config.monitor.stop else None,
         probe_every=config.monitor.every,
+        measures_start=config.tune.source is not None,
         accumulate=setup.data_module.train_sampler.accumulate,
         progress=progress,
     )
@@ -110,6 +111,8 @@ def _finish(session: Session) -> RunResult:
     writer.save_backbone(module, epochs=len(session.metrics.history))
     measures = writer.measure(module)
     writer.write_pretraining(module, measures, history=session.metrics.history, seconds=session.seconds)
+    if module.start:
+        view.result(f"features before training: {writer.describe(module.start)}")
     view.result(f"features of the saved weights: {writer.describe(measures)}")
     view.files(run_dir.path)
     has_labels = module.monitor.several or len({*session.setup.data.classes} - {UNLABELLED}) > 1

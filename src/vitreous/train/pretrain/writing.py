@@ -96,6 +96,7 @@ class PretrainWriter(RunWriter):
             },
             "pretrained_from": setup.pretrained.to_dict() if setup.pretrained is not None else None,
             "features": dict(measures),
+            **({"features_before": dict(module.start)} if module.start else {}),
             "last_epoch": dict(history[-1]) if history else {},
             "machine": describe_machine(setup.device).to_dict(),
             "versions": versions(),
