@@ -78,7 +78,9 @@ def fetch(name: str) -> Path:
         with _nothing_partial(Path(constants.HF_HUB_CACHE), repository), _ending_at_sigterm():
             bar = tqdm(selected, desc=f"Fetching {len(selected)} files")
             for file in bar:  # in this thread: Ctrl-C ends it at once
-                folder = Path(huggingface_hub.hf_hub_download(repository, file, revision=revision)).parent
+                folder = Path(huggingface_hub.hf_hub_download(repository, file, revision=info.sha)).parent
+            if revision != info.sha:  # so that the cache notes which commit the name of a branch stands for
+                huggingface_hub.hf_hub_download(repository, selected[-1], revision=revision)
     except CheckpointError:
         raise
     except Exception as error:  # errors of the client, of its HTTP library or of the system
