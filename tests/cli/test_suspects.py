@@ -17,4 +17,4 @@ def test_of_several_labels_the_commoner_answers_are_the_measure(wrong, cautious)
     chances[:10].reshape(-1)[:wrong] = 0.1
     text = _agreement_of_several(chances, has)
     assert text.startswith(f"it agrees with {100 - wrong / 2:.1f} % of the pairs of image and label")
-    assert ("commoner answer agrees with 90.0 %: so few more that most" in text) == cautious
+    assert ("commoner answer, given to all images, with 90.0 %: so few more that most" in text) == cautious

@@ -53,6 +53,15 @@ def test_a_licence_with_conditions_a_gate_or_an_open_revision_is_never_chosen():
         assert row.is_pinned
 
 
+def test_a_row_in_the_cache_needs_no_download():
+    situation = Situation(GPU, 80 * GIB, 20.0, 200, 500, "auto")
+    large = next(row for row in ROWS if row.name == "dinov2-l")
+    assert choose(ROWS, situation).row.name == "dinov2-s"
+    choice = choose(ROWS, situation, [large])
+    assert choice.row is large
+    assert choice.seconds < 10
+
+
 def test_the_reason_names_the_limit_and_what_is_better():
     choice = choose(ROWS, Situation(CORES, 16 * GIB, 600.0, 5000, 64))
     assert "the budget of 600 s" in choice.reason

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
+from vitreous.checkpoint.adapters.meta import licence_of_file
 from vitreous.checkpoint.locating import Located
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.checkpoint.pretrained import LICENCES, find_hub_id
@@ -21,12 +22,6 @@ _CARD = "README.md"
 _MAX_CARD = 1 << 20  # bytes
 _AND = " AND "
 _UNNAMED = ("other", "unknown")  # what a card says of a licence that has a name of its own
-_OF_FILES = {  # beginnings of the names of facebookresearch's own files, beside which nothing states a licence
-    r"vit_[blh]_1[46]_(lc_)?swag": "CC-BY-NC-4.0",
-    r"mae_(pretrain|finetuned|visualize)_vit_": "CC-BY-NC-4.0",
-    r"dinov3_vit\w+_pretrain": "DINOv3",
-    r"(dinov2_vit|deit_|dino_deit|dino_vit)[\w-]+\.pth": "Apache-2.0",
-}
 _NAMES = {name.lower(): name for name in LICENCES} | {"dinov3-license": "DINOv3"}  # as the hub's cards write them
 
 
@@ -51,8 +46,8 @@ def _find_licence(name: str, folder: Path) -> str | None:
     """
     if (row := find_hub_id(name)) is not None:
         return row.licence
-    if found := next((licence for of_files, licence in _OF_FILES.items() if re.match(of_files, Path(name).name)), None):
-        return found
+    if (of_file := licence_of_file(name)) is not None:  # nothing beside such a file states one
+        return of_file
     try:
         text = read_regular(folder / _CARD, _MAX_CARD).decode("utf-8", "replace")
         match = re.match(r"\ufeff?---\r?\n(.*?)\r?\n---", text, re.DOTALL)

@@ -17,11 +17,15 @@ import torch
 from vitreous.checkpoint.adapters.common import State
 from vitreous.errors import CheckpointError
 
-__all__ = ["from_dinov2", "is_cropped", "to_dinov2", "to_timm"]
+__all__ = ["from_dinov2", "is_cropped", "licence_of_file", "to_dinov2", "to_timm"]
 
-_CROPPED = re.compile(
-    r"(mae_(pretrain|finetuned|visualize)|deit_|dino_)[\w-]*\.pth"
-)  # with no other sign of their origin
+_RELEASES = (  # beginnings of file names, the licence, and whether images are cropped (of a .pth)
+    (r"vit_[blh]_1[46]_(lc_)?swag", "CC-BY-NC-4.0", False),  # which torchvision publishes
+    (r"mae_(pretrain|finetuned|visualize)_vit_", "CC-BY-NC-4.0", True),
+    (r"dinov3_vit\w+_pretrain", "DINOv3", False),
+    (r"dinov2_vit[\w-]+\.pth", "Apache-2.0", False),
+    (r"(deit_|dino_deit|dino_vit)[\w-]+\.pth", "Apache-2.0", True),
+)
 _GATED = {"mlp.w1.": "mlp.fc1_g.", "mlp.w2.": "mlp.fc1_x.", "mlp.w3.": "mlp.fc2."}
 _DINOV2 = {"register_tokens": "reg_token"}
 _DINOV2_GATED = {"mlp.w12.": "mlp.fc1.", "mlp.w3.": "mlp.fc2."}
@@ -43,7 +47,16 @@ def to_timm(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[State, dict
 
 def is_cropped(name: str) -> bool:
     """Return whether a file has the name of facebookresearch's MAE, DeiT or DINO, which crop 224 of 256 pixels."""
-    return _CROPPED.match(os.path.basename(name)) is not None
+    return name.endswith(".pth") and any(crops for _, crops in _releases(name))
+
+
+def licence_of_file(name: str) -> str | None:
+    """Return the licence of a file with the name of one of facebookresearch's, or None."""
+    return next((licence for licence, _ in _releases(name)), None)
+
+
+def _releases(name: str) -> list[tuple[str, bool]]:
+    return [row[1:] for row in _RELEASES if re.match(row[0], os.path.basename(name))]
 
 
 def from_dinov2(name: str) -> str:

@@ -89,10 +89,8 @@ def _agreement_of_several(chances: npt.NDArray[np.float64], has: npt.NDArray[np.
     blind = float(np.maximum(has.mean(0), 1 - has.mean(0)).mean())  # of each label's commoner answer for all images
     text = f"it agrees with {share:.1%} of the pairs of image and label"
     if share - blind < _MIN_GAIN * (1 - blind):
-        text += (
-            f", where giving all images each label's commoner answer agrees with {blind:.1%}: so few more that most "
-        )
-        text += "of the labels it suspects are probably right"
+        text += f", and each label's commoner answer, given to all images, with {blind:.1%}"
+        text += ": so few more that most of the labels it suspects are probably right"
     return text.replace("%", " %")
 
 

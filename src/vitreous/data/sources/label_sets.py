@@ -80,9 +80,8 @@ def label_sets(
 def _from_lists(
     manifest: Path, column: str, cells: Sequence[str | tuple[str, ...]], numbers: Sequence[int]
 ) -> LabelSets:
-    is_text = (
-        manifest.suffix.lower() in TEXT_SUFFIXES
-    )  # whose empty cell is an empty list; elsewhere it is a missing one
+    # An empty cell of a text file is an empty list; elsewhere it is a missing one.
+    is_text = manifest.suffix.lower() in TEXT_SUFFIXES
     bare = frozenset() if is_text else frozenset(n for n, cell in enumerate(cells) if cell == "")
     cells = [_from_json(cell) if isinstance(cell, str) else cell for cell in cells]
     texts = [cell for cell in cells if isinstance(cell, str) and cell]

@@ -12,13 +12,15 @@ from vitreous.errors import DataError, UsageError, did_you_mean
 
 __all__ = ["find_source"]
 
+_FILES = (*MANIFEST_SUFFIXES, ".tar")  # how the names of sources end that are files
+
 
 def find_source(source: str) -> Path | None:
     """Return the path of a folder or manifest, without opening anything; None for a known dataset or a store."""
     if source in KNOWN or is_store(source):
         return None
     path = Path(os.path.expanduser(source))
-    if path.is_dir() or (path.is_file() and path.suffix.lower() in (*MANIFEST_SUFFIXES, ".tar")):
+    if path.is_dir() or (path.is_file() and path.suffix.lower() in _FILES):
         return path
     if path.is_file():
         kinds = f"a folder of images, unpacked if it is an archive, or a manifest ({', '.join(MANIFEST_SUFFIXES)})"
@@ -27,25 +29,17 @@ def find_source(source: str) -> Path | None:
         raise UsageError(f"{source} is neither a folder nor a regular file: give a folder of images, or a manifest")
     refuse_url(source, as_data=True)
     near = path.parent if path.parent.is_dir() else Path()
-    siblings = [str(near / name) if near != Path() else name for name in _folders_in(near)]
     if os.sep in source or "/" in source or "." in source or source.startswith("~"):
-        is_file = path.suffix.lower() in (*MANIFEST_SUFFIXES, ".tar")
-        names = _files_in(near) if is_file else _folders_in(near)
+        is_file = path.suffix.lower() in _FILES
+        names = [each.name for each in _content(near) if (each.suffix.lower() in _FILES if is_file else each.is_dir())]
         hint = did_you_mean(path.name, names, os.path.dirname(path)) or " Check the spelling and the current folder"
         raise DataError(f"{'file' if is_file else 'folder'} not found: {source}.{hint}")
-    hint = did_you_mean(source, [*KNOWN, *siblings])
+    hint = did_you_mean(source, [*KNOWN, *(each.name for each in _content(near) if each.is_dir())])
     raise UsageError(f"'{source}' is neither a folder nor a known dataset ({', '.join(KNOWN)}).{hint}")
 
 
-def _files_in(folder: Path) -> list[str]:
+def _content(folder: Path) -> list[Path]:
     try:
-        return [entry.name for entry in folder.iterdir() if entry.suffix.lower() in MANIFEST_SUFFIXES]
-    except OSError:
-        return []
-
-
-def _folders_in(folder: Path) -> list[str]:
-    try:
-        return [entry.name for entry in folder.iterdir() if entry.is_dir()]
+        return list(folder.iterdir())
     except OSError:
         return []

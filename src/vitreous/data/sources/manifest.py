@@ -80,7 +80,7 @@ def list_manifest(
         if columns[other] != columns[index[0]]
     ]
     entries, aside = [entry for n, entry in enumerate(rows) if n not in bare], [rows[n] for n in sorted(bare)]
-    notes += _notes_on_lists(entries, header) if sets is None else sets.notes
+    notes += _notes_on_lists(entries) if sets is None else sets.notes
     classes = None if sets is None else sets.classes
     return Listing(manifest.parent, entries, notes + _conflicts(entries), classes=classes, unlabelled=aside)
 
@@ -109,7 +109,7 @@ def _rows_without_label(
     return sets.unlabelled if sets_aside else frozenset()
 
 
-def _notes_on_lists(entries: Sequence[Entry], header: Sequence[str]) -> list[str]:
+def _notes_on_lists(entries: Sequence[Entry]) -> list[str]:
     """Note labels that look like several, in a column of single ones."""
     names = {entry.label for entry in entries}
     if lists := sorted(name for name in names if SEPARATOR in name or name.startswith(('["', '{"choices"'))):

@@ -11,7 +11,6 @@ K classes.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
@@ -25,6 +24,7 @@ from vitreous.data.rng import model_seed
 from vitreous.errors import ConfigError
 from vitreous.train.auxiliary.task import AuxTask, Terms, TrainingModule, add_terms, no_unlabelled_images
 from vitreous.train.config import RunConfig
+from vitreous.train.finetune.trainable import evaluating
 from vitreous.train.multilabel.losses import TargetLoss
 
 __all__ = ["PseudoLabelTask", "confident_targets", "predict"]
@@ -145,19 +145,7 @@ def confident_targets(probabilities: Tensor, threshold: float) -> Tensor:
 
 def predict(model: nn.Module, images: Tensor) -> Tensor:
     """Return the probabilities (U, K) of normalised images (U, C, H, W) in evaluation mode, without gradients."""
-    with _evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         parts = num_parts(model, images)
         logits = torch.cat(map_parts(cast(Any, model), images, parts)) if parts > 1 else model(images)
         return logits.float().softmax(1)
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Set a model to evaluation mode, and then each module to the mode it had."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from vitreous.checkpoint.pretrained import LICENCES, Row
@@ -13,7 +13,7 @@ __all__ = ["Choice", "Situation", "choose", "is_eligible"]
 _SMALL = 112  # pixels; larger inputs only enlarge images of this size
 _UNASKED = 30 * 60.0  # seconds that a run may take if nobody gave a budget
 _SHARE = 0.8  # of a budget, for download and training: the rest is start-up and the report
-_SHARE_OF_FEATURES = 0.5  # of the time, where heads on features come first: the rest is heads and weights below them
+_SHARE_OF_FEATURES = 0.5  # of a budget, where heads on features come first: the rest is heads and weights below them
 _DOWNLOAD = 10e6  # bytes per second, assumed
 _BYTES = 16  # per parameter: weights, gradients and two moments of AdamW in float32
 _USABLE = 0.7  # of the free memory, for these: the rest is images, activations and the system
@@ -60,11 +60,11 @@ def is_eligible(row: Row) -> bool:
     return LICENCES[row.licence].permissive and not row.gated and row.is_pinned
 
 
-def choose(rows: Sequence[Row], situation: Situation) -> Choice:
-    """Return the most accurate row that is there and trained in time and fits in memory; if none is, the cheapest one.
+def choose(rows: Sequence[Row], situation: Situation, cached: Collection[Row] = ()) -> Choice:
+    """Return the most accurate row that fits in time and memory; if none does, the cheapest one.
 
-    In the mode `auto` the features of all images have to be computed in time: what is trained below the heads that read
-    them is decided later, by the steps that are measured.
+    Download and training have to fit in time; rows that are `cached` need no download. In the mode `auto` features of
+    all images take the place of training: what is trained below the heads is decided later, by the steps as measured.
 
     Chosen are only rows for which :func:`is_eligible` holds. Accuracy is that of a linear probe, which is what few
     images can make of a model; rows without one come last.
@@ -73,7 +73,10 @@ def choose(rows: Sequence[Row], situation: Situation) -> Choice:
     share = _SHARE_OF_FEATURES if situation.mode == AUTO else _SHARE
     limit = _UNASKED if situation.budget is None else share * situation.budget
     sizes = {row.name: _image_size(row, situation.side) for row in candidates}
-    seconds = {row.name: _seconds(row, sizes[row.name], situation) for row in candidates}
+    seconds = {
+        row.name: _seconds(row, sizes[row.name], situation) + (0.0 if row in cached else row.download_bytes / _DOWNLOAD)
+        for row in candidates
+    }
     ordered = sorted(candidates, key=lambda row: (-(row.linear or 0.0), seconds[row.name]))
     for row in ordered:
         if seconds[row.name] <= limit and _has_memory(row, situation):
@@ -93,7 +96,7 @@ def _image_size(row: Row, side: int) -> int:
 
 def _seconds(row: Row, image_size: int, situation: Situation) -> float:
     passes = _FORWARD + _PASSES.get(situation.mode, _LAST)
-    return situation.images * passes * row.flops(image_size) / situation.rate + row.download_bytes / _DOWNLOAD
+    return situation.images * passes * row.flops(image_size) / situation.rate
 
 
 def _has_memory(row: Row, situation: Situation) -> bool:

@@ -56,13 +56,15 @@ def choose_start(
     If the hub does not answer, the rows in its cache come first.
     """
     offline = not (is_reachable() and answers())
-    cached = [row for row in ROWS if offline and is_eligible(row) and cached_commit(row.hub_id, row.revision)]
-    choice = choose(cached or ROWS, situation_of(config, data, training_rate(device, precision), free_memory(device)))
+    cached = [row for row in ROWS if is_eligible(row) and cached_commit(row.hub_id, row.revision)]
+    situation = situation_of(config, data, training_rate(device, precision), free_memory(device))
+    choice = choose(cached if offline and cached else ROWS, situation, cached)
     row = choice.row
-    size = "in the cache" if cached_commit(row.hub_id, row.revision) else f"{row.download()} to download"
+    size = "in the cache" if row in cached else f"{row.download()} to download"
     view.line("start", f"{row.name}: {row.full_id}, {row.parameters / 1e6:.3g} M parameters, {row.licence}, {size}")
-    what = "download and features take" if config.tune.mode == AUTO else "download and training take"
-    view.line("", f"{choice.reason}; {what} about {duration(choice.seconds)}. Another: --from NAME")
+    what = [*(() if row in cached else ("download",)), "features" if config.tune.mode == AUTO else "training"]
+    takes = f"{' and '.join(what)} {'takes' if what == ['training'] else 'take'}"
+    view.line("", f"{choice.reason}; {takes} about {duration(choice.seconds)}. Another: --from NAME")
     if offline and not cached:
         view.line("", "the hub is out of reach: --from shipped is the small backbone in this package")
     return _start_from(row, choice.image_size, config, explicit)

@@ -5,8 +5,10 @@ Plain PyTorch; adapters use peft. Frozen modules stay in evaluation mode.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +21,7 @@ from vitreous.errors import ConfigError, MissingExtraError
 from vitreous.model.vit import VisionTransformer
 from vitreous.train.config import TuneConfig
 
-__all__ = ["choose_trained", "class_weights", "freeze_modules", "merge_adapters"]
+__all__ = ["choose_trained", "class_weights", "evaluating", "freeze_modules", "merge_adapters"]
 
 _ABOVE_BLOCKS = ("norm", "fc_norm", "attn_pool", "seq_pool", "pre_logits", "head")
 _LORA_TARGETS = r"blocks\.\d+\.(attn\.(qkv|proj)|mlp\.(fc1|fc2))"
@@ -103,3 +105,15 @@ def _add_lora(model: VisionTransformer, config: TuneConfig) -> None:
         rank, alpha = config.lora_rank, config.lora_alpha
         lora = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=_LORA_TARGETS)
         peft.inject_adapter_in_model(lora, model)
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Set a model to evaluation mode, and then each module to the mode it had."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training

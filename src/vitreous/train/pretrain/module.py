@@ -16,6 +16,7 @@ from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import model_seed
 from vitreous.train.config import OptimConfig
+from vitreous.train.finetune.trainable import evaluating
 from vitreous.train.module import VitModule
 from vitreous.train.pretrain.base import Objective
 from vitreous.train.pretrain.monitor import CollapseWatch, FeatureMonitor
@@ -65,10 +66,9 @@ class PretrainModule(VitModule):
         """Measure the features that training starts from."""
         super().on_train_start()
         if self.measures_start and self.global_step == 0:
-            modes = {module: module.training for module in self.objective.modules()}
-            self.start = self.monitor.measure(self.objective.trained_backbone.eval(), probes=True)
-            for module, training in modes.items():
-                module.training = training
+            backbone = self.objective.trained_backbone
+            with evaluating(backbone):
+                self.start = self.monitor.measure(backbone, probes=True)
 
     @property
     def objective(self) -> Objective:

@@ -47,20 +47,20 @@ def find_constant(embeddings: Tensor) -> str | None:
 
 
 def find_low_rank(embeddings: Tensor) -> str | None:
-    """Name a collapse to one point or to a line."""
-    rank = effective_rank(embeddings)
-    if (found := find_constant(embeddings)) is not None or rank >= _FEW_DIRECTIONS:
-        return found
-    return f"dimensional collapse: the representations use {rank:.2f} of {embeddings.shape[1]} dimensions"
+    """Name a collapse of projections to one point or to a line."""
+    return _find_collapse(embeddings, _FEW_DIRECTIONS, "representations")
 
 
 def find_line(features: Tensor) -> str | None:
     """Name a collapse of a backbone's features to one point or to a line."""
-    if (found := find_constant(features)) is not None:
+    return _find_collapse(features, _ONE_DIRECTION if len(features) >= _FEWEST_IMAGES else 0.0, "features")
+
+
+def _find_collapse(embeddings: Tensor, least: float, name: str) -> str | None:
+    """Name a collapse to one point, or to an effective rank below the least."""
+    if (found := find_constant(embeddings)) is not None or (rank := effective_rank(embeddings)) >= least:
         return found
-    if len(features) < _FEWEST_IMAGES or (rank := effective_rank(features)) >= _ONE_DIRECTION:
-        return None
-    return f"dimensional collapse: the features use {rank:.2f} of {features.shape[1]} dimensions"
+    return f"dimensional collapse: the {name} use {rank:.2f} of {embeddings.shape[1]} dimensions"
 
 
 def _exp_entropy(values: Tensor) -> float:
