@@ -20,6 +20,7 @@ from vitreous.evaluate.probes import probe_report
 from vitreous.model.config import pair
 from vitreous.train.console import Display
 from vitreous.train.finetune.initialisation import Pretrained, in_pixels
+from vitreous.train.finetune.trainable import evaluating
 from vitreous.train.results import SelectedWeights
 from vitreous.train.setup import Setup
 
@@ -108,15 +109,13 @@ def frozen_features(
         Features (images, width), and the mean and standard deviation of the normalised pixels.
     """
     model, total = setup.model.to(setup.device), len(setup.data.splits[split])
-    training = model.training
-    model.eval()
     rows, sums = [], torch.zeros(3, dtype=torch.float64)
-    for batch in setup.data_module.feature_dataloader(split):
-        images = setup.pipeline.normalise(batch["images"].to(setup.device))
-        sums += torch.stack((images.sum(), images.square().sum(), images.new_tensor(images.numel()))).double().cpu()
-        rows.append(model(images, "features").float().cpu().numpy())  # in float32 as `vitreous probe`
-        progress(sum(map(len, rows)), total)
-    model.train(training)
+    with evaluating(model):
+        for batch in setup.data_module.feature_dataloader(split):
+            images = setup.pipeline.normalise(batch["images"].to(setup.device))
+            sums += torch.stack((images.sum(), images.square().sum(), images.new_tensor(images.numel()))).double().cpu()
+            rows.append(model(images, "features").float().cpu().numpy())  # in float32 as `vitreous probe`
+            progress(sum(map(len, rows)), total)
     mean, square = (sums[:2] / sums[2]).tolist()
     return np.concatenate(rows), (mean, math.sqrt(max(square - mean**2, 0.0)))
 
