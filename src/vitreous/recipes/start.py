@@ -9,8 +9,8 @@ Optimiser: muon, lr 0.001, muon_lr 0.01, momentum 0.95, weight_decay 0.05, cosin
            muon_stem true, layer_decay 0.8
 Training:  30 epochs, batch 64, label_smoothing 0.1
 Cost:      6 minutes for 2,934 photographs of flowers, with --budget 6m
-Hardware:  two cores of an Intel Xeon with AMX, torch 2.14.1
-Score:     89.3 % of 736 validation photographs in 5 classes, on which the best stage was selected (n = 1)
+Hardware:  two cores of an AMD Zen 5 with bf16, torch 2.14.1
+Score:     90.9 % of 736 validation photographs in 5 classes, on which the best stage was selected (90.9 to 92.8, n = 3)
 """
 
 from vitreous.checkpoint.shipped import IMAGE_SIZE, SHIPPED
