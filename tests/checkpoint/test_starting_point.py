@@ -71,6 +71,20 @@ def test_one_command_from_a_folder_to_a_classifier(vitreous, folder, published, 
     assert "licence Apache-2.0" in said.stderr + said.stdout
 
 
+def test_a_download_without_a_card_states_no_licence_and_the_run_says_so(
+    vitreous, folder, published, tmp_path, monkeypatch
+):
+    shutil.copytree(published / ROW.hub_id, tmp_path / "hub" / "someone" / "vit")
+    (tmp_path / "hub" / "someone" / "vit" / "README.md").unlink()
+    with serving(tmp_path / "hub") as server:
+        at_home(monkeypatch, server.url, tmp_path / "cache")
+        done = vitreous("finetune", "images", "--from", "someone/vit", "--model.image_size=28", *RUN)
+        assert done.returncode == 0, done.stderr
+        taught = vitreous("train", "images", "--start=none", "--teacher=someone/vit", *RUN[1:-1], "--out=taught")
+    assert "licence   not stated: ask the authors before you use or share the model" in done.stdout
+    assert "licence   of the teacher: not stated: ask the authors" in taught.stdout, taught.stderr
+
+
 def test_a_connection_that_breaks_off_leaves_nothing(vitreous, folder, published, tmp_path, monkeypatch):
     with serving(published) as server:
         server.cut = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from typing import get_args
@@ -10,10 +11,13 @@ import numpy as np
 import pytest
 import timm
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
 from vitreous.accelerate.model import create
 from vitreous.checkpoint.conversion.writing import FILES
+from vitreous.checkpoint.licence import recorded_licence
+from vitreous.checkpoint.model_card import card_of
 from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
 from vitreous.cli.main import main
 from vitreous.cli.verbs.convert import _FORMAT_OF_SUFFIX, _Format
@@ -120,6 +124,30 @@ def test_an_existing_destination_is_kept_without_overwrite(model_file, tmp_path,
     assert convert(model_file, tmp_path / "t", "--to", "timm", "--overwrite") == 0
     assert sorted(os.listdir(tmp_path / "t")) == ["config.json", "model.safetensors"]
     assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "t"]
+
+
+@pytest.mark.parametrize("licence", ["Apache-2.0", "DINOv3", "MIT AND ImageNet-research", "open: 'rail'"])
+def test_a_licence_stays_with_a_converted_folder(licence, model_file, tmp_path, capfd):
+    model, info = load_model(model_file)
+    save_model(model_file, model, dataclasses.replace(info, provenance={"licence": licence}))
+    assert convert(model_file, tmp_path / "t", "--to", "timm") == 0
+    assert convert(tmp_path / "t", tmp_path / "back.safetensors", "--to", "vitreous") == 0
+    assert recorded_licence(load_model(tmp_path / "back.safetensors")[1].provenance) == licence
+    assert f"licence {licence.partition(' AND ')[0]}" in capfd.readouterr().err
+    assert convert(model_file, tmp_path / "t", "--to", "timm", "--overwrite") == 0
+    card = tmp_path / "t" / "README.md"
+    card.write_text(card.read_text() + "Mine.\n")
+    assert convert(model_file, tmp_path / "t", "--to", "timm", "--overwrite") == 2
+    assert "holds other files (README.md), which --overwrite would delete" in capfd.readouterr().err
+    assert card.read_text().endswith("Mine.\n")
+
+
+def test_the_card_is_read_as_the_hub_reads_it(tmp_path):
+    (tmp_path / "README.md").write_text(card_of("Apache-2.0"))
+    assert ModelCard.load(tmp_path / "README.md").data.license == "apache-2.0"
+    (tmp_path / "README.md").write_text(card_of("DINOv3"))
+    data = ModelCard.load(tmp_path / "README.md").data
+    assert (data.license, data.license_name) == ("other", "DINOv3")
 
 
 def test_image_and_patch_size_are_resampled(model_file, tmp_path, capfd):

@@ -18,10 +18,12 @@ pytest.importorskip("fastapi", reason="a service needs the extra `serve`")
         (["a", "--port", "99999"], 2, "--port is 99999"),
         (["a/x", "b/x"], 2, "two models are called 'x'"),
         (["a", "--api-keys", "gone.txt"], 2, "cannot read the keys in 'gone.txt'"),
+        (["a", "--api-keys", ""], 2, "--api-keys is empty: name a file"),
+        (["a", "--api-keys="], 2, "--api-keys is empty: name a file"),
         (["a", "--host", "192.0.2.1"], 2, "cannot listen on 192.0.2.1 port 8000"),
         (["a", "--new-key", "x"], 2, "--new-key needs a file"),
     ],
-    ids=["no file", "no model", "port", "names", "keys", "address", "no key file"],
+    ids=["no file", "no model", "port", "names", "keys", "unset variable", "no value", "address", "no key file"],
 )
 def test_what_cannot_be_served_is_told_in_one_line(vitreous, words, code, line):
     port = [] if "--port" in words or "--host" in words else ["--port", "0"]
@@ -41,6 +43,13 @@ def test_a_key_is_shown_once(vitreous, tmp_path):
     assert KeyFile(tmp_path / "keys.txt").owner(key) == "bob"
     assert KeyFile(tmp_path / "keys.txt").owner(key[:-1]) is None
     assert vitreous("serve", "--new-key", "bob", "--api-keys", "keys.txt").returncode == 2
+
+
+def test_a_file_without_keys_is_noted(vitreous, tmp_path):
+    (tmp_path / "keys.txt").write_text("# none yet\n")
+    run = vitreous("serve", "gone.safetensors", "--api-keys", "keys.txt", "--port", "0")
+    assert run.returncode == 1  # there is no such model
+    assert "'keys.txt' has no key, so that every request is refused: --new-key NAME adds one" in run.stderr
 
 
 def test_the_process_of_http_imports_no_torch(model_file):

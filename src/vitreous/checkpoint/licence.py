@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped,unused-ignore]
-
 from vitreous.checkpoint.adapters.meta import licence_of_file
 from vitreous.checkpoint.locating import Located
+from vitreous.checkpoint.model_card import CARD, licence_in
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.checkpoint.pretrained import LICENCES, find_hub_id
 from vitreous.files.opening import read_regular
 
 __all__ = ["describe_licence", "recorded_licence", "with_licence"]
 
-_CARD = "README.md"
 _MAX_CARD = 1 << 20  # bytes
 _AND = " AND "
-_UNNAMED = ("other", "unknown")  # what a card says of a licence that has a name of its own
-_NAMES = {name.lower(): name for name in LICENCES} | {"dinov3-license": "DINOv3"}  # as the hub's cards write them
 
 
-def with_licence(info: ModelInfo, located: Located) -> tuple[ModelInfo, list[str]]:
-    """Record the licence of an opened checkpoint in its provenance; also return what to say of it, a line or nothing.
+def with_licence(info: ModelInfo, located: Located) -> tuple[ModelInfo, str]:
+    """Record the licence of an opened checkpoint in its provenance; also return what to say of it.
 
     Of a local file of unknown origin nothing is said.
     """
@@ -36,7 +31,7 @@ def with_licence(info: ModelInfo, located: Located) -> tuple[ModelInfo, list[str
         if licence is not None:
             info = replace(info, provenance={**info.provenance, "licence": licence})
     is_download = not located.is_vitreous and not Path(located.name).expanduser().exists()
-    return info, [f"licence {describe_licence(licence)}"] * (licence is not None or is_download)
+    return info, describe_licence(licence) if licence is not None or is_download else ""
 
 
 def _find_licence(name: str, folder: Path) -> str | None:
@@ -49,16 +44,9 @@ def _find_licence(name: str, folder: Path) -> str | None:
     if (of_file := licence_of_file(name)) is not None:  # nothing beside such a file states one
         return of_file
     try:
-        text = read_regular(folder / _CARD, _MAX_CARD).decode("utf-8", "replace")
-        match = re.match(r"\ufeff?---\r?\n(.*?)\r?\n---", text, re.DOTALL)
-        card = yaml.safe_load(match[1]) if match else None
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return licence_in(read_regular(folder / CARD, _MAX_CARD).decode("utf-8", "replace"))
+    except (OSError, ValueError):
         return None
-    if not isinstance(card, Mapping):
-        return None
-    stated = [card.get("license"), card.get("license_name")]
-    found = next((x for x in stated if isinstance(x, str) and x and x.lower() not in _UNNAMED), None)
-    return None if found is None else _NAMES.get(found.lower(), found[:100])
 
 
 def recorded_licence(provenance: Mapping[str, Any]) -> str | None:

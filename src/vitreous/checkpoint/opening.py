@@ -104,6 +104,7 @@ class OpenedCheckpoint:
     layout: dict[str, Any] = field(default_factory=dict)  # what writing the same family's format again requires
     kept: State = field(default_factory=dict)  # tensors that no forward pass reads, such as a mask token
     assumed_pipeline: bool = False  # whether the pipeline is an assumption, because nothing beside the weights says it
+    terms: str = ""  # what its licence allows, for the user; empty if nothing is to be said
 
 
 def open_checkpoint(
@@ -129,8 +130,8 @@ def open_with_details(source: str | os.PathLike[str], options: OpenOptions) -> O
         opened = OpenedCheckpoint(model, info, "vitreous", reasons, layout, kept)
     else:
         opened = _import(read_foreign(located), options)
-    info, said = with_licence(opened.info, located)
-    opened = replace(opened, info=info, reasons=[*opened.reasons, *said])
+    info, terms = with_licence(opened.info, located)
+    opened = replace(opened, info=info, terms=terms, reasons=[*opened.reasons, *([f"licence {terms}"] * bool(terms))])
     _check_input(opened, options, located.name)
     return _apply_options(opened, options, located.name)
 
@@ -306,10 +307,9 @@ def _drop_and_add(config: ViTConfig, state: State, kept: State, options: OpenOpt
             config = replace(config, num_classes=0)
             _remove(state, "head.")
         elif name == "pre_logits" and config.head.kind == "mlp":
-            hidden = config.features
-            if hidden != config.width and config.num_classes and "head" not in options.drop:
+            if config.features != config.width and config.num_classes and "head" not in options.drop:
                 raise ConfigError(
-                    f"the head takes the {hidden} outputs of pre_logits, without it there are {config.width}: "
+                    f"the head takes the {config.features} outputs of pre_logits, without it there are {config.width}: "
                     "drop both pre_logits and head"
                 )
             config = config.with_options({"head": {"kind": "linear", "zero": config.head.zero}})

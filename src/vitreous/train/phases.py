@@ -125,8 +125,8 @@ def announce(setup: Setup, view: Display) -> None:
         view.line("start", f"the backbone in this package, for {few}; random weights: --start none")
     if setup.pretrained is not None:
         view.line("from", setup.pretrained.describe(setup.config.model))
-        if setup.pretrained.licence is not None:
-            view.line("licence", describe_licence(setup.pretrained.licence))
+        if setup.pretrained.terms:
+            view.line("licence", setup.pretrained.terms)
         if setup.config.tune.mode == AUTO:
             stages = "heads on frozen features, then weights below them if time, memory and images allow"
             view.line("tune", f"{AUTO}: {stages}")
@@ -156,8 +156,8 @@ def _announce_unlabelled(setup: Setup, view: Display) -> None:
 
 def _announce_teacher(distiller: Distiller, view: Display) -> None:
     view.line("teacher", f"{distiller.teacher.describe()}: {distiller.describe()}")
-    if distiller.teacher.licence is not None:
-        view.line("licence", f"of the teacher: {describe_licence(distiller.teacher.licence)}")
+    if distiller.teacher.terms:
+        view.line("licence", f"of the teacher: {distiller.teacher.terms}")
 
 
 def ask_teacher(session: Session, state: RunState | None) -> None:

@@ -16,6 +16,8 @@ from vitreous.checkpoint.adapters.common import DECODER, has_decoder, join_first
 from vitreous.checkpoint.conversion.destination import Destination
 from vitreous.checkpoint.conversion.witness import reference_outputs
 from vitreous.checkpoint.conversion.writing import adopted, export, write_files
+from vitreous.checkpoint.licence import recorded_licence
+from vitreous.checkpoint.model_card import CARD, card_of
 from vitreous.checkpoint.model_file import save_model
 from vitreous.checkpoint.opening import (
     THRESHOLDS_OMITTED,
@@ -71,8 +73,9 @@ def convert(
 ) -> Conversion:
     """Convert a checkpoint (file, folder or hub id) to another family's format and verify the result.
 
-    The destination is a folder; for google, torchvision and vitreous also a file. An error leaves it untouched. `tell`
-    gets each line for the user as soon as it is known.
+    The destination is a folder; for google, torchvision and vitreous also a file. An error leaves it untouched. A
+    folder of another family has the licence, if it is known, in its model card. `tell` gets each line for the user as
+    soon as it is known.
     """
     target = Destination(to, destination, source, overwrite)
     opened = open_with_details(source, options or OpenOptions())
@@ -92,6 +95,9 @@ def convert(
             files = [weights]
         else:
             files = write_files(export(used, to), weights)
+            if target.is_folder and (licence := recorded_licence(used.info.provenance)) is not None:
+                files.append(weights.with_name(CARD))
+                files[-1].write_text(card_of(licence), encoding="utf-8")
         comparisons = _compare(opened, used, to, weights, tell)
         return Conversion(target.install(files), opened.reasons, notes, comparisons)
 

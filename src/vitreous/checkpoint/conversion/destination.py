@@ -11,13 +11,16 @@ from pathlib import Path
 
 from vitreous.checkpoint.adapters.common import join_first
 from vitreous.checkpoint.conversion.writing import FILES, resolve_destination
+from vitreous.checkpoint.model_card import CARD, is_written_here
 from vitreous.errors import OutputError, UsageError
+from vitreous.files.opening import read_regular
 from vitreous.files.writing import Outputs
 
 __all__ = ["Destination"]
 
 _BESIDE = {"google": ".json", "torchvision": ".json", "openvino": ".bin"}  # what a single file cannot be without
 _DOCUMENTS = ("config.json", "preprocessor_config.json")
+_MAX_CARD = 1 << 14  # bytes
 
 
 class Destination:
@@ -36,6 +39,11 @@ class Destination:
         self._outputs.claim("DST", self._target)
         if form in _BESIDE:
             self._outputs.claim("the file beside DST", self._weights.with_suffix(_BESIDE[form]))
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder, which has room for a model card."""
+        return self._is_folder
 
     @property
     def name(self) -> str:
@@ -94,7 +102,15 @@ def _claim_folder(target: Path, source: str | os.PathLike[str], overwrite: bool)
     if any(within in (file.resolve(), *file.resolve().parents) for file in _source_files(source)):
         raise UsageError(f"'{target}' contains the source: name another destination")
     written = {name for name, _ in FILES.values()} | {"model.onnx.data", "model.bin", *_DOCUMENTS}
+    written |= {CARD} if _is_own_card(target / CARD) else set()
     others = sorted(file.name for file in target.iterdir() if file.name not in written) if target.is_dir() else []
     if others or not target.is_dir():
         what = f"holds other files ({join_first(others)})" if others else "is not a folder"
         raise UsageError(f"'{target}' {what}, which --overwrite would delete: name another destination")
+
+
+def _is_own_card(file: Path) -> bool:
+    try:
+        return is_written_here(read_regular(file, _MAX_CARD).decode())
+    except (OSError, ValueError):
+        return False

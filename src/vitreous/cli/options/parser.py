@@ -171,7 +171,7 @@ class Parser(ArgumentParser):  # type: ignore[misc,unused-ignore]
             elif option is None:
                 unknown.append(f"unknown option '{name}'.{self._suggest(name)}")
             elif equals:
-                ordered.append(f"{option}={_bracket_list(value, options[option])}")
+                ordered.append(f"{option}={_word_of(option, value, options[option])}")
             else:
                 ordered += self._take_values(option, options[option], words)
         if unknown:
@@ -202,7 +202,7 @@ class Parser(ArgumentParser):  # type: ignore[misc,unused-ignore]
         if not words or self._find_option(words[0].partition("=")[0]) is not None:
             raise UsageError(f"option {option} needs a value: {describe_type(_type_of(action), action.choices)}")
         if action.nargs is None:
-            value = _bracket_list(words.pop(0), action)
+            value = _word_of(option, words.pop(0), action)
             return [f"{option}={value}"] if option.startswith("--") else [option, value]
         count = action.nargs if isinstance(action.nargs, int) else len(words)
         taken = list(itertools.takewhile(lambda word: not word.startswith("--"), words[:count]))
@@ -246,6 +246,14 @@ class Parser(ArgumentParser):  # type: ignore[misc,unused-ignore]
             expected = f"one of {', '.join(kinds)}, or a mapping of options"
         hint = did_you_mean(value[1], choices_of(action))
         return f"{_display_name(action)} is '{value[1]}', it must be {expected}.{hint}"
+
+
+def _word_of(option: str, value: str, action: argparse.Action) -> str:
+    """Return a value as the parser takes it; an empty name, as of an unset variable of a shell, is refused."""
+    if not value and str(action.metavar).startswith(("FILE", "DIR")):
+        kind = "folder" if action.metavar == "DIR" else "file"
+        raise UsageError(f"{option} is empty: name a {kind}, or remove the option")
+    return _bracket_list(value, action)
 
 
 def _bracket_list(value: str, action: argparse.Action) -> str:

@@ -15,7 +15,7 @@ from vitreous.cli.options.model import add_inference_options, add_threshold_opti
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate
 from vitreous.errors import UsageError
-from vitreous.files.text import printable
+from vitreous.files.text import printable, visible
 from vitreous.serve.settings import Limits, Settings, parse_models
 
 __all__ = ["run"]
@@ -78,6 +78,8 @@ def run(argv: Sequence[str]) -> int:
     _start_logs()
     if not settings.is_loopback and settings.keys is None:
         narrate(f"anyone who reaches {settings.host} may use this service: --api-keys asks for API keys")
+    if settings.keys is not None:
+        _note_missing_keys(settings.keys)
     if options.on:
         from vitreous.cluster.serving import serve_on
 
@@ -136,6 +138,13 @@ def _settings(options: Namespace) -> Settings:
         reload=options.reload,
         access_log=options.access_log,
     )
+
+
+def _note_missing_keys(file: Path) -> None:
+    from vitreous.serve.http.keys import KeyFile
+
+    if KeyFile(file).is_empty:
+        narrate(f"'{visible(str(file))}' has no key, so that every request is refused: --new-key NAME adds one")
 
 
 def _make_key(options: Namespace) -> int:

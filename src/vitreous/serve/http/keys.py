@@ -64,6 +64,12 @@ class KeyFile:
         self._stamp = self._look()
         self._keys = _read(file)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no key."""
+        self._refresh()
+        return not self._keys
+
     def owner(self, key: str) -> str | None:
         """Return the name of a key, or None if there is no such key. Every stored hash is compared."""
         self._refresh()

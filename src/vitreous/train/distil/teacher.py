@@ -63,6 +63,7 @@ class Teacher:
     classes: tuple[str, ...]  # of its head
     licence: str | None  # of its weights, if their origin states one
     several: bool = False  # whether its logits are of several labels, each with a sigmoid
+    terms: str = ""  # what the licence allows, or that a download states none, for the user
 
     @cached_property
     def digest(self) -> str:
@@ -125,6 +126,7 @@ def open_teacher(config: DistilConfig) -> Teacher:
         info.classes,
         recorded_licence(info.provenance),
         info.multilabel is not None,
+        opened.terms,
     )
 
 

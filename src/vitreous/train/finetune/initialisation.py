@@ -45,6 +45,7 @@ class Pretrained:
     state: dict[str, Tensor]  # the tensors that are kept, at the new size
     resampled: dict[str, Any]  # how position embeddings and patch filters were resampled; empty if they were not
     licence: str | None = None  # of the weights, if their origin states one
+    terms: str = ""  # what it allows, or that a download states none, for the user
 
     def load_into(self, model: VisionTransformer) -> None:
         """Load the tensors into a new model, whose head stays as it is."""
@@ -114,6 +115,7 @@ def open_pretrained(config: RunConfig, explicit: Collection[str]) -> tuple[RunCo
         state={key: value for key, value in state.items() if not key.startswith(replaced)},
         resampled=record,
         licence=recorded_licence(opened.info.provenance),
+        terms=opened.terms,
     )
     fields = [field.name for field in dataclasses.fields(pipeline) if f"preprocess.{field.name}" in explicit]
     changes = {field: getattr(config.preprocess, field) for field in fields}
