@@ -139,6 +139,7 @@ def test_every_row_comes_from_a_hub(row, tmp_path, monkeypatch):
     assert any((row.revision or COMMIT) in line for line in server.asked)
     assert recorded_licence(opened.info.provenance) == row.licence  # not what the card says
     assert opened.info.provenance["source"] == row.full_id
+    assert opened.info.provenance["commit"] in (row.revision, COMMIT)  # also of a branch or a pull request
     assert f"licence {row.licence}: {LICENCES[row.licence].terms}" in opened.reasons
     shutil.rmtree(tmp_path)  # some are 200 MB
 

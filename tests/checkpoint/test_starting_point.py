@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hub_server import serving
+from hub_server import COMMIT, serving
 from PIL import Image
 from test_pretrained import at_home, publish
 
@@ -63,6 +63,7 @@ def test_one_command_from_a_folder_to_a_classifier(vitreous, folder, published, 
     network, info = load_model(tmp_path / "run")
     assert network.config.image_size == 224  # not the 518 that the file has
     assert recorded_licence(info.provenance) == "Apache-2.0"
+    assert info.provenance["finetuned_from"]["commit"] == ROW.revision
     assert f'source: "{ROW.full_id}"' in (tmp_path / "run" / "recipe.yaml").read_text()
     at_home(monkeypatch, NOWHERE, tmp_path / "cache")
     again = vitreous("finetune", "images", "--from", "dinov2-s", *RUN[:-1], "--out=again")  # offline, from the cache
@@ -81,6 +82,7 @@ def test_a_download_without_a_card_states_no_licence_and_the_run_says_so(
         done = vitreous("finetune", "images", "--from", "someone/vit", "--model.image_size=28", *RUN)
         assert done.returncode == 0, done.stderr
         taught = vitreous("train", "images", "--start=none", "--teacher=someone/vit", *RUN[1:-1], "--out=taught")
+    assert load_model(tmp_path / "run")[1].provenance["finetuned_from"]["commit"] == COMMIT
     assert "licence   not stated: ask the authors before you use or share the model" in done.stdout
     assert "licence   of the teacher: not stated: ask the authors" in taught.stdout, taught.stderr
 

@@ -137,6 +137,11 @@ def cached_commit(repository: str, revision: str | None) -> Path | None:
     return folder if is_complete else None
 
 
+def commit_of(folder: Path) -> str | None:
+    """Return the commit that a folder of the cache holds, which a branch no longer stands for once it moves."""
+    return folder.name if re.fullmatch("[0-9a-f]{40}", folder.name) else None
+
+
 def is_reachable() -> bool:
     """Return whether the hub may be reached: the client is not offline, and this machine has a route. Sends nothing."""
     from huggingface_hub import constants

@@ -14,17 +14,19 @@ from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.checkpoint.pretrained import LICENCES, find_hub_id
 from vitreous.files.opening import read_regular
 
-__all__ = ["describe_licence", "recorded_licence", "with_licence"]
+__all__ = ["describe_licence", "recorded_licence", "with_origin"]
 
 _MAX_CARD = 1 << 20  # bytes
 _AND = " AND "
 
 
-def with_licence(info: ModelInfo, located: Located) -> tuple[ModelInfo, str]:
-    """Record the licence of an opened checkpoint in its provenance; also return what to say of it.
+def with_origin(info: ModelInfo, located: Located) -> tuple[ModelInfo, str]:
+    """Record commit and licence of an opened checkpoint in its provenance; also return what to say of the licence.
 
     Of a local file of unknown origin nothing is said.
     """
+    if located.commit is not None:
+        info = replace(info, provenance={**info.provenance, "commit": located.commit})
     licence = recorded_licence(info.provenance)
     if licence is None and not located.is_vitreous:
         licence = _find_licence(located.name, located.file.parent)

@@ -33,6 +33,7 @@ class Located:
     file: Path  # its weights, or the index of a checkpoint in several files
     name: str  # what the user gave; the full hub id for a short name of the table
     is_vitreous: bool  # whether it is a model file of this package
+    commit: str | None = None  # of the hub's repository, if it is a download
 
 
 def locate(source: str | os.PathLike[str]) -> Located:
@@ -45,11 +46,13 @@ def locate(source: str | os.PathLike[str]) -> Located:
         raise CheckpointError(f"cannot read '{name}': {error.strerror or error}") from error
     except RuntimeError as error:  # ~ of an unknown user
         raise CheckpointError(f"no model file '{name}': {error}") from error
+    commit = None
     if not exists and name == SHIPPED:
         path = shipped_file()
     elif not exists:
         row = find_row(name)
         name, path = (name, _fetch(name, path)) if row is None else (row.full_id, hub.fetch(row.full_id))
+        commit = hub.commit_of(path)
     file = _find_weights(path, name) if path.is_dir() else path
     if not file.is_file():
         raise CheckpointError(f"'{name}' is not a regular file")
@@ -58,7 +61,7 @@ def locate(source: str | os.PathLike[str]) -> Located:
             f"'{name}' is an exported graph, which predict, evaluate and embed accept: this needs its weights. "
             "Give the model file that it was made from"
         )
-    return Located(file, name, _is_model_file(file))
+    return Located(file, name, _is_model_file(file), commit)
 
 
 def _is_model_file(file: Path) -> bool:

@@ -24,7 +24,7 @@ from vitreous.checkpoint.adapters.common import (
     join_first,
 )
 from vitreous.checkpoint.adapters.others import refuse_others
-from vitreous.checkpoint.licence import with_licence
+from vitreous.checkpoint.licence import with_origin
 from vitreous.checkpoint.locating import locate, read_foreign
 from vitreous.checkpoint.memory_check import check_image
 from vitreous.checkpoint.model_config import too_many_blocks
@@ -130,7 +130,7 @@ def open_with_details(source: str | os.PathLike[str], options: OpenOptions) -> O
         opened = OpenedCheckpoint(model, info, "vitreous", reasons, layout, kept)
     else:
         opened = _import(read_foreign(located), options)
-    info, terms = with_licence(opened.info, located)
+    info, terms = with_origin(opened.info, located)
     opened = replace(opened, info=info, terms=terms, reasons=[*opened.reasons, *([f"licence {terms}"] * bool(terms))])
     _check_input(opened, options, located.name)
     return _apply_options(opened, options, located.name)

@@ -64,6 +64,7 @@ class Teacher:
     licence: str | None  # of its weights, if their origin states one
     several: bool = False  # whether its logits are of several labels, each with a sigmoid
     terms: str = ""  # what the licence allows, or that a download states none, for the user
+    commit: str | None = None  # of a download
 
     @cached_property
     def digest(self) -> str:
@@ -101,7 +102,8 @@ class Teacher:
             "image_size": list(self.pipeline.size),
             "parameters": sum(p.numel() for p in self.model.parameters()),
         }
-        return found if self.licence is None else {**found, "licence": self.licence}
+        stated = {"licence": self.licence, "commit": self.commit}
+        return {**found, **{name: text for name, text in stated.items() if text is not None}}
 
     def describe(self) -> str:
         """Describe the teacher in a few words."""
@@ -127,6 +129,7 @@ def open_teacher(config: DistilConfig) -> Teacher:
         recorded_licence(info.provenance),
         info.multilabel is not None,
         opened.terms,
+        info.provenance.get("commit"),
     )
 
 

@@ -46,6 +46,7 @@ class Pretrained:
     resampled: dict[str, Any]  # how position embeddings and patch filters were resampled; empty if they were not
     licence: str | None = None  # of the weights, if their origin states one
     terms: str = ""  # what it allows, or that a download states none, for the user
+    commit: str | None = None  # of a download
 
     def load_into(self, model: VisionTransformer) -> None:
         """Load the tensors into a new model, whose head stays as it is."""
@@ -59,7 +60,8 @@ class Pretrained:
     def to_dict(self) -> dict[str, Any]:
         """Return what the model file and the report record."""
         found = {"name": self.name, "family": self.family, "resampled": self.resampled, "classes": len(self.classes)}
-        return found if self.licence is None else {**found, "licence": self.licence}
+        stated = {"licence": self.licence, "commit": self.commit}
+        return {**found, **{name: text for name, text in stated.items() if text is not None}}
 
     def describe(self, new: ViTConfig) -> str:
         """Describe the model and how its classes, size and position embeddings change, in one line."""
@@ -116,6 +118,7 @@ def open_pretrained(config: RunConfig, explicit: Collection[str]) -> tuple[RunCo
         resampled=record,
         licence=recorded_licence(opened.info.provenance),
         terms=opened.terms,
+        commit=opened.info.provenance.get("commit"),
     )
     fields = [field.name for field in dataclasses.fields(pipeline) if f"preprocess.{field.name}" in explicit]
     changes = {field: getattr(config.preprocess, field) for field in fields}
