@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from vitreous.data.config import DataConfig
+from vitreous.data.sources.finding import find_images
 from vitreous.data.sources.folders import list_folder
 from vitreous.data.sources.opening import open_source
 from vitreous.errors import DataError
@@ -94,6 +95,30 @@ def test_what_is_ignored_is_noted(put):
         "1 class folder without images: tulip",
     ]
     assert len(listing.entries) == 6
+
+
+@pytest.mark.parametrize(
+    ("page", "document"),
+    [("report.html", "recipe.yaml"), ("report.html", "evaluation.json"), ("inspection.html", "inspection.json")],
+)
+def test_folders_of_earlier_commands_are_no_classes(put, page, document):
+    root = put("daisy", "rose", "runs/photos-1/inspection")
+    shutil.copy(root / "rose" / "0.jpg", root / "runs" / "photos-1" / "curves.png")
+    for name in (page, document):
+        (root / "runs" / "photos-1" / name).write_text("")
+    listing = list_folder(root)
+    assert {entry.label for entry in listing.entries} == {"daisy", "rose"}
+    assert listing.notes == ["1 folder that vitreous wrote left out (first: runs/photos-1)"]
+    (root / "runs" / "photos-1" / document).unlink()
+    assert {entry.label for entry in list_folder(root).entries} == {"daisy", "rose", "runs"}
+
+
+def test_a_folder_that_a_command_wrote_is_read_when_it_is_named(put):
+    root = put("run/inspection")
+    for name in ("inspection.html", "inspection.json"):
+        (root / "run" / name).write_text("")
+    assert len(find_images(root / "run").pictures) == 3
+    assert not find_images(root).pictures
 
 
 def test_folders_beside_the_splits_are_noted(put):

@@ -13,11 +13,13 @@ from vitreous.data.images.formats import detect_format, detect_unsupported, imag
 from vitreous.errors import DataError
 from vitreous.files.opening import open_regular
 
-__all__ = ["Found", "find_images", "walk"]
+__all__ = ["Found", "find_images", "is_output", "walk"]
 
 _EXTENSIONS = frozenset(image_extensions())
 _START = 64  # bytes that identify a format
 _NAMED = 3  # folders that a note names
+_PAGES = {"report.html": ("recipe.yaml", "evaluation.json"), "inspection.html": ("inspection.json",)}
+"""The page of a folder that a command of this package wrote, and documents one of which is then beside it."""
 
 
 class Found(NamedTuple):
@@ -25,27 +27,40 @@ class Found(NamedTuple):
 
     pictures: list[Path]  # images by extension or first bytes, including formats that cannot be read; sorted
     others: list[Path]  # the other files, except hidden ones; sorted
-    notes: list[str]  # at most one line, about folders that several paths lead to
+    notes: list[str]  # a line about folders that several paths lead to, and one about those of this package
 
 
 def find_images(folder: str | os.PathLike[str]) -> Found:
     """Find the image files under a folder, at any depth.
 
     A file is an image by its extension in any case, or by its first bytes. Hidden files and folders are skipped.
-    Symbolic links are followed, and each real folder is visited once (:func:`walk`).
+    Symbolic links are followed, and each real folder is visited once (:func:`walk`). Folders below that a command of
+    this package wrote are left out: `vitreous train .` would else learn from the figures of its last run.
     """
     images: list[Path] = []
     others: list[Path] = []
     files, repeated = walk(folder)
+    parents = {path.parent for path in files if path.name in _PAGES} - {Path(folder)}
+    if outputs := sorted(filter(is_output, parents)):
+        files = [path for path in files if not any(path.is_relative_to(output) for output in outputs)]
     for path in files:
         (images if _is_image(path) else others).append(path)
     notes = []
+    if outputs:
+        count = "1 folder" if len(outputs) == 1 else f"{len(outputs):,} folders"
+        notes.append(f"{count} that vitreous wrote left out (first: {os.path.relpath(outputs[0], folder)})")
     if repeated:
         named = "; ".join(f"{link} is {first}" for link, first in repeated[:_NAMED])
         more = f"; and {len(repeated) - _NAMED:,} more" if len(repeated) > _NAMED else ""
         count = "1 link leads" if len(repeated) == 1 else f"{len(repeated):,} links lead"
         notes.append(f"{count} to folders already listed, whose images count once: {named}{more}")
     return Found(sorted(images), sorted(others), notes)
+
+
+def is_output(folder: Path) -> bool:
+    """Whether a command of this package wrote a folder: a run, an evaluation or an inspection."""
+    pages = (page for page in _PAGES if (folder / page).is_file())
+    return any((folder / document).is_file() for page in pages for document in _PAGES[page])
 
 
 def walk(folder: str | os.PathLike[str]) -> tuple[list[Path], list[tuple[str, str]]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitreous.data.images.stored import ImagePath
-from vitreous.data.sources.finding import find_images
+from vitreous.data.sources.finding import find_images, is_output
 from vitreous.data.sources.listing import SPLIT_NAMES, Entry, Listing, first_ten, plain_name, pluralize
 from vitreous.errors import DataError
 
@@ -84,10 +84,16 @@ def _empty_folders(root: Path, depth: int, entries: list[Entry]) -> list[str]:
         notes = [f"folder {name} has no images in class folders, it is ignored" for name in unused]
         candidates = [inner for folder in splits if folder.name in used for inner in _folders_in(folder)]
     relative = [folder.relative_to(root) for folder in candidates]
-    empty = sorted(folder.as_posix() for folder in relative if folder.parts not in full)
+    empty = sorted(
+        folder.as_posix() for folder in relative if folder.parts not in full and not _holds_output(root / folder)
+    )
     if empty:
         notes.append(f"{pluralize(len(empty), 'class folder')} without images: {first_ten(empty)}")
     return notes
+
+
+def _holds_output(folder: Path) -> bool:
+    return any(map(is_output, (folder, *_folders_in(folder))))
 
 
 def _folders_in(folder: Path) -> list[Path]:
