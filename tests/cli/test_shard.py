@@ -78,13 +78,22 @@ def test_images_without_labels_are_packed_when_asked(vitreous, photos, tmp_path)
     assert json.loads(Path("s/index.json").read_text())["classes"] == ["unlabelled"]
 
 
-def test_several_labels_are_refused_in_one_line(vitreous, photos, tmp_path):
+def test_training_on_shards_of_several_labels_is_that_on_the_table(vitreous, photos, tmp_path):
     paths = sorted(path.relative_to(tmp_path) for path in photos.rglob("*.png"))
-    (tmp_path / "m.csv").write_text("path,labels\n" + "".join(f"{path},cat;dog\n" for path in paths))
-    run = vitreous("shard", "m.csv", "s")
-    assert run.returncode == 1
-    assert "m.csv may have several labels for an image, and this needs one: give a column label" in run.stderr
-    assert vitreous("shard", "m.csv", "s", "--no-labels").returncode == 0  # for pretraining
+    sets = ("cat;dog", "cat", "dog", "")
+    (tmp_path / "m.csv").write_text("path,labels\n" + "".join(f"{p},{sets[n % 4]}\n" for n, p in enumerate(paths)))
+    assert vitreous("shard", "m.csv", "s").returncode == 0
+    for data, out in (("m.csv", "table"), ("s", "shards")):
+        run = vitreous("train", data, "--recipe=digits", "--epochs=1", "--out", out)
+        assert run.returncode == 0, run.stderr
+        run = vitreous("evaluate", out, data, "--json", f"{out}.json")
+        assert run.returncode == 0, run.stderr
+    one, other = (json.loads((tmp_path / name / "report.json").read_text()) for name in ("table", "shards"))
+    assert one["scores"] == other["scores"]
+    one, other = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("table", "shards"))
+    assert one["scores"] == other["scores"]
+    assert vitreous("shard", "m.csv", "u", "--no-labels").returncode == 0  # for pretraining
+    assert json.loads(Path("u/index.json").read_text())["classes"] == ["unlabelled"]
 
 
 def test_select_asks_for_the_files_themselves(vitreous, photos, model_file):

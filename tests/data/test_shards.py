@@ -93,6 +93,66 @@ def test_images_packed_without_a_label_are_no_class(folder, tmp_path):
     assert sum(map(len, whole.splits.values())) == len(rows) - 1  # one is broken
 
 
+@pytest.fixture(scope="module")
+def several(folder) -> tuple[Path, Path]:
+    """A table in which an image has none, one or two of three labels, whose order is not that of their names."""
+    root = folder.parent
+    paths = [path for path in sorted(folder.glob("?/*.*g")) if "\n" not in path.name]
+    rows = [f'"{path.relative_to(root)}",{n % 2},{int(n % 3 == 0)},{int(n % 7 == 0)}\n' for n, path in enumerate(paths)]
+    (root / "several.csv").write_text("path,zebra,dog,cat\n" + "".join(rows))
+    pack(root / "several.csv", root / "several")
+    return root / "several.csv", root / "several"
+
+
+def test_shards_of_several_labels_are_the_table(several):
+    one, other = (open_source(DataConfig(str(source), val_fraction=0.3), several=True) for source in several)
+    assert one.classes == other.classes == ("zebra", "dog", "cat")
+    for name in ("fingerprint", "order", "held_out"):
+        assert getattr(one, name) == getattr(other, name), name
+    for name, split in one.splits.items():
+        assert np.array_equal(split.labels, other.splits[name].labels)
+        assert {row.sum() for row in split.labels} >= {0, 1, 2}
+    with pytest.raises(DataError, match="may have several labels for an image, and this needs one"):
+        open_source(DataConfig(str(several[1])))
+    unasked = open_source(DataConfig(str(several[1])), needs_labels=False)
+    assert unasked.classes == ("unlabelled",)
+
+
+def test_any_tar_reader_finds_several_labels(several):
+    found = []
+    for shard in json.loads((several[1] / "index.json").read_text())["shards"]:
+        with tarfile.open(several[1] / shard["file"]) as tar:
+            texts = [tar.extractfile(member).read() for member in tar if member.name.endswith(".json")]
+        assert [json.loads(text)["labels"] for text in texts] == shard["images"]["labels"]
+        found += shard["images"]["labels"]
+    assert {tuple(labels) for labels in found} >= {(), (0,), (0, 1), (1,), (1, 2)}
+
+
+def _alone(index):
+    index["shards"][0]["images"]["labels"] = [0] * len(index["shards"][0]["images"]["names"])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda index: index.pop("several_labels"), "the version is not valid"),
+        (lambda index: index["shards"][0]["images"]["labels"].__setitem__(0, [1, 0]), "labels of .* is not valid"),
+        (lambda index: index["shards"][0]["images"]["labels"].__setitem__(0, [0, 3]), "labels of .* is not valid"),
+        (lambda index: index["shards"][0]["images"]["labels"].__setitem__(0, ["0"]), "labels of .* is not valid"),
+        (_alone, "a label is not valid"),
+    ],
+    ids=["one kind", "order", "range", "text", "one label"],
+)
+def test_a_damaged_index_of_several_labels_is_one_error(several, tmp_path, change, reason):
+    shutil.copytree(several[1], tmp_path / "s")
+    index = json.loads((several[1] / "index.json").read_text())
+    assert (index["format_version"], index["several_labels"]) == (2, True)
+    change(index)
+    (tmp_path / "s" / "index.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match=reason):
+        open_source(DataConfig(str(tmp_path / "s")), several=True)
+
+
 def test_a_class_may_be_named_unlabelled(folder, tmp_path):
     shutil.copytree(folder / "a", tmp_path / "photos" / "a")
     shutil.copytree(folder / "b", tmp_path / "photos" / "unlabelled")
@@ -188,7 +248,9 @@ def test_a_changed_byte_is_named_with_its_image(shards, tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda index: index.update(format_version=2), "format_version 2, this version of vitreous reads 1"),
+        (lambda index: index.update(format_version=3), "format_version 3, this version of vitreous reads up to 2"),
+        (lambda index: index.update(format_version=2), "the version is not valid"),
+        (lambda index: index.update(format_version=2, several_labels=True), "a label is not valid"),
         (lambda index: index["shards"][0].update(file="../../etc/passwd"), "a file's name is not valid"),
         (lambda index: index["shards"][0]["images"]["offsets"].__setitem__(0, 1 << 40), "offsets of"),
         (lambda index: index["shards"][0]["images"]["offsets"].__setitem__(0, -1), "offsets of"),

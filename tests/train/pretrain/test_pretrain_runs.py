@@ -195,17 +195,21 @@ def test_a_manifest_without_labels_ends_with_a_command_that_works(tmp_path, vitr
     bracketed = "".join(f"{n}.png,['{text}']\n" for n, text in enumerate(sets))  # no labels, which pretraining allows
     (tmp_path / "brackets.csv").write_text(f"path,labels\n{bracketed}")
     options = ["--steps=2", "--model.image_size=8", "--model.patch_size=4", "--model.width=16", "--model.heads=2"]
-    for name, verb in (("none", "inspect"), ("some", "finetune"), ("sets", "finetune"), ("brackets", "inspect")):
-        words = (f"{name}.csv", *options, "--data.val_fraction=0.3", "--mae.mask=0.5", f"--out={name}")
+    assert vitreous("shard", "sets.csv", "shards").returncode == 0
+    of_sets = {"val_knn_map", "val_linear_map"}
+    found = {"some": {"val_knn", "val_linear"}, "sets": of_sets, "shards": of_sets}
+    for data in ("none.csv", "some.csv", "sets.csv", "shards", "brackets.csv"):
+        name = f"run-{data.partition('.')[0]}"
+        words = (data, *options, "--data.val_fraction=0.3", "--mae.mask=0.5", f"--out={name}")
         done = vitreous("pretrain", *words)
         assert done.returncode == 0, done.stderr
         (command,) = (line for line in done.stdout.splitlines() if line.startswith("next "))
-        assert command.split()[1:3] == ["vitreous", verb]
+        assert command.split()[1:3] == ["vitreous", "finetune" if data.partition(".")[0] in found else "inspect"]
         with (tmp_path / name / "metrics.csv").open() as stream:
             probes = {column for column in next(csv.reader(stream)) if column.startswith(("val_knn", "val_linear"))}
-        assert probes == {"some": {"val_knn", "val_linear"}, "sets": {"val_knn_map", "val_linear_map"}}.get(name, set())
-    assert vitreous("inspect", "none/model.safetensors", "--out=page").returncode == 0
-    probed = vitreous("probe", "some", "some.csv", "--k=1", "--shots=none", "--json=-")
+        assert probes == found.get(data.partition(".")[0], set())
+    assert vitreous("inspect", "run-none/model.safetensors", "--out=page").returncode == 0
+    probed = vitreous("probe", "run-some", "some.csv", "--k=1", "--shots=none", "--json=-")
     assert probed.returncode == 0, probed.stderr
 
 

@@ -5,6 +5,7 @@ docs/reference/files.md describes the format. An index may come from a stranger,
 
 from __future__ import annotations
 
+import itertools
 import json
 import operator
 import re
@@ -24,6 +25,7 @@ MOST_BYTES = 4 << 30
 """Limit of an index; a million images take about 130 MB."""
 
 _FORMAT, _VERSION = "vitreous shards", 1
+_VERSION_OF_SEVERAL = 2  # of an index in which an image has several labels, so that earlier versions refuse it
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _COLUMNS = ("names", "labels", "splits", "offsets", "lengths", "digests", "heights", "widths", "grey")
 _SPLITS = {None, "train", "val", "test"}
@@ -34,7 +36,7 @@ class Row(NamedTuple):
     """One image of a shard."""
 
     name: str
-    label: int  # position in the index's classes
+    label: int | tuple[int, ...]  # position in the index's classes; all of them, ascending, if there may be several
     split: str | None  # as the data has it; None if it does not say
     offset: int
     length: int
@@ -66,6 +68,7 @@ class ShardEntry:
         _require(_FILE.fullmatch(file) is not None, "a file's name")
         _require(type(size) is int and re.fullmatch("[0-9a-f]{64}", sha256) is not None, f"the hash of {file}")
         columns = {name: list(stored["images"][name]) for name in _COLUMNS}
+        columns["labels"] = [tuple(label) if type(label) is list else label for label in columns["labels"]]
         _check_columns(columns, file, size, num_classes)
         return cls(file, size, sha256, [Row(*values) for values in zip(*columns.values(), strict=True)])
 
@@ -80,6 +83,7 @@ class Index:
         shards: The shards.
         created_by: Program and version.
         without_labels: Whether the class `unlabelled` stands for images without a label.
+        several: Whether an image may have several labels, or none.
     """
 
     classes: tuple[str, ...]
@@ -87,12 +91,15 @@ class Index:
     shards: Sequence[ShardEntry]
     created_by: str = ""
     without_labels: bool = False
+    several: bool = False
 
     def to_json(self) -> str:
         """Return the content of `index.json`."""
-        head = {"format": _FORMAT, "format_version": _VERSION, "created_by": self.created_by}
+        version = _VERSION_OF_SEVERAL if self.several else _VERSION
+        head = {"format": _FORMAT, "format_version": version, "created_by": self.created_by}
         classes = {"classes": self.classes, "classes_have_order": self.has_order}
         classes |= {"without_labels": True} if self.without_labels else {}
+        classes |= {"several_labels": True} if self.several else {}
         return json.dumps(head | classes | {"shards": [shard.to_dict() for shard in self.shards]})
 
 
@@ -108,19 +115,22 @@ def parse_index(content: bytes, name: str) -> Index:
         version = stored["format_version"] if stored["format"] == _FORMAT else None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{name} is damaged, or not an index of shards: write the shards again") from error
-    if type(version) is int and version > _VERSION:
+    if type(version) is int and version > _VERSION_OF_SEVERAL:
         raise DataError(
-            f"{name} has format_version {version}, this version of vitreous reads {_VERSION}: update vitreous, or "
-            "write the shards again"
+            f"{name} has format_version {version}, this version of vitreous reads up to {_VERSION_OF_SEVERAL}: update "
+            "vitreous, or write the shards again"
         )
     try:
-        _require(version == _VERSION, "the version")
+        several = stored.get("several_labels") is True
+        _require(version == (_VERSION_OF_SEVERAL if several else _VERSION), "the version")
         classes = stored["classes"]
         _require(type(classes) is list and set(map(type, classes)) == {str} and "" not in classes, "a class")
         shards = [ShardEntry.from_dict(each, len(classes)) for each in stored["shards"]]
         _require(len({shard.file for shard in shards}) == len(shards), "the files' names")
         has_order, without_labels = stored["classes_have_order"] is True, stored.get("without_labels") is True
-        return Index(tuple(classes), has_order, shards, str(stored["created_by"]), without_labels)
+        kinds = {type(row.label) for shard in shards for row in shard.rows}
+        _require(kinds <= {tuple if several else int}, "a label")
+        return Index(tuple(classes), has_order, shards, str(stored["created_by"]), without_labels, several)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)[:200]
         raise DataError(f"{name} is damaged ({reason}): write the shards again, or copy it again") from error
@@ -135,7 +145,8 @@ def _check_columns(columns: Mapping[str, list[Any]], file: str, size: int, num_c
     _require("" not in texts and "\0" not in "".join(texts), f"an image's name in {file}")
     _require(set(map(len, digests)) == {32} and _HEX.fullmatch("".join(digests)) is not None, f"a hash in {file}")
     _require(set(columns["splits"]) <= _SPLITS and set(map(type, columns["grey"])) == {bool}, f"a split in {file}")
-    limits = {"labels": (0, num_classes - 1), "lengths": (1, MAX_BYTES), "heights": (1, MAX_SIDE)}
+    _check_labels(columns["labels"], num_classes, f"labels of {file}")
+    limits = {"lengths": (1, MAX_BYTES), "heights": (1, MAX_SIDE)}
     for name, (least, most) in {**limits, "widths": (1, MAX_SIDE), "offsets": (0, size)}.items():
         numbers = columns[name]
         _require(
@@ -143,6 +154,14 @@ def _check_columns(columns: Mapping[str, list[Any]], file: str, size: int, num_c
         )
     ends = map(operator.add, columns["offsets"], columns["lengths"])
     _require(max(ends) <= size, f"the place of an image in {file}")
+
+
+def _check_labels(labels: Sequence[Any], num_classes: int, what: str) -> None:
+    """Check that all are positions of classes, or all are tuples of them, each in ascending order."""
+    if set(map(type, labels)) == {tuple}:
+        _require(all(a < b for each in labels for a, b in itertools.pairwise(each)), what)
+        labels = [label for each in labels for label in each]
+    _require(set(map(type, labels)) <= {int} and all(0 <= label < num_classes for label in labels), what)
 
 
 def _require(holds: bool, what: str) -> None:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Protocol, cast
 
 from vitreous.data.images.formats import image_extensions
 from vitreous.data.images.stored import Container, StoredImage
-from vitreous.data.shards.index import INDEX, MOST_BYTES, is_index, parse_index
+from vitreous.data.shards.index import INDEX, MOST_BYTES, Row, is_index, parse_index
 from vitreous.data.shards.local import LocalFile, LocalFolder
 from vitreous.data.shards.parquet import PARQUET_SUFFIXES, has_images, read_parquet
 from vitreous.data.shards.reader import ContainerReader
 from vitreous.data.shards.tar import read_samples
+from vitreous.data.sources.label_sets import SEPARATOR
 from vitreous.data.sources.listing import SPLIT_NAMES, UNLABELLED, Entry, Listing, first_ten, plain_name, pluralize
 from vitreous.errors import DataError
 from vitreous.files.opening import open_regular
@@ -82,10 +84,13 @@ def find_shards(path: Path) -> ShardFolder | None:
     return None
 
 
-def list_shards(folder: ShardFolder, *, needs_labels: bool = True, sets_aside: bool = False) -> Listing:
+def list_shards(
+    folder: ShardFolder, *, needs_labels: bool = True, sets_aside: bool = False, reads_sets: bool = False
+) -> Listing:
     """List the images of shards in the order of the shards.
 
     Where labels are needed, images that were packed without one are set aside if the caller `sets_aside` such images.
+    Where they are not, several labels of an image count only if the caller `reads_sets`.
 
     Raises:
         DataError: If a file is missing, there are no images, or labels are needed and missing.
@@ -107,12 +112,21 @@ def list_shards(folder: ShardFolder, *, needs_labels: bool = True, sets_aside: b
         for row in shard.rows:
             size = (row.height, row.width)
             image = StoredImage(file, row.name, row.offset, row.length, digest=row.digest, size=size, grey=row.grey)
-            entries.append(Entry(image, row.name, index.classes[row.label], row.split))
+            entries.append(_entry(image, row, index.classes))
     if not entries:
         raise DataError(f"{folder.name} has no image in its index: write the shards again")
     if needs_labels and index.without_labels:
         return _with_labels(folder, entries, sets_aside=sets_aside)
+    if index.several and not needs_labels and not reads_sets:
+        return Listing(folder.root, [replace(entry, label=UNLABELLED, labels=None) for entry in entries])
     return Listing(folder.root, entries, classes=index.classes if index.has_order else None)
+
+
+def _entry(image: StoredImage, row: Row, classes: Sequence[str]) -> Entry:
+    if isinstance(row.label, int):
+        return Entry(image, row.name, classes[row.label], row.split)
+    names = tuple(classes[label] for label in row.label)
+    return Entry(image, row.name, SEPARATOR.join(names), row.split, names)
 
 
 def _with_labels(folder: ShardFolder, entries: list[Entry], *, sets_aside: bool) -> Listing:

@@ -34,7 +34,13 @@ _MOST_AT_ONCE = 8 << 20  # bytes of one request
 
 
 def list_store(
-    address: str, cache_gb: float, *, mixed: int = 1, needs_labels: bool = True, sets_aside: bool = False
+    address: str,
+    cache_gb: float,
+    *,
+    mixed: int = 1,
+    needs_labels: bool = True,
+    sets_aside: bool = False,
+    reads_sets: bool = False,
 ) -> Listing:
     """List a folder in a store: shards if it has an index, tar or Parquet files, else images in folders.
 
@@ -45,7 +51,7 @@ def list_store(
     if not any(files):
         raise DataError(f"{folder.name} is empty or not there: give s3://BUCKET/FOLDER with shards or images")
     if INDEX in files or any(name.endswith(SUFFIXES) for name in files):
-        listing = list_shards(folder, needs_labels=needs_labels, sets_aside=sets_aside)
+        listing = list_shards(folder, needs_labels=needs_labels, sets_aside=sets_aside, reads_sets=reads_sets)
         sizes = sorted((size for name, size in files.items() if name.endswith(SUFFIXES)), reverse=True)
         if 0 < cache_gb * 2**30 < sum(sizes[:mixed]):
             listing.notes.append(

@@ -126,7 +126,8 @@ def list_source(
 
     Files are sorted by name and label, regardless of their order in a manifest or on disk. With `sets_aside`, images of
     a manifest or of shards that have no label are in :attr:`Listing.unlabelled`; they are an error otherwise. A source
-    that does not need labels, and `reads_sets`, has the labels of a manifest where an image may have several.
+    that does not need labels, and `reads_sets`, has the labels of a manifest or of shards where an image may have
+    several.
     """
     path = find_source(config.source)
     if is_store(config.source):
@@ -138,11 +139,12 @@ def list_source(
             mixed=config.shuffle_shards,
             needs_labels=needs_labels,
             sets_aside=sets_aside,
+            reads_sets=reads_sets,
         )
     elif path is None:
         listing = load_known(config.source, config.dir)
     elif (shards := find_shards(path)) is not None:
-        listing = list_shards(shards, needs_labels=needs_labels, sets_aside=sets_aside)
+        listing = list_shards(shards, needs_labels=needs_labels, sets_aside=sets_aside, reads_sets=reads_sets)
     elif path.is_dir():
         listing = list_folder(path) if needs_labels else list_unlabelled(path)
     else:

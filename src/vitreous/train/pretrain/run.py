@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any, cast
 
+from vitreous.data.config import DataConfig
+from vitreous.data.shards.index import INDEX
 from vitreous.data.shards.listing import find_shards
-from vitreous.data.sources.listing import UNLABELLED
+from vitreous.data.sources.listing import UNLABELLED, Listing
 from vitreous.data.sources.locating import find_source
-from vitreous.data.sources.manifest import list_manifest
+from vitreous.data.sources.opening import list_source
 from vitreous.errors import DataError
 from vitreous.train.assembly import Kit, Session
 from vitreous.train.console import Display
@@ -83,18 +84,21 @@ def _monitor(setup: Setup) -> FeatureMonitor:
 
 
 def _label_sets(config: PretrainConfig) -> dict[str, tuple[str, ...]] | None:
-    """Return the labels of the images of a manifest where one may have several; labels that cannot be read are none."""
+    """Return the labels of images of a manifest, or of a folder of shards with an index, where one may have several.
+
+    Labels that cannot be read are none.
+    """
     path = find_source(config.data.source)
-    if path is None or path.is_dir() or find_shards(path) is not None:
+    if path is None or (find_shards(path) is not None if path.is_file() else not (path / INDEX).is_file()):
         return None
-    return _sets_of(path, path.stat().st_mtime_ns)
+    return _sets_of(config.data, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=1)  # each module of a run asks, and a plan has several
-def _sets_of(manifest: Path, changed: int) -> dict[str, tuple[str, ...]] | None:
+def _sets_of(data: DataConfig, changed: int) -> dict[str, tuple[str, ...]] | None:
     with contextlib.suppress(DataError):
-        listing = list_manifest(manifest, needs_labels=False, reads_sets=True)
-        return {entry.name: entry.labels for entry in listing.entries if entry.labels}
+        listed = list_source(data, needs_labels=False, reads_sets=True)
+        return {entry.name: entry.labels for entry in cast(Listing, listed).entries if entry.labels}
     return None
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from vitreous.data.config import DataConfig
 from vitreous.data.images.stored import ImagePath
+from vitreous.data.sources.checks import label_matrix
 from vitreous.data.sources.listing import Entry
 from vitreous.data.sources.scan import Scanned
 from vitreous.data.sources.split import hold_out_val
@@ -29,7 +30,7 @@ class Planned:
 
     path: ImagePath
     name: str
-    label: int
+    label: int | tuple[int, ...]  # positions in the classes
     split: str | None  # as the data has it
     length: int
     scanned: Scanned
@@ -68,10 +69,12 @@ def plan_shards(
     """
     index = {name: n for n, name in enumerate(classes)}
     digests = [one.digest for one in scanned]
-    labels = [index[entry.label] for entry in entries]
+    has_several = bool(entries) and entries[0].labels is not None
+    labels = [_positions(entry, index) for entry in entries]
+    strata = label_matrix(classes, entries) if has_several else labels
     sides = np.asarray([entry.split or "train" for entry in entries], "<U5")
     with contextlib.suppress(DataError):  # too few images to hold any out: all are named after what there is
-        sides = hold_out_val(config, digests, labels, sides)[0]
+        sides = hold_out_val(config, digests, strata, sides)[0]
     plans = []
     for split in sorted(set(sides.tolist())):
         members = sorted(np.flatnonzero(sides == split).tolist(), key=lambda n: (digests[n], entries[n].name))
@@ -81,6 +84,10 @@ def plan_shards(
         ]
         plans += _cut(split, images, shard_bytes)
     return plans
+
+
+def _positions(entry: Entry, index: Mapping[str, int]) -> int | tuple[int, ...]:
+    return index[entry.label] if entry.labels is None else tuple(sorted(index[name] for name in entry.labels))
 
 
 def _cut(split: str, images: Sequence[Planned], shard_bytes: int) -> list[ShardPlan]:

@@ -9,6 +9,7 @@ Threads write the shards. Reading, hashing and decoding release Python's lock, s
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,6 @@ from vitreous.data.shards.tar import end_of_tar, header_of, padding
 from vitreous.data.shards.writing.destination import Destination
 from vitreous.data.shards.writing.known import as_entries
 from vitreous.data.shards.writing.planning import Planned, ShardPlan, plan_shards
-from vitreous.data.sources.checks import refuse_several_labels
 from vitreous.data.sources.known import PixelSet
 from vitreous.data.sources.listing import UNLABELLED, Entry, Listing, first_ten, match_exclusions, ordered_classes
 from vitreous.data.sources.opening import list_source
@@ -92,7 +92,8 @@ def write_shards(
     destination.keep_only({plan.file for plan in plans})
     shards, reused = _write_all(plans, destination, workers, bar)
     without_labels = not needs_labels and UNLABELLED in classes
-    index = Index(classes, listing.classes is not None, shards, f"vitreous {__version__}", without_labels)
+    several = entries[0].labels is not None
+    index = Index(classes, listing.classes is not None, shards, f"vitreous {__version__}", without_labels, several)
     destination.finish(index.to_json())
     total = sum(shard.bytes for shard in shards)
     return Written(len(entries), len(shards), total, reused, unreadable, notes)
@@ -101,7 +102,6 @@ def write_shards(
 def _list(config: DataConfig, *, needs_labels: bool) -> tuple[Listing, list[str]]:
     listed = list_source(config, needs_labels=needs_labels)
     listing = as_entries(listed, config) if isinstance(listed, PixelSet) else listed
-    refuse_several_labels(config.source, listing)
     notes = list(listing.notes)
     if config.exclude:
         names, paths = [entry.name for entry in listing.entries], [entry.path for entry in listing.entries]
@@ -158,15 +158,22 @@ def _write_one(plan: ShardPlan, digest: str, destination: Destination) -> ShardE
         for n, image in enumerate(plan.images, start=plan.first):
             content = _content(image)
             extension = FORMATS[detect_format(content[:64])].extensions[0]
-            label = str(image.label).encode()
+            suffix, label = _label_file(image.label)
             put(header_of(f"{n:09d}{extension}", len(content)))
             rows.append(_row(image, position, len(content)))
             put(content + padding(len(content)))
-            put(header_of(f"{n:09d}.cls", len(label)) + label + padding(len(label)))
+            put(header_of(f"{n:09d}{suffix}", len(label)) + label + padding(len(label)))
         put(end_of_tar())
     shard = ShardEntry(plan.file, position, sha256.hexdigest(), rows)
     destination.record(shard, digest)
     return shard
+
+
+def _label_file(label: int | tuple[int, ...]) -> tuple[str, bytes]:
+    """Return ending and content of the file beside an image that has its label, or all of them."""
+    if isinstance(label, int):
+        return ".cls", str(label).encode()
+    return ".json", json.dumps({"labels": label}).encode()
 
 
 def _content(image: Planned) -> bytes:
