@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+import transformers
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
@@ -23,6 +24,7 @@ from vitreous.cli.main import main
 from vitreous.cli.verbs.convert import _FORMAT_OF_SUFFIX, _Format
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
+from vitreous.evaluate.multilabel.rule import LabelRule
 
 SUFFIXES = {suffix for _, suffixes in FILES.values() for suffix in suffixes}
 CLASSES = ("daisy", "Löwenzahn", "rose")
@@ -124,6 +126,28 @@ def test_an_existing_destination_is_kept_without_overwrite(model_file, tmp_path,
     assert convert(model_file, tmp_path / "t", "--to", "timm", "--overwrite") == 0
     assert sorted(os.listdir(tmp_path / "t")) == ["config.json", "model.safetensors"]
     assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "t"]
+
+
+def test_several_labels_are_several_labels_for_transformers(model_file, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model, info = load_model(model_file)
+    fitted = LabelRule((0.3, 0.5, 0.6), (1.0, 2.0, 1.0), (0.0, 0.5, 0.0))
+    save_model(model_file, model, dataclasses.replace(info, multilabel=fitted))
+    assert convert(model_file, tmp_path / "h", "--to", "huggingface") == 0
+    assert "thresholds and calibration of the labels are left out" in capfd.readouterr().err
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "h")
+    assert theirs.config.problem_type == "multi_label_classification"
+    labels = torch.tensor([[1.0, 0.0, 1.0]])
+    images = torch.randn(1, 3, 48, 48, generator=torch.Generator().manual_seed(0))
+    output = theirs(images, labels=labels)
+    assert torch.allclose(output.loss, torch.nn.functional.binary_cross_entropy_with_logits(output.logits, labels))
+    assert convert(tmp_path / "h", tmp_path / "back.safetensors", "--to", "vitreous") == 0
+    assert "several labels of an image: config.json has problem_type" in capfd.readouterr().err
+    assert load_model(tmp_path / "back.safetensors")[1].multilabel == LabelRule.plain(3)
+    assert convert(tmp_path / "h", tmp_path / "again", "--to", "huggingface") == 0
+    assert "left out" not in capfd.readouterr().err  # nothing was fitted
+    first, second = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("h", "again"))
+    assert first == second
 
 
 @pytest.mark.parametrize("licence", ["Apache-2.0", "DINOv3", "MIT AND ImageNet-research", "open: 'rail'"])

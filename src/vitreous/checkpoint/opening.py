@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -20,6 +19,7 @@ from vitreous.checkpoint.adapters.common import (
     Hints,
     ImportedModel,
     State,
+    distinct,
     has_decoder,
     join_first,
 )
@@ -34,6 +34,7 @@ from vitreous.checkpoint.resize import Resample, resize_model
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError, first_line
+from vitreous.evaluate.multilabel.rule import LabelRule
 from vitreous.model.config import Size2d, ViTConfig, pair
 from vitreous.model.positions import Learned
 
@@ -236,7 +237,7 @@ def build_model(config: ViTConfig, state: Mapping[str, Tensor], name: str) -> Fa
 def _model_info(imported: ImportedModel, layout: dict[str, Any], name: str, reasons: list[str]) -> ModelInfo:
     """Return classes, pipeline and provenance; append what had to be assumed to `reasons`."""
     config = imported.config
-    classes, renamed = _distinct(imported.classes or tuple(str(i) for i in range(config.num_classes)))
+    classes, renamed = distinct(imported.classes or tuple(str(i) for i in range(config.num_classes)))
     if imported.classes is None and config.num_classes:
         reasons.append("classes are numbered: the source does not name them")
     if renamed:
@@ -253,19 +254,10 @@ def _model_info(imported: ImportedModel, layout: dict[str, Any], name: str, reas
         reasons.append("images are squashed and scaled to [-1, 1]: nothing beside the weights says how")
     provenance = {"source": name, "family": imported.family, "layout": stored_layout(layout, imported.kept)}
     try:
-        return ModelInfo(classes, pipeline, provenance=provenance)
+        rule = LabelRule.plain(len(classes)) if imported.several else None
+        return ModelInfo(classes, pipeline, provenance=provenance, multilabel=rule)
     except ConfigError as error:
         raise CheckpointError(f"'{name}': {error}") from error
-
-
-def _distinct(classes: tuple[str, ...]) -> tuple[tuple[str, ...], list[int]]:
-    """Append the index to class names that occur twice (ImageNet has two cranes); return which were renamed."""
-    count = Counter(classes)
-    renamed = [i for i, name in enumerate(classes) if count[name] > 1]
-    names = list(classes)
-    for i in renamed:
-        names[i] = f"{classes[i]} #{i}"
-    return tuple(names), renamed
 
 
 def _apply_options(opened: OpenedCheckpoint, options: OpenOptions, name: str) -> OpenedCheckpoint:

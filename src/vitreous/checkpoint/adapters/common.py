@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ __all__ = [
     "OutgoingModel",
     "State",
     "beyond_the_paper",
+    "distinct",
     "has_decoder",
     "join_first",
 ]
@@ -72,6 +74,7 @@ class ImportedModel:
     classes: tuple[str, ...] | None = None
     pipeline: EvalPipeline | None = None
     kept: State = field(default_factory=dict)  # read by no forward pass, such as a mask token; to be written again
+    several: bool = False  # whether an image may have several labels, by a sigmoid for each
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class OutgoingModel:
     kept: State  # tensors that no forward pass reads
     classes: tuple[str, ...]
     pipeline: EvalPipeline
+    several: bool = False  # whether an image may have several labels
 
     def raise_if_unsupported(self, family: str, unsupported: dict[str, bool], *, keeps: bool = False) -> None:
         """Raise one error that lists everything in the model that a family cannot express.
@@ -135,3 +139,13 @@ def join_first(items: Iterable[str]) -> str:
     shown = list(items)
     rest = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return ", ".join(shown[:_SHOWN]) + rest
+
+
+def distinct(classes: tuple[str, ...]) -> tuple[tuple[str, ...], list[int]]:
+    """Append the index to class names that occur twice (ImageNet has two cranes); return which were renamed."""
+    count = Counter(classes)
+    renamed = [i for i, name in enumerate(classes) if count[name] > 1]
+    names = list(classes)
+    for i in renamed:
+        names[i] = f"{classes[i]} #{i}"
+    return tuple(names), renamed

@@ -21,6 +21,8 @@ from vitreous.checkpoint.adapters.huggingface_names import (
     KINDS,
     NAMINGS,
     PREFIXES,
+    PROBLEM,
+    SEVERAL,
     Naming,
     translate,
 )
@@ -96,7 +98,10 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
         classes = tuple(str(label) for _, label in sorted(labels.items(), key=lambda item: int(item[0])))
     preprocessor = source.documents.get("preprocessor_config.json")
     pipeline = pipelines.from_huggingface(preprocessor, config, source.name) if preprocessor else None
-    return ImportedModel("huggingface", config, state, layout, reasons, classes or None, pipeline, kept)
+    several = document.get(PROBLEM) == SEVERAL and config.num_classes > 0
+    if several:
+        reasons.append(f"several labels of an image: config.json has {PROBLEM} {SEVERAL}")
+    return ImportedModel("huggingface", config, state, layout, reasons, classes or None, pipeline, kept, several)
 
 
 def _alone(kind: str, document: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ACTIVATIONS", "FIRST_KINDS", "KINDS", "NAMINGS", "PREFIXES", "Kind", "Naming", "translate"]
+__all__ = [
+    "ACTIVATIONS",
+    "FIRST_KINDS",
+    "KINDS",
+    "NAMINGS",
+    "PREFIXES",
+    "PROBLEM",
+    "SEVERAL",
+    "Kind",
+    "Naming",
+    "translate",
+]
 
 
 @dataclass(frozen=True)
@@ -157,6 +168,9 @@ FIRST_KINDS = ("vit", "dinov2", "dinov2_with_registers")
 
 PREFIXES = tuple(dict.fromkeys(prefix for kind in KINDS.values() for prefix in kind.prefixes))
 """What may stand before the names of the tensors, over all kinds of model."""
+
+PROBLEM, SEVERAL = "problem_type", "multi_label_classification"
+"""The entry of config.json of a model that gives an image several labels, by a sigmoid for each, and its value."""
 
 
 def translate(name: str, table: dict[str, str]) -> str | None:

@@ -15,6 +15,8 @@ from vitreous.checkpoint.adapters.huggingface_names import (
     KINDS,
     NAMINGS,
     PREFIXES,
+    PROBLEM,
+    SEVERAL,
     Naming,
     translate,
 )
@@ -75,6 +77,8 @@ def written(model: OutgoingModel) -> ForeignCheckpoint:
         if kind in FIRST_KINDS
         else _updated(dict(layout["document"]), kind, config, model.classes)
     )
+    if model.several or document.get(PROBLEM) == SEVERAL:
+        document[PROBLEM] = SEVERAL if model.several else None
     documents = {
         "config.json": document,
         "preprocessor_config.json": pipelines.to_huggingface(model.pipeline),

@@ -27,6 +27,7 @@ from vitreous.checkpoint.opening import (
 )
 from vitreous.data.images.reading import read_image
 from vitreous.errors import CheckpointError
+from vitreous.evaluate.multilabel.rule import LabelRule
 from vitreous.model.config import pair
 from vitreous.model.vit import VisionTransformer
 
@@ -37,6 +38,7 @@ Family = Literal["google", "timm", "huggingface", "torchvision", "vitreous"]
 BOUND = 1e-5
 HYBRID_BOUND = 3e-5  # for a ResNet stem, whose group norms sum in another order
 """Largest difference of two logits that a conversion may cause, relative to the largest logit."""
+_RULE_OMITTED = "thresholds and calibration of the labels are left out: there an image has those of 0.5 or more"
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,13 @@ def convert(
     """
     target = Destination(to, destination, source, overwrite)
     opened = open_with_details(source, options or OpenOptions())
-    if to != "vitreous":
+    if to not in ("vitreous", "huggingface"):
         opened.info.require_one_class(f"--to {to}")
     for reason in opened.reasons:
         tell(reason)
     used, notes = adopted(opened, to)
+    if to != "vitreous" and opened.info.multilabel not in (None, LabelRule.plain(len(opened.info.classes))):
+        notes = [*notes, _RULE_OMITTED]
     if to != "vitreous" and (opened.info.abstention or opened.info.conformal):
         notes = [*notes, THRESHOLDS_OMITTED]
     for note in notes:

@@ -62,7 +62,8 @@ def export(opened: OpenedCheckpoint, family: str) -> ForeignCheckpoint:
     names = layout.get("class_names") or opened.layout.get("class_names") or {}
     classes = tuple(str(names.get(str(i), name)) for i, name in enumerate(info.classes))
     state = dict(opened.model.state_dict())
-    outgoing = OutgoingModel(opened.model.config, state, layout, opened.kept, classes, info.pipeline)
+    several = info.multilabel is not None
+    outgoing = OutgoingModel(opened.model.config, state, layout, opened.kept, classes, info.pipeline, several)
     written: ForeignCheckpoint = FAMILIES[family].write(outgoing)
     return replace(written, tensors=_restore_dtypes(written.tensors, layout.get("dtypes") or {}))
 
