@@ -1,6 +1,7 @@
 """Trainings that are compared at equal wall-clock time: in turn on all cores, or at the same time on one core each.
 
-Each run starts with an empty cache of features and compiled graphs, as the first one of a user does.
+Each run starts with an empty cache of features and converted models, as the first one of a user does. What the hub's
+client has downloaded stays.
 """
 
 from __future__ import annotations
@@ -68,6 +69,11 @@ def _asked(run: Training, together: bool) -> dict[str, Any]:
     return {"data": run.data, "options": list(run.options), "together": together}
 
 
+def _hub_home() -> str:
+    """Return where the hub's client keeps its downloads, which it looks for in the cache."""
+    return str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface")
+
+
 def _result(run: Training, core: int | None) -> dict[str, Any]:
     if (found := _stored(run, core is not None)) is not None:
         return found
@@ -75,7 +81,7 @@ def _result(run: Training, core: int | None) -> dict[str, Any]:
     command = [str(Path(sys.executable).with_name("vitreous")), "train", run.data, *run.options]
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as cache:  # features that an earlier run computed would be time that it saves
-        environment = {**os.environ, "XDG_CACHE_HOME": cache}
+        environment = {"HF_HOME": _hub_home(), **os.environ, "XDG_CACHE_HOME": cache}
         subprocess.run([*alone, *command, "--out", str(run.out), "--resume"], check=True, env=environment)
     seconds = time.monotonic() - began
     report = json.loads((run.out / "report.json").read_text())

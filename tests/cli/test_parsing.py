@@ -166,3 +166,10 @@ def test_types_are_described():
     assert describe_type(int | tuple[int, int]) == "a whole number or 2 whole numbers, written a,b or [a, b]"
     assert describe_type(tuple[float, ...]) == "a list of numbers, written a,b or [a, b]"
     assert describe_type(Literal["a", "b"] | None) == "one of a, b or null"
+
+
+@pytest.mark.parametrize("words", [("--data.exclude=",), ("--exclude", ""), ("--data-dir=",), ("--teacher", "")])
+def test_an_empty_name_as_of_an_unset_variable_is_refused(words, vitreous):
+    run = vitreous("train", "digits", *words)
+    assert run.returncode == 2
+    assert run.stderr.splitlines()[-1].endswith(" is empty: give a name, or remove the option")

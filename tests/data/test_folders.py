@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from vitreous.data.config import DataConfig
 from vitreous.data.sources.finding import find_images
@@ -97,28 +98,45 @@ def test_what_is_ignored_is_noted(put):
     assert len(listing.entries) == 6
 
 
-@pytest.mark.parametrize(
-    ("page", "document"),
-    [("report.html", "recipe.yaml"), ("report.html", "evaluation.json"), ("inspection.html", "inspection.json")],
-)
-def test_folders_of_earlier_commands_are_no_classes(put, page, document):
-    root = put("daisy", "rose", "runs/photos-1/inspection")
-    shutil.copy(root / "rose" / "0.jpg", root / "runs" / "photos-1" / "curves.png")
-    for name in (page, document):
-        (root / "runs" / "photos-1" / name).write_text("")
+@pytest.fixture
+def run(put) -> Path:
+    """Two class folders, and below them a run with an inspection in it, both with figures."""
+    root = put("daisy", "rose")
+    run = root / "runs" / "photos-1"
+    for folder, page, document in (
+        (run, "report.html", "recipe.yaml"),
+        (run / "inspection", "inspection.html", "inspection.json"),
+    ):
+        folder.mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(folder / "curves.png")
+        for name in (page, document):
+            (folder / name).write_text("")
+    return run
+
+
+def test_figures_of_runs_and_inspections_are_no_class(run):
+    root = run.parents[1]
     listing = list_folder(root)
     assert {entry.label for entry in listing.entries} == {"daisy", "rose"}
-    assert listing.notes == ["1 folder that vitreous wrote left out (first: runs/photos-1)"]
-    (root / "runs" / "photos-1" / document).unlink()
-    assert {entry.label for entry in list_folder(root).entries} == {"daisy", "rose", "runs"}
+    assert listing.notes == ["figures that vitreous wrote are left out: runs/photos-1"]
+    (run / "recipe.yaml").unlink()
+    listing = list_folder(root)
+    assert {entry.label for entry in listing.entries} == {"daisy", "rose", "runs"}  # the run's, now any folder
+    assert "figures that vitreous wrote are left out: runs/photos-1/inspection" in listing.notes
 
 
-def test_a_folder_that_a_command_wrote_is_read_when_it_is_named(put):
-    root = put("run/inspection")
-    for name in ("inspection.html", "inspection.json"):
-        (root / "run" / name).write_text("")
-    assert len(find_images(root / "run").pictures) == 3
-    assert not find_images(root).pictures
+def test_a_run_is_read_when_it_is_named(run):
+    assert [path.name for path in find_images(run).pictures] == ["curves.png"]
+    assert find_images(run.parent).pictures == []
+    with pytest.raises(DataError, match=r"holds no images.*; figures that vitreous wrote are left out: photos-1"):
+        list_folder(run.parent)
+
+
+def test_photographs_beside_an_inspection_are_still_photographs(run):
+    root = run.parents[1]
+    for name in ("inspection.html", "inspection.json"):  # `vitreous inspect --out rose`
+        shutil.copy(run / "inspection" / name, root / "rose" / name)
+    assert sum(entry.label == "rose" for entry in list_folder(root).entries) == 3
 
 
 def test_folders_beside_the_splits_are_noted(put):

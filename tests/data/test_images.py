@@ -329,7 +329,7 @@ def test_images_are_found_in_any_alphabet_case_and_depth(cat, tmp_path):
         cat.save(path) if path.suffix != ".webp" else path.write_bytes(encoded(cat, "WEBP"))
     (tmp_path / "notes.txt").write_text("RIFFRAFF")
     (tmp_path / "deep.csv").write_text("path,label")
-    images, others, notes = find_images(tmp_path)
+    images, others, notes, _ = find_images(tmp_path)
     assert notes == []
     assert images == sorted(tmp_path / name for name in names[:4])
     assert others == [tmp_path / "deep.csv", tmp_path / "notes.txt"]
@@ -346,7 +346,7 @@ def test_symlinks_are_followed_and_loops_end(cat, tmp_path):
     (root / "a" / "up").symlink_to(root)
     (real / "inner" / "loop").symlink_to(real)
     (root / "file.png").symlink_to(real / "1.png")
-    images, _, notes = find_images(root)
+    images, _, notes, _ = find_images(root)
     assert [path.relative_to(root).as_posix() for path in images] == [
         "file.png",
         "linked/1.png",
@@ -366,7 +366,7 @@ def test_folders_with_links_to_each_other_are_visited_once(cat, tmp_path, folder
         cat.resize((4, 4)).save(tmp_path / name / "1.png")
         for k in range(links):
             (tmp_path / name / f"link{k:02}").symlink_to(tmp_path / names[(n + k) % folders])
-    images, others, notes = find_images(tmp_path)
+    images, others, notes, _ = find_images(tmp_path)
     assert [path.relative_to(tmp_path).as_posix() for path in images] == [f"{name}/1.png" for name in names]
     assert others == []
     count = f"{folders * links:,} links lead to folders already listed, whose images count once: "
@@ -383,7 +383,7 @@ def test_the_shortest_path_over_links_names_a_folder(cat, tmp_path):
     (root / "a" / "b" / "deep").symlink_to(outside)
     (root / "z").symlink_to(outside)
     (root / "y").symlink_to(outside)
-    images, _, notes = find_images(root)
+    images, _, notes, _ = find_images(root)
     assert images == [root / "y" / "inner" / "1.png"]
     assert notes[0].endswith("z is y; a/b/deep is y")
 
@@ -394,7 +394,7 @@ def test_images_of_unsupported_formats_are_listed_and_named(cat, tmp_path):
     cat.save(tmp_path / "c.jp2")
     (tmp_path / "c.jp2").rename(tmp_path / "no-extension")
     (tmp_path / "notes.txt").write_text("BMW and P6 are words")
-    images, others, _ = find_images(tmp_path)
+    images, others, _, _ = find_images(tmp_path)
     assert [path.name for path in images] == ["a.ppm", "b.ICO", "no-extension"]
     assert [path.name for path in others] == ["notes.txt"]
     reasons = [result.facts.reason for result in scan(images)]
@@ -408,7 +408,7 @@ def test_a_pipe_is_not_an_image_and_does_not_block(cat, tmp_path):
     os.mkfifo(tmp_path / "pipe.jpg")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "gone.jpg").symlink_to(tmp_path / "nothing")
-    images, others, _ = find_images(tmp_path)
+    images, others, _, _ = find_images(tmp_path)
     assert [path.name for path in images] == ["1.png", "gone.jpg"]
     assert [path.name for path in others] == ["pipe", "pipe.jpg"]
 

@@ -118,6 +118,14 @@ def test_shards_of_several_labels_are_the_table(several):
     assert unasked.classes == ("unlabelled",)
 
 
+def test_a_table_without_any_label_is_packed_as_images_alone(folder, tmp_path):
+    (tmp_path / "m.csv").write_text("path,labels\n" + "".join(f"{path},\n" for path in folder.glob("a/*.png")))
+    with pytest.raises(DataError, match=r"m\.csv: no image has a label: .* with --no-labels"):
+        pack(tmp_path / "m.csv", tmp_path / "s")
+    pack(tmp_path / "m.csv", tmp_path / "s", needs_labels=False)
+    assert open_source(DataConfig(str(tmp_path / "s")), needs_labels=False).classes == ("unlabelled",)
+
+
 def test_any_tar_reader_finds_several_labels(several):
     found = []
     for shard in json.loads((several[1] / "index.json").read_text())["shards"]:
@@ -140,8 +148,11 @@ def _alone(index):
         (lambda index: index["shards"][0]["images"]["labels"].__setitem__(0, [0, 3]), "labels of .* is not valid"),
         (lambda index: index["shards"][0]["images"]["labels"].__setitem__(0, ["0"]), "labels of .* is not valid"),
         (_alone, "a label is not valid"),
+        (lambda index: index.update(classes_have_order=False), "several labels is not valid"),
+        (lambda index: index.update(without_labels=True), "several labels is not valid"),
+        (lambda index: index.update(classes=["cat", "cat", "dog"]), "a class is not valid"),
     ],
-    ids=["one kind", "order", "range", "text", "one label"],
+    ids=["one kind", "order", "range", "text", "one label", "no order", "no labels", "twice"],
 )
 def test_a_damaged_index_of_several_labels_is_one_error(several, tmp_path, change, reason):
     shutil.copytree(several[1], tmp_path / "s")

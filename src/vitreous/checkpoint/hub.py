@@ -19,7 +19,7 @@ from urllib.request import getproxies
 from vitreous.checkpoint.pretrained import find_hub_id
 from vitreous.errors import CheckpointError
 
-__all__ = ["HUB_ID", "answers", "cached_commit", "fetch", "is_reachable", "suggest_id"]
+__all__ = ["HUB_ID", "answers", "cached_commit", "commit_of", "fetch", "is_reachable", "suggest_id"]
 
 HUB_ID = re.compile(r"(?:hf[-_]hub:|hf://)?([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,200}))?")
 """``owner/name`` or ``owner/name@revision``, with an optional prefix."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from vitreous.checkpoint.adapters.meta import licence_of_file
 from vitreous.checkpoint.locating import Located
-from vitreous.checkpoint.model_card import CARD, licence_in
+from vitreous.checkpoint.model_card import AND, CARD, licence_in
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.checkpoint.pretrained import LICENCES, find_hub_id
 from vitreous.files.opening import read_regular
@@ -17,7 +17,6 @@ from vitreous.files.opening import read_regular
 __all__ = ["describe_licence", "recorded_licence", "with_origin"]
 
 _MAX_CARD = 1 << 20  # bytes
-_AND = " AND "
 
 
 def with_origin(info: ModelInfo, located: Located) -> tuple[ModelInfo, str]:
@@ -58,15 +57,15 @@ def recorded_licence(provenance: Mapping[str, Any]) -> str | None:
     """
     records = [provenance, *(value for value in provenance.values() if isinstance(value, Mapping))]
     stated = [record.get(name) for record in records for name in ("license", "licence")]
-    found = [each for licence in stated if isinstance(licence, str) and licence for each in licence.split(_AND)]
-    return _AND.join(dict.fromkeys(found)) or None
+    found = [each for licence in stated if isinstance(licence, str) and licence for each in licence.split(AND)]
+    return AND.join(dict.fromkeys(found)) or None
 
 
 def describe_licence(name: str | None) -> str:
     """Say a licence, or several joined by AND, and what it means for commercial use, where that is known."""
     if name is None:
         return "not stated: ask the authors before you use or share the model"
-    return "; and ".join(_describe(each) for each in name.split(_AND))
+    return "; and ".join(_describe(each) for each in name.split(AND))
 
 
 def _describe(name: str) -> str:

@@ -284,8 +284,8 @@ def _apply_options(opened: OpenedCheckpoint, options: OpenOptions, name: str) ->
     layout = opened.layout
     if layout:
         provenance["layout"] = stored_layout(layout, kept)
-    if config != opened.model.config and (info.abstention or info.conformal or info.multilabel):
-        info = info.without_thresholds()
+    if config != opened.model.config and info != (plain := info.without_thresholds()):
+        info = plain
         reasons.append(THRESHOLDS_VOID)
     classes = info.classes if config.num_classes else ()
     info = replace(info, provenance=provenance, classes=classes, multilabel=info.multilabel if classes else None)

@@ -30,20 +30,15 @@ class Destination:
         self, form: str, destination: str | os.PathLike[str], source: str | os.PathLike[str], overwrite: bool
     ) -> None:
         self._target = Path(destination).expanduser()
-        self._weights, self._is_folder = resolve_destination(form, self._target)
+        self._weights, self.is_folder = resolve_destination(form, self._target)
         self._outputs = Outputs(overwrite)
         self._outputs.reads(each=lambda: _source_files(source))
-        if self._is_folder:
+        if self.is_folder:
             _claim_folder(self._target, source, overwrite)
             return
         self._outputs.claim("DST", self._target)
         if form in _BESIDE:
             self._outputs.claim("the file beside DST", self._weights.with_suffix(_BESIDE[form]))
-
-    @property
-    def is_folder(self) -> bool:
-        """Whether it is a folder, which has room for a model card."""
-        return self._is_folder
 
     @property
     def name(self) -> str:
@@ -67,7 +62,7 @@ class Destination:
 
         An existing destination is replaced only here.
         """
-        if not self._is_folder:
+        if not self.is_folder:
             for file in reversed(files):  # the weights last, so that their documents are there when they appear
                 with self._outputs.atomic_write(self._target.parent / file.name) as path:
                     os.replace(file, path)

@@ -67,9 +67,10 @@ def _expand_one(
     elif (shards := find_shards(Path(word))) is not None:
         yield from images_of(shards)
     elif os.path.isdir(word):
-        images, others, notes = find_images(word)
+        images, others, notes, outputs = find_images(word)
         if not images:
             content = f"only {len(others):,} other files" if others else "it is empty"
+            content = notes[0] if outputs else content
             raise DataError(f"no images in the folder '{word}': {content}")
         for note in notes:
             warn(f"{word}: {printable(note)}")

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from vitreous.cli.options.config_files import read_config
+from vitreous.cli.options.file_names import takes_file_name
 from vitreous.cli.options.model_parts import Parts, fold_parts
 from vitreous.cli.options.types import choices_in, describe_type, is_union, placeholder
 from vitreous.cli.output.wrapping import wrap
@@ -250,9 +251,8 @@ class Parser(ArgumentParser):  # type: ignore[misc,unused-ignore]
 
 def _word_of(option: str, value: str, action: argparse.Action) -> str:
     """Return a value as the parser takes it; an empty name, as of an unset variable of a shell, is refused."""
-    if not value and str(action.metavar).startswith(("FILE", "DIR")):
-        kind = "folder" if action.metavar == "DIR" else "file"
-        raise UsageError(f"{option} is empty: name a {kind}, or remove the option")
+    if not value and takes_file_name(action):
+        raise UsageError(f"{option} is empty: give a name, or remove the option")
     return _bracket_list(value, action)
 
 

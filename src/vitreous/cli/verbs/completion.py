@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitreous.cli.main import VERBS
+from vitreous.cli.options.file_names import takes_file_name
 from vitreous.cli.options.help import TOPICS
 from vitreous.cli.options.parser import Parser, choices_of, is_flag
 from vitreous.errors import UsageError, did_you_mean
@@ -21,13 +22,6 @@ from vitreous.recipes import RECIPES
 __all__ = ["parser_of", "run"]
 
 _SHELLS = ("bash", "zsh", "fish")
-_FILE_PLACEHOLDERS = (
-    *("FILE", "FILE.png", "FILE.csv", "DIR", "FOLDER", "MODEL", "IMAGES", "DATA", "SRC", "DST", "DEST", "[FILE.png]"),
-)
-_FILE_OPTIONS = (
-    *("--out", "--data.dir", "--data-dir", "--data.exclude", "--exclude", "--from", "--tune.source"),
-    *("--teacher", "--distil.teacher", "--aux.model", "--unlabelled", "--aux.unlabelled"),
-)
 _TRAINING_VERBS = ("train", "plan", "finetune", "pretrain")
 
 
@@ -118,5 +112,5 @@ def _add(
     choices = _names_for(names, action) or choices_of(action)
     arity: dict[str, Any] = {"nargs": action.nargs} if not names and action.nargs in ("*", "+", "?") else {}
     added = target.add_argument(*(names or [action.dest]), choices=choices or None, help=text, **arity)
-    if str(action.metavar) in _FILE_PLACEHOLDERS or "--config" in names or any(name in _FILE_OPTIONS for name in names):
+    if takes_file_name(action, names):
         added.complete = file  # type: ignore[attr-defined]

@@ -130,6 +130,8 @@ def parse_index(content: bytes, name: str) -> Index:
         has_order, without_labels = stored["classes_have_order"] is True, stored.get("without_labels") is True
         kinds = {type(row.label) for shard in shards for row in shard.rows}
         _require(kinds <= {tuple if several else int}, "a label")
+        _require(len(set(classes)) == len(classes), "a class")
+        _require(not several or (has_order and not without_labels), "several labels")
         return Index(tuple(classes), has_order, shards, str(stored["created_by"]), without_labels, several)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)[:200]

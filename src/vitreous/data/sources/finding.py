@@ -6,6 +6,7 @@ import heapq
 import os
 import stat
 from collections import deque
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,13 +14,13 @@ from vitreous.data.images.formats import detect_format, detect_unsupported, imag
 from vitreous.errors import DataError
 from vitreous.files.opening import open_regular
 
-__all__ = ["Found", "find_images", "is_output", "walk"]
+__all__ = ["Found", "find_images", "walk"]
 
 _EXTENSIONS = frozenset(image_extensions())
 _START = 64  # bytes that identify a format
 _NAMED = 3  # folders that a note names
-_PAGES = {"report.html": ("recipe.yaml", "evaluation.json"), "inspection.html": ("inspection.json",)}
-"""The page of a folder that a command of this package wrote, and documents one of which is then beside it."""
+_PAGES = {"report.html": "recipe.yaml", "inspection.html": "inspection.json"}
+"""The page of a run or an inspection, and the document that is then beside it."""
 
 
 class Found(NamedTuple):
@@ -27,40 +28,50 @@ class Found(NamedTuple):
 
     pictures: list[Path]  # images by extension or first bytes, including formats that cannot be read; sorted
     others: list[Path]  # the other files, except hidden ones; sorted
-    notes: list[str]  # a line about folders that several paths lead to, and one about those of this package
+    notes: list[str]  # a line about folders that several paths lead to, and one about figures of this package
+    outputs: Collection[Path]  # runs and inspections, whose figures are left out
 
 
 def find_images(folder: str | os.PathLike[str]) -> Found:
     """Find the image files under a folder, at any depth.
 
     A file is an image by its extension in any case, or by its first bytes. Hidden files and folders are skipped.
-    Symbolic links are followed, and each real folder is visited once (:func:`walk`). Folders below that a command of
-    this package wrote are left out: `vitreous train .` would else learn from the figures of its last run.
+    Symbolic links are followed, and each real folder is visited once (:func:`walk`). The figures of runs and
+    inspections below are left out: `vitreous train .` would else learn from those of its last run.
     """
     images: list[Path] = []
     others: list[Path] = []
     files, repeated = walk(folder)
-    parents = {path.parent for path in files if path.name in _PAGES} - {Path(folder)}
-    if outputs := sorted(filter(is_output, parents)):
-        files = [path for path in files if not any(path.is_relative_to(output) for output in outputs)]
+    if outputs := _outputs(Path(folder), files):
+        files = [path for path in files if outputs.isdisjoint(path.parents)]
     for path in files:
         (images if _is_image(path) else others).append(path)
     notes = []
     if outputs:
-        count = "1 folder" if len(outputs) == 1 else f"{len(outputs):,} folders"
-        notes.append(f"{count} that vitreous wrote left out (first: {os.path.relpath(outputs[0], folder)})")
+        runs = sorted(os.path.relpath(output, folder) for output in outputs)
+        more = f" and {len(runs) - _NAMED:,} more" if len(runs) > _NAMED else ""
+        notes.append(f"figures that vitreous wrote are left out: {', '.join(runs[:_NAMED])}{more}")
     if repeated:
         named = "; ".join(f"{link} is {first}" for link, first in repeated[:_NAMED])
         more = f"; and {len(repeated) - _NAMED:,} more" if len(repeated) > _NAMED else ""
         count = "1 link leads" if len(repeated) == 1 else f"{len(repeated):,} links lead"
         notes.append(f"{count} to folders already listed, whose images count once: {named}{more}")
-    return Found(sorted(images), sorted(others), notes)
+    return Found(sorted(images), sorted(others), notes, outputs)
 
 
-def is_output(folder: Path) -> bool:
-    """Whether a command of this package wrote a folder: a run, an evaluation or an inspection."""
-    pages = (page for page in _PAGES if (folder / page).is_file())
-    return any((folder / document).is_file() for page in pages for document in _PAGES[page])
+def _outputs(root: Path, files: Sequence[Path]) -> set[Path]:
+    """Return the runs and inspections below a folder, the outermost ones.
+
+    One with another image than PNG is none: it is a folder of images into which a command has written.
+    """
+    pages = {path.parent for path in files if path.name in _PAGES} - {root}
+    found = {
+        folder for folder in pages if any((folder / p).is_file() and (folder / d).is_file() for p, d in _PAGES.items())
+    }
+    for path in files if found else ():
+        if path.suffix.lower() != ".png" and path.suffix.lower() in _EXTENSIONS:
+            found.difference_update(path.parents)
+    return {folder for folder in found if found.isdisjoint(folder.parents)}
 
 
 def walk(folder: str | os.PathLike[str]) -> tuple[list[Path], list[tuple[str, str]]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from vitreous.data.images.stored import ImagePath
-from vitreous.data.sources.finding import find_images, is_output
+from vitreous.data.sources.finding import find_images
 from vitreous.data.sources.listing import SPLIT_NAMES, Entry, Listing, first_ten, plain_name, pluralize
 from vitreous.errors import DataError
 
@@ -25,10 +25,10 @@ def list_folder(root: Path) -> Listing:
     Images at any depth below a class folder belong to that class. Folders are splits if `train` (or `training`)
     contains folders with images; `valid`, `validation` and `testing` are recognised too.
     """
-    images, others, notes = find_images(root)
+    images, others, notes, outputs = find_images(root)
     found = [(path, path.relative_to(root).parts) for path in images]
     listing = label_by_folder(root, found, [path.relative_to(root).as_posix() for path in others], notes)
-    listing.notes += _empty_folders(root, 1 if listing.entries[0].split else 0, listing.entries)
+    listing.notes += _empty_folders(root, 1 if listing.entries[0].split else 0, listing.entries, outputs)
     return listing
 
 
@@ -38,7 +38,7 @@ def label_by_folder(
     """Label images by their folders below ``root``, the parts of their paths; ``others`` are other files."""
     if not relative:
         rest = f" (it has {pluralize(len(others), 'other file')})" if others else ""
-        raise DataError(f"folder {root} holds no images{rest}: {LAYOUT}")
+        raise DataError(f"folder {root} holds no images{rest}{''.join(f'; {note}' for note in notes)}: {LAYOUT}")
     has_splits = any(len(parts) >= 3 and SPLIT_NAMES.get(parts[0].lower()) == "train" for _, parts in relative)
     if not has_splits:
         _check_split_folders(root, {parts[0] for _, parts in relative if len(parts) > 1})
@@ -72,8 +72,8 @@ def _check_split_folders(root: Path, folders: set[str]) -> None:
         raise DataError(f"{root} has {first_ten(splits)} and {lack}: {LAYOUT}")
 
 
-def _empty_folders(root: Path, depth: int, entries: list[Entry]) -> list[str]:
-    """Note the splits and class folders in which no image was found."""
+def _empty_folders(root: Path, depth: int, entries: list[Entry], outputs: Collection[Path]) -> list[str]:
+    """Note the splits and class folders in which no image was found, except those of runs and inspections."""
     full = {tuple(entry.name.split("/"))[: depth + 1] for entry in entries}
     candidates = _folders_in(root)
     notes = []
@@ -84,16 +84,11 @@ def _empty_folders(root: Path, depth: int, entries: list[Entry]) -> list[str]:
         notes = [f"folder {name} has no images in class folders, it is ignored" for name in unused]
         candidates = [inner for folder in splits if folder.name in used for inner in _folders_in(folder)]
     relative = [folder.relative_to(root) for folder in candidates]
-    empty = sorted(
-        folder.as_posix() for folder in relative if folder.parts not in full and not _holds_output(root / folder)
-    )
+    above = {path for output in outputs for path in (output, *output.parents)}
+    empty = sorted(path.as_posix() for path in relative if path.parts not in full and root / path not in above)
     if empty:
         notes.append(f"{pluralize(len(empty), 'class folder')} without images: {first_ten(empty)}")
     return notes
-
-
-def _holds_output(folder: Path) -> bool:
-    return any(map(is_output, (folder, *_folders_in(folder))))
 
 
 def _folders_in(folder: Path) -> list[Path]:

@@ -28,7 +28,7 @@ def list_unlabelled(root: Path) -> Listing:
 
     Folders are splits if one of them is named `train` (or `training`). Images beside them are left out.
     """
-    images, others, notes = find_images(root)
+    images, others, notes, _ = find_images(root)
     found = [(path, path.relative_to(root).parts) for path in images]
     return without_labels(root, found, [path.relative_to(root).as_posix() for path in others], notes)
 
@@ -39,6 +39,7 @@ def without_labels(
     """List images as :func:`list_unlabelled` does, given the parts of their paths below ``root``."""
     if not relative:
         rest = f" (it has {pluralize(len(others), 'other file')})" if others else ""
+        rest += "".join(f"; {note}" for note in notes)
         raise DataError(f"folder {root} holds no images{rest}: give a folder of images, at any depth")
     has_splits = any(len(parts) > 1 and SPLIT_NAMES.get(parts[0].lower()) == "train" for _, parts in relative)
     entries = []

@@ -66,8 +66,7 @@ class KeyFile:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no key."""
-        self._refresh()
+        """Whether there was no key when the file was last read."""
         return not self._keys
 
     def owner(self, key: str) -> str | None:

@@ -11,7 +11,6 @@ from functools import lru_cache, partial
 from typing import Any, cast
 
 from vitreous.data.config import DataConfig
-from vitreous.data.shards.index import INDEX
 from vitreous.data.shards.listing import find_shards
 from vitreous.data.sources.listing import UNLABELLED, Listing
 from vitreous.data.sources.locating import find_source
@@ -84,12 +83,13 @@ def _monitor(setup: Setup) -> FeatureMonitor:
 
 
 def _label_sets(config: PretrainConfig) -> dict[str, tuple[str, ...]] | None:
-    """Return the labels of images of a manifest, or of a folder of shards with an index, where one may have several.
+    """Return the labels of images of a manifest, or of shards on this machine with an index, if one may have several.
 
     Labels that cannot be read are none.
     """
     path = find_source(config.data.source)
-    if path is None or (find_shards(path) is not None if path.is_file() else not (path / INDEX).is_file()):
+    shards = find_shards(path) if path is not None else None
+    if path is None or (path.is_dir() if shards is None else shards.read_index() is None):
         return None
     return _sets_of(config.data, path.stat().st_mtime_ns)
 

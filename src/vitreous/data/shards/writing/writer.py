@@ -108,6 +108,8 @@ def _list(config: DataConfig, *, needs_labels: bool) -> tuple[Listing, list[str]
         dropped, more = match_exclusions(config.exclude, names, paths, listing.root)
         listing.entries = [entry for n, entry in enumerate(listing.entries) if n not in dropped]
         notes += more
+    if listing.classes == ():
+        raise DataError(f"{config.source}: no image has a label: add some, or pack the images alone with --no-labels")
     if not listing.entries:
         raise DataError(f"{config.source}: no image is left, {config.exclude} excludes all of them")
     return listing, notes
