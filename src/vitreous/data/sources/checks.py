@@ -90,8 +90,8 @@ def refuse_several_labels(source: str, listing: Listing) -> None:
     """Raise if an image may have several labels, for work that needs one of each image."""
     if any(entry.labels is not None for entry in listing.entries[:1]):
         raise DataError(
-            f"{source} may have several labels for an image, and this needs one: give a column label. Several "
-            "are for train, finetune, probe and audit, and for evaluate and calibrate with a model of several"
+            f"{source} may have several labels for an image, and this needs one: give a column label. Several are "
+            "for train, finetune, probe and audit, and for evaluate and calibrate with a model of several labels"
         )
 
 
