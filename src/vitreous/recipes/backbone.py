@@ -10,7 +10,7 @@ Training:  40 epochs, batch 256, label_smoothing 0.1, select last
 Cost:      80 minutes for the whole command, with 129,000 training images
 Hardware:  two cores of an Intel Xeon with AMX, torch 2.14.1
 Score:     51.8 % of 3,000 validation images in 210 classes (n = 1), after 13 epochs beside other work on the machine;
-           56.6 % after a second training from these weights, 59.0 % after a third (docs/explanation/start.md)
+           56.6, 59.0 and 60.5 % after three further trainings from these weights (docs/explanation/start.md)
 """
 
 from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
