@@ -86,7 +86,8 @@ def convert(
     for reason in opened.reasons:
         tell(reason)
     used, notes = adopted(opened, to)
-    if to != "vitreous" and opened.info.multilabel not in (None, LabelRule.plain(len(opened.info.classes))):
+    rule = opened.info.multilabel
+    if to != "vitreous" and rule is not None and rule != LabelRule.plain(rule.labels):
         notes = [*notes, _RULE_OMITTED]
     if to != "vitreous" and (opened.info.abstention or opened.info.conformal):
         notes = [*notes, THRESHOLDS_OMITTED]
