@@ -38,7 +38,7 @@ Family = Literal["google", "timm", "huggingface", "torchvision", "vitreous"]
 BOUND = 1e-5
 HYBRID_BOUND = 3e-5  # for a ResNet stem, whose group norms sum in another order
 """Largest difference of two logits that a conversion may cause, relative to the largest logit."""
-_RULE_OMITTED = "thresholds and calibration of the labels are left out: there it is the sigmoid of each logit"
+_RULE_OMITTED = "thresholds and calibration of the labels are left out: transformers takes the sigmoid of each logit"
 
 
 @dataclass(frozen=True)

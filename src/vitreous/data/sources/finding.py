@@ -64,10 +64,8 @@ def _outputs(root: Path, files: Sequence[Path]) -> set[Path]:
 
     One with another image than PNG is none: it is a folder of images into which a command has written.
     """
-    pages = {path.parent for path in files if path.name in _PAGES} - {root}
-    found = {
-        folder for folder in pages if any((folder / p).is_file() and (folder / d).is_file() for p, d in _PAGES.items())
-    }
+    pages = [path for path in files if path.name in _PAGES and path.parent != root]
+    found = {page.parent for page in pages if page.with_name(_PAGES[page.name]).is_file()}
     for path in files if found else ():
         if path.suffix.lower() != ".png" and path.suffix.lower() in _EXTENSIONS:
             found.difference_update(path.parents)
