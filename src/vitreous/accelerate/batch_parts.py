@@ -34,6 +34,7 @@ __all__ = [
     "add_gradients",
     "map_parts",
     "num_parts",
+    "own_statistics",
     "without_statistics",
 ]
 
@@ -119,6 +120,18 @@ def without_statistics(stem: nn.Module) -> Iterator[None]:
     finally:
         for norm in norms:
             norm.track_running_stats = True
+
+
+@contextlib.contextmanager
+def own_statistics(stem: nn.Module) -> Iterator[None]:
+    """Do as :func:`without_statistics`, and normalise by the batch in evaluation too, as in training."""
+    before = stem.training
+    with without_statistics(stem):
+        stem.train()
+        try:
+            yield
+        finally:
+            stem.train(before)
 
 
 def num_parts(model: nn.Module, images: Tensor) -> int:

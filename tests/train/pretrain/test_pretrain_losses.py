@@ -7,6 +7,7 @@ slices from ``torch.manual_seed(0)``. For DINO, the logits are a third of the pr
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import warnings
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitreous.accelerate.batch_parts import add_gradients
+from vitreous.accelerate.batch_parts import add_gradients, without_statistics
 from vitreous.accelerate.model import build
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
@@ -142,11 +143,12 @@ def test_the_mae_loss_equals_that_of_transformers_on_the_same_mask(normalise):
     assert float(mae_loss(ours[is_hidden], targets[is_hidden])) == pytest.approx(float(found.loss.detach()), abs=1e-6)
 
 
-def test_threads_compute_the_mae_loss_and_gradient_of_the_whole_batch():
+@pytest.mark.parametrize("stem", [LinearStem(), ConvStem()])
+def test_threads_compute_the_mae_loss_and_gradient_of_the_whole_batch(stem):
     found = []
     for threads in (1, 2):
         torch.manual_seed(0)
-        objective = Mae(build(SMALL), PIPELINE, MaeConfig(decoder_heads=2)).train()
+        objective = Mae(build(config(stem=stem)), PIPELINE, MaeConfig(decoder_heads=2)).train()
         images = torch.randn(13, 3, 16, 16)
         torch.manual_seed(1)
         if threads == 1:
@@ -156,15 +158,32 @@ def test_threads_compute_the_mae_loss_and_gradient_of_the_whole_batch():
         else:
             split = objective.in_parts((images,))
             own = {"loss_of": split.loss_of, "extra": split.trained}
-            loss = add_gradients(objective.backbone, images, images, 2, **own)
+            with without_statistics(objective.backbone.patch_embed):
+                loss = add_gradients(objective.backbone, split.shown, split.shown, 2, **own)
             embeddings = torch.cat([rows for _, rows in sorted(split.embeddings.items())])
-        found.append((loss, embeddings, {name: p.grad for name, p in objective.named_parameters() if p.requires_grad}))
+        gradients = {name: p.grad for name, p in objective.named_parameters() if p.requires_grad}
+        found.append((loss, embeddings, gradients, dict(objective.named_buffers())))
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
 
 
-def test_the_encoder_sees_visible_patches_alone():
+def test_running_statistics_are_those_of_whole_images():
     torch.manual_seed(0)
-    objective = Mae(build(SMALL), PIPELINE, MaeConfig(decoder_heads=2)).eval()
+    objective = Mae(build(config(stem=ConvStem())), PIPELINE, MaeConfig(decoder_heads=2)).train()
+    stem, images = copy.deepcopy(objective.backbone.patch_embed), torch.randn(4, 3, 16, 16)
+    stem(images)
+    objective((images,))
+    torch.testing.assert_close(dict(objective.backbone.patch_embed.named_buffers()), dict(stem.named_buffers()))
+    objective.eval()
+    objective((images,))
+    torch.testing.assert_close(dict(objective.backbone.patch_embed.named_buffers()), dict(stem.named_buffers()))
+    assert not objective.backbone.patch_embed.training
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("stem", [LinearStem(), ConvStem()])
+def test_the_encoder_sees_visible_patches_alone(stem, training):
+    torch.manual_seed(0)
+    objective = Mae(build(config(stem=stem)), PIPELINE, MaeConfig(decoder_heads=2)).train(training)
     images = torch.randn(2, 3, 16, 16)
     kept, hidden = draw_mask(images, objective.backbone.patch_embed.patch, 0.75)
     assert kept.shape == (2, 4)
@@ -255,7 +274,7 @@ def test_ranks_of_known_spectra():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Mae(build(config(stem=ConvStem())), PIPELINE, MaeConfig()), "the stem conv"),
+        (lambda: Mpp(build(config(stem=ConvStem())), PIPELINE, MppConfig()), "the stem conv"),
         (lambda: Mae(build(config(image_size=4)), PIPELINE, MaeConfig(decoder_heads=2)), "hides none of 1"),
         (lambda: MaeConfig(mask=1.0, decoder_depth=0), "mask is 1.0.*decoder_depth is 0"),
         (lambda: MppConfig(masked=0.9, replaced=0.2), "together at most 1"),

@@ -25,7 +25,6 @@ __all__ = [
     "Objective",
     "Reconstruction",
     "check_dropping",
-    "check_masking",
     "class_entropy",
     "entropy",
     "take_rows",
@@ -49,6 +48,7 @@ class LossInParts:
     loss_of: MaskedLoss  # of a part, given the backbone's passes
     trained: tuple[nn.Parameter, ...]  # what is trained beside the backbone
     embeddings: dict[int, Tensor]  # as those of Losses, by the first image of each part: filled by `loss_of`
+    shown: Tensor  # (B, C, H, W): what the stem gets, the view itself or one with hidden patches
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,17 +125,6 @@ class Objective(nn.Module):
     def to_pixels(self, images: Tensor) -> Tensor:
         """Return normalised images (B, C, H, W) as float pixels in [0, 255], uint8 pixels exactly as they were."""
         return (self.pipeline.denormalise(images) * 255).round().clamp(0, 255)
-
-
-def check_masking(config: ViTConfig, method: str, *, drops: bool) -> None:
-    """Refuse a model whose patches cannot be hidden one by one; with `drops` the encoder must run without them."""
-    if not config.stem.has_patch_kernel:
-        raise ConfigError(
-            f"{method} hides patches, but the stem {config.stem.kind} lets visible patches show their neighbours: use "
-            "--model.stem patch or linear; of a model of --from, whose stem stays, --method visreg or lejepa"
-        )
-    if drops:
-        check_dropping(config, method)
 
 
 def check_dropping(config: ViTConfig, method: str) -> None:

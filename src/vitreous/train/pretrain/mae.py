@@ -1,5 +1,8 @@
 """Masked autoencoder (arXiv 2111.06377): the encoder sees some of the patches, a small decoder predicts the others.
 
+Where a stem lets patches show their neighbours, as convolutions do, the hidden patches have the mean colour before the
+stem, so that no token knows of them. The paper has no such stem.
+
 Shapes: B batch, C channels, H x W pixels, (h, w) patches, N = h w patches of P_h x P_w pixels, n of them visible,
 P prefix tokens, D width of the encoder, E width of the decoder, V = C P_h P_w values of a patch.
 """
@@ -12,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitreous.accelerate.batch_parts import Passes
+from vitreous.accelerate.batch_parts import Passes, own_statistics
 from vitreous.accelerate.kernels import Linear
 from vitreous.accelerate.model import FastVisionTransformer, build
 from vitreous.data.preprocess import EvalPipeline
@@ -26,7 +29,7 @@ from vitreous.train.pretrain.base import (
     LossInParts,
     Objective,
     Reconstruction,
-    check_masking,
+    check_dropping,
     entropy,
     take_rows,
 )
@@ -88,7 +91,7 @@ class Mae(Objective):
 
     def __init__(self, backbone: FastVisionTransformer, pipeline: EvalPipeline, options: MaeConfig) -> None:
         super().__init__(backbone, pipeline, options)
-        check_masking(backbone.config, "mae", drops=True)
+        check_dropping(backbone.config, "mae")
         if count_visible(backbone.config.patches, options.mask) == backbone.config.patches:
             raise ConfigError(f"mae.mask is {options.mask}, which hides none of {backbone.config.patches} patches")
         self.decoder = MaeDecoder(backbone.config, options)
@@ -112,7 +115,7 @@ class Mae(Objective):
             prediction = self.decoder(tokens, passes.grid, kept[part], hidden[part])  # (B, N - n, V)
             return self._error(prediction, images[part], hidden[part])
 
-        return LossInParts(loss_of, tuple(self.decoder.parameters()), embeddings)
+        return LossInParts(loss_of, tuple(self.decoder.parameters()), embeddings, self._shown(images, hidden))
 
     def _error(self, prediction: Tensor, images: Tensor, hidden: Tensor) -> Tensor:
         """Return the mean squared error of predictions (B, N - n, V) of the hidden patches."""
@@ -121,9 +124,21 @@ class Mae(Objective):
 
     def predict(self, images: Tensor, kept: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return the predicted values of the hidden patches, (B, N - n, V), and the encoder's tokens."""
-        x_p, grid = self.backbone.patch_embed(images)
+        stem, shown = self.backbone.patch_embed, self._shown(images, hidden)
+        with own_statistics(stem):
+            x_p, grid = stem(shown)
         tokens = self.backbone.encode_visible(x_p, grid, kept)  # (B, P + n, D)
         return self.decoder(tokens, grid, kept, hidden), tokens
+
+    def _shown(self, images: Tensor, hidden: Tensor) -> Tensor:
+        """Return what the stem gets: where it lets patches show their neighbours, images with the hidden ones grey."""
+        stem = self.backbone.patch_embed
+        if self.backbone.config.stem.has_patch_kernel:
+            return images
+        if stem.training:
+            with torch.no_grad():
+                stem(images)  # moves batch norm's running statistics, which are those of whole images
+        return hide_patches(images, hidden, stem.patch)
 
     def find_collapse(self, embeddings: Tensor) -> str | None:
         """Name a collapse of the features to one point or to a line."""

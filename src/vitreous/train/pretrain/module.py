@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from vitreous.accelerate.batch_parts import add_gradients, num_parts
+from vitreous.accelerate.batch_parts import add_gradients, num_parts, without_statistics
 from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import model_seed
@@ -98,7 +98,8 @@ class PretrainModule(VitModule):
         count = num_parts(backbone, views[0])
         if count > 1 and (split := self.objective.in_parts(views)) is not None:
             own: Any = {"scale": scale, "loss_of": split.loss_of, "extra": split.trained}
-            loss = add_gradients(backbone, views[0], views[0], count, **own)
+            with without_statistics(backbone.patch_embed):  # hidden patches may be in `shown`
+                loss = add_gradients(backbone, split.shown, split.shown, count, **own)
             return loss, torch.cat([rows for _, rows in sorted(split.embeddings.items())]), None
         found = self.objective(views)
         self.manual_backward(found.loss * scale)

@@ -20,7 +20,7 @@ from vitreous.accelerate.kernels import Linear
 from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import ConfigError
-from vitreous.train.pretrain.base import Losses, Objective, Reconstruction, check_masking, class_entropy, take_rows
+from vitreous.train.pretrain.base import Losses, Objective, Reconstruction, class_entropy, take_rows
 from vitreous.train.pretrain.spread import find_line
 
 __all__ = ["Corruption", "Mpp", "MppConfig", "corrupt", "draw_corruption", "mean_colours"]
@@ -106,7 +106,11 @@ class Mpp(Objective):
     def __init__(self, backbone: FastVisionTransformer, pipeline: EvalPipeline, options: MppConfig) -> None:
         super().__init__(backbone, pipeline, options)
         config = backbone.config
-        check_masking(config, "mpp", drops=False)
+        if not config.stem.has_patch_kernel:
+            raise ConfigError(
+                f"mpp hides patches behind the stem, but the stem {config.stem.kind} lets visible patches show their "
+                "neighbours: use --model.stem patch or linear; of a model of --from, whose stem stays, --method mae"
+            )
         if config.patches < 2:
             raise ConfigError("mpp needs at least 2 patches, the image is one: use a smaller patch size")
         self.classes = _LEVELS**config.in_channels
