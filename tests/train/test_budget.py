@@ -30,7 +30,7 @@ class Steps:
         self.budget = Budget(started=700.0, seconds=600.0, reserve=20.0)
         self.stop = StopWhenOver(self.budget, 2475, test_share=4.0, precision="bf16")
         self.trainer = SimpleNamespace(global_step=100, should_stop=False)
-        self.module = SimpleNamespace(images_seen=images_seen)
+        self.module = SimpleNamespace(images_seen=images_seen, extra_seconds=0.0)
         self.stop.on_train_start(self.trainer, self.module)
 
     def step(self, seconds: float, images: int = 512, whole: bool = True) -> None:
@@ -65,6 +65,18 @@ def test_a_first_step_that_compiles_is_not_progress(monkeypatch, whole):
         steps.step(1.0)
     left = 700 + 600 - steps.budget.reserve - 1060
     assert steps.budget.progress(151) == pytest.approx(50 / left)
+
+
+def test_what_a_validation_does_besides_is_reserved_too(monkeypatch):
+    steps, later = Steps(monkeypatch), Steps(monkeypatch)
+    steps.module.extra_seconds = 10.0
+    for each in (steps, later):
+        each.stop._precision, each.stop._test_share = "float32", 0.0  # nothing is scored after training
+        each.step(1.0)
+        each.step(1.0)
+    assert steps.budget.reserve == pytest.approx(later.budget.reserve + 10)
+    steps.validate(3.0)
+    assert steps.budget.reserve == pytest.approx(20 + 3 + 10)
 
 
 def test_one_slow_validation_does_not_end_the_run(monkeypatch):

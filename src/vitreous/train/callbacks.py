@@ -77,7 +77,7 @@ class StopWhenOver(Callback):
             if images > 0 and len(self._per_image) > 1:  # the first step is much slower than the others
                 # The fastest step counts: a machine that is busy for a moment would end the training at once.
                 seconds = self._val_images * min(self._per_image) / _EVALUATION_SPEED
-                self._reserve(seconds, is_sure=len(self._per_image) == _MEDIAN_OF)
+                self._reserve(seconds + module.extra_seconds, is_sure=len(self._per_image) == _MEDIAN_OF)
         if self.clock.over(trainer.global_step):
             trainer.should_stop = True
 
@@ -95,7 +95,8 @@ class StopWhenOver(Callback):
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Update the reserve by the measured time, and check the clock."""
         if not self._compiling:
-            self._validations.append(time.monotonic() - self._validation_started)
+            seconds = time.monotonic() - self._validation_started
+            self._validations.append(seconds + cast(VitModule, pl_module).extra_seconds)
             self._reserve(statistics.median(self._validations))
         self._compiling = False
         if self.clock.over(trainer.global_step):

@@ -22,9 +22,11 @@ from vitreous.model.pools import Mean
 from vitreous.recipes.pretraining import PRETRAINING, pretraining_recipe
 from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import OptimConfig, TuneConfig
+from vitreous.train.pretrain.config import MonitorConfig
 from vitreous.train.pretrain.dino import DinoConfig
 from vitreous.train.pretrain.mae import Mae, MaeConfig
-from vitreous.train.pretrain.monitor import CollapseError
+from vitreous.train.pretrain.module import PretrainModule
+from vitreous.train.pretrain.monitor import CollapseError, FeatureMonitor
 from vitreous.train.pretrain.run import pretrain
 from vitreous.train.pretrain.views import ViewsConfig
 from vitreous.train.resume.checkpoint import Checkpoint
@@ -125,6 +127,29 @@ def test_features_are_measured_before_a_model_is_continued(tmp_path, capsys):
     assert "features before training: k-NN" in capsys.readouterr().out
     pretrain(config("mae", tmp_path / "new"))
     assert "features_before" not in json.loads((tmp_path / "new" / "report.json").read_text())
+
+
+def test_a_budget_reserves_time_for_what_the_last_epoch_measures(tmp_path, monkeypatch):
+    expected, measured, original = [], [], PretrainModule.on_validation_epoch_end
+
+    def end(self):
+        expected.append(self.extra_seconds)
+        original(self)
+
+    monkeypatch.setattr(PretrainModule, "on_validation_epoch_end", end)
+    measure = FeatureMonitor.measure
+    monkeypatch.setattr(
+        FeatureMonitor,
+        "measure",
+        lambda self, model, probes: measured.append(probes) or measure(self, model, probes=probes),
+    )
+    pretrain(config("mae", tmp_path / "run", steps=None, epochs=4, monitor=MonitorConfig(every=9, images=200)))
+    assert measured == [True, False, False, True]  # the report has what the last epoch has
+    assert [seconds > 0 for seconds in expected] == [True, False, True, True]
+    with (tmp_path / "run/metrics.csv").open() as stream:
+        last = [*csv.DictReader(stream)][-1]
+    features = json.loads((tmp_path / "run/report.json").read_text())["features"]
+    assert features == {name: float(last[name]) for name in ("effective_rank", "rankme", "val_knn", "val_linear")}
 
 
 @pytest.mark.parametrize(("method", "said"), [("mae", False), ("visreg", True)])

@@ -63,11 +63,12 @@ class PretrainModule(VitModule):
         self._validated = 0
 
     def on_train_start(self) -> None:
-        """Measure the features that training starts from."""
+        """Measure the features that training starts from, and estimate how long that takes after training."""
         super().on_train_start()
-        if self.measures_start and self.global_step == 0:
-            backbone = self.objective.trained_backbone
-            with evaluating(backbone):
+        backbone = self.objective.trained_backbone
+        with evaluating(backbone):
+            self.extra_seconds = self.monitor.estimate_seconds(backbone)
+            if self.measures_start and self.global_step == 0:
                 self.start = self.monitor.measure(backbone, probes=True)
 
     @property
@@ -129,5 +130,6 @@ class PretrainModule(VitModule):
         is_last = self.trainer.should_stop
         probes = epoch == 0 or is_last or (epoch + 1) % self.probe_every == 0
         measures = self.monitor.measure(self.objective.trained_backbone, probes=probes)
+        self.extra_seconds = 0.0 if probes else self.monitor.probe_seconds
         self._columns = {**losses, **measures}
         self.log_dict(self._columns, batch_size=1)

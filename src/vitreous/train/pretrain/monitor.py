@@ -5,6 +5,7 @@ Shapes: B or n images, D features.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -33,6 +34,7 @@ _EVERY, _FIRST = 10, 20  # steps between two checks, and the first one that is c
 _IN_A_ROW = 3  # checks that must agree
 _BYTES = 2**28  # of the decoded images that are measured
 _BATCH = 128
+_TIMED = 16  # images
 _NEIGHBOURS, _STRENGTH = 20, 1e-2  # k, and C of the linear probe
 
 
@@ -107,6 +109,8 @@ class FeatureMonitor:
         self._labelled = {name: np.flatnonzero(each) for name, each in rows.items()}
         seen = self._labels["train"][self._labelled["train"]]
         self.has_labels = bool((seen != seen[:1]).any()) and len(self._labelled["val"]) > 0
+        self.probe_seconds = 0.0  # that the last probes took
+        self.val_features: Tensor | None = None  # of the last measure, (n, D)
         self._decoded: dict[str, MemoryDataset] = {}
 
     @property
@@ -120,10 +124,11 @@ class FeatureMonitor:
 
     def measure(self, model: FastVisionTransformer, *, probes: bool) -> dict[str, float]:
         """Return the measures of a model in evaluation mode, in float32; with `probes` also their accuracy or mAP."""
-        val = self.features(model, "val")
+        val = self.val_features = self.features(model, "val")
         found = {"effective_rank": effective_rank(val), "rankme": rankme(val)}
         if not (probes and self.has_labels):
             return found
+        started = time.monotonic()
         train = self.features(model, "train")
         rows = self._labelled
         fitted, scored = (
@@ -132,7 +137,24 @@ class FeatureMonitor:
         )
         (knn,) = probe_knn(fitted, {"val": scored}, self.classes, neighbours=(_NEIGHBOURS,))
         linear = next(fit_path(fitted, self.classes, [_STRENGTH]))
+        self.probe_seconds = time.monotonic() - started
         return found | dict(zip(self._probes, (knn.accuracy["val"], linear.accuracy(scored)), strict=True))
+
+    @torch.no_grad()
+    def estimate_seconds(self, model: FastVisionTransformer) -> float:
+        """Estimate the seconds of the first measure with probes, which also decodes the images, from a few of them."""
+        split, times = self._splits["val"], [time.monotonic()]
+        few = range(min(len(split), _TIMED))
+        split.fetch(few)
+        pixels = torch.from_numpy(np.stack([self.pipeline.pixels(split.image(n)) for n in few])).permute(0, 3, 1, 2)
+        times.append(time.monotonic())
+        images = self.pipeline.normalise(pixels.to(next(model.parameters()).device))
+        for _ in range(2):  # the first pass is slower
+            with torch.autocast(images.device.type, enabled=False):
+                model(images, "features").float().cpu()
+            times.append(time.monotonic())
+        count = len(split) + (len(self._splits["train"]) if self.has_labels else 0)
+        return count / len(few) * (times[1] - times[0] + times[3] - times[2])
 
     @torch.no_grad()
     def features(self, model: FastVisionTransformer, name: str) -> Tensor:

@@ -113,7 +113,7 @@ def _finish(session: Session) -> RunResult:
     writer, module = cast(PretrainWriter, session.writer), cast(PretrainModule, session.module)
     run_dir.lock.record(phase="writing the report")
     writer.save_backbone(module, epochs=len(session.metrics.history))
-    measures = writer.measure(module)
+    measures = writer.measure(module, session.metrics.history)
     writer.write_pretraining(module, measures, history=session.metrics.history, seconds=session.seconds)
     if module.start:
         view.result(f"features before training: {writer.describe(module.start)}")

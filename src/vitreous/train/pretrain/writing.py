@@ -45,8 +45,11 @@ class PretrainWriter(RunWriter):
         """Write the model file of a finished run."""
         self._save("model.safetensors", copy_weights(module.model), epochs, 1.0, {})
 
-    def measure(self, module: PretrainModule) -> dict[str, float]:
-        """Measure the features of the last weights with all probes."""
+    def measure(self, module: PretrainModule, history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Return the measures of the last weights with all probes, which the last epoch has unless time ran out."""
+        last = history[-1] if history else {}
+        if all(last.get(name) is not None for name in module.monitor.columns):
+            return {name: last[name] for name in module.monitor.columns}
         module.eval()
         return module.monitor.measure(module.objective.trained_backbone, probes=True)
 
@@ -111,7 +114,10 @@ class PretrainWriter(RunWriter):
         monitor, objective = module.monitor, module.objective
         images = monitor.dataset("val").pixels  # (n, H, W, C)
         chosen = generator(self.setup.config.seed, stream="figures").permutation(len(images))[:_SHOWN]
-        features = torch.nn.functional.normalize(monitor.features(objective.trained_backbone, "val"), dim=1)
+        features = monitor.val_features
+        if features is None:  # training had ended before this process began
+            features = monitor.features(objective.trained_backbone, "val")
+        features = torch.nn.functional.normalize(features, dim=1)
         similarity = features[chosen] @ features.T  # (queries, n)
         similarity[torch.arange(len(chosen)), torch.from_numpy(chosen)] = -2.0  # not the image itself
         values, index = similarity.topk(min(_NEIGHBOURS, len(images) - 1), dim=1)
