@@ -68,15 +68,17 @@ def test_a_first_step_that_compiles_is_not_progress(monkeypatch, whole):
 
 
 def test_what_a_validation_does_besides_is_reserved_too(monkeypatch):
-    steps, later = Steps(monkeypatch), Steps(monkeypatch)
-    steps.module.extra_seconds = 10.0
-    for each in (steps, later):
-        each.stop._precision, each.stop._test_share = "float32", 0.0  # nothing is scored after training
-        each.step(1.0)
-        each.step(1.0)
-    assert steps.budget.reserve == pytest.approx(later.budget.reserve + 10)
-    steps.validate(3.0)
-    assert steps.budget.reserve == pytest.approx(20 + 3 + 10)
+    reserves = []
+    for extra in (0.0, 10.0):
+        steps = Steps(monkeypatch)
+        steps.stop._precision, steps.stop._test_share = "float32", 0.0  # nothing is scored after training
+        steps.module.extra_seconds = extra
+        for _ in range(12):
+            steps.step(1.0)
+        reserves.append(steps.budget.reserve)
+        steps.validate(3.0)
+        assert steps.budget.reserve == pytest.approx(20 + 3 + extra)
+    assert reserves[1] == pytest.approx(reserves[0] + 10)
 
 
 def test_one_slow_validation_does_not_end_the_run(monkeypatch):
