@@ -17,6 +17,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
+from typing import ClassVar
 
 from vitreous.files.text import MAX_NAME_LENGTH, printable, visible
 
@@ -76,6 +77,9 @@ class CheckpointError(VitreousError):
 
 class TrainingError(VitreousError):
     """Training cannot continue."""
+
+    repeats: ClassVar[bool] = False
+    """Whether the same command with --resume would end in the same error, so that nothing suggests it."""
 
 
 class NonFiniteError(TrainingError):

@@ -96,7 +96,7 @@ ONE_LINE = r"dimensional collapse: the features use 1\.00 of 16 dimensions"
         *((each, 1, ONE_LINE) for each in ("mae", "mpp", "visreg", "lejepa")),
     ],
 )
-def test_a_collapsed_encoder_is_named(tmp_path, method, kept, kind):
+def test_a_collapsed_encoder_is_named(tmp_path, capsys, method, kept, kind):
     """Also where a projector with batch norm spreads what is left of the features."""
     torch.manual_seed(0)
     dead = build(TINY)
@@ -109,6 +109,9 @@ def test_a_collapsed_encoder_is_named(tmp_path, method, kept, kind):
     planted = config(method, tmp_path / "run", steps=200, batch_size=64, tune=source, optim=slow)
     with pytest.raises(CollapseError, match=kind):
         pretrain(planted)
+    printed = capsys.readouterr().out
+    assert "\nsaved " in printed
+    assert "\ncontinue " not in printed  # with the same command it would end in the same way
     if method == "mae":
         free = dataclasses.replace(planted, monitor=dataclasses.replace(planted.monitor, stop=False))
         assert pretrain(free, resume=True).model.exists()  # as the message says

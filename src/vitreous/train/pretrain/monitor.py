@@ -41,6 +41,8 @@ _NEIGHBOURS, _STRENGTH = 20, 1e-2  # k, and C of the linear probe
 class CollapseError(TrainingError):
     """Training has collapsed: the representations no longer tell images apart."""
 
+    repeats = True
+
 
 class CollapseWatch:
     """Checks every tenth step whether the embeddings of its batch show a collapse, and raises if three in a row do."""

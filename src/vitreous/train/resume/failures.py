@@ -34,7 +34,8 @@ def after_failure(run: Session, error: Exception) -> RunState:
         if run.signals.received is not None:
             raise Stopped(run.signals.received) from error
         run.view.line("saved", f"{run.run_dir.path}: up to {run.capture().where}")
-        run.view.line("continue", resume_command(run.setup, run.run_dir.path))
+        if not (isinstance(error, TrainingError) and error.repeats):
+            run.view.line("continue", resume_command(run.setup, run.run_dir.path))
     if isinstance(error, RuntimeError) and not isinstance(error, VitreousError) and "DataLoader worker" in str(error):
         raise TrainingError(
             "a data loader worker exited unexpectedly: it was killed, perhaps for lack of memory. Use fewer "
