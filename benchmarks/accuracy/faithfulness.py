@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from measuring import header
-from vitreous.cli.work.scoring import choose_split, open_data
+from vitreous.cli.work.evaluating.scoring import choose_split, open_data
 from vitreous.inspection.explain import map_method
 from vitreous.inspection.faithfulness.randomisation import randomised, rank_correlation
 from vitreous.inspection.faithfulness.table import faithfulness_table

@@ -25,7 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from measuring import header
-from vitreous.cli.work.scoring import choose_split, compute_logits, labels_by_name, open_data
+from vitreous.cli.work.evaluating.scoring import choose_split, compute_logits, labels_by_name, open_data
 from vitreous.errors import DataError
 from vitreous.evaluate.calibration import calibrate, choose_temperature
 from vitreous.evaluate.conformal import fit_lac, fit_raps

@@ -24,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from measuring import MIB, header
-from vitreous.cli.work.scoring import images_of, labels_by_name, open_data
+from vitreous.cli.work.evaluating.scoring import images_of, labels_by_name, open_data
 from vitreous.data.images.reading import read_image
 from vitreous.engines import openvino_engine
 from vitreous.evaluate.calibration import expected_calibration_error

@@ -25,7 +25,7 @@ from vitreous.machine.device import computes_bf16
 from vitreous.model.pools import Mean
 from vitreous.model.sizes import config_of
 from vitreous.model.stems import LinearStem
-from vitreous.train.pretrain.mae import Mae, MaeConfig
+from vitreous.train.pretrain.objectives.mae import Mae, MaeConfig
 
 IMAGES, BATCH = 50_000, 256
 

@@ -23,9 +23,9 @@ from vitreous.files.text import visible
 
 if TYPE_CHECKING:
     from vitreous.cli.verbs.train import Configure
-    from vitreous.cli.work.calibrating import CalibratedModel
-    from vitreous.cli.work.evaluation import Evaluation
-    from vitreous.cli.work.labels_evaluation import LabelEvaluation
+    from vitreous.cli.work.evaluating.calibrating import CalibratedModel
+    from vitreous.cli.work.evaluating.evaluation import Evaluation
+    from vitreous.cli.work.evaluating.labels_evaluation import LabelEvaluation
     from vitreous.data.images.inputs import ImageInput
     from vitreous.evaluate.any_labels import AnyScores
     from vitreous.predictor import Classifier
@@ -204,7 +204,7 @@ def evaluate(
     classifier, name = _loaded(model, options)
     words = [*_to_arguments(options), *(["--overwrite"] if overwrite else []), "--", name, os.fspath(data)]
     parsed_options = parsed(words)
-    from vitreous.cli.work.evaluation import evaluated
+    from vitreous.cli.work.evaluating.evaluation import evaluated
 
     with silence(quiet):
         return evaluated(parsed_options, classifier)
@@ -240,7 +240,7 @@ def calibrate(
 
     words = [*_to_arguments(options), f"--overwrite={_to_text(overwrite)}", "--", os.fspath(model), os.fspath(data)]
     parsed_options, files = parsed(words)
-    from vitreous.cli.work.calibrating import calibrated
+    from vitreous.cli.work.evaluating.calibrating import calibrated
 
     with silence(quiet):
         return calibrated(parsed_options, files)
@@ -278,7 +278,7 @@ def inspect(
     overwrite = ["--overwrite"] if options.pop("overwrite", False) else []  # files are written with `out`
     parsed_options = parsed([*_to_arguments(options), *overwrite, "--", name])
     parsed_options.target = target
-    from vitreous.cli.work.inspection import inspected
+    from vitreous.cli.work.inspecting.inspection import inspected
 
     with silence(quiet):
         result = inspected(parsed_options, list(split_inputs(images)[1]), classifier)

@@ -14,7 +14,7 @@ from sklearn.metrics import accuracy_score, log_loss, precision_recall_fscore_su
 
 import vitreous as package
 from vitreous.checkpoint.model_file import load_model, save_model
-from vitreous.cli.work.scoring import open_data
+from vitreous.cli.work.evaluating.scoring import open_data
 from vitreous.data.config import DataConfig
 from vitreous.data.sources.opening import open_source
 from vitreous.train.config import RunConfig

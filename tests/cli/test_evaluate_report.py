@@ -17,8 +17,8 @@ from sklearn.metrics import accuracy_score, log_loss
 
 import vitreous as package
 from vitreous.checkpoint.model_file import load_model, save_model
-from vitreous.cli.work.robustness import measure_robustness
-from vitreous.cli.work.scoring import labels_by_name
+from vitreous.cli.work.evaluating.robustness import measure_robustness
+from vitreous.cli.work.evaluating.scoring import labels_by_name
 from vitreous.data.config import DataConfig
 from vitreous.data.corruptions.apply import corrupt
 from vitreous.data.sources.opening import open_source

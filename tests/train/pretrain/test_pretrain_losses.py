@@ -22,14 +22,14 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig
 from vitreous.model.stems import ConvStem, LinearStem
-from vitreous.train.pretrain.dino import Dino, DinoConfig, dino_loss
-from vitreous.train.pretrain.invariance import invariance_loss, unit_vectors
-from vitreous.train.pretrain.lejepa import LeJepaConfig, sigreg
-from vitreous.train.pretrain.mae import Mae, MaeConfig, draw_mask, mae_loss, patch_targets
-from vitreous.train.pretrain.mpp import Mpp, MppConfig, corrupt, draw_corruption, mean_colours
-from vitreous.train.pretrain.spread import effective_rank, rankme
-from vitreous.train.pretrain.views import ViewsConfig
-from vitreous.train.pretrain.visreg import VisRegConfig, center_loss, scale_loss, shape_loss
+from vitreous.train.pretrain.objectives.dino import Dino, DinoConfig, dino_loss
+from vitreous.train.pretrain.objectives.invariance import invariance_loss, unit_vectors
+from vitreous.train.pretrain.objectives.lejepa import LeJepaConfig, sigreg
+from vitreous.train.pretrain.objectives.mae import Mae, MaeConfig, draw_mask, mae_loss, patch_targets
+from vitreous.train.pretrain.objectives.mpp import Mpp, MppConfig, corrupt, draw_corruption, mean_colours
+from vitreous.train.pretrain.objectives.spread import effective_rank, rankme
+from vitreous.train.pretrain.objectives.views import ViewsConfig
+from vitreous.train.pretrain.objectives.visreg import VisRegConfig, center_loss, scale_loss, shape_loss
 
 PIPELINE = EvalPipeline((16, 16), 3, PreprocessConfig(mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3)))
 SMALL = ViTConfig(image_size=16, patch_size=4, num_classes=0, width=32, depth=2, heads=2, mlp_dim=64, stem=LinearStem())

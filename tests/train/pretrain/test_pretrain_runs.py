@@ -23,12 +23,12 @@ from vitreous.recipes.pretraining import PRETRAINING, pretraining_recipe
 from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import OptimConfig, TuneConfig
 from vitreous.train.pretrain.config import MonitorConfig
-from vitreous.train.pretrain.dino import DinoConfig
-from vitreous.train.pretrain.mae import Mae, MaeConfig
 from vitreous.train.pretrain.module import PretrainModule
 from vitreous.train.pretrain.monitor import CollapseError, FeatureMonitor
+from vitreous.train.pretrain.objectives.dino import DinoConfig
+from vitreous.train.pretrain.objectives.mae import Mae, MaeConfig
+from vitreous.train.pretrain.objectives.views import ViewsConfig
 from vitreous.train.pretrain.run import pretrain
-from vitreous.train.pretrain.views import ViewsConfig
 from vitreous.train.resume.checkpoint import Checkpoint
 from vitreous.train.resume.replay import replay
 

@@ -91,7 +91,7 @@ def run(argv: Sequence[str]) -> int:
     config = DataConfig(options.data, dir=folder, exclude=options.exclude, cache_gb=size)
     classifier = None
     if options.model:
-        from vitreous.cli.work.scoring import split_as_trained
+        from vitreous.cli.work.evaluating.scoring import split_as_trained
         from vitreous.cli.work.suspects import find_suspects
         from vitreous.evaluate.confident import require_cleanlab
 

@@ -86,7 +86,7 @@ def parsed(argv: Sequence[str]) -> tuple[Namespace, Outputs]:
 def run(argv: Sequence[str]) -> int:
     """Run the verb."""
     options, files = parsed(argv)
-    from vitreous.cli.work.calibrating import calibrated, fit_table  # imports torch
+    from vitreous.cli.work.evaluating.calibrating import calibrated, fit_table  # imports torch
 
     result = calibrated(options, files)
     if options.json != "-":

@@ -118,7 +118,7 @@ def run(argv: Sequence[str]) -> int:
     refuse_idle(options)
     files = make_outputs(options, (model_files(options.model), data_files(options.data, options.data_dir)))
     files.claim("--json", options.json)
-    from vitreous.cli.work.evaluation import Evaluation, class_tables, evaluated  # imports torch
+    from vitreous.cli.work.evaluating.evaluation import Evaluation, class_tables, evaluated  # imports torch
 
     result = evaluated(options)
     if options.json != "-" and isinstance(result, Evaluation):

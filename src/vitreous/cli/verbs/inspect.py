@@ -105,7 +105,7 @@ def run(argv: Sequence[str]) -> int:
     options = parsed(argv)
     files = _outputs(options)
     files.claim("--json", options.json)
-    from vitreous.cli.work.inspection import inspected
+    from vitreous.cli.work.inspecting.inspection import inspected
 
     paths = expand(options.images)
     files.reads(each=lambda: paths)

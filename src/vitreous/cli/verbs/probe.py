@@ -54,7 +54,8 @@ def run(argv: Sequence[str]) -> int:
     shots = () if options.shots == "none" else _parse_numbers("--shots", options.shots)
     files = make_outputs(options, (model_files(options.model), data_files(options.data, options.data_dir)))
     files.claim("--json", options.json)
-    from vitreous.cli.work import probing, scoring  # imports torch
+    from vitreous.cli.work import probing  # imports torch
+    from vitreous.cli.work.evaluating import scoring
     from vitreous.evaluate.probes import probe_report
 
     classifier = load_model(options)

@@ -1,5 +1,6 @@
 """Work of the longer verbs between their options and their output.
 
-`scoring` and `evaluation` belong to evaluate, `calibrating` to calibrate and evaluate, `probing` to probe,
-`suspects` to audit, and `pretrained_models` to models.
+`evaluating/` belongs to evaluate, calibrate and probe, and `inspecting/` to inspect. Of the files here, `training`
+belongs to train, finetune and pretrain, `export_check` and `int8_step` to export, `probing` to probe, `suspects` to
+audit, `selecting` to select, `pretrained_models` to models, and `diagnosis` to doctor.
 """

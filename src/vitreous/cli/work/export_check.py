@@ -16,7 +16,7 @@ from torch import Tensor
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.checkpoint.opening import OpenedCheckpoint
 from vitreous.cli.output.terminal import print_table
-from vitreous.cli.work import scoring
+from vitreous.cli.work.evaluating import scoring
 from vitreous.data.images.reading import read_image
 from vitreous.data.sources.opening import Split
 from vitreous.errors import CheckpointError

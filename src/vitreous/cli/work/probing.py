@@ -12,7 +12,7 @@ from rich.text import Text
 
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.cli.options.outputs import write_document
-from vitreous.cli.work.scoring import images_of, is_trained_on, stack_results, unreadable_note
+from vitreous.cli.work.evaluating.scoring import images_of, is_trained_on, stack_results, unreadable_note
 from vitreous.data.sources.opening import ImageData
 from vitreous.evaluate.fewshot import FewShot
 from vitreous.evaluate.probes import ProbeReport

@@ -18,7 +18,7 @@ from vitreous.model.sizes import config_of
 from vitreous.model.stems import LinearStem
 from vitreous.train.config import OptimConfig
 from vitreous.train.pretrain.config import PretrainConfig
-from vitreous.train.pretrain.views import ViewsConfig
+from vitreous.train.pretrain.objectives.views import ViewsConfig
 
 
 def dino() -> PretrainConfig:

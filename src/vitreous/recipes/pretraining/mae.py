@@ -18,7 +18,7 @@ from vitreous.model.sizes import config_of
 from vitreous.model.stems import LinearStem
 from vitreous.train.config import OptimConfig
 from vitreous.train.pretrain.config import PretrainConfig
-from vitreous.train.pretrain.mae import MaeConfig
+from vitreous.train.pretrain.objectives.mae import MaeConfig
 
 
 def mae() -> PretrainConfig:

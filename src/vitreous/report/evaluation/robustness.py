@@ -1,4 +1,7 @@
-"""The accuracy of a classifier on changed images, as the report shows it. `cli/work/robustness.py` measures it."""
+"""The accuracy of a classifier on changed images, as a report shows it.
+
+`cli/work/evaluating/robustness.py` measures it.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from vitreous.data.sources.urls import check_address
 from vitreous.errors import ConfigError
 
 if TYPE_CHECKING:  # runs without a second task do not import it
-    from vitreous.train.pretrain.mae import MaeConfig
+    from vitreous.train.pretrain.objectives.mae import MaeConfig
 
 __all__ = ["AuxConfig"]
 
@@ -133,7 +133,7 @@ class AuxConfig:
     @property
     def mae(self) -> MaeConfig:
         """The options of the masked autoencoder."""
-        from vitreous.train.pretrain.mae import MaeConfig
+        from vitreous.train.pretrain.objectives.mae import MaeConfig
 
         return MaeConfig(self.mask, self.decoder_width, self.decoder_depth, self.decoder_heads, self.normalise)
 

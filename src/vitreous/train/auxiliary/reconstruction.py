@@ -26,8 +26,15 @@ from vitreous.model.config import pair
 from vitreous.train.auxiliary.task import AuxTask, Terms, TrainingModule, add_terms
 from vitreous.train.config import RunConfig
 from vitreous.train.multilabel.losses import TargetLoss
-from vitreous.train.pretrain.base import check_dropping, take_rows
-from vitreous.train.pretrain.mae import MaeDecoder, count_visible, draw_mask, hide_patches, mae_loss, patch_targets
+from vitreous.train.pretrain.objectives.base import check_dropping, take_rows
+from vitreous.train.pretrain.objectives.mae import (
+    MaeDecoder,
+    count_visible,
+    draw_mask,
+    hide_patches,
+    mae_loss,
+    patch_targets,
+)
 
 __all__ = ["ReconstructionTask"]
 

@@ -10,9 +10,9 @@ from typing import Any, cast
 from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.train.pretrain import METHODS
-from vitreous.train.pretrain.base import Objective
 from vitreous.train.pretrain.config import PretrainConfig
-from vitreous.train.pretrain.views import MultiView
+from vitreous.train.pretrain.objectives.base import Objective
+from vitreous.train.pretrain.objectives.views import MultiView
 
 __all__ = ["build_objective", "restore_objective"]
 

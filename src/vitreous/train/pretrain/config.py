@@ -9,12 +9,12 @@ from typing import Any, Literal
 from vitreous.errors import ConfigError
 from vitreous.train.config import AUTO, RunConfig
 from vitreous.train.pretrain import METHODS
-from vitreous.train.pretrain.dino import DinoConfig
-from vitreous.train.pretrain.lejepa import LeJepaConfig
-from vitreous.train.pretrain.mae import MaeConfig
-from vitreous.train.pretrain.mpp import MppConfig
-from vitreous.train.pretrain.views import MultiView, ViewsConfig
-from vitreous.train.pretrain.visreg import VisRegConfig
+from vitreous.train.pretrain.objectives.dino import DinoConfig
+from vitreous.train.pretrain.objectives.lejepa import LeJepaConfig
+from vitreous.train.pretrain.objectives.mae import MaeConfig
+from vitreous.train.pretrain.objectives.mpp import MppConfig
+from vitreous.train.pretrain.objectives.views import MultiView, ViewsConfig
+from vitreous.train.pretrain.objectives.visreg import VisRegConfig
 
 __all__ = ["MonitorConfig", "PretrainConfig"]
 

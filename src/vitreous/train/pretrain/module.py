@@ -18,8 +18,8 @@ from vitreous.data.rng import model_seed
 from vitreous.train.config import OptimConfig
 from vitreous.train.finetune.trainable import evaluating
 from vitreous.train.module import VitModule
-from vitreous.train.pretrain.base import Objective
 from vitreous.train.pretrain.monitor import CollapseWatch, FeatureMonitor
+from vitreous.train.pretrain.objectives.base import Objective
 
 __all__ = ["PretrainModule"]
 

@@ -25,8 +25,8 @@ from vitreous.errors import TrainingError
 from vitreous.evaluate.labelled import Labelled
 from vitreous.evaluate.logistic import fit_path
 from vitreous.evaluate.probes import probe_knn
-from vitreous.train.pretrain.base import Objective
-from vitreous.train.pretrain.spread import effective_rank, find_line, rankme
+from vitreous.train.pretrain.objectives.base import Objective
+from vitreous.train.pretrain.objectives.spread import effective_rank, find_line, rankme
 
 __all__ = ["CollapseError", "CollapseWatch", "FeatureMonitor"]
 

@@ -19,10 +19,10 @@ from vitreous.errors import DataError
 from vitreous.train.assembly import Kit, Session
 from vitreous.train.console import Display
 from vitreous.train.finish import RunResult
-from vitreous.train.pretrain.base import Objective
 from vitreous.train.pretrain.config import PretrainConfig
 from vitreous.train.pretrain.module import PretrainModule
 from vitreous.train.pretrain.monitor import CollapseWatch, FeatureMonitor
+from vitreous.train.pretrain.objectives.base import Objective
 from vitreous.train.pretrain.setup import prepare
 from vitreous.train.pretrain.writing import PretrainWriter
 from vitreous.train.run import run, run_phases

@@ -20,9 +20,9 @@ from vitreous.train.config import RunConfig
 from vitreous.train.console import Display
 from vitreous.train.finetune.initialisation import open_pretrained
 from vitreous.train.finetune.starting_point import expand_short_name
-from vitreous.train.pretrain.base import Objective
 from vitreous.train.pretrain.building import build_objective
 from vitreous.train.pretrain.config import PretrainConfig
+from vitreous.train.pretrain.objectives.base import Objective
 from vitreous.train.setup import Setup, fit_to_data, make_loading, open_data
 
 __all__ = ["describe_targets", "prepare"]

@@ -13,9 +13,9 @@ from vitreous.data.rng import generator
 from vitreous.machine.device import describe_machine, versions
 from vitreous.model.vit import VisionTransformer
 from vitreous.report.pretraining import Figures, PretrainReport, write_pretraining_report
-from vitreous.train.pretrain.base import Objective
 from vitreous.train.pretrain.config import PretrainConfig
 from vitreous.train.pretrain.module import PretrainModule
+from vitreous.train.pretrain.objectives.base import Objective
 from vitreous.train.results import RunWriter, copy_weights
 
 __all__ = ["PretrainWriter"]

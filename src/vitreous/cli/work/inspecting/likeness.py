@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.cli.work.labelled_sample import Labelled, Sample
+from vitreous.cli.work.inspecting.labelled_sample import Labelled, Sample
 from vitreous.errors import ConfigError, DataError
 from vitreous.inspection.neighbours import nearest_images, nearest_patches
 from vitreous.inspection.patch_colours import patch_colours

@@ -24,7 +24,7 @@ from vitreous.model.config import ViTConfig, pair
 from vitreous.model.positions import SinCos2d
 from vitreous.model.positions.sincos_2d import sincos_table
 from vitreous.model.stems.patch import flatten_patches
-from vitreous.train.pretrain.base import (
+from vitreous.train.pretrain.objectives.base import (
     Losses,
     LossInParts,
     Objective,
@@ -33,7 +33,7 @@ from vitreous.train.pretrain.base import (
     entropy,
     take_rows,
 )
-from vitreous.train.pretrain.spread import find_line
+from vitreous.train.pretrain.objectives.spread import find_line
 
 __all__ = [
     "Mae",
@@ -54,7 +54,7 @@ _FLAT = 0.5  # grey levels: a patch with a smaller standard deviation is flat
 
 @dataclass(frozen=True)
 class MaeConfig:
-    """Masked autoencoder (:mod:`vitreous.train.pretrain.mae`).
+    """Masked autoencoder (:mod:`vitreous.train.pretrain.objectives.mae`).
 
     Args:
         mask: Fraction of the patches that are hidden, in (0, 1).

@@ -15,9 +15,9 @@ from torch import Tensor
 from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import ConfigError
-from vitreous.train.pretrain.base import Losses
-from vitreous.train.pretrain.spread import find_low_rank
-from vitreous.train.pretrain.views import MultiView, ViewsConfig, make_projector
+from vitreous.train.pretrain.objectives.base import Losses
+from vitreous.train.pretrain.objectives.spread import find_low_rank
+from vitreous.train.pretrain.objectives.views import MultiView, ViewsConfig, make_projector
 
 __all__ = ["Invariance", "RegulariserConfig", "invariance_loss", "unit_vectors"]
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from vitreous.cli.options.model import load_model
 from vitreous.cli.output.terminal import narrate, progress_bar
-from vitreous.cli.work import scoring
-from vitreous.cli.work.robustness import DEFAULT_IMAGES, measure_robustness
+from vitreous.cli.work.evaluating import scoring
+from vitreous.cli.work.evaluating.robustness import DEFAULT_IMAGES, measure_robustness
 from vitreous.data.sources.listing import first_ten
 from vitreous.data.sources.locating import find_source
 from vitreous.data.sources.manifest import read_columns

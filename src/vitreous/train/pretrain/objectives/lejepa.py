@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitreous.train.pretrain.invariance import Invariance, RegulariserConfig, unit_vectors
+from vitreous.train.pretrain.objectives.invariance import Invariance, RegulariserConfig, unit_vectors
 
 __all__ = ["LeJepa", "LeJepaConfig", "sigreg"]
 
@@ -22,7 +22,7 @@ _KNOTS, _HIGHEST = 17, 3.0  # frequencies 0 to 3, as in the paper
 
 @dataclass(frozen=True)
 class LeJepaConfig(RegulariserConfig):
-    """Sketched isotropic Gaussian regularisation (:mod:`vitreous.train.pretrain.lejepa`).
+    """Sketched isotropic Gaussian regularisation (:mod:`vitreous.train.pretrain.objectives.lejepa`).
 
     Args:
         weight: Weight of SIGReg in the loss, in [0, 1]; that of the agreement is 1 minus it. The paper explores 0.01 to

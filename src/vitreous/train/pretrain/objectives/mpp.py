@@ -20,8 +20,8 @@ from vitreous.accelerate.kernels import Linear
 from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import ConfigError
-from vitreous.train.pretrain.base import Losses, Objective, Reconstruction, class_entropy, take_rows
-from vitreous.train.pretrain.spread import find_line
+from vitreous.train.pretrain.objectives.base import Losses, Objective, Reconstruction, class_entropy, take_rows
+from vitreous.train.pretrain.objectives.spread import find_line
 
 __all__ = ["Corruption", "Mpp", "MppConfig", "corrupt", "draw_corruption", "mean_colours"]
 
@@ -30,7 +30,7 @@ _LEVELS = 8  # 3 bits per channel
 
 @dataclass(frozen=True)
 class MppConfig:
-    """Masked patch prediction (:mod:`vitreous.train.pretrain.mpp`).
+    """Masked patch prediction (:mod:`vitreous.train.pretrain.objectives.mpp`).
 
     Args:
         corrupted: Fraction of the patches that are corrupted and predicted, in (0, 1).

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ConfigError
-from vitreous.train.pretrain.invariance import Invariance, RegulariserConfig, unit_vectors
+from vitreous.train.pretrain.objectives.invariance import Invariance, RegulariserConfig, unit_vectors
 
 __all__ = ["VisReg", "VisRegConfig", "center_loss", "scale_loss", "shape_loss"]
 
@@ -23,7 +23,7 @@ _EPS = 1e-4
 
 @dataclass(frozen=True)
 class VisRegConfig(RegulariserConfig):
-    """Variance and sliced Wasserstein distance (:mod:`vitreous.train.pretrain.visreg`).
+    """Variance and sliced Wasserstein distance (:mod:`vitreous.train.pretrain.objectives.visreg`).
 
     Args:
         weight: Weight of the regulariser in the loss, in [0, 1]; that of the agreement is 1 minus it. The paper has 0.6

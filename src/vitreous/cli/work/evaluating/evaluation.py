@@ -12,9 +12,9 @@ from rich.table import Table
 
 from vitreous.cli.options.model import describe_compute, load_model, load_unmerged, throughput_line
 from vitreous.cli.output.terminal import narrate
-from vitreous.cli.work import scoring
-from vitreous.cli.work.calibrating import calibration_note, measured_table, measured_thresholds
-from vitreous.cli.work.evaluation_report import check_options, plan_report
+from vitreous.cli.work.evaluating import scoring
+from vitreous.cli.work.evaluating.calibrating import calibration_note, measured_table, measured_thresholds
+from vitreous.cli.work.evaluating.evaluation_report import check_options, plan_report
 from vitreous.data.sources.opening import ImageData
 from vitreous.evaluate.calibration import Calibration, calibrate
 from vitreous.evaluate.metrics import Scores, evaluate
@@ -22,7 +22,7 @@ from vitreous.files.html import html_table
 from vitreous.predictor import Classifier
 
 if TYPE_CHECKING:
-    from vitreous.cli.work.labels_evaluation import LabelEvaluation
+    from vitreous.cli.work.evaluating.labels_evaluation import LabelEvaluation
 
 __all__ = ["Evaluation", "class_tables", "evaluated"]
 
@@ -86,7 +86,7 @@ def evaluated(options: Namespace, classifier: Classifier | None = None) -> Evalu
     classifier = load_model(options) if classifier is None else classifier
     classifier.require_classes()
     if (rule := classifier.info.multilabel) is not None:
-        from vitreous.cli.work.labels_evaluation import evaluated_labels  # only where it is used
+        from vitreous.cli.work.evaluating.labels_evaluation import evaluated_labels  # only where it is used
 
         return evaluated_labels(options, classifier, rule)
     return _evaluated(options, classifier)

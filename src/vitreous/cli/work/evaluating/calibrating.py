@@ -17,7 +17,7 @@ from vitreous.checkpoint.locating import Located, locate
 from vitreous.checkpoint.model_file import ModelInfo, recalibrate, save_model
 from vitreous.cli.options.model import load_model
 from vitreous.cli.output.terminal import narrate
-from vitreous.cli.work import scoring
+from vitreous.cli.work.evaluating import scoring
 from vitreous.data.sources.opening import ImageData, Split
 from vitreous.errors import ConfigError, DataError, UsageError
 from vitreous.evaluate.selective import SelectionScore
@@ -27,7 +27,7 @@ from vitreous.files.text import printable
 from vitreous.files.writing import Outputs
 
 if TYPE_CHECKING:
-    from vitreous.cli.work.labels_calibrating import LabelFit
+    from vitreous.cli.work.evaluating.labels_calibrating import LabelFit
 
 __all__ = ["CalibratedModel", "calibrated", "calibration_note", "fit_table", "measured_table", "measured_thresholds"]
 
@@ -102,7 +102,7 @@ def calibrated(options: Namespace, files: Outputs) -> CalibratedModel:
 def _fitted(info: ModelInfo, logits: Tensor, labels: Tensor, options: Namespace) -> tuple[Fit | LabelFit, ModelInfo]:
     """Fit what the options ask for, and return it with what the model file stores."""
     if info.multilabel is not None:
-        from vitreous.cli.work.labels_calibrating import fit_labels  # only where it is used
+        from vitreous.cli.work.evaluating.labels_calibrating import fit_labels  # only where it is used
 
         found = fit_labels(logits, labels, info.multilabel)
         return found, replace(info, multilabel=found.rule)
@@ -186,7 +186,7 @@ def fit_table(result: CalibratedModel) -> Table:
     """Return the result of a calibration as one table."""
     title = f"{result.data.name}, {result.split}: {result.fit.images:,} images"
     if not isinstance(result.fit, Fit):
-        from vitreous.cli.work.labels_calibrating import labels_table
+        from vitreous.cli.work.evaluating.labels_calibrating import labels_table
 
         return labels_table(title, result.fit)
     table = Table(title=Text(printable(title), style="bold"), title_justify="left", box=SIMPLE_HEAD)

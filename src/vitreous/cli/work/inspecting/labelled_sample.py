@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitreous.cli.output.terminal import progress_bar
-from vitreous.cli.work.scoring import choose_split, open_data
+from vitreous.cli.work.evaluating.scoring import choose_split, open_data
 from vitreous.data.sources.opening import ImageData, Split
 from vitreous.errors import DataError
 from vitreous.predictor import Classifier

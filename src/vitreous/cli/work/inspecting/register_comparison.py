@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.cli.work.labelled_sample import Labelled, sample
+from vitreous.cli.work.inspecting.labelled_sample import Labelled, sample
 from vitreous.inspection.explain import ModelInMemory, explain
 from vitreous.inspection.maps.attention import RawAttention
 from vitreous.inspection.maps.base import MapMethod

@@ -21,7 +21,7 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import uniforms
 from vitreous.errors import ConfigError
 from vitreous.model.config import pair
-from vitreous.train.pretrain.base import Objective
+from vitreous.train.pretrain.objectives.base import Objective
 
 __all__ = ["MultiView", "ViewsConfig", "make_projector", "make_views"]
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from vitreous.cli.options.map_methods import chosen_methods
 from vitreous.cli.options.model import load_model
 from vitreous.cli.output.terminal import format_count, progress_bar
-from vitreous.cli.work.labelled_sample import Labelled, Sample, open_labelled, sample
-from vitreous.cli.work.likeness import add_likeness
-from vitreous.cli.work.map_comparison import FEWEST, affordable, compare, compared_methods, seconds_per_image
-from vitreous.cli.work.register_comparison import add_register_maps, compare_registers
-from vitreous.cli.work.scoring import unreadable_note
+from vitreous.cli.work.evaluating.scoring import unreadable_note
+from vitreous.cli.work.inspecting.labelled_sample import Labelled, Sample, open_labelled, sample
+from vitreous.cli.work.inspecting.likeness import add_likeness
+from vitreous.cli.work.inspecting.map_comparison import FEWEST, affordable, compare, compared_methods, seconds_per_image
+from vitreous.cli.work.inspecting.register_comparison import add_register_maps, compare_registers
 from vitreous.data.images.inputs import ImageInput, strip_name, to_source
 from vitreous.data.images.reading import read_image
 from vitreous.data.sources.listing import pluralize

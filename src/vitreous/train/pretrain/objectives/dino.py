@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import ConfigError
-from vitreous.train.pretrain.base import Losses
-from vitreous.train.pretrain.views import MultiView, ViewsConfig
+from vitreous.train.pretrain.objectives.base import Losses
+from vitreous.train.pretrain.objectives.views import MultiView, ViewsConfig
 
 __all__ = ["Dino", "DinoConfig", "DinoHead", "dino_loss"]
 
@@ -32,7 +32,7 @@ _FEW_OUTPUTS = 0.25  # entropy of the mean output, as the same fraction; healthy
 
 @dataclass(frozen=True)
 class DinoConfig:
-    """Self-distillation (:mod:`vitreous.train.pretrain.dino`).
+    """Self-distillation (:mod:`vitreous.train.pretrain.objectives.dino`).
 
     Args:
         outputs: Outputs of the head. The paper has 65,536, for ImageNet.

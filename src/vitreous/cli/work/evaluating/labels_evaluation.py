@@ -18,8 +18,8 @@ from torch import Tensor
 
 from vitreous.cli.options.model import describe_compute, load_unmerged, throughput_line
 from vitreous.cli.output.terminal import narrate, progress_bar
-from vitreous.cli.work import scoring
-from vitreous.cli.work.evaluation_report import ReportPlan, plan_report
+from vitreous.cli.work.evaluating import scoring
+from vitreous.cli.work.evaluating.evaluation_report import ReportPlan, plan_report
 from vitreous.data.sources.listing import pluralize
 from vitreous.data.sources.opening import ImageData
 from vitreous.data.sources.tables import LISTS
