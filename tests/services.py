@@ -21,9 +21,9 @@ from vitreous.accelerate.model import create
 from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.evaluate.abstention import AbstentionRule
-from vitreous.evaluate.conformal import ConformalSets
-from vitreous.evaluate.selective import SelectionScore
+from vitreous.evaluate.trust.abstention import AbstentionRule
+from vitreous.evaluate.trust.conformal import ConformalSets
+from vitreous.evaluate.trust.selective import SelectionScore
 
 linux_only = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs /proc")
 

@@ -179,12 +179,12 @@ def test_html_of_results_is_escaped_and_keeps_the_notebooks_colours(trained):
 
 
 def test_callable_packages_stay_packages():
-    import vitreous.evaluate.metrics as metrics
+    import vitreous.evaluate.scoring.metrics as metrics
     import vitreous.train.run as run
 
     assert isinstance(vitreous.train, ModuleType)
     assert vitreous.train.run is run
-    assert vitreous.evaluate.metrics is metrics
+    assert vitreous.evaluate.scoring.metrics is metrics
     assert inspect.isfunction(run.run)
     assert list(inspect.signature(vitreous.train).parameters) == ["data", "quiet", "resume", "options"]
     assert "vitreous.api.evaluate" in inspect.getdoc(vitreous.evaluate)

@@ -174,7 +174,7 @@ def test_every_drawn_arrow_is_used():
         ("model/vit.py", "from vitreous.data.config import DataConfig", True),  # sideways
         ("data/preprocess.py", "def f():\n    from vitreous.train import run", True),  # up, hidden in a function
         (
-            "evaluate/metrics.py",
+            "evaluate/scoring/metrics.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import vitreous.model.vit",
             True,
         ),

@@ -17,9 +17,9 @@ from vitreous.data.config import PreprocessConfig
 from vitreous.data.images.reading import read_image
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError, DataError
-from vitreous.evaluate.abstention import AbstentionRule
-from vitreous.evaluate.conformal import ConformalSets
-from vitreous.evaluate.selective import SelectionScore
+from vitreous.evaluate.trust.abstention import AbstentionRule
+from vitreous.evaluate.trust.conformal import ConformalSets
+from vitreous.evaluate.trust.selective import SelectionScore
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
 from vitreous.predictions import Failure, Prediction

@@ -17,7 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from measuring import header
-from vitreous.evaluate.compare import compare
+from vitreous.evaluate.scoring.compare import compare
 
 PARTS = 8  # of the pairs, each with a seed of its own
 LEVEL = 0.05

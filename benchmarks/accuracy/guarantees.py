@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from measuring import header
 from vitreous.cli.work.evaluating.scoring import choose_split, compute_logits, labels_by_name, open_data
 from vitreous.errors import DataError
-from vitreous.evaluate.calibration import calibrate, choose_temperature
-from vitreous.evaluate.conformal import fit_lac, fit_raps
-from vitreous.evaluate.intervals import wilson
-from vitreous.evaluate.selective import SelectionScore, candidate_scores, risk_coverage
-from vitreous.evaluate.thresholds import Goals, answered, fit_thresholds
+from vitreous.evaluate.scoring.intervals import wilson
+from vitreous.evaluate.trust.calibration import calibrate, choose_temperature
+from vitreous.evaluate.trust.conformal import fit_lac, fit_raps
+from vitreous.evaluate.trust.selective import SelectionScore, candidate_scores, risk_coverage
+from vitreous.evaluate.trust.thresholds import Goals, answered, fit_thresholds
 from vitreous.predictor import load
 
 COVERAGE, PRECISION = 0.9, 0.95

@@ -27,7 +27,7 @@ from measuring import MIB, header
 from vitreous.cli.work.evaluating.scoring import images_of, labels_by_name, open_data
 from vitreous.data.images.reading import read_image
 from vitreous.engines import openvino_engine
-from vitreous.evaluate.calibration import expected_calibration_error
+from vitreous.evaluate.trust.calibration import expected_calibration_error
 from vitreous.export.quantisation.quantise import MAX_DROP, quantise
 from vitreous.export.quantisation.running import Top1, logits_of
 from vitreous.predictor import Classifier, load

@@ -25,7 +25,7 @@ from PIL import Image
 from vitreous.cli.verbs.finetune import configure
 from vitreous.data.config import DataConfig
 from vitreous.data.sources.opening import ImageData, open_source
-from vitreous.evaluate.probes import probe_report
+from vitreous.evaluate.features.probes import probe_report
 from vitreous.predictor import load
 from vitreous.recipes import recipe
 from vitreous.train.config import RunConfig

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vitreous.cli.work.evaluating.evaluation import Evaluation
     from vitreous.cli.work.evaluating.labels_evaluation import LabelEvaluation
     from vitreous.data.images.inputs import ImageInput
-    from vitreous.evaluate.any_labels import AnyScores
+    from vitreous.evaluate.scoring.any_labels import AnyScores
     from vitreous.predictor import Classifier
     from vitreous.report.inspection.results import Inspection
     from vitreous.train.finish import RunResult

@@ -11,7 +11,7 @@ import torch
 
 from vitreous.checkpoint.model_config import MOVED, upgraded
 from vitreous.checkpoint.model_file import load_model, recalibrate, save_model
-from vitreous.evaluate.conformal import ConformalSets
+from vitreous.evaluate.trust.conformal import ConformalSets
 from vitreous.model.config import PARTS, ViTConfig
 from vitreous.model.part import option_types
 

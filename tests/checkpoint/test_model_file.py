@@ -22,9 +22,9 @@ from vitreous.checkpoint.model_file import ModelInfo, load_model, recalibrate, s
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError, OutputError
-from vitreous.evaluate.abstention import AbstentionRule
-from vitreous.evaluate.conformal import ConformalSets
-from vitreous.evaluate.selective import SelectionScore
+from vitreous.evaluate.trust.abstention import AbstentionRule
+from vitreous.evaluate.trust.conformal import ConformalSets
+from vitreous.evaluate.trust.selective import SelectionScore
 from vitreous.model.config import PARTS, ViTConfig
 from vitreous.model.vit import VisionTransformer
 

@@ -22,9 +22,9 @@ from vitreous.cli.main import main
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluate.calibration import choose_temperature
-from vitreous.evaluate.conformal import fit_lac, fit_raps
-from vitreous.evaluate.thresholds import Goals, fit_thresholds
+from vitreous.evaluate.trust.calibration import choose_temperature
+from vitreous.evaluate.trust.conformal import fit_lac, fit_raps
+from vitreous.evaluate.trust.thresholds import Goals, fit_thresholds
 
 SMALL = {"width": 24, "depth": 1, "heads": 2, "mlp_dim": 48}
 OPTIONS = {"model": SMALL, "epochs": 30, "batch_size": 64, "device": "cpu", "precision": "float32", "seed": 3}

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
 import vitreous as package
-from vitreous.evaluate.probes import probe_report
+from vitreous.evaluate.features.probes import probe_report
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from vitreous.errors import ConfigError
-from vitreous.evaluate.abstention import AbstentionRule, Unreachable, choose_threshold
-from vitreous.evaluate.selective import SelectionScore
+from vitreous.evaluate.trust.abstention import AbstentionRule, Unreachable, choose_threshold
+from vitreous.evaluate.trust.selective import SelectionScore
 
 SCORE = SelectionScore("max_probability")
 

@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from vitreous.errors import DataError
-from vitreous.evaluate.calibration import (
+from vitreous.evaluate.trust.calibration import (
     brier_score,
     calibrate,
     choose_temperature,

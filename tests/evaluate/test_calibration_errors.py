@@ -8,7 +8,7 @@ import torch
 from torchmetrics.functional.classification import binary_calibration_error
 
 from vitreous.errors import DataError
-from vitreous.evaluate.calibration import (
+from vitreous.evaluate.trust.calibration import (
     adaptive_calibration_error,
     calibration_errors,
     class_wise_calibration_error,

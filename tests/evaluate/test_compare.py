@@ -11,8 +11,8 @@ from scipy.stats import permutation_test
 from sklearn import metrics as sk
 
 from vitreous.errors import DataError
-from vitreous.evaluate.compare import compare, mcnemar
-from vitreous.evaluate.intervals import bootstrap
+from vitreous.evaluate.scoring.compare import compare, mcnemar
+from vitreous.evaluate.scoring.intervals import bootstrap
 
 
 def pair(

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from vitreous.errors import DataError
-from vitreous.evaluate.confident import FOLDS, _assign_folds, cross_validated, suspects
+from vitreous.evaluate.features.confident import FOLDS, _assign_folds, cross_validated, suspects
 
 pytest.importorskip("cleanlab")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vitreous.errors import ConfigError, DataError
-from vitreous.evaluate.conformal import ConformalSets, fit_lac, fit_raps
+from vitreous.evaluate.trust.conformal import ConformalSets, fit_lac, fit_raps
 
 
 def predictions(n: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,11 +11,11 @@ from scipy.stats import binomtest, norm
 from sklearn import metrics as sk
 
 from vitreous.errors import DataError
-from vitreous.evaluate.area_intervals import area_intervals
-from vitreous.evaluate.calibration import brier_score, expected_calibration_error
-from vitreous.evaluate.intervals import bootstrap, clopper_pearson_lower, wilson
-from vitreous.evaluate.metrics import evaluate
-from vitreous.evaluate.scores import detailed_scores
+from vitreous.evaluate.scoring.area_intervals import area_intervals
+from vitreous.evaluate.scoring.intervals import bootstrap, clopper_pearson_lower, wilson
+from vitreous.evaluate.scoring.metrics import evaluate
+from vitreous.evaluate.scoring.scores import detailed_scores
+from vitreous.evaluate.trust.calibration import brier_score, expected_calibration_error
 
 
 def predictions(n: int, classes: int, seed: int, strength: float = 2.0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from torchmetrics.functional import classification as tm
 
 from vitreous.errors import DataError, NonFiniteError
-from vitreous.evaluate.metrics import ConfusedPair, evaluate, most_confused, worst_mistakes
+from vitreous.evaluate.scoring.metrics import ConfusedPair, evaluate, most_confused, worst_mistakes
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 
 from vitreous.errors import ConfigError, DataError, NonFiniteError
-from vitreous.evaluate.fewshot import LeastSquares, probe_few_shot
-from vitreous.evaluate.labelled import Labelled, labelled
-from vitreous.evaluate.logistic import STRENGTHS, fit_path, probe_linear
-from vitreous.evaluate.probes import probe_knn, probe_report
+from vitreous.evaluate.features.fewshot import LeastSquares, probe_few_shot
+from vitreous.evaluate.features.labelled import Labelled, labelled
+from vitreous.evaluate.features.logistic import STRENGTHS, fit_path, probe_linear
+from vitreous.evaluate.features.probes import probe_knn, probe_report
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,7 +71,7 @@ def test_equal_votes_are_scikit_learns(digits, k):
 def test_neighbours_in_chunks_are_the_same(digits, monkeypatch):
     scored = {"val": digits["val"], "test": digits["test"]}
     whole = probe_knn(digits["train"], scored, 10)
-    monkeypatch.setattr("vitreous.evaluate.probes._MAX_SIMILARITIES", 7 * len(digits["train"].labels))
+    monkeypatch.setattr("vitreous.evaluate.features.probes._MAX_SIMILARITIES", 7 * len(digits["train"].labels))
     assert probe_knn(digits["train"], scored, 10) == whole
     assert [score.k for score in whole] == [10, 20, 100, 200]
 

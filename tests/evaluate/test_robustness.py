@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vitreous.errors import DataError, NonFiniteError
-from vitreous.evaluate.robustness import mean_corruption_error
+from vitreous.evaluate.scoring.robustness import mean_corruption_error
 
 
 def test_means_by_hand():

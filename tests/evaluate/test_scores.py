@@ -11,7 +11,7 @@ from sklearn import metrics as sk
 from torchmetrics.functional import classification as tm
 
 from vitreous.errors import DataError
-from vitreous.evaluate.scores import class_order, confused_images, detailed_scores, matthews
+from vitreous.evaluate.scoring.scores import class_order, confused_images, detailed_scores, matthews
 
 
 def predictions(n: int, classes: int, seed: int, used: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:

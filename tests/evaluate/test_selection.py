@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans
 
-from vitreous.evaluate.selection import by_coverage, by_margin, by_thresholds, by_typicality, k_means, typicality
+from vitreous.evaluate.features.selection import (
+    by_coverage,
+    by_margin,
+    by_thresholds,
+    by_typicality,
+    k_means,
+    typicality,
+)
 
 
 def blobs(sizes, spread=0.05, seed=0):

@@ -13,7 +13,7 @@ from scipy.stats import entropy
 from sklearn.metrics import roc_auc_score
 
 from vitreous.errors import ConfigError, DataError, NonFiniteError
-from vitreous.evaluate.selective import RiskCoverage, SelectionScore, choose_score, risk_coverage
+from vitreous.evaluate.trust.selective import RiskCoverage, SelectionScore, choose_score, risk_coverage
 
 
 def predictions(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,8 +8,8 @@ import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss
 
 from vitreous.errors import DataError
-from vitreous.evaluate.intervals import wilson
-from vitreous.evaluate.slices import MISSING, score_slices
+from vitreous.evaluate.scoring.intervals import wilson
+from vitreous.evaluate.scoring.slices import MISSING, score_slices
 
 
 def test_slices_agree_with_scikit_learn() -> None:

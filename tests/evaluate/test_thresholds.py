@@ -10,9 +10,9 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from vitreous.errors import ConfigError, DataError
-from vitreous.evaluate.calibration import choose_temperature
-from vitreous.evaluate.conformal import fit_lac
-from vitreous.evaluate.thresholds import Goals, answered, fit_thresholds, held, is_unsure
+from vitreous.evaluate.trust.calibration import choose_temperature
+from vitreous.evaluate.trust.conformal import fit_lac
+from vitreous.evaluate.trust.thresholds import Goals, answered, fit_thresholds, held, is_unsure
 
 PRECISION, COVERAGE = 0.95, 0.9
 RESPLITS = 40

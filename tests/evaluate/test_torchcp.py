@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitreous.evaluate.conformal import ConformalSets, fit_lac, fit_raps
+from vitreous.evaluate.trust.conformal import ConformalSets, fit_lac, fit_raps
 
 K = 8
 

@@ -10,9 +10,9 @@ from vitreous.accelerate.model import build
 from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.evaluate.abstention import AbstentionRule
-from vitreous.evaluate.conformal import ConformalSets
-from vitreous.evaluate.selective import SelectionScore
+from vitreous.evaluate.trust.abstention import AbstentionRule
+from vitreous.evaluate.trust.conformal import ConformalSets
+from vitreous.evaluate.trust.selective import SelectionScore
 from vitreous.model.config import ViTConfig
 
 CLASSES = ("daisy", "Löwenzahn", 'a\x1b[31m "quoted" <b>')

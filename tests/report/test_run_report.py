@@ -22,8 +22,8 @@ from sklearn.linear_model import LogisticRegression
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import DataError, NonFiniteError, OutputError
-from vitreous.evaluate.calibration import brier_score, calibrate, cross_scaled, fit_temperature
-from vitreous.evaluate.metrics import evaluate, worst_mistakes
+from vitreous.evaluate.scoring.metrics import evaluate, worst_mistakes
+from vitreous.evaluate.trust.calibration import brier_score, calibrate, cross_scaled, fit_temperature
 from vitreous.machine.device import Machine
 from vitreous.report.batch_figure import save_batch_figure
 from vitreous.report.figures import draw_curves

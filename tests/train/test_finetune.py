@@ -25,7 +25,7 @@ from vitreous.data.augment.mixing import smooth_targets
 from vitreous.data.config import AugmentConfig, DataConfig
 from vitreous.data.sources.opening import open_source
 from vitreous.errors import CheckpointError, ConfigError, UsageError
-from vitreous.evaluate.probes import probe_report
+from vitreous.evaluate.features.probes import probe_report
 from vitreous.model.config import ViTConfig
 from vitreous.model.positions import Rope2d
 from vitreous.model.positions.resample import resample

@@ -15,7 +15,7 @@ import pytest
 from forked import Forked
 from vitreous.checkpoint.model_file import load_model
 from vitreous.errors import CheckpointError, UsageError
-from vitreous.evaluate.calibration import fit_temperature
+from vitreous.evaluate.trust.calibration import fit_temperature
 from vitreous.runs.state_file import read_state
 from vitreous.train.callbacks import WeightSelection
 from vitreous.train.resume.signals import Signals, Stopped

@@ -27,7 +27,7 @@ from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import open_source
 from vitreous.errors import ConfigError, NonFiniteError, UsageError
-from vitreous.evaluate.metrics import evaluate
+from vitreous.evaluate.scoring.metrics import evaluate
 from vitreous.model.block import Block
 from vitreous.model.config import ViTConfig
 from vitreous.predictor import load

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.evaluate.abstention import AbstentionRule
-from vitreous.evaluate.conformal import ConformalSets
-from vitreous.evaluate.selective import SelectionScore
+from vitreous.evaluate.trust.abstention import AbstentionRule
+from vitreous.evaluate.trust.conformal import ConformalSets
+from vitreous.evaluate.trust.selective import SelectionScore
 from vitreous.export.description import describe
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import ConfigError
-from vitreous.evaluate.abstention import AbstentionRule
-from vitreous.evaluate.conformal import ConformalSets
 from vitreous.evaluate.multilabel.rule import LabelRule
+from vitreous.evaluate.trust.abstention import AbstentionRule
+from vitreous.evaluate.trust.conformal import ConformalSets
 
 __all__ = ["FORMAT_VERSION", "NEWEST_VERSION", "ModelInfo"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitreous.errors import CheckpointError, ConfigError
-from vitreous.evaluate.abstention import AbstentionRule
-from vitreous.evaluate.conformal import ConformalSets
 from vitreous.evaluate.multilabel.rule import LabelRule
+from vitreous.evaluate.trust.abstention import AbstentionRule
+from vitreous.evaluate.trust.conformal import ConformalSets
 
 if TYPE_CHECKING:
     from vitreous.checkpoint.model_info import ModelInfo

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitreous.evaluate.labelled import labelled
-from vitreous.evaluate.logistic import probe_linear
+from vitreous.evaluate.features.labelled import labelled
+from vitreous.evaluate.features.logistic import probe_linear
 from vitreous.inspection.layer_features import LayerFeatures, Token, layer_features
 from vitreous.inspection.passes import BATCH_SIZE, Images
 from vitreous.machine.threads import one_thread_with_blas
@@ -113,7 +113,7 @@ def probe_layer_features(
         scored: Features to score.
         scored_labels: Their classes.
         token: `class` or `patches`; None: the class token, or the patches without one.
-        strengths: Values of C to choose from, as in :func:`~vitreous.evaluate.logistic.probe_linear`.
+        strengths: Values of C to choose from, as in :func:`~vitreous.evaluate.features.logistic.probe_linear`.
 
     Raises:
         ConfigError: As :func:`probe_by_depth`.

@@ -27,7 +27,7 @@ from vitreous.engines.base import Engine
 from vitreous.engines.choose import EngineChoice
 from vitreous.engines.names import EngineName, PrecisionName
 from vitreous.errors import CheckpointError, ConfigError, DataError
-from vitreous.evaluate.thresholds import is_unsure
+from vitreous.evaluate.trust.thresholds import is_unsure
 from vitreous.files.html import html_table
 from vitreous.machine.device import resolve_device
 from vitreous.model.vit import VisionTransformer

@@ -15,20 +15,20 @@ report.json (format_version 1; a number that is not finite is null)::
     machine         {cpu, cores, memory_gib, gpu, bf16}
     classes         K names, in the order of the model's outputs
     scores          {val, test} of the saved weights in float32; test is null without a test split. Fields of
-                    :class:`~vitreous.evaluate.metrics.Scores`, where each entry of per_class also has a `name`, and
-                    `confusion` is null for more than 100 classes
+                    :class:`~vitreous.evaluate.scoring.metrics.Scores`, where each entry of per_class also has a
+                    `name`, and `confusion` is null for more than 100 classes
     calibration     {fitted_on: "val", measured_on: "val" | "test", cross_fitted} and the fields of
-                    :class:`~vitreous.evaluate.calibration.Calibration`. Without a test split cross_fitted is true: each
-                    half of val is measured with the temperature fitted on the other half. If that does not lower the
-                    log loss, the temperature is 1 and cross_fitted is false
+                    :class:`~vitreous.evaluate.trust.calibration.Calibration`. Without a test split cross_fitted is
+                    true: each half of val is measured with the temperature fitted on the other half. If that does not
+                    lower the log loss, the temperature is 1 and cross_fitted is false
     most_confused   up to 20 of {true, predicted, count, share}, on val
     worst_mistakes  up to 25 of {index, name, true, predicted, probability}, on val; name may be null
     finetune        null for a run from random weights; otherwise {source: {name, family, resampled, classes}, mode,
                     trained_parameters, probe, verdict: {worse, text, reasons}}. probe is the dictionary of
-                    :meth:`~vitreous.evaluate.probes.ProbeReport.to_dict`; probe and verdict are null with --no-probe.
-                    With mode `auto` both are null, and there are `chosen`, the stage whose model is saved, and
-                    `stages`, a list of {stage, top1, low, high, macro_f1, log_loss, seconds, detail, skipped, chosen}:
-                    the score on val with its 95 % interval, null if the stage was skipped, and then why
+                    :meth:`~vitreous.evaluate.features.probes.ProbeReport.to_dict`; probe and verdict are null with
+                    --no-probe. With mode `auto` both are null, and there are `chosen`, the stage whose model is saved,
+                    and `stages`, a list of {stage, top1, low, high, macro_f1, log_loss, seconds, detail, skipped,
+                    chosen}: the score on val with its 95 % interval, null if the stage was skipped, and then why
     distil          null for a run without a teacher; otherwise {teacher: {name, family, digest, classes, image_size,
                     parameters}, targets, views}, with temperature and weight for logits, features and feature_weight
                     for features; teacher has a licence if its origin states one; views is the number of views per image
@@ -51,8 +51,8 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import DataError, OutputError
-from vitreous.evaluate.calibration import calibrate, choose_temperature, cross_scaled
-from vitreous.evaluate.metrics import Scores, evaluate, most_confused, worst_mistakes
+from vitreous.evaluate.scoring.metrics import Scores, evaluate, most_confused, worst_mistakes
+from vitreous.evaluate.trust.calibration import calibrate, choose_temperature, cross_scaled
 from vitreous.files.text import json_text, json_values
 from vitreous.files.writing import atomic_write
 from vitreous.machine.device import Machine, describe_machine, versions

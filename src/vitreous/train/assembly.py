@@ -13,7 +13,7 @@ import lightning
 import torch
 
 from vitreous.data.sources.listing import pluralize
-from vitreous.evaluate.any_labels import scores_of
+from vitreous.evaluate.scoring.any_labels import scores_of
 from vitreous.runs.folder import RunDir
 from vitreous.train.callbacks import MetricsLog, StopWhenOver, WeightSelection
 from vitreous.train.config import parse_duration

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from vitreous.errors import CheckpointError
-from vitreous.evaluate.any_labels import AnyScores
-from vitreous.evaluate.metrics import Scores
+from vitreous.evaluate.scoring.any_labels import AnyScores
+from vitreous.evaluate.scoring.metrics import Scores
 from vitreous.runs.folder import RunDir
 from vitreous.runs.folder_content import read_report
 from vitreous.train.advice import closing_advice

@@ -25,7 +25,7 @@ from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import model_seed
 from vitreous.errors import ConfigError
-from vitreous.evaluate.any_labels import AnyScores, scores_of
+from vitreous.evaluate.scoring.any_labels import AnyScores, scores_of
 from vitreous.machine.allocator import keep_freed_memory
 from vitreous.train.config import OptimConfig
 from vitreous.train.finetune.trainable import freeze_modules
@@ -44,7 +44,7 @@ class VitModule(lightning.LightningModule):
     """Trains a classifier on the batches of :class:`~vitreous.data.batches.loaders.ImageLoaders`.
 
     A batch is the dict that :mod:`vitreous.data.batches.dataset` describes. Each epoch logs `train_loss`, `lr`, and
-    every score of :meth:`~vitreous.evaluate.metrics.Scores.summary` with the prefix `val_`.
+    every score of :meth:`~vitreous.evaluate.scoring.metrics.Scores.summary` with the prefix `val_`.
 
     On a CPU, some batches are split among threads (:mod:`vitreous.accelerate.batch_parts`). For these batches,
     Lightning calls no hooks around the backward pass, and forward hooks are called once per thread in evaluation.

@@ -12,7 +12,7 @@ from vitreous.checkpoint.licence import describe_licence
 from vitreous.checkpoint.shipped import SHIPPED
 from vitreous.data.sources.listing import exclusion_line, pluralize
 from vitreous.errors import TrainingError
-from vitreous.evaluate.any_labels import AnyScores, scores_of
+from vitreous.evaluate.scoring.any_labels import AnyScores, scores_of
 from vitreous.files.text import printable
 from vitreous.machine.threads import choose_threads
 from vitreous.runs.folder import (

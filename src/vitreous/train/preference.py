@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitreous.evaluate.any_labels import AnyScores
+from vitreous.evaluate.scoring.any_labels import AnyScores
 
 __all__ = ["improves", "is_better"]
 

@@ -22,9 +22,9 @@ from vitreous.data.sources.image_data import Split
 from vitreous.data.sources.listing import UNLABELLED
 from vitreous.data.sources.opening import fingerprint_of
 from vitreous.errors import NonFiniteError, VitreousError
-from vitreous.evaluate.any_labels import AnyScores
-from vitreous.evaluate.calibration import choose_temperature
-from vitreous.evaluate.metrics import Scores
+from vitreous.evaluate.scoring.any_labels import AnyScores
+from vitreous.evaluate.scoring.metrics import Scores
+from vitreous.evaluate.trust.calibration import choose_temperature
 from vitreous.files.writing import atomic_write
 from vitreous.machine.device import describe_machine, versions
 from vitreous.model.vit import VisionTransformer

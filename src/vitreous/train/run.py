@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from vitreous.data.sources.listing import pluralize
 from vitreous.errors import UsageError
-from vitreous.evaluate.any_labels import AnyScores
-from vitreous.evaluate.calibration import choose_temperature
+from vitreous.evaluate.scoring.any_labels import AnyScores
+from vitreous.evaluate.trust.calibration import choose_temperature
 from vitreous.files.writing import atomic_write
 from vitreous.machine.threads import torch_threads
 from vitreous.runs.folder import (

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitreous.evaluate.intervals import wilson
 from vitreous.evaluate.multilabel.intervals import compare_labels
 from vitreous.evaluate.multilabel.metrics import evaluate_labels
 from vitreous.evaluate.multilabel.slices import score_label_slices
+from vitreous.evaluate.scoring.intervals import wilson
 
 
 def model(noise: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,9 +9,9 @@ from sklearn.metrics import average_precision_score
 from sklearn.preprocessing import StandardScaler
 
 from vitreous.errors import DataError
-from vitreous.evaluate.labelled import labelled
-from vitreous.evaluate.logistic import fit_path
-from vitreous.evaluate.probes import probe_knn, probe_report
+from vitreous.evaluate.features.labelled import labelled
+from vitreous.evaluate.features.logistic import fit_path
+from vitreous.evaluate.features.probes import probe_knn, probe_report
 
 
 def data(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

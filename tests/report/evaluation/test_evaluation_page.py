@@ -16,7 +16,7 @@ from PIL import Image
 from vitreous.data.corruptions import CORRUPTIONS
 from vitreous.data.placement import Placement
 from vitreous.errors import ConfigError, OutputError, UsageError
-from vitreous.evaluate.robustness import mean_corruption_error
+from vitreous.evaluate.scoring.robustness import mean_corruption_error
 from vitreous.inspection.explanation import Explanation
 from vitreous.report.evaluation.folder import FILES, check_report_folder, write_folder
 from vitreous.report.evaluation.page import page

@@ -17,7 +17,7 @@ from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.corruptions import CORRUPTIONS
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.evaluate.robustness import mean_corruption_error
+from vitreous.evaluate.scoring.robustness import mean_corruption_error
 from vitreous.inspection.explain import explain
 from vitreous.model.config import ViTConfig
 from vitreous.predictor import Classifier

@@ -93,7 +93,7 @@ def run(argv: Sequence[str]) -> int:
     if options.model:
         from vitreous.cli.work.evaluating.scoring import split_as_trained
         from vitreous.cli.work.suspects import find_suspects
-        from vitreous.evaluate.confident import require_cleanlab
+        from vitreous.evaluate.features.confident import require_cleanlab
 
         require_cleanlab()
         classifier = load_model(options)

@@ -23,7 +23,7 @@ from vitreous.errors import OutputError, UsageError
 from vitreous.files.text import visible
 
 if TYPE_CHECKING:
-    from vitreous.evaluate.intervals import Interval
+    from vitreous.evaluate.scoring.intervals import Interval
     from vitreous.files.writing import Outputs
     from vitreous.report.inspection.results import Comparison, Inspection
 

@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
     files.claim("--json", options.json)
     from vitreous.cli.work import probing  # imports torch
     from vitreous.cli.work.evaluating import scoring
-    from vitreous.evaluate.probes import probe_report
+    from vitreous.evaluate.features.probes import probe_report
 
     classifier = load_model(options)
     # "val", to split as training did

@@ -20,10 +20,10 @@ from vitreous.cli.work.evaluating import scoring
 from vitreous.data.images.reading import read_image
 from vitreous.data.sources.opening import Split
 from vitreous.errors import CheckpointError
-from vitreous.evaluate.calibration import calibrate
-from vitreous.evaluate.metrics import evaluate
 from vitreous.evaluate.multilabel.intervals import label_calibration_error
 from vitreous.evaluate.multilabel.metrics import evaluate_labels
+from vitreous.evaluate.scoring.metrics import evaluate
+from vitreous.evaluate.trust.calibration import calibrate
 from vitreous.predictor import Classifier, load
 
 __all__ = ["DataCheck", "Measured", "measure"]

@@ -14,8 +14,8 @@ from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.cli.options.outputs import write_document
 from vitreous.cli.work.evaluating.scoring import images_of, is_trained_on, stack_results, unreadable_note
 from vitreous.data.sources.opening import ImageData
-from vitreous.evaluate.fewshot import FewShot
-from vitreous.evaluate.probes import ProbeReport
+from vitreous.evaluate.features.fewshot import FewShot
+from vitreous.evaluate.features.probes import ProbeReport
 from vitreous.files.text import visible
 from vitreous.files.writing import Outputs
 from vitreous.predictor import Classifier

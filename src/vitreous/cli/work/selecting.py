@@ -26,7 +26,7 @@ from vitreous.data.sources.listing import UNLABELLED, Entry, Listing, pluralize
 from vitreous.data.sources.opening import list_source
 from vitreous.data.sources.urls import is_store
 from vitreous.errors import ConfigError, DataError, UsageError
-from vitreous.evaluate.selection import Choice, by_coverage, by_margin, by_thresholds, by_typicality
+from vitreous.evaluate.features.selection import Choice, by_coverage, by_margin, by_thresholds, by_typicality
 from vitreous.files.locating import is_below
 from vitreous.files.text import csv_line, json_text, visible
 from vitreous.files.writing import Outputs

@@ -22,7 +22,7 @@ from vitreous.cli.work.evaluating.scoring import is_trained_on, stack_results
 from vitreous.data.sources.listing import pluralize
 from vitreous.data.sources.opening import fingerprint_of
 from vitreous.errors import DataError
-from vitreous.evaluate.confident import FOLDS, cross_validated, suspects
+from vitreous.evaluate.features.confident import FOLDS, cross_validated, suspects
 from vitreous.files.text import visible
 from vitreous.predictor import Classifier
 

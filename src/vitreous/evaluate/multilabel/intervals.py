@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from vitreous.evaluate.intervals import Interval
 from vitreous.evaluate.multilabel.metrics import (
     MultiLabelScores,
     check_label_sets,
     evaluate_labels,
     mean_average_precision,
 )
+from vitreous.evaluate.scoring.intervals import Interval
 
 __all__ = ["LabelDifference", "compare_labels", "label_calibration_error", "label_intervals", "mean_ap_interval"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import DataError, NonFiniteError
-from vitreous.evaluate.metrics import counted_shares
+from vitreous.evaluate.scoring.metrics import counted_shares
 from vitreous.files.html import html_table
 
 __all__ = [

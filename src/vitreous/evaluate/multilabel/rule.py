@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from vitreous.evaluate.stored import Stored
+from vitreous.evaluate.trust.stored import Stored
 
 __all__ = ["UNFITTED", "LabelRule"]
 

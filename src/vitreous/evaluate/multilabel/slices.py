@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitreous.evaluate.intervals import Interval, wilson
 from vitreous.evaluate.multilabel.metrics import check_label_sets, evaluate_labels
-from vitreous.evaluate.slices import FEWEST, parts_of
+from vitreous.evaluate.scoring.intervals import Interval, wilson
+from vitreous.evaluate.scoring.slices import FEWEST, parts_of
 
 __all__ = ["LabelSlice", "score_label_slices"]
 

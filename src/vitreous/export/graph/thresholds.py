@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ConfigError
-from vitreous.evaluate.abstention import AbstentionRule
-from vitreous.evaluate.conformal import ConformalSets
-from vitreous.evaluate.selective import SelectionScore
+from vitreous.evaluate.trust.abstention import AbstentionRule
+from vitreous.evaluate.trust.conformal import ConformalSets
+from vitreous.evaluate.trust.selective import SelectionScore
 
 __all__ = ["holds", "is_unsure"]
 
@@ -24,7 +24,7 @@ def is_unsure(rule: AbstentionRule, calibrated: Tensor) -> Tensor:
 
 
 def _score(score: SelectionScore, logits: Tensor) -> Tensor:
-    """Return the scores (B,) of :class:`~vitreous.evaluate.selective.SelectionScore` for logits (B, K)."""
+    """Return the scores (B,) of :class:`~vitreous.evaluate.trust.selective.SelectionScore` for logits (B, K)."""
     if score.name == "max_logit":
         return logits.amax(1)
     if score.name == "max_logit_p_norm":

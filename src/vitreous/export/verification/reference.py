@@ -15,8 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.checkpoint.model_file import ModelInfo
-from vitreous.evaluate.conformal import ConformalSets
-from vitreous.evaluate.thresholds import is_unsure
+from vitreous.evaluate.trust.conformal import ConformalSets
+from vitreous.evaluate.trust.thresholds import is_unsure
 from vitreous.export.graph.core import CLASS_MAP, PIXELS, Core, output_names, tap_names
 from vitreous.export.graph.mapped import class_map
 from vitreous.model.vit import VisionTransformer

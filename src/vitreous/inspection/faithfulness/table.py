@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitreous.data.rng import generator
 from vitreous.errors import ConfigError, DataError
-from vitreous.evaluate.intervals import Interval, check_share
+from vitreous.evaluate.scoring.intervals import Interval, check_share
 from vitreous.inspection.faithfulness.curves import cells_changed, deletion_steps, insertion_steps
 from vitreous.inspection.faithfulness.removal import Predict, Removal, check_maps, group_cells
 from vitreous.inspection.faithfulness.saco import coefficient, one_group_removed

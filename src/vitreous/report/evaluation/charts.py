@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from vitreous.evaluate.calibration import Reliability
-from vitreous.evaluate.selective import SelectionScore
+from vitreous.evaluate.trust.calibration import Reliability
+from vitreous.evaluate.trust.selective import SelectionScore
 from vitreous.report.evaluation.results import Selection
 from vitreous.report.evaluation.robustness import RobustnessResult, ShiftCurve
 from vitreous.report.svg import Axis, Plot

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.evaluate.calibration import Reliability
+from vitreous.evaluate.trust.calibration import Reliability
 from vitreous.files.text import csv_line, json_text
 from vitreous.report.evaluation.results import LEVEL, EvaluationResult
 

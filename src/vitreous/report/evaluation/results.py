@@ -18,8 +18,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import DataError
-from vitreous.evaluate.area_intervals import area_intervals
-from vitreous.evaluate.calibration import (
+from vitreous.evaluate.scoring.area_intervals import area_intervals
+from vitreous.evaluate.scoring.compare import Difference, McNemar, compare, mcnemar
+from vitreous.evaluate.scoring.intervals import Interval, bootstrap, wilson
+from vitreous.evaluate.scoring.metrics import check_predictions, worst_mistakes
+from vitreous.evaluate.scoring.scores import (
+    ConfusedImages,
+    DetailedScores,
+    class_order,
+    confused_images,
+    detailed_scores,
+)
+from vitreous.evaluate.scoring.slices import Slice, score_slices
+from vitreous.evaluate.trust.calibration import (
     Calibration,
     CalibrationErrors,
     Reliability,
@@ -27,19 +38,8 @@ from vitreous.evaluate.calibration import (
     calibration_errors,
     reliability,
 )
-from vitreous.evaluate.compare import Difference, McNemar, compare, mcnemar
-from vitreous.evaluate.conformal import ConformalSets, fit_lac, fit_raps
-from vitreous.evaluate.intervals import Interval, bootstrap, wilson
-from vitreous.evaluate.metrics import check_predictions, worst_mistakes
-from vitreous.evaluate.scores import (
-    ConfusedImages,
-    DetailedScores,
-    class_order,
-    confused_images,
-    detailed_scores,
-)
-from vitreous.evaluate.selective import RiskCoverage, SelectionScore, risk_coverage
-from vitreous.evaluate.slices import Slice, score_slices
+from vitreous.evaluate.trust.conformal import ConformalSets, fit_lac, fit_raps
+from vitreous.evaluate.trust.selective import RiskCoverage, SelectionScore, risk_coverage
 from vitreous.report.evaluation.robustness import RobustnessResult
 
 __all__ = [
@@ -83,7 +83,7 @@ class EvaluationInput:
         labels: (N,) true classes.
         temperature: Divisor of the logits.
         scaled: (N, K) logits that replace `logits / temperature`, if the temperature was fitted on these images: as of
-            :func:`~vitreous.evaluate.calibration.cross_scaled`.
+            :func:`~vitreous.evaluate.trust.calibration.cross_scaled`.
         columns: Further facts of each image, by which scores are sliced: name -> N values.
         other: Name and logits / temperature (N, K) of a second model on the same images and classes.
         robustness: Errors on changed images.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vitreous.evaluate.robustness import Robustness
+from vitreous.evaluate.scoring.robustness import Robustness
 
 __all__ = ["RobustnessResult", "ShiftCurve"]
 

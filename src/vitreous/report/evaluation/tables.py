@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from vitreous.evaluate.intervals import Interval
+from vitreous.evaluate.scoring.intervals import Interval
 from vitreous.files.text import html_text
 from vitreous.report.evaluation.results import EvaluationResult
 

@@ -9,7 +9,7 @@ import base64
 import math
 from collections.abc import Iterator
 
-from vitreous.evaluate.intervals import Interval
+from vitreous.evaluate.scoring.intervals import Interval
 from vitreous.files.text import html_text, json_text, printable
 from vitreous.inspection.explain import map_method
 from vitreous.report.document import document, safe

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from vitreous.evaluate.intervals import Interval
+from vitreous.evaluate.scoring.intervals import Interval
 from vitreous.inspection.explanation import Explanation
 from vitreous.inspection.faithfulness.table import Faithfulness
 from vitreous.report.inspection.attention import StoredAttention

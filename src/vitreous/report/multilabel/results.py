@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.evaluate.intervals import Interval
 from vitreous.evaluate.multilabel.intervals import (
     LabelDifference,
     compare_labels,
@@ -22,6 +21,7 @@ from vitreous.evaluate.multilabel.intervals import (
 from vitreous.evaluate.multilabel.metrics import MultiLabelScores, evaluate_labels
 from vitreous.evaluate.multilabel.rule import LabelRule
 from vitreous.evaluate.multilabel.slices import LabelSlice, score_label_slices
+from vitreous.evaluate.scoring.intervals import Interval
 from vitreous.files.text import csv_line, json_text, json_values
 from vitreous.report.evaluation.robustness import RobustnessResult
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.evaluate.probes import probe_report
+from vitreous.evaluate.features.probes import probe_report
 from vitreous.model.config import pair
 from vitreous.train.console import Display
 from vitreous.train.finetune.initialisation import Pretrained, in_pixels

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from vitreous.evaluate.any_labels import AnyScores
 from vitreous.evaluate.multilabel.metrics import MultiLabelScores
+from vitreous.evaluate.scoring.any_labels import AnyScores
 from vitreous.train.assembly import Kit, Session
 from vitreous.train.finetune.first_probe import finetune_report
 from vitreous.train.finish import RunResult, announce_weights, result_of

@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitreous.checkpoint.model_file import ModelInfo
-from vitreous.evaluate.any_labels import AnyScores
 from vitreous.evaluate.multilabel.fitting import cross_fitted, fit_rule
 from vitreous.evaluate.multilabel.metrics import MultiLabelScores, evaluate_labels
 from vitreous.evaluate.multilabel.rule import LabelRule
+from vitreous.evaluate.scoring.any_labels import AnyScores
 from vitreous.report.multilabel.results import LabelInput
 from vitreous.train.results import RunWriter, SelectedWeights, SplitScores, copy_weights
 from vitreous.train.setup import Setup

@@ -22,9 +22,9 @@ from vitreous.data.rng import generator
 from vitreous.data.sources.listing import UNLABELLED, ordered_classes
 from vitreous.data.sources.opening import ImageData, Split
 from vitreous.errors import TrainingError
-from vitreous.evaluate.labelled import Labelled
-from vitreous.evaluate.logistic import fit_path
-from vitreous.evaluate.probes import probe_knn
+from vitreous.evaluate.features.labelled import Labelled
+from vitreous.evaluate.features.logistic import fit_path
+from vitreous.evaluate.features.probes import probe_knn
 from vitreous.train.pretrain.objectives.base import Objective
 from vitreous.train.pretrain.objectives.spread import effective_rank, find_line, rankme
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vitreous.errors import CheckpointError, VitreousError
-from vitreous.evaluate.any_labels import scores_of
+from vitreous.evaluate.scoring.any_labels import scores_of
 from vitreous.runs.folder import changed_settings, only_adds_epochs
 from vitreous.train.recipe_file import recipe_text
 from vitreous.train.results import SelectedWeights

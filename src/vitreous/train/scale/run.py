@@ -22,8 +22,8 @@ from rich.console import Console
 from vitreous.data.batches.sampler import Share, TrainSampler
 from vitreous.data.sources.listing import pluralize
 from vitreous.errors import ConfigError, DataError, VitreousError
-from vitreous.evaluate.any_labels import AnyScores
-from vitreous.evaluate.calibration import choose_temperature
+from vitreous.evaluate.scoring.any_labels import AnyScores
+from vitreous.evaluate.trust.calibration import choose_temperature
 from vitreous.machine.device import choose_device
 from vitreous.machine.threads import torch_threads
 from vitreous.runs.folder import LAST, RunDir, choose_run_dir, is_finished, lock_run_dir

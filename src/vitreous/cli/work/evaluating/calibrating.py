@@ -20,8 +20,8 @@ from vitreous.cli.output.terminal import narrate
 from vitreous.cli.work.evaluating import scoring
 from vitreous.data.sources.opening import ImageData, Split
 from vitreous.errors import ConfigError, DataError, UsageError
-from vitreous.evaluate.selective import SelectionScore
-from vitreous.evaluate.thresholds import Fit, Goals, answered, fit_thresholds, held
+from vitreous.evaluate.trust.selective import SelectionScore
+from vitreous.evaluate.trust.thresholds import Fit, Goals, answered, fit_thresholds, held
 from vitreous.files.html import html_table
 from vitreous.files.text import printable
 from vitreous.files.writing import Outputs

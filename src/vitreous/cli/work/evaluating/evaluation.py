@@ -16,8 +16,8 @@ from vitreous.cli.work.evaluating import scoring
 from vitreous.cli.work.evaluating.calibrating import calibration_note, measured_table, measured_thresholds
 from vitreous.cli.work.evaluating.evaluation_report import check_options, plan_report
 from vitreous.data.sources.opening import ImageData
-from vitreous.evaluate.calibration import Calibration, calibrate
-from vitreous.evaluate.metrics import Scores, evaluate
+from vitreous.evaluate.scoring.metrics import Scores, evaluate
+from vitreous.evaluate.trust.calibration import Calibration, calibrate
 from vitreous.files.html import html_table
 from vitreous.predictor import Classifier
 

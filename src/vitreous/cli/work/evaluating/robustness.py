@@ -21,7 +21,7 @@ from vitreous.data.corruptions import CORRUPTIONS
 from vitreous.data.corruptions.apply import MIN_SIDE, corrupt, shift
 from vitreous.data.sources.opening import Split
 from vitreous.evaluate.multilabel.metrics import mean_average_precision
-from vitreous.evaluate.robustness import mean_corruption_error
+from vitreous.evaluate.scoring.robustness import mean_corruption_error
 from vitreous.predictor import Classifier
 from vitreous.report.evaluation.robustness import RobustnessResult, ShiftCurve
 

@@ -24,9 +24,9 @@ from vitreous.data.config import DataConfig
 from vitreous.data.sources.listing import pluralize
 from vitreous.data.sources.opening import ImageData, Split, open_source
 from vitreous.errors import DataError, did_you_mean
-from vitreous.evaluate.any_labels import AnyScores, scores_of
-from vitreous.evaluate.calibration import Calibration
-from vitreous.evaluate.metrics import Scores, most_confused
+from vitreous.evaluate.scoring.any_labels import AnyScores, scores_of
+from vitreous.evaluate.scoring.metrics import Scores, most_confused
+from vitreous.evaluate.trust.calibration import Calibration
 from vitreous.files.text import printable, visible
 from vitreous.predictions import Failure
 from vitreous.predictor import Classifier

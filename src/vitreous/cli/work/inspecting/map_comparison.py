@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ConfigError, DataError
-from vitreous.evaluate.intervals import Interval
+from vitreous.evaluate.scoring.intervals import Interval
 from vitreous.inspection.faithfulness.randomisation import randomisation
 from vitreous.inspection.faithfulness.table import RANDOM, faithfulness_table, mean_interval, sample_size
 from vitreous.inspection.maps.attention import RawAttention

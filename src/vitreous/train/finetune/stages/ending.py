@@ -6,7 +6,7 @@ from typing import Any
 
 from vitreous.data.sources.listing import pluralize
 from vitreous.errors import TrainingError
-from vitreous.evaluate.calibration import choose_temperature
+from vitreous.evaluate.trust.calibration import choose_temperature
 from vitreous.train.assembly import Session
 from vitreous.train.finetune.first_probe import finetune_report
 from vitreous.train.finetune.stages.outcome import Outcome

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import DataError
-from vitreous.evaluate.any_labels import scores_of
-from vitreous.evaluate.labelled import Labelled, labelled
-from vitreous.evaluate.logistic import STRENGTHS, LinearModel, fit_path, probe_linear
-from vitreous.evaluate.probes import probe_knn, votes
+from vitreous.evaluate.features.labelled import Labelled, labelled
+from vitreous.evaluate.features.logistic import STRENGTHS, LinearModel, fit_path, probe_linear
+from vitreous.evaluate.features.probes import probe_knn, votes
+from vitreous.evaluate.scoring.any_labels import scores_of
 from vitreous.machine.threads import one_thread, one_thread_with_blas
 from vitreous.train.finetune.stages.attentive import AttentiveProbe, attentive_config, fit_attentive, patch_means
 from vitreous.train.finetune.stages.features import Features

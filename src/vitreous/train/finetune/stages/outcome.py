@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from vitreous.evaluate.any_labels import AnyScores, scores_of
-from vitreous.evaluate.intervals import wilson
-from vitreous.evaluate.metrics import Scores
+from vitreous.evaluate.scoring.any_labels import AnyScores, scores_of
+from vitreous.evaluate.scoring.intervals import wilson
+from vitreous.evaluate.scoring.metrics import Scores
 from vitreous.model.config import ViTConfig
 from vitreous.train.preference import is_better
 

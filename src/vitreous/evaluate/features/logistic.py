@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import ConfigError, DataError
-from vitreous.evaluate.labelled import Labelled, accuracy
+from vitreous.evaluate.features.labelled import Labelled, accuracy
 from vitreous.evaluate.multilabel.metrics import mean_average_precision
 
 __all__ = ["STRENGTHS", "LinearModel", "LinearProbe", "SweepPoint", "fit_path", "probe_linear"]

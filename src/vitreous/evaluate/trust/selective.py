@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import DataError, NonFiniteError
-from vitreous.evaluate.metrics import check_predictions
-from vitreous.evaluate.stored import Stored
+from vitreous.evaluate.scoring.metrics import check_predictions
+from vitreous.evaluate.trust.stored import Stored
 
 __all__ = [
     "ChosenScore",

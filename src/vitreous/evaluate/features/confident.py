@@ -15,8 +15,8 @@ import numpy.typing as npt
 from scipy.special import expit, softmax
 
 from vitreous.errors import DataError, MissingExtraError
-from vitreous.evaluate.labelled import labelled
-from vitreous.evaluate.logistic import fit_path
+from vitreous.evaluate.features.labelled import labelled
+from vitreous.evaluate.features.logistic import fit_path
 
 __all__ = ["FOLDS", "Suspect", "cross_validated", "require_cleanlab", "suspects"]
 

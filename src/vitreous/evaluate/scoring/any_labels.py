@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias, Union
 
 from torch import Tensor
 
-from vitreous.evaluate.metrics import Scores, evaluate
+from vitreous.evaluate.scoring.metrics import Scores, evaluate
 
 if TYPE_CHECKING:
     from vitreous.evaluate.multilabel.metrics import MultiLabelScores

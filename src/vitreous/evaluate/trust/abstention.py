@@ -15,9 +15,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from vitreous.errors import ConfigError
-from vitreous.evaluate.intervals import clopper_pearson_lower
-from vitreous.evaluate.selective import SelectionScore, check_scores
-from vitreous.evaluate.stored import Stored
+from vitreous.evaluate.scoring.intervals import clopper_pearson_lower
+from vitreous.evaluate.trust.selective import SelectionScore, check_scores
+from vitreous.evaluate.trust.stored import Stored
 
 __all__ = ["AbstentionRule", "Unreachable", "choose_threshold"]
 

@@ -16,8 +16,8 @@ import torch
 from scipy.special import expit, logit, ndtri
 from torch import Tensor
 
-from vitreous.evaluate.intervals import Interval, check_share
-from vitreous.evaluate.metrics import check_predictions
+from vitreous.evaluate.scoring.intervals import Interval, check_share
+from vitreous.evaluate.scoring.metrics import check_predictions
 
 __all__ = ["area_intervals"]
 

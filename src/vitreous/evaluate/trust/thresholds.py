@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import DataError
-from vitreous.evaluate.abstention import AbstentionRule, Unreachable, choose_threshold
-from vitreous.evaluate.calibration import Calibration, calibrate, choose_temperature, cross_scaled, halves
-from vitreous.evaluate.conformal import ConformalSets, fit_lac, fit_raps
-from vitreous.evaluate.metrics import check_predictions
-from vitreous.evaluate.selective import SelectionScore, choose_score, risk_coverage
+from vitreous.evaluate.scoring.metrics import check_predictions
+from vitreous.evaluate.trust.abstention import AbstentionRule, Unreachable, choose_threshold
+from vitreous.evaluate.trust.calibration import Calibration, calibrate, choose_temperature, cross_scaled, halves
+from vitreous.evaluate.trust.conformal import ConformalSets, fit_lac, fit_raps
+from vitreous.evaluate.trust.selective import SelectionScore, choose_score, risk_coverage
 
 __all__ = ["Answered", "Fit", "Goals", "Held", "answered", "fit_thresholds", "held", "is_unsure"]
 
@@ -111,8 +111,8 @@ def held(rule: ConformalSets, calibrated: Tensor, labels: Tensor) -> Held:
 def fit_thresholds(logits: Tensor, labels: Tensor, goals: Goals, temperature: float = 1.0) -> Fit:
     """Fit temperature and thresholds on logits (N, K) and labels (N,) of images that the model was not trained on.
 
-    The temperature is that of :func:`~vitreous.evaluate.calibration.choose_temperature`; `temperature` is the one that
-    the model has, for comparison. A fifth of the images chooses the selection score of the abstention rule and the
+    The temperature is that of :func:`~vitreous.evaluate.trust.calibration.choose_temperature`; `temperature` is the one
+    that the model has, for comparison. A fifth of the images chooses the selection score of the abstention rule and the
     other images set its threshold, since a score chosen on the same images would break the promise. The temperature is
     fitted on all images: one number, whose effect on the promises is far below their sampling error. A set always holds
     the most probable class.

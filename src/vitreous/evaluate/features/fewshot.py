@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitreous.errors import ConfigError
-from vitreous.evaluate.labelled import Labelled, accuracy
+from vitreous.evaluate.features.labelled import Labelled, accuracy
 
 __all__ = ["STRENGTHS", "FewShot", "LeastSquares", "probe_few_shot"]
 

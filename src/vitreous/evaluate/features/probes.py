@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ConfigError, DataError
-from vitreous.evaluate import logistic
-from vitreous.evaluate.fewshot import FewShot, probe_few_shot
-from vitreous.evaluate.labelled import Labelled, accuracy, labelled
-from vitreous.evaluate.logistic import LinearProbe, probe_linear
+from vitreous.evaluate.features import logistic
+from vitreous.evaluate.features.fewshot import FewShot, probe_few_shot
+from vitreous.evaluate.features.labelled import Labelled, accuracy, labelled
+from vitreous.evaluate.features.logistic import LinearProbe, probe_linear
 from vitreous.evaluate.multilabel.metrics import mean_average_precision
 
 __all__ = ["NEIGHBOURS", "SHOTS", "KnnScore", "ProbeReport", "probe_knn", "probe_report", "votes"]
@@ -123,9 +123,10 @@ def probe_report(
 ) -> ProbeReport:
     """Run all probes on features (n, D) and labels (n,) or (n, K) of each split. The result is deterministic.
 
-    :func:`probe_knn` describes `neighbours` and `temperature`, :func:`~vitreous.evaluate.logistic.probe_linear`
-    `strengths` and `on_val`, :func:`~vitreous.evaluate.fewshot.probe_few_shot` the options after them; empty `shots`
-    skip the latter, which needs one class of each image.
+    :func:`probe_knn` describes `neighbours` and `temperature`,
+    :func:`~vitreous.evaluate.features.logistic.probe_linear` `strengths` and `on_val`,
+    :func:`~vitreous.evaluate.features.fewshot.probe_few_shot` the options after them; empty `shots` skip the latter,
+    which needs one class of each image.
     """
     splits = {"train": (train_features, train_labels), "val": (val_features, val_labels)}
     scored = _checked(splits if test is None else splits | {"test": test})

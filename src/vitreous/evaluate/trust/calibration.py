@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import DataError
-from vitreous.evaluate.metrics import check_predictions
+from vitreous.evaluate.scoring.metrics import check_predictions
 
 __all__ = [
     "Calibration",

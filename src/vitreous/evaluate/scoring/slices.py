@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import DataError
-from vitreous.evaluate.intervals import Interval, wilson
-from vitreous.evaluate.metrics import check_predictions, evaluate
+from vitreous.evaluate.scoring.intervals import Interval, wilson
+from vitreous.evaluate.scoring.metrics import check_predictions, evaluate
 
 __all__ = ["FEWEST", "MISSING", "Slice", "parts_of", "score_slices"]
 

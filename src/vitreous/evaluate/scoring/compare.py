@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from vitreous.errors import DataError
-from vitreous.evaluate.intervals import (
+from vitreous.evaluate.scoring.intervals import (
     Images,
     Interval,
     block_sizes,
@@ -25,7 +25,7 @@ from vitreous.evaluate.intervals import (
     tabulate,
     weighted_scores,
 )
-from vitreous.evaluate.metrics import check_predictions
+from vitreous.evaluate.scoring.metrics import check_predictions
 
 __all__ = ["Difference", "McNemar", "compare", "mcnemar"]
 
@@ -73,7 +73,7 @@ def mcnemar(correct_a: npt.ArrayLike, correct_b: npt.ArrayLike) -> McNemar:
 def compare(
     logits_a: Tensor, logits_b: Tensor, labels: Tensor, *, resamples: int = 2000, seed: int = 0, level: float = 0.95
 ) -> dict[str, Difference]:
-    """Compare the scores of :func:`~vitreous.evaluate.intervals.bootstrap` of two models' logits (N, K).
+    """Compare the scores of :func:`~vitreous.evaluate.scoring.intervals.bootstrap` of two models' logits (N, K).
 
     The interval is the percentile interval of a paired bootstrap: both models are scored on the same resamples, drawn
     within the classes. The p-value is that of an approximate randomisation test (Noreen 1989, "Computer-Intensive

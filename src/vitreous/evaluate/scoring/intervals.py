@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import DataError
-from vitreous.evaluate.metrics import check_predictions
-from vitreous.evaluate.scores import counted_scores, matthews
+from vitreous.evaluate.scoring.metrics import check_predictions
+from vitreous.evaluate.scoring.scores import counted_scores, matthews
 
 __all__ = [
     "Bootstrap",
@@ -125,8 +125,8 @@ def bootstrap(logits: Tensor, labels: Tensor, resamples: int = 1000, seed: int =
     have it as their mean, and are at least 0.
 
     Raises:
-        DataError: If the predictions do not pass :func:`~vitreous.evaluate.metrics.check_predictions`, or `resamples`
-            is below 1.
+        DataError: If the predictions do not pass :func:`~vitreous.evaluate.scoring.metrics.check_predictions`, or
+            `resamples` is below 1.
     """
     if resamples < 1:
         raise DataError(f"resamples is {resamples}, it must be at least 1")

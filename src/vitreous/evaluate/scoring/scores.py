@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import DataError
-from vitreous.evaluate.metrics import check_predictions, evaluate, most_confused
+from vitreous.evaluate.scoring.metrics import check_predictions, evaluate, most_confused
 
 __all__ = [
     "ConfusedImages",
@@ -88,7 +88,10 @@ class ConfusedImages:
 
 
 def detailed_scores(logits: Tensor, labels: Tensor) -> DetailedScores:
-    """Score logits (N, K) and labels (N,); see :func:`~vitreous.evaluate.metrics.check_predictions` for the errors."""
+    """Score logits (N, K) and labels (N,).
+
+    Errors are those of :func:`~vitreous.evaluate.scoring.metrics.check_predictions`.
+    """
     logits, labels = check_predictions(logits, labels)
     basic = evaluate(logits, labels)
     confusion = basic.confusion

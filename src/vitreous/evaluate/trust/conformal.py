@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ConfigError, DataError
-from vitreous.evaluate.calibration import check_probabilities
-from vitreous.evaluate.stored import Stored
+from vitreous.evaluate.trust.calibration import check_probabilities
+from vitreous.evaluate.trust.stored import Stored
 
 __all__ = ["PENALTIES", "ConformalSets", "fit_lac", "fit_raps"]
 
@@ -131,7 +131,7 @@ def fit_lac(
     Raises:
         ConfigError: If `coverage` is not in (0, 1).
         DataError: If there are too few images, or probabilities and labels do not pass
-            :func:`~vitreous.evaluate.calibration.check_probabilities`.
+            :func:`~vitreous.evaluate.trust.calibration.check_probabilities`.
     """
     probs, true = _checked(probabilities, labels, coverage)
     rule = ConformalSets("lac", coverage, (0.0,), probs.shape[1], include_top=include_top)
