@@ -29,10 +29,10 @@ from vitreous.cli.verbs.train import configure
 from vitreous.train.assembly import make_module
 from vitreous.train.config import RunConfig
 from vitreous.train.console import Display
-from vitreous.train.progress import Budget, Clock, Steps
+from vitreous.train.loop.progress import Budget, Clock, Steps
+from vitreous.train.loop.silence import silence_lightning
+from vitreous.train.loop.trainer import build_trainer
 from vitreous.train.setup import prepare
-from vitreous.train.silence import silence_lightning
-from vitreous.train.trainer import build_trainer
 
 
 class End(Callback):

@@ -29,15 +29,15 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import Split
 from vitreous.model.config import ViTConfig
 from vitreous.train.config import OptimConfig
-from vitreous.train.module import VitModule
+from vitreous.train.loop.module import VitModule
+from vitreous.train.loop.silence import silence_lightning
+from vitreous.train.loop.trainer import build_trainer
 from vitreous.train.scale.fsdp.layout import Layout
 from vitreous.train.scale.fsdp.module import ShardedStrategy, ShardedVitModule
 from vitreous.train.scale.place import find_place
 from vitreous.train.scale.replicated import trainer_arguments
 from vitreous.train.scale.shares import SharedVitModule
 from vitreous.train.scale.team import Team
-from vitreous.train.silence import silence_lightning
-from vitreous.train.trainer import build_trainer
 
 CLASSES = 4
 MODEL = ViTConfig(

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/
 
 from resume.same_run import differences
 from scale.ranks import SMALL, start, wait, wait_for_file
-from vitreous.train.module import VitModule
+from vitreous.train.loop.module import VitModule
 
 WORLDS = ((4, 2), (2, 4), (1, 3), (3, 1))
 WORKERS = (0, 2, 4)

@@ -24,10 +24,10 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.machine.allocator import keep_freed_memory
 from vitreous.model.config import ViTConfig, pair
 from vitreous.train.config import OptimConfig
-from vitreous.train.module import VitModule
-from vitreous.train.optim import build_optimizer
-from vitreous.train.silence import silence_lightning
-from vitreous.train.trainer import build_trainer
+from vitreous.train.loop.module import VitModule
+from vitreous.train.loop.optim import build_optimizer
+from vitreous.train.loop.silence import silence_lightning
+from vitreous.train.loop.trainer import build_trainer
 
 Step = Callable[[], object]
 OPTIM = OptimConfig(name="adamw", lr=1e-4, weight_decay=0.05, clip=1.0)

@@ -18,7 +18,7 @@ from vitreous.errors import NonFiniteError
 from vitreous.machine.peak_memory import MemoryMeter
 from vitreous.model.config import ViTConfig
 from vitreous.train.config import OptimConfig
-from vitreous.train.module import VitModule
+from vitreous.train.loop.module import VitModule
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA GPU"),

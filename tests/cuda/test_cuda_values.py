@@ -22,7 +22,7 @@ from vitreous.model.config import PARTS
 from vitreous.model.vit import VisionTransformer
 from vitreous.predictor import Classifier
 from vitreous.train.config import OptimConfig
-from vitreous.train.optim import build_optimizer
+from vitreous.train.loop.optim import build_optimizer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA GPU")
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from vitreous.errors import ConfigError, DataError
 from vitreous.inspection.norms import token_norms
-from vitreous.inspection.register_effect import register_effect
-from vitreous.inspection.test_time_registers import with_test_time_registers
+from vitreous.inspection.registers.effect import register_effect
+from vitreous.inspection.registers.test_time import with_test_time_registers
 from vitreous.model.vit import VisionTransformer
 from vitreous.report.inspection.register import register_figures, register_summary
 

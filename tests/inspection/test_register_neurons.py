@@ -16,7 +16,7 @@ from vit_reference import Seen, activate, layer_norm, linear, reference
 from vitreous.accelerate.model import accelerate
 from vitreous.errors import ConfigError
 from vitreous.inspection.norms import token_norms
-from vitreous.inspection.register_neurons import mlp_activations, register_neurons
+from vitreous.inspection.registers.neurons import mlp_activations, register_neurons
 from vitreous.model.vit import VisionTransformer
 
 

@@ -15,8 +15,8 @@ from vit_reference import stir
 from vitreous.accelerate.model import FastVisionTransformer, accelerate
 from vitreous.errors import ConfigError
 from vitreous.inspection.norms import token_norms
-from vitreous.inspection.register_neurons import RegisterNeuron
-from vitreous.inspection.test_time_registers import move_to_register, with_test_time_registers
+from vitreous.inspection.registers.neurons import RegisterNeuron
+from vitreous.inspection.registers.test_time import move_to_register, with_test_time_registers
 from vitreous.model.vit import VisionTransformer
 
 

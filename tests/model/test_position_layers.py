@@ -14,7 +14,7 @@ from vitreous.errors import ConfigError
 from vitreous.model.config import ViTConfig
 from vitreous.model.positions.resample import resample
 from vitreous.model.vit import VisionTransformer
-from vitreous.train.optim import layer_factors, parameter_groups
+from vitreous.train.loop.optim import layer_factors, parameter_groups
 
 KINDS = {"learned": ["pos_embed"], "learned-2d": ["pos_embed_row", "pos_embed_column"]}
 CASES = [(kind, layers) for kind in KINDS for layers in ("every", "shared")]

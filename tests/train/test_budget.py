@@ -15,9 +15,9 @@ from rich.console import Console
 
 from vitreous.errors import TrainingError
 from vitreous.recipes import recipe
-from vitreous.train.callbacks import StopWhenOver
 from vitreous.train.console import Display
-from vitreous.train.progress import Budget
+from vitreous.train.loop.callbacks import StopWhenOver
+from vitreous.train.loop.progress import Budget
 from vitreous.train.run import run
 
 

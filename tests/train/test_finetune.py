@@ -34,8 +34,8 @@ from vitreous.train.config import OptimConfig, RunConfig, TuneConfig
 from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import compare_with_probe
 from vitreous.train.finetune.trainable import choose_trained, class_weights, freeze_modules, merge_adapters
-from vitreous.train.module import VitModule
-from vitreous.train.optim import build_optimizer, layer_factors, set_learning_rate
+from vitreous.train.loop.module import VitModule
+from vitreous.train.loop.optim import build_optimizer, layer_factors, set_learning_rate
 from vitreous.train.results import SelectedWeights
 from vitreous.train.resume.checkpoint import Checkpoint
 from vitreous.train.run import run

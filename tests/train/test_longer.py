@@ -17,7 +17,7 @@ from vitreous.checkpoint.model_file import load_model
 from vitreous.errors import CheckpointError, UsageError
 from vitreous.evaluate.trust.calibration import fit_temperature
 from vitreous.runs.state_file import read_state
-from vitreous.train.callbacks import WeightSelection
+from vitreous.train.loop.callbacks import WeightSelection
 from vitreous.train.resume.signals import Signals, Stopped
 
 

@@ -11,9 +11,9 @@ from torch import nn
 from vitreous.accelerate.model import build
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
-from vitreous.train import optim
 from vitreous.train.config import OptimConfig
-from vitreous.train.optim import MuonWithAdamW, build_optimizer, parameter_groups, schedule, set_learning_rate
+from vitreous.train.loop import optim
+from vitreous.train.loop.optim import MuonWithAdamW, build_optimizer, parameter_groups, schedule, set_learning_rate
 
 
 def tiny(**options) -> VisionTransformer:

@@ -10,7 +10,7 @@ import torch
 from vitreous.accelerate.model import build
 from vitreous.model.config import ViTConfig
 from vitreous.train.config import OptimConfig, RunConfig
-from vitreous.train.optim import build_optimizer
+from vitreous.train.loop.optim import build_optimizer
 from vitreous.train.planning.memory import fixed_bytes
 
 MODEL = ViTConfig(image_size=16, patch_size=4, in_channels=1, num_classes=10, width=16, depth=2, heads=2, mlp_dim=32)

@@ -19,7 +19,7 @@ from vitreous.recipes import recipe
 from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import OptimConfig
 from vitreous.train.console import Display
-from vitreous.train.module import VitModule
+from vitreous.train.loop.module import VitModule
 from vitreous.train.resume.replay import REPLAY, replay
 from vitreous.train.run import run
 

@@ -31,9 +31,9 @@ from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.auxiliary.config import AuxConfig
 from vitreous.train.config import OptimConfig, RunConfig
 from vitreous.train.console import Display
-from vitreous.train.module import VitModule
-from vitreous.train.out_of_memory import is_out_of_memory, more_parts
-from vitreous.train.progress import Budget
+from vitreous.train.loop.module import VitModule
+from vitreous.train.loop.out_of_memory import is_out_of_memory, more_parts
+from vitreous.train.loop.progress import Budget
 from vitreous.train.recipe_file import recipe_text
 from vitreous.train.resume import saving
 from vitreous.train.resume.checkpoint import Checkpoint
@@ -443,8 +443,9 @@ def test_a_step_that_does_not_fit_gets_more_parts():
 SHORT_OF_MEMORY = """
 import resource, sys
 from vitreous.cli.main import main
-from vitreous.train import module, run
+from vitreous.train import run
 from vitreous.train import setup as prepare
+from vitreous.train.loop import module
 
 # The limit is on address space, where memory that the allocator keeps would count twice.
 module.keep_freed_memory = prepare.keep_freed_memory = lambda: False

@@ -35,13 +35,13 @@ from vitreous.recipes import recipe
 from vitreous.runs.state_file import read_state
 from vitreous.train.config import OptimConfig, RunConfig
 from vitreous.train.console import Display
-from vitreous.train.module import VitModule
+from vitreous.train.loop.module import VitModule
+from vitreous.train.loop.progress import Budget, Steps
+from vitreous.train.loop.silence import silence_lightning
 from vitreous.train.preference import is_better
-from vitreous.train.progress import Budget, Steps
 from vitreous.train.resume.non_finite import FiniteWatch, Step
 from vitreous.train.resume.state import RunState
 from vitreous.train.run import run, show_batch
-from vitreous.train.silence import silence_lightning
 
 LOOKS_AT_REPORTS = True  # conftest.py
 

@@ -12,8 +12,7 @@ arrays. `passes` runs a model over images in batches, `layer_features` keeps the
 
 - `filters` and `positions`: what the patch projection and the position embedding have learned.
 - `attention_distance`: how far attention reaches, and how concentrated it is.
-- `norms`: outlier tokens; `register_neurons`: the MLP neurons that cause them; `test_time_registers`: a copy of the
-  model in which a register takes them; `register_effect`: what that changes.
+- `norms`: outlier tokens; ``registers/``: the MLP neurons that cause them, and a register that takes them.
 - `similarity` and `depth`: how representations change from block to block, and what a linear probe reads from them.
 - `patch_colours`: patch features as colours.
 - `neighbours`: the most similar images and patches.

@@ -15,14 +15,15 @@ import torch
 from vitreous.data.sources.listing import pluralize
 from vitreous.evaluate.scoring.any_labels import scores_of
 from vitreous.runs.folder import RunDir
-from vitreous.train.callbacks import MetricsLog, StopWhenOver, WeightSelection
 from vitreous.train.config import parse_duration
 from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import ProbeResult
 from vitreous.train.finetune.trainable import class_weights
-from vitreous.train.module import VitModule
+from vitreous.train.loop.callbacks import MetricsLog, StopWhenOver, WeightSelection
+from vitreous.train.loop.module import VitModule
+from vitreous.train.loop.progress import Budget, Clock, Steps
+from vitreous.train.loop.trainer import build_trainer, make_loggers
 from vitreous.train.multilabel.losses import choose_loss
-from vitreous.train.progress import Budget, Clock, Steps
 from vitreous.train.results import RunWriter, copy_weights, ending
 from vitreous.train.resume.checkpoint import Checkpoint
 from vitreous.train.resume.saving import Saver
@@ -38,7 +39,6 @@ from vitreous.train.resume.state import (
     selection_state,
 )
 from vitreous.train.setup import Setup, describe_hardware
-from vitreous.train.trainer import build_trainer, make_loggers
 
 __all__ = ["Kit", "Session", "assemble", "make_module", "own_share"]
 

@@ -54,7 +54,7 @@ def parse_duration(text: str) -> float:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """The optimiser and the learning rate schedule (:mod:`vitreous.train.optim`).
+    """The optimiser and the learning rate schedule (:mod:`vitreous.train.loop.optim`).
 
     Args:
         name: `adamw`; `adam`; `sgd`, with momentum as in the paper's fine-tuning; or `muon`, which uses Muon for the

@@ -26,9 +26,9 @@ from vitreous.runs.folder import (
 from vitreous.train.advice import imbalance_note
 from vitreous.train.config import AUTO
 from vitreous.train.console import Display
-from vitreous.train.optim import schedule
-from vitreous.train.out_of_memory import free_memory
-from vitreous.train.progress import Budget
+from vitreous.train.loop.optim import schedule
+from vitreous.train.loop.out_of_memory import free_memory
+from vitreous.train.loop.progress import Budget
 from vitreous.train.recipe_file import recipe_text
 from vitreous.train.results import SelectedWeights, SplitScores
 from vitreous.train.resume.failures import after_failure

@@ -34,13 +34,13 @@ from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import compare_with_probe, finetune_report, probe_first
 from vitreous.train.finetune.starting_point import choice_to_resume
 from vitreous.train.finish import RunResult, announce_finished, announce_result, end_interrupted
+from vitreous.train.loop.progress import Budget, exit_after
+from vitreous.train.loop.silence import silence_lightning
 from vitreous.train.phases import announce, ask_teacher, check_budget, fit, open_run_dir, select_weights, test_once
-from vitreous.train.progress import Budget, exit_after
 from vitreous.train.recipe_file import recipe_text
 from vitreous.train.results import SelectedWeights, SplitScores
 from vitreous.train.resume.signals import Signals, Stopped
 from vitreous.train.setup import Setup, prepare
-from vitreous.train.silence import silence_lightning
 
 if TYPE_CHECKING:
     from vitreous.train.assembly import Kit, Session

@@ -30,7 +30,7 @@ from vitreous.inspection.explain import explain
 from vitreous.report.batch_figure import _label_lines
 from vitreous.report.fonts import FontSet
 from vitreous.serve.engine.computing import Computing
-from vitreous.train.module import VitModule
+from vitreous.train.loop.module import VitModule
 
 COLOURS = ("red", "green", "blue")
 SMALL = [

@@ -17,7 +17,7 @@ This is a batch of 128 images::
 3. loaders.py combines samplers and datasets. :class:`ImageLoaders` chooses between memory and files, and makes the
    loaders. A :class:`BatchLoader` can be resumed at any batch. data_module.py has the same for any LightningModule.
 4. ../augment/pipeline.py augments and normalises a batch on the device, and makes its targets. ``training_step`` in
-   train/module.py calls it and passes the result to the model.
+   train/loop/module.py calls it and passes the result to the model.
 
 Order, crops and augmentation are functions of (seed, epoch, step). A run therefore does not depend on the number of
 workers, and a resumed run continues exactly. Random resized crops are in ../augment/resized_crop.py: step 2 cuts them

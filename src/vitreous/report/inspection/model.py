@@ -16,7 +16,7 @@ from vitreous.inspection.depth import DepthProbe
 from vitreous.inspection.filters import Filters
 from vitreous.inspection.norms import TokenNorms
 from vitreous.inspection.positions import OffsetScores, PositionSimilarity
-from vitreous.inspection.register_effect import RegisterEffect
+from vitreous.inspection.registers.effect import RegisterEffect
 from vitreous.inspection.similarity import LayerSimilarity
 from vitreous.report.drawing import magnitude_colours, scaled
 from vitreous.report.inspection.charts import Chart, Series

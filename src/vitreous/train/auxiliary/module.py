@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitreous.train.auxiliary.task import AuxTask, Terms
-from vitreous.train.module import VitModule
+from vitreous.train.loop.module import VitModule
 
 __all__ = ["AuxModule"]
 

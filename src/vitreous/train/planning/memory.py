@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from vitreous.train.config import RunConfig
-from vitreous.train.optim import MuonWithAdamW, build_optimizer
+from vitreous.train.loop.optim import MuonWithAdamW, build_optimizer
 
 __all__ = ["fixed_bytes"]
 

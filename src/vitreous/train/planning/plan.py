@@ -29,13 +29,13 @@ from vitreous.train.advice import few_images, imbalance_note
 from vitreous.train.assembly import Kit, Session, assemble
 from vitreous.train.config import AUTO, RunConfig, parse_duration
 from vitreous.train.console import Display
+from vitreous.train.loop.silence import silence_lightning
 from vitreous.train.planning.trials import Trials, backbone_of, training_batch, validation_seconds
 from vitreous.train.recipe_file import recipe_text
 from vitreous.train.results import scoring_seconds
 from vitreous.train.resume.signals import Signals
 from vitreous.train.run import kit_of
 from vitreous.train.setup import Setup, describe_hardware, describe_model, one_thread_if_tiny, prepare
-from vitreous.train.silence import silence_lightning
 
 __all__ = ["Memory", "Plan", "plan"]
 

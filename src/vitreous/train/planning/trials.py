@@ -19,9 +19,9 @@ from vitreous.errors import TrainingError
 from vitreous.machine.peak_memory import MemoryMeter
 from vitreous.model.vit import VisionTransformer
 from vitreous.train.assembly import Session
-from vitreous.train.out_of_memory import free_memory, is_out_of_memory, more_parts
+from vitreous.train.loop.out_of_memory import free_memory, is_out_of_memory, more_parts
+from vitreous.train.loop.trainer import build_trainer
 from vitreous.train.setup import Setup
-from vitreous.train.trainer import build_trainer
 
 __all__ = ["Trials", "backbone_of", "synchronize", "training_batch", "validation_seconds"]
 

@@ -17,7 +17,7 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import model_seed
 from vitreous.train.config import OptimConfig
 from vitreous.train.finetune.trainable import evaluating
-from vitreous.train.module import VitModule
+from vitreous.train.loop.module import VitModule
 from vitreous.train.pretrain.monitor import CollapseWatch, FeatureMonitor
 from vitreous.train.pretrain.objectives.base import Objective
 
@@ -37,7 +37,7 @@ class PretrainModule(VitModule):
         probe_every: Epochs between two probes of the features.
         measures_start: Whether to measure the features before the first step, as of a model to continue from.
         accumulate: Number of micro-batches per step.
-        progress: As :class:`~vitreous.train.module.VitModule`.
+        progress: As :class:`~vitreous.train.loop.module.VitModule`.
     """
 
     def __init__(

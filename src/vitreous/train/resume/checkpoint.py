@@ -10,7 +10,7 @@ import lightning
 from lightning.pytorch.callbacks import Callback
 
 from vitreous.runs.lock import Lock
-from vitreous.train.module import VitModule
+from vitreous.train.loop.module import VitModule
 from vitreous.train.resume.saving import Saver
 from vitreous.train.resume.signals import Signals
 from vitreous.train.resume.state import RunState, load_optimizer, report_mismatch

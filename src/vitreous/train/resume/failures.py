@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vitreous.errors import OutputError, TrainingError, VitreousError, first_line
 from vitreous.train.finish import resume_command
-from vitreous.train.out_of_memory import is_out_of_memory, more_parts
+from vitreous.train.loop.out_of_memory import is_out_of_memory, more_parts
 from vitreous.train.resume.saving import load_newest
 from vitreous.train.resume.signals import Stopped
 from vitreous.train.resume.state import RunState

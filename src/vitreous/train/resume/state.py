@@ -29,7 +29,7 @@ from vitreous.train.setup import Setup
 if TYPE_CHECKING:  # fine-tuning in stages resumes before it needs them
     import lightning
 
-    from vitreous.train.module import VitModule
+    from vitreous.train.loop.module import VitModule
 
 __all__ = [
     "RunState",

@@ -9,9 +9,9 @@ import lightning
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
 from vitreous.runs.lock import Lock
-from vitreous.train.callbacks import MetricsLog
-from vitreous.train.module import VitModule
-from vitreous.train.progress import Budget
+from vitreous.train.loop.callbacks import MetricsLog
+from vitreous.train.loop.module import VitModule
+from vitreous.train.loop.progress import Budget
 from vitreous.train.results import RunWriter
 from vitreous.train.resume.checkpoint import Checkpoint
 from vitreous.train.resume.signals import Signals, Stopped

@@ -33,8 +33,9 @@ from vitreous.train.config import AUTO, RunConfig
 from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import ProbeResult
 from vitreous.train.finish import RunResult, announce_finished, end_interrupted, resume_command
+from vitreous.train.loop.progress import Budget, exit_after
+from vitreous.train.loop.silence import silence_lightning
 from vitreous.train.phases import announce, check_budget, fit_once, open_run_dir, select_weights, test_once
-from vitreous.train.progress import Budget, exit_after
 from vitreous.train.recipe_file import recipe_text
 from vitreous.train.results import SelectedWeights, SplitScores
 from vitreous.train.resume.non_finite import NonFiniteStepError
@@ -49,7 +50,6 @@ from vitreous.train.scale.replicated import Replicated
 from vitreous.train.scale.team import Team, is_lost_connection
 from vitreous.train.scale.watch import Watch
 from vitreous.train.setup import Setup, prepare
-from vitreous.train.silence import silence_lightning
 
 __all__ = ["run_rank"]
 

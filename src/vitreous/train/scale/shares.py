@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.rng import model_seed
-from vitreous.train.module import VitModule
+from vitreous.train.loop.module import VitModule
 from vitreous.train.scale.team import Team
 
 __all__ = ["SharedBatchNorm2d", "SharedVitModule", "WholeDraws", "share_batch_norm"]

@@ -16,7 +16,7 @@ from vitreous.cli.work.inspecting.labelled_sample import Labelled, sample
 from vitreous.inspection.explain import ModelInMemory, explain
 from vitreous.inspection.maps.attention import RawAttention
 from vitreous.inspection.maps.base import MapMethod
-from vitreous.inspection.register_effect import RegisterEffect, register_effect
+from vitreous.inspection.registers.effect import RegisterEffect, register_effect
 from vitreous.model.vit import VisionTransformer
 from vitreous.predictor import Classifier
 from vitreous.report.inspection.results import ImageResult

@@ -13,9 +13,9 @@ from vitreous.train.finetune.stages.outcome import Outcome
 from vitreous.train.finetune.stages.staging import Staging, selected_weights, variant
 from vitreous.train.finetune.stages.writers import writer_of
 from vitreous.train.finish import RunResult, announce_result
+from vitreous.train.loop.progress import Steps
 from vitreous.train.multilabel.run import write_results as write_labels_results
 from vitreous.train.phases import test_once
-from vitreous.train.progress import Steps
 from vitreous.train.resume.saving import Saver
 from vitreous.train.resume.state import identity
 

@@ -23,8 +23,8 @@ from vitreous.train.finetune.stages.heads import Heads
 from vitreous.train.finetune.stages.outcome import Outcome
 from vitreous.train.finetune.stages.staging import Staging
 from vitreous.train.finish import RunResult, resume_command
+from vitreous.train.loop.progress import exit_after
 from vitreous.train.phases import announce, open_run_dir
-from vitreous.train.progress import exit_after
 from vitreous.train.resume.signals import Signals, Stopped
 from vitreous.train.setup import Setup
 

@@ -25,7 +25,7 @@ from vitreous.train.finetune.stages.outcome import Candidate, Outcome, beats
 from vitreous.train.finetune.stages.staging import Staging, variant, whole_state
 from vitreous.train.finetune.stages.writers import guarded_writer
 from vitreous.train.finetune.trainable import freeze_modules, merge_adapters
-from vitreous.train.out_of_memory import free_memory, is_out_of_memory
+from vitreous.train.loop.out_of_memory import free_memory, is_out_of_memory
 from vitreous.train.phases import ask_teacher, fit, score, select_weights
 from vitreous.train.planning.trials import synchronize
 from vitreous.train.resume.saving import load_newest

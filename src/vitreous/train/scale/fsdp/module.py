@@ -17,7 +17,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
-from vitreous.train.optim import MuonWithAdamW, StackedMuon, move_average
+from vitreous.train.loop.optim import MuonWithAdamW, StackedMuon, move_average
 from vitreous.train.resume.state import RunState, restore_module
 from vitreous.train.scale.fsdp.layout import Layout
 from vitreous.train.scale.fsdp.sharding import shard_model

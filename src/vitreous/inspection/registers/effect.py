@@ -15,8 +15,8 @@ from vitreous.errors import ConfigError, DataError
 from vitreous.evaluate.multilabel.metrics import mean_average_precision
 from vitreous.inspection.norms import TokenNorms, token_norms
 from vitreous.inspection.passes import BATCH_SIZE
-from vitreous.inspection.register_neurons import RegisterNeurons, register_neurons
-from vitreous.inspection.test_time_registers import move_to_register
+from vitreous.inspection.registers.neurons import RegisterNeurons, register_neurons
+from vitreous.inspection.registers.test_time import move_to_register
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["RegisterEffect", "register_effect"]
@@ -80,7 +80,7 @@ def register_effect(
         images: Normalised images to find the register neurons with and to measure norms on, (n, C, H, W).
         labelled: Normalised images and their classes, integers (n,), or several labels, (n, K) of 0 and 1, to score;
             they may be others. None scores nothing.
-        max_neurons: As in :func:`~vitreous.inspection.register_neurons.register_neurons`.
+        max_neurons: As in :func:`~vitreous.inspection.registers.neurons.register_neurons`.
         batch_size: Images per pass.
 
     Returns:

@@ -21,9 +21,9 @@ from lightning.pytorch.callbacks import Callback
 from vitreous.errors import OutputError
 from vitreous.files.writing import atomic_write
 from vitreous.train.console import Display
-from vitreous.train.module import VitModule
+from vitreous.train.loop.module import VitModule
+from vitreous.train.loop.progress import Budget, Clock
 from vitreous.train.preference import improves, is_better
-from vitreous.train.progress import Budget, Clock
 from vitreous.train.results import SelectedWeights, copy_weights, scoring_seconds
 
 __all__ = ["MetricsLog", "StopWhenOver", "WeightSelection"]

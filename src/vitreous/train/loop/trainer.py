@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 
 from vitreous.errors import MissingExtraError
-from vitreous.train.silence import lower_log_levels
+from vitreous.train.loop.silence import lower_log_levels
 
 __all__ = ["build_trainer", "make_loggers"]
 

@@ -29,8 +29,8 @@ from vitreous.evaluate.scoring.any_labels import AnyScores, scores_of
 from vitreous.machine.allocator import keep_freed_memory
 from vitreous.train.config import OptimConfig
 from vitreous.train.finetune.trainable import freeze_modules
+from vitreous.train.loop.optim import build_optimizer, move_average, schedule, set_learning_rate
 from vitreous.train.multilabel.losses import TargetLoss
-from vitreous.train.optim import build_optimizer, move_average, schedule, set_learning_rate
 from vitreous.train.resume.non_finite import FiniteWatch, Step
 
 if TYPE_CHECKING:  # runs without a teacher or a second task do not import them

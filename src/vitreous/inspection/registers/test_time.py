@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitreous.accelerate.model import FastVisionTransformer, accelerate
 from vitreous.errors import ConfigError
 from vitreous.inspection.passes import BATCH_SIZE, Images
-from vitreous.inspection.register_neurons import RegisterNeuron, register_neurons
+from vitreous.inspection.registers.neurons import RegisterNeuron, register_neurons
 from vitreous.model.mlp import Mlp
 from vitreous.model.vit import VisionTransformer
 
@@ -35,7 +35,7 @@ def with_test_time_registers(
     Args:
         model: A :class:`~vitreous.model.vit.VisionTransformer`, plain or fast, in evaluation mode.
         images: Normalised images to find the neurons with, (B, C, H, W), or a list of batches.
-        max_neurons: As in :func:`~vitreous.inspection.register_neurons.register_neurons`.
+        max_neurons: As in :func:`~vitreous.inspection.registers.neurons.register_neurons`.
         min_share: Likewise.
         batch_size: Images per pass.
 
