@@ -104,6 +104,7 @@ class VitModule(lightning.LightningModule):
         self.labels = torch.empty(0, dtype=torch.int64)  # (N,) or (N, K), on the CPU
         self.images_seen = self.steps_made = 0  # in the current epoch
         self.extra_seconds = 0.0  # what the last validation takes beyond its forward pass or beyond the one before it
+        self.mean_extra_seconds = 0.0  # what a validation takes beyond its forward pass, on average over epochs
         self.is_consistent = True  # False while the optimiser updates the weights
         self._loss_sum: Tensor | float = 0.0
         self._sums_after_step: tuple[Tensor | float, int] = (0.0, 0)  # loss and images of the completed steps

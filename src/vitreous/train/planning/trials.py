@@ -256,7 +256,7 @@ def _fixed_bytes(module: Any, trainer: lightning.Trainer) -> int:
 
 
 def validation_seconds(session: Session) -> float:
-    """Estimate the time of a pass over the validation split from a few batches."""
+    """Estimate the time of a mean epoch's validation from a few batches."""
     timer = _BatchTimer()
     trainer = _trial_trainer(session, timer)
     trainer.limit_val_batches = _VALIDATION_BATCHES + 1
@@ -264,6 +264,7 @@ def validation_seconds(session: Session) -> float:
     trainer.validate(session.module, dataloaders=loader, verbose=False)
     started, warm_up = time.monotonic(), len(timer.times)
     trainer.validate(session.module, dataloaders=loader, verbose=False)
+    besides = session.module.mean_extra_seconds
     if len(loader) <= _VALIDATION_BATCHES:
-        return time.monotonic() - started
-    return len(loader) * (timer.times[-1] - timer.times[warm_up]) / _VALIDATION_BATCHES
+        return (timer.times[-1] if besides else time.monotonic()) - started + besides
+    return len(loader) * (timer.times[-1] - timer.times[warm_up]) / _VALIDATION_BATCHES + besides

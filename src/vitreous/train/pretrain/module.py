@@ -131,5 +131,6 @@ class PretrainModule(VitModule):
         probes = epoch == 0 or is_last or (epoch + 1) % self.probe_every == 0
         measures = self.monitor.measure(self.objective.trained_backbone, probes=probes)
         self.extra_seconds = 0.0 if probes else self.monitor.probe_seconds
+        self.mean_extra_seconds = self.monitor.rank_seconds + self.monitor.probe_seconds / self.probe_every
         self._columns = {**losses, **measures}
         self.log_dict(self._columns, batch_size=1)

@@ -111,7 +111,7 @@ class FeatureMonitor:
         self._labelled = {name: np.flatnonzero(each) for name, each in rows.items()}
         seen = self._labels["train"][self._labelled["train"]]
         self.has_labels = bool((seen != seen[:1]).any()) and len(self._labelled["val"]) > 0
-        self.probe_seconds = 0.0  # that the last probes took
+        self.rank_seconds = self.probe_seconds = 0.0  # that the last ranks and the last probes took
         self.val_features: Tensor | None = None  # of the last measure, (n, D)
         self._decoded: dict[str, MemoryDataset] = {}
 
@@ -126,8 +126,10 @@ class FeatureMonitor:
 
     def measure(self, model: FastVisionTransformer, *, probes: bool) -> dict[str, float]:
         """Return the measures of a model in evaluation mode, in float32; with `probes` also their accuracy or mAP."""
+        started = time.monotonic()
         val = self.val_features = self.features(model, "val")
         found = {"effective_rank": effective_rank(val), "rankme": rankme(val)}
+        self.rank_seconds = time.monotonic() - started
         if not (probes and self.has_labels):
             return found
         started = time.monotonic()
