@@ -196,7 +196,9 @@ def test_the_graph_sees_each_kind_of_import(tmp_path, file, code, wrong):
         (tmp_path / "vitreous" / folder).mkdir(exist_ok=True)
         (tmp_path / "vitreous" / folder / "__init__.py").write_text("")
     (tmp_path / "vitreous/cli/main.py").write_text("")
-    (tmp_path / "vitreous" / file).write_text(code)
+    target = tmp_path / "vitreous" / file
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(code)
     assert bool(forbidden(arrows(tmp_path))) is wrong
 
 

@@ -34,6 +34,7 @@ class Steps:
         self.stop.on_train_start(self.trainer, self.module)
 
     def step(self, seconds: float, images: int = 512, whole: bool = True) -> None:
+        self.stop.on_train_batch_start(self.trainer, self.module)
         self.budget.progress(self.trainer.global_step)
         self.now += seconds
         self.module.images_seen += images
@@ -54,6 +55,13 @@ def test_the_batch_that_a_resumed_run_skips_does_not_count_for_its_speed(monkeyp
     steps.step(0.05)
     assert 20 < steps.budget.reserve < 25
     assert not steps.trainer.should_stop
+
+
+def test_what_comes_before_the_first_step_is_not_progress(monkeypatch):
+    steps = Steps(monkeypatch)
+    steps.now += 100  # a module measures its features
+    steps.stop.on_train_batch_start(steps.trainer, steps.module)
+    assert steps.budget.progress(100) == 0.0
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["a step", "a part of a step"])

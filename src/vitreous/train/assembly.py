@@ -95,6 +95,7 @@ class Kit:
     score_columns: Callable[[Setup], Collection[str]] = _score_columns
     ending: Callable[[Setup, float], tuple[float, float]] = ending
     scores_weights: bool = True  # whether the saved weights are scored after training
+    measures_start: bool = False  # whether a pretrained model is measured before the first step
     later_validations: int = 0  # after training, besides those of any run, for which a budget reserves time
     budget: Callable[[float, float, float], Budget] = Budget
     strategy: Mapping[str, Any] | None = None  # arguments of the Trainer
@@ -160,6 +161,7 @@ class Session:
             history=list(self.metrics.history),
             clock=self.clock.state(),
             seconds={**self.seconds, "train": self.training_seconds()},
+            start=dict(module.start),
             probed=self.probe.to_dict() if self.probe is not None else None,
             distil=module.distiller.state() if module.distiller is not None else None,
             auxiliary=module.auxiliary.state() if module.auxiliary is not None else None,

@@ -276,6 +276,14 @@ def test_ranks_of_known_spectra():
     [
         (lambda: Mpp(build(config(stem=ConvStem())), PIPELINE, MppConfig()), "the stem conv"),
         (lambda: Mae(build(config(image_size=4)), PIPELINE, MaeConfig(decoder_heads=2)), "hides none of 1"),
+        (
+            lambda: Mae(build(SMALL), PIPELINE, MaeConfig(decoder_heads=2)).check_scale(0.25),
+            "hides none of 1 patches of",
+        ),
+        (
+            lambda: Dino(build(SMALL), PIPELINE, DinoConfig(), ViewsConfig(local=1)).check_scale(0.75),
+            "augment.small_first 0.75 makes small crops 6 x 6, it must be a multiple of the patch, 4 x 4",
+        ),
         (lambda: MaeConfig(mask=1.0, decoder_depth=0), "mask is 1.0.*decoder_depth is 0"),
         (lambda: MppConfig(masked=0.9, replaced=0.2), "together at most 1"),
         (lambda: ViewsConfig(count=1), "from 2 to 16"),

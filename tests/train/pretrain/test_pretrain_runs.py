@@ -128,6 +128,9 @@ def test_features_are_measured_before_a_model_is_continued(tmp_path, capsys):
     for name, value in report["features"].items():  # so small a rate changes nothing
         assert report["features_before"][name] == pytest.approx(value, rel=0.02), name
     assert "features before training: k-NN" in capsys.readouterr().out
+    (tmp_path / "run/report.json").unlink()  # as if it had been killed while writing it
+    pretrain(config("mae", tmp_path / "run", tune=source, optim=OptimConfig(lr=1e-12)), resume=True)
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["features_before"] == report["features_before"]
     pretrain(config("mae", tmp_path / "new"))
     assert "features_before" not in json.loads((tmp_path / "new" / "report.json").read_text())
 
@@ -139,6 +142,12 @@ def test_a_budget_reserves_time_for_what_the_last_epoch_measures(tmp_path, monke
         expected.append(self.extra_seconds)
         original(self)
 
+    def reconstruct(self, images):
+        assert not self.training  # figures are of the model as it is used
+        return complete(self, images)
+
+    complete = Mae.reconstruct
+    monkeypatch.setattr(Mae, "reconstruct", reconstruct)
     monkeypatch.setattr(PretrainModule, "on_validation_epoch_end", end)
     measure = FeatureMonitor.measure
     monkeypatch.setattr(

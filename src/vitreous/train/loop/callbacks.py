@@ -63,6 +63,11 @@ class StopWhenOver(Callback):
         self._last, self._seen = time.monotonic(), cast(VitModule, pl_module).images_seen
         self._per_image: deque[float] = deque(maxlen=_MEDIAN_OF)
 
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Start the clock again: what a module does when training starts, such as measuring, is not progress."""
+        if self._is_first_step:
+            self.clock.begin()
+
     def on_train_batch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, *_: Any) -> None:
         """Estimate the time of a validation from that of the steps until one is timed, and check the clock."""
         module = cast(VitModule, pl_module)

@@ -103,6 +103,7 @@ class VitModule(lightning.LightningModule):
         self.logits = torch.empty(0, 0)  # float32 (N, K), on the CPU
         self.labels = torch.empty(0, dtype=torch.int64)  # (N,) or (N, K), on the CPU
         self.images_seen = self.steps_made = 0  # in the current epoch
+        self.measures_start, self.start = False, dict[str, float]()  # measures before the first step, if it has any
         self.extra_seconds = 0.0  # what the last validation takes beyond its forward pass or beyond the one before it
         self.mean_extra_seconds = 0.0  # what a validation takes beyond its forward pass, on average over epochs
         self.is_consistent = True  # False while the optimiser updates the weights

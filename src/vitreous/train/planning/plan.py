@@ -139,6 +139,8 @@ def _measure(session: Session, meter: MemoryMeter, budget: float | None, before:
     micro_batch = trials.choose_micro_batch()
     timed = trials.time_phases()
     trials.record_growth(micro_batch, trials.last_growth)
+    if session.kit.measures_start and setup.pretrained is not None:
+        starting += session.module.extra_seconds
     validation = validation_seconds(session)
     _, reporting = session.kit.ending(setup, math.inf if budget is None else budget)
     memory = _memory(trials, micro_batch, meter.most())  # after drawing is imported, before larger batches are tried
@@ -150,7 +152,9 @@ def _measure(session: Session, meter: MemoryMeter, budget: float | None, before:
     lower, step, upper = (_weighted_mean(weights, [phase[i] for phase in quartiles]) for i in range(3))
     epoch_seconds = per_epoch * _weighted_mean(weights, means) + validation
     test_share = len(setup.data.splits.get("test", ())) / len(setup.data.splits["val"])
-    ending = reporting + scoring_seconds(validation, test_share, setup.precision)
+    ending = reporting
+    if session.kit.scores_weights:
+        ending += scoring_seconds(validation, test_share, setup.precision)
     epochs = config.epochs if config.steps is None else config.steps / per_epoch
     if budget is not None:
         epochs = max(0.0, (budget - starting - ending) / epoch_seconds)

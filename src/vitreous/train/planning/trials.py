@@ -100,6 +100,7 @@ class Trials:
         dropped = model.patch_dropout
         self.session.rebuild(None)
         self.session.module.progress = lambda _: progress
+        self.session.module.measures_start = False
         try:
             yield
         finally:

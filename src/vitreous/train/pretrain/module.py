@@ -57,7 +57,6 @@ class PretrainModule(VitModule):
         super().__init__(objective, optim, augment, pipeline, accumulate=accumulate, progress=progress)
         self.monitor, self.watch, self.probe_every = monitor, watch, probe_every
         self.measures_start = measures_start
-        self.start: dict[str, float] = {}  # measures before the first step; empty in a resumed run
         self._columns: dict[str, float] = {}
         self._sums: dict[str, Tensor] = {}  # of the validation pass, weighted by images
         self._validated = 0
@@ -67,9 +66,12 @@ class PretrainModule(VitModule):
         super().on_train_start()
         backbone = self.objective.trained_backbone
         with evaluating(backbone):
-            self.extra_seconds = self.monitor.estimate_seconds(backbone)
-            if self.measures_start and self.global_step == 0:
+            if self.measures_start and self.global_step == 0 and not self.start:
                 self.start = self.monitor.measure(backbone, probes=True)
+                self.extra_seconds = self.monitor.rank_seconds + self.monitor.probe_seconds
+            else:
+                self.extra_seconds = self.monitor.estimate_seconds(backbone)
+                self.monitor.probe_seconds = self.extra_seconds if self.monitor.has_labels else 0.0
 
     @property
     def objective(self) -> Objective:

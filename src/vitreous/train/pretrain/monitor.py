@@ -25,6 +25,7 @@ from vitreous.errors import TrainingError
 from vitreous.evaluate.features.labelled import Labelled
 from vitreous.evaluate.features.logistic import fit_path
 from vitreous.evaluate.features.probes import probe_knn
+from vitreous.machine.cores import num_cores
 from vitreous.train.pretrain.objectives.base import Objective
 from vitreous.train.pretrain.objectives.spread import effective_rank, find_line, rankme
 
@@ -111,7 +112,7 @@ class FeatureMonitor:
         self._labelled = {name: np.flatnonzero(each) for name, each in rows.items()}
         seen = self._labels["train"][self._labelled["train"]]
         self.has_labels = bool((seen != seen[:1]).any()) and len(self._labelled["val"]) > 0
-        self.rank_seconds = self.probe_seconds = 0.0  # that the last ranks and the last probes took
+        self.rank_seconds = self.probe_seconds = 0.0  # that the last ranks and the last probes took, or may take
         self.val_features: Tensor | None = None  # of the last measure, (n, D)
         self._decoded: dict[str, MemoryDataset] = {}
 
@@ -144,29 +145,31 @@ class FeatureMonitor:
         self.probe_seconds = time.monotonic() - started
         return found | dict(zip(self._probes, (knn.accuracy["val"], linear.accuracy(scored)), strict=True))
 
-    @torch.no_grad()
     def estimate_seconds(self, model: FastVisionTransformer) -> float:
-        """Estimate the seconds of the first measure with probes, which also decodes the images, from a few of them."""
-        split, times = self._splits["val"], [time.monotonic()]
-        few = range(min(len(split), _TIMED))
-        split.fetch(few)
-        pixels = torch.from_numpy(np.stack([self.pipeline.pixels(split.image(n)) for n in few])).permute(0, 3, 1, 2)
-        times.append(time.monotonic())
-        images = self.pipeline.normalise(pixels.to(next(model.parameters()).device))
-        for _ in range(2):  # the first pass is slower
-            with torch.autocast(images.device.type, enabled=False):
-                model(images, "features").float().cpu()
-            times.append(time.monotonic())
-        count = len(split) + (len(self._splits["train"]) if self.has_labels else 0)
-        return count / len(few) * (times[1] - times[0] + times[3] - times[2])
+        """Estimate the seconds of the first measure with probes, which decodes the images, from some of them.
 
-    @torch.no_grad()
+        The time to fit the probes is left out.
+        """
+        some, times = _sample(self._splits["val"], 2 * num_cores() + _TIMED, 0), [time.monotonic()]
+        some.fetch(range(len(some)))
+        images = MemoryDataset(some, self.pipeline)
+        times.append(time.monotonic())
+        for _ in range(2):  # the first pass is slower
+            self._features(model, images, _TIMED)
+            times.append(time.monotonic())
+        count = len(self._splits["val"]) + (len(self._splits["train"]) if self.has_labels else 0)
+        return count * ((times[1] - times[0]) / len(some) + (times[3] - times[2]) / min(_TIMED, len(some)))
+
     def features(self, model: FastVisionTransformer, name: str) -> Tensor:
         """Return what a head would read, (n, D) on the CPU, for the sample of a split."""
-        images, device = self.dataset(name), next(model.parameters()).device
-        rows = []
+        return self._features(model, self.dataset(name), len(self._splits[name]))
+
+    @torch.no_grad()
+    def _features(self, model: FastVisionTransformer, images: MemoryDataset, count: int) -> Tensor:
+        """Return those of the first images of a dataset, at most ``count``."""
+        device, rows = next(model.parameters()).device, []
         with torch.autocast(device.type, enabled=False):
-            for plan in OrderedSampler(len(self._splits[name]), _BATCH):
+            for plan in OrderedSampler(min(count, len(images.pixels)), _BATCH):
                 pixels = images[plan]["images"].to(device)
                 rows.append(model(self.pipeline.normalise(pixels), "features").float().cpu())
         return torch.cat(rows)

@@ -70,7 +70,7 @@ def _make_module(setup: Setup, progress: Callable[[int], float]) -> PretrainModu
         monitor=_monitor(setup),
         watch=CollapseWatch(objective, config.method) if config.monitor.stop else None,
         probe_every=config.monitor.every,
-        measures_start=config.tune.source is not None,
+        measures_start=KIT.measures_start and config.tune.source is not None,
         accumulate=setup.data_module.train_sampler.accumulate,
         progress=progress,
     )
@@ -136,5 +136,6 @@ KIT = Kit(
     score_columns=_score_columns,
     ending=lambda setup, budget: (0.0, _ENDING),
     scores_weights=False,
+    measures_start=True,
 )
 """What a pretraining run is assembled with."""

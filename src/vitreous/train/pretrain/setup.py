@@ -59,6 +59,8 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
             pretrained.load_into(backbone)
             pretrained = replace(pretrained, state={})
         objective = build_objective(config, backbone, pipeline)
+    for scale in config.augment.small_first:
+        objective.check_scale(scale)
     data.notes.append(describe_targets(objective, data, pipeline))
     if objective.compares_images and config.accumulate > 1:
         part, changed = config.batch_size // config.accumulate, f"accumulate {config.accumulate} changes its loss"

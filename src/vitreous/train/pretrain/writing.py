@@ -47,10 +47,10 @@ class PretrainWriter(RunWriter):
 
     def measure(self, module: PretrainModule, history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Return the measures of the last weights with all probes, which the last epoch has unless time ran out."""
+        module.eval()  # the figures follow
         last = history[-1] if history else {}
         if all(last.get(name) is not None for name in module.monitor.columns):
             return {name: last[name] for name in module.monitor.columns}
-        module.eval()
         return module.monitor.measure(module.objective.trained_backbone, probes=True)
 
     def describe(self, measures: Mapping[str, float]) -> str:

@@ -190,7 +190,9 @@ def _repeat(
         if not all(map(_is_finite, views)):
             return "images", "the augmented images are not finite: check --augment and --preprocess.std"
         torch.manual_seed(model_seed(augment.seed, batch))
-        autocast: Any = torch.autocast("cpu", precision) if precision is not None else contextlib.nullcontext()
+        autocast: Any = (
+            torch.autocast("cpu", precision, cache_enabled=False) if precision is not None else contextlib.nullcontext()
+        )
         with _hooked(model) as first:
             with autocast:
                 output = model(views[0]) if targets is not None else model(views).loss

@@ -66,6 +66,7 @@ class RunState:
     history: list[dict[str, float]]  # the rows of metrics.csv
     clock: dict[str, float]  # the time used so far, in a run with a budget
     seconds: dict[str, float]  # wall-clock time by phase
+    start: dict[str, float]  # measures before the first step, in pretraining from a model
     probed: dict[str, Any] | None  # the linear probe of the frozen features, if fine-tuning began with one
     distil: dict[str, Any] | None  # the projection of a distillation, and the digest of the teacher's answers
     auxiliary: dict[str, Any] | None  # the decoder of a second task, and the terms of its loss in the epoch
@@ -81,7 +82,7 @@ class RunState:
         """Build a state from the content of a file. Files may be untrusted, so values that no run writes are errors."""
         names = {field.name for field in fields(cls)}
         if isinstance(content, dict):  # states of earlier versions lack what their runs could not have
-            content = {"distil": None, "auxiliary": None, **content}
+            content = {"distil": None, "auxiliary": None, "start": {}, **content}
         if not isinstance(content, dict) or content.keys() != names:
             wrong = sorted(names.symmetric_difference(content if isinstance(content, dict) else ()))
             raise CheckpointError(f"it is from another version of vitreous (fields that differ: {', '.join(wrong)})")
@@ -97,6 +98,7 @@ class RunState:
         valid = {name: getattr(self, name) >= least for name, least in minimum.items()} | {
             "clock": _is_numbers(self.clock),
             "seconds": _is_numbers(self.seconds),
+            "start": _is_numbers(self.start),
             "history": all(map(_is_numbers, self.history)),
             "loss_sum": self.loss_sum.ndim == 0,
             "extended": all(type(count) is int for count in self.extended),
@@ -296,6 +298,7 @@ def restore_trainer(trainer: lightning.Trainer, epoch: int, batch: int, per_epoc
 def restore_module(module: VitModule, state: RunState) -> None:
     """Load the weights, their moving average, and the loss and image count of the current epoch."""
     module.model.load_state_dict(state.model)
+    module.start = dict(state.start)
     if module.average is not None and state.average is not None:
         module.average.load_state_dict(state.average)
     if module.distiller is not None and state.distil is not None:

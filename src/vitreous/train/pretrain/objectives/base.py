@@ -91,6 +91,9 @@ class Objective(nn.Module):
         """The backbone to evaluate and save."""
         return self.backbone
 
+    def check_scale(self, scale: float) -> None:
+        """Refuse images of ``scale`` times the size if the method cannot use them."""
+
     def views(self, batch: Mapping[str, Any], augment: BatchAugment, progress: float) -> Sequence[Tensor]:
         """Return the normalised images that :meth:`forward` takes: by default one augmented view, (B, C, H, W)."""
         return (augment.augment_batch(batch, progress)[0],)

@@ -9,6 +9,7 @@ P prefix tokens, D width of the encoder, E width of the decoder, V = C P_h P_w v
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -92,9 +93,17 @@ class Mae(Objective):
     def __init__(self, backbone: FastVisionTransformer, pipeline: EvalPipeline, options: MaeConfig) -> None:
         super().__init__(backbone, pipeline, options)
         check_dropping(backbone.config, "mae")
-        if count_visible(backbone.config.patches, options.mask) == backbone.config.patches:
-            raise ConfigError(f"mae.mask is {options.mask}, which hides none of {backbone.config.patches} patches")
+        self.check_scale(1.0)
         self.decoder = MaeDecoder(backbone.config, options)
+
+    def check_scale(self, scale: float) -> None:
+        """Refuse images in which the mask hides no patch."""
+        config = self.backbone.config
+        sides = zip(pair(config.image_size), pair(config.patch_size), strict=True)
+        patches = math.prod(round(side * scale) // patch for side, patch in sides)
+        if count_visible(patches, self.options.mask) == patches:
+            at = "" if scale == 1 else f" of the images that augment.small_first makes {scale:g} times as large"
+            raise ConfigError(f"mae.mask is {self.options.mask}, which hides none of {patches} patches{at}")
 
     def forward(self, views: Sequence[Tensor]) -> Losses:
         """Mask random patches and return the loss; the embeddings are the mean of the visible tokens."""
@@ -135,7 +144,7 @@ class Mae(Objective):
         stem = self.backbone.patch_embed
         if self.backbone.config.stem.has_patch_kernel:
             return images
-        if stem.training:
+        if stem.training and any(isinstance(module, nn.BatchNorm2d) for module in stem.modules()):
             with torch.no_grad():
                 stem(images)  # moves batch norm's running statistics, which are those of whole images
         return hide_patches(images, hidden, stem.patch)

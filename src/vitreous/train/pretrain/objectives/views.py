@@ -105,10 +105,20 @@ class MultiView(Objective):
         self.view_options, patch = views, pair(backbone.config.patch_size)
         half = tuple(max(p, side // 2 // p * p) for side, p in zip(pipeline.size, patch, strict=True))
         self.local_size = (half[0], half[1]) if views.local_size is None else (views.local_size, views.local_size)
-        if views.local and any(side % p for side, p in zip(self.local_size, patch, strict=True)):
-            raise ConfigError(
-                f"views.local_size is {views.local_size}, it must be a multiple of the patch, {patch[0]} x {patch[1]}"
-            )
+        self.check_scale(1.0)
+
+    def check_scale(self, scale: float) -> None:
+        """Refuse small crops that patches do not fill."""
+        patch, small = pair(self.backbone.config.patch_size), [round(side * scale) for side in self.local_size]
+        if not self.view_options.local or all(
+            side >= p and side % p == 0 for side, p in zip(small, patch, strict=True)
+        ):
+            return
+        sides = f"{small[0]} x {small[1]}"
+        made = (
+            f"views.local_size is {sides}" if scale == 1 else f"augment.small_first {scale:g} makes small crops {sides}"
+        )
+        raise ConfigError(f"{made}, it must be a multiple of the patch, {patch[0]} x {patch[1]}")
 
     def views(self, batch: Mapping[str, Any], augment: BatchAugment, progress: float) -> Sequence[Tensor]:
         """Return the crops, the large ones first."""
