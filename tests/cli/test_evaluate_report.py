@@ -63,6 +63,22 @@ def test_report_holds_the_scores_of_the_command(vitreous, model_file, digits, tm
     assert "data:image/png" in page
 
 
+def test_a_shard_of_images_has_no_columns_to_slice_by(vitreous, model_file, digits, tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    files = sorted(digits.rglob("*.png"))
+    images = [{"bytes": file.read_bytes(), "path": file.name} for file in files]
+    table = pyarrow.table({"image": images, "label": [file.parent.name for file in files]})
+    parquet.write_table(table, tmp_path / "test.parquet")
+    run = vitreous("evaluate", model_file, "test.parquet", "--split=all", "--report=out", *OPTIONS)
+    assert run.returncode == 0, run.stderr
+    assert read(tmp_path / "out")[0]["slices"] == []
+    run = vitreous("evaluate", model_file, "test.parquet", "--split=all", "--report=two", "--slice=label", *OPTIONS)
+    assert run.returncode == 2
+    assert "names a column of a manifest, and test.parquet is none" in run.stderr
+
+
 def test_report_shows_the_map_of_each_prediction(vitreous, model_file, digits, tmp_path):
     assert vitreous("evaluate", model_file, "digits-folder", "--report", "out", *OPTIONS).returncode == 0
     document, rows, page = read(tmp_path / "out")

@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from vitreous.data.config import DataConfig
-from vitreous.data.sources.manifest import list_manifest
+from vitreous.data.sources.listing import UNLABELLED
+from vitreous.data.sources.manifest import list_manifest, read_columns
 from vitreous.data.sources.opening import open_source
 from vitreous.data.sources.split import stratified_sets
 from vitreous.errors import DataError
@@ -122,8 +123,48 @@ def test_columns_of_0_and_1_in_the_order_of_the_table(tmp_path, form):
 
 def test_a_column_of_one_label_comes_first(tmp_path):
     (tmp_path / "m.csv").write_text("path,label,labels,a,b\nx.png,cat,dog;bird,0,1\n")
-    entry = list_manifest(tmp_path / "m.csv").entries[0]
-    assert (entry.label, entry.labels) == ("cat", None)
+    listing = list_manifest(tmp_path / "m.csv")
+    assert (listing.entries[0].label, listing.entries[0].labels) == ("cat", None)
+    assert listing.notes == [
+        "each image has one class, from column 'label': for the lists in column 'labels', rename or remove the former"
+    ]
+
+
+def test_the_column_labels_comes_before_tags_and_tags_before_columns_of_0_and_1_with_a_note(tmp_path):
+    (tmp_path / "both.csv").write_text("path,tags,labels\na.png,old,cat\nb.png,new,dog\n")
+    assert labels_of(tmp_path / "both.csv") == (("cat", "dog"), [("cat",), ("dog",)])
+    (tmp_path / "flags.csv").write_text("path,cat,dog,tags\na.png,1,0,old\nb.png,0,1,new\n")
+    assert labels_of(tmp_path / "flags.csv") == (("new", "old"), [("old",), ("new",)])
+    assert list_manifest(tmp_path / "flags.csv").notes == [
+        "labels are read from column 'tags', not from the columns of 0 and 1: cat, dog. For those, rename or remove it"
+    ]
+
+
+def test_cells_of_both_separators_are_noted(tmp_path):
+    (tmp_path / "m.csv").write_text("path,labels\na.png,cat|dog\nb.png,bird;cat\n")
+    assert labels_of(tmp_path / "m.csv")[0] == ("bird", "cat", "cat|dog")
+    (note,) = list_manifest(tmp_path / "m.csv").notes
+    assert note == "rows 2 have a | in column 'labels', which separates no labels where other cells have a ;"
+
+
+def test_fields_of_json_lines_that_are_no_cells_are_left_out(tmp_path):
+    rows = [{"path": "a.png", "cat": 1, "dog": 0, "size": [640, 480], "tags": ["x"], "site": "north"}]
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps({**row, "label": "cat"}) + "\n" for row in rows))
+    assert read_columns(tmp_path / "m.jsonl", ["a.png"]) == {"cat": ["1"], "dog": ["0"], "site": ["north"]}
+    rows[0].pop("tags")
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert labels_of(tmp_path / "m.jsonl") == (("cat", "dog"), [("cat",)])
+
+
+def test_where_no_labels_are_needed_a_row_without_any_is_unlabelled(tmp_path):
+    (tmp_path / "m.csv").write_text("path,cat,dog\na.png,1,0\nb.png,,\nc.png,0,0\n")
+    listing = list_manifest(tmp_path / "m.csv", needs_labels=False, reads_sets=True)
+    assert [(entry.label, entry.labels) for entry in listing.entries] == [
+        ("cat", ("cat",)),
+        (UNLABELLED, None),
+        ("", ()),
+    ]
+    assert listing.notes == ["the columns of 0 and 1 say which labels an image has: cat, dog"]
 
 
 @pytest.mark.parametrize(
@@ -199,6 +240,17 @@ def test_held_out_labels_are_the_rarest_first_and_copies_stay_together():
     order = rng.permutation(400)
     again = stratified_sets([digests[n] for n in order], labels[order], 0.2)
     assert (again == held[order]).all()
+
+
+def test_the_last_image_of_a_label_is_not_held_out():
+    """Three rare labels would take one image each, which are all that a fourth has."""
+    labels = np.zeros((9, 4), np.int64)
+    for rare in range(3):
+        labels[3 * rare : 3 * rare + 3, rare] = 1
+        labels[3 * rare, 3] = 1  # with the smallest hash
+    held = stratified_sets([f"{n:064x}" for n in range(9)], labels, 0.4)
+    assert (labels[~held].sum(0) > 0).all()
+    assert held.sum() == 3
 
 
 @pytest.fixture

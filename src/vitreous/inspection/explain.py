@@ -89,6 +89,9 @@ def explain(
     number = None if target is None else _class_number(target, info.classes)
     pixels = read_image(to_source(image))
     images = info.pipeline(pixels)[None].to(device)  # 1 C H W
+    if number is None and info.multilabel is not None:  # slopes and offsets change which label is the most probable
+        with torch.no_grad():
+            number = int(info.calibrated(model(images))[0].argmax())
     maps = chosen(model, images, None if number is None else torch.tensor([number]))
     logits, number = maps.logits[0].float().cpu(), int(maps.targets[0])
     return Explanation(

@@ -26,7 +26,8 @@ from vitreous.evaluate.multilabel.fitting import cross_fitted
 from vitreous.evaluate.multilabel.metrics import evaluate_labels
 from vitreous.evaluate.multilabel.rule import LabelRule
 from vitreous.export.graph.core import Core, output_names
-from vitreous.inspection.explain import explain
+from vitreous.export.graph.mapped import class_map
+from vitreous.inspection.explain import ModelInMemory, explain
 from vitreous.report.batch_figure import _label_lines
 from vitreous.report.fonts import FontSet
 from vitreous.serve.engine.computing import Computing
@@ -278,6 +279,39 @@ def test_calibrate_fits_the_rule_again_and_leaves_the_weights(trained, tmp_path)
     assert document["multilabel"] == fitted.multilabel.to_dict()
 
 
+def test_calibrate_leaves_labels_that_the_images_say_nothing_of(trained, tmp_path, capsys):
+    """The table names two of three labels, and one of these is on all images."""
+    rows = [row for row in read_rows(trained.manifest) if row["red"] == "1"]
+    table = "".join(f"{trained.folder / row['path']},1,{row['green']}\n" for row in rows)
+    (tmp_path / "two.csv").write_text("path,red,green\n" + table)
+    model, info = load_model(trained.model)
+    save_model(tmp_path / "m.safetensors", model, dataclasses.replace(info, provenance={}))
+    capsys.readouterr()
+    assert main(["calibrate", str(tmp_path / "m.safetensors"), str(tmp_path / "two.csv"), "--split", "all"]) == 0
+    said = capsys.readouterr().err
+    assert "1 of the model's 3 labels are not in the data and count as absent from every image: blue" in said
+    assert "2 labels on none of these images or on all: calibration and threshold stay as they were (red, blue)" in said
+    fitted = load_model(tmp_path / "m.safetensors")[1].multilabel
+    for name in ("thresholds", "slopes", "offsets"):
+        old, new = getattr(info.multilabel, name), getattr(fitted, name)
+        assert (new[0], new[2]) == (old[0], old[2])
+    assert fitted.thresholds[1] != info.multilabel.thresholds[1]
+    assert main(["evaluate", str(tmp_path / "m.safetensors"), str(tmp_path / "two.csv"), "--split", "all"]) == 0
+    assert "the thresholds were fitted on some of these images" in capsys.readouterr().err
+
+
+def test_test_time_augmentation_is_compared_by_map(trained, tmp_path, capsys):
+    words = ["evaluate", str(trained.model), str(trained.manifest), "--engine", "torch"]
+    assert main([*words, "--tta", "--json", str(tmp_path / "tta.json")]) == 0
+    assert "test-time augmentation" in capsys.readouterr().out
+    assert main([*words, "--json", str(tmp_path / "plain.json")]) == 0
+    doubled, plain = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("tta", "plain"))
+    gain = doubled["computed_by"]["tta"]
+    for name in ("mean_ap", "log_loss"):
+        assert gain[name] == pytest.approx(doubled["scores"][name], abs=1e-6)
+        assert gain[f"{name}_without"] == pytest.approx(plain["scores"][name], abs=1e-6)
+
+
 def test_the_graph_decides_as_the_predictor_and_an_exported_file_too(trained, tmp_path):
     """The outputs of the graph in PyTorch, and of a file that is written and verified."""
     pytest.importorskip("onnxruntime")
@@ -358,6 +392,20 @@ def test_a_map_of_any_label_has_its_own_probability(trained):
     found = {name: explain(classifier, path, name) for name in COLOURS}
     assert {name: each.probability for name, each in found.items()} == pytest.approx(chances, abs=1e-5)
     assert not math.isclose(float(abs(found["red"].patches - found["blue"].patches).max()), 0)
+
+
+def test_the_map_without_a_target_is_that_of_the_most_probable_label(trained):
+    """Also where offsets make another label the most probable than the largest logit does."""
+    classifier, path = vitreous.load(trained.model, engine="torch", device="cpu"), trained.folder / "2.png"
+    last = int(classifier.logits([path])[0].argmin())
+    rule = LabelRule((0.5,) * 3, (1.0,) * 3, tuple(40.0 * (n == last) for n in range(3)))
+    classifier = ModelInMemory(
+        classifier.model, dataclasses.replace(classifier.info, multilabel=rule), classifier.device
+    )
+    assert explain(classifier, path).target == last
+    images = classifier.info.pipeline(Image.open(path).convert("RGB"))[None]
+    expected = explain(classifier, path, last).patches
+    assert class_map(classifier.model, classifier.info, images)[0].numpy() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(

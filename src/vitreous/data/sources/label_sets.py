@@ -1,7 +1,8 @@
 """Tables in which an image has several labels, or none: one column of lists, or one column of 0 and 1 for each label.
 
 A list is a cell such as `cat;dog` or `["cat", "dog"]`, or a list of text in Parquet and JSON lines. It is read if the
-table has no column for a single label (:mod:`vitreous.data.sources.manifest`). An image with an empty list has none of
+table has no column for a single label (:mod:`vitreous.data.sources.manifest`); of the columns `labels` and `tags`, the
+former. An image with an empty list has none of
 the labels. One whose list is missing, or whose columns of 0 and 1 are all empty, is not labelled.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +48,30 @@ class LabelSets:
 
 
 def label_sets(
-    manifest: Path, header: Sequence[str], columns: Sequence[Sequence[Any]], numbers: Sequence[int]
+    manifest: Path,
+    header: Sequence[str],
+    columns: Sequence[Sequence[Any]],
+    numbers: Sequence[int],
+    *,
+    needed: bool = True,
 ) -> LabelSets | None:
     """Return the labels of each row, from columns whose path and split are left out; None if no column has labels.
+
+    Where they are not ``needed``, a note says which columns of 0 and 1 were taken for labels.
 
     Raises:
         DataError: If some columns of 0 and 1 are empty in a row and others are not, or a list in brackets is no JSON.
     """
     by_name = {name.strip().lower(): n for n, name in enumerate(header)}
-    if (found := next((by_name[name] for name in LISTS if name in by_name), None)) is not None:
-        return _from_lists(manifest, header[found], columns[found], numbers)
     flags = [n for n, cells in enumerate(columns) if header[n].strip() and _has_flags(cells)]
+    if (found := next((by_name[name] for name in LISTS if name in by_name), None)) is not None:
+        beside = [visible(header[n]) for n in flags if n != found]
+        note = (
+            f"labels are read from column {visible(header[found])!r}, not from the columns of 0 and 1: "
+            f"{first_ten(beside)}. For those, rename or remove it"
+        )
+        sets = _from_lists(manifest, header[found], columns[found], numbers, needed)
+        return replace(sets, notes=(note, *sets.notes)) if len(beside) >= _FEWEST_COLUMNS else sets
     if len(flags) < _FEWEST_COLUMNS:
         return None
     bare = {row for row in range(len(numbers)) if not any(columns[n][row] for n in flags)}
@@ -73,12 +87,14 @@ def label_sets(
     rows = zip(*present, strict=True)
     others = [visible(header[n]) for n in range(len(header)) if n not in flags and header[n].strip()]
     notes = (f"no labels, because a cell is neither 0 nor 1: {first_ten(others)}",) if others else ()
+    if not needed:
+        notes += (f"the columns of 0 and 1 say which labels an image has: {first_ten(classes)}",)
     of_rows = [tuple(c for c, has in zip(classes, row, strict=True) if has) for row in rows]
     return LabelSets(classes, of_rows, notes, frozenset(bare))
 
 
 def _from_lists(
-    manifest: Path, column: str, cells: Sequence[str | tuple[str, ...]], numbers: Sequence[int]
+    manifest: Path, column: str, cells: Sequence[str | tuple[str, ...]], numbers: Sequence[int], needed: bool
 ) -> LabelSets:
     # An empty cell of a text file is an empty list; elsewhere it is a missing one.
     is_text = manifest.suffix.lower() in TEXT_SUFFIXES
@@ -99,7 +115,16 @@ def _from_lists(
     place = {name: n for n, name in enumerate(classes)}
     commas = sum("," in text for text in texts)
     notes = []
-    if is_text and (none := sum(not names for names in sets)):
+    if mixed := [
+        n
+        for n, cell in zip(numbers, cells, strict=True)
+        if isinstance(cell, str) and not other and _OTHER_SEPARATOR in cell
+    ]:
+        notes.append(
+            f"rows {first_ten(mixed)} have a {_OTHER_SEPARATOR} in column {visible(column)!r}, which separates no "
+            f"labels where other cells have a {SEPARATOR}"
+        )
+    if is_text and needed and (none := sum(not names for names in sets)):
         notes.append(
             f"{none:,} of {pluralize(len(sets), 'image')} have none of the labels, because their cell in column "
             f"{visible(column)!r} is empty; unlabelled images are given with --unlabelled"

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from vitreous.data.sources.label_sets import SEPARATOR, LabelSets, label_sets
 from vitreous.data.sources.listing import SPLIT_NAMES, UNLABELLED, Entry, Listing, first_ten, plain_name, pluralize
-from vitreous.data.sources.tables import LISTS, TABLE_SUFFIXES, read_table
+from vitreous.data.sources.tables import LISTS, TABLE_SUFFIXES, Choose, read_table
 from vitreous.errors import DataError
 from vitreous.files.text import visible
 
@@ -42,8 +43,9 @@ def list_manifest(
     Raises:
         DataError: If the table cannot be read, or lacks a column or a cell that is needed.
     """
+    whole: list[str] = []
     chooses = _needed_or_sets if needs_labels else partial(_needed, roles=("path",))
-    header, columns, numbers = read_table(manifest, chooses)
+    header, columns, numbers = read_table(manifest, _noting(chooses, whole))
     if not numbers:
         raise DataError(f"{manifest} has a header and no rows")
     indices = {role: [header.index(name) for name in _columns_for(role, header)] for role in _COLUMNS}
@@ -51,8 +53,9 @@ def list_manifest(
     sets = None
     if "label" not in cells and (needs_labels or reads_sets):
         sets = _read_sets(manifest, numbers, needed=needs_labels)
+    unsaid = sets.unlabelled if sets is not None and not needs_labels else ()
     if sets is not None:
-        cells["label"] = sets.texts
+        cells["label"] = [UNLABELLED if n in unsaid else text for n, text in enumerate(sets.texts)]
     elif not needs_labels:
         cells["label"] = [label or UNLABELLED for label in cells.get("label", [""] * len(numbers))]
     named = {role: header[index[0]] for role, index in indices.items() if index}
@@ -69,16 +72,12 @@ def list_manifest(
             name=path,
             label=plain_name(label),
             split=SPLIT_NAMES[splits[n].lower()] if splits else None,
-            labels=None if sets is None else sets.of_rows[n],
+            labels=None if sets is None or n in unsaid else sets.of_rows[n],
         )
         for n, (path, label) in enumerate(zip(cells["path"], cells["label"], strict=True))
     ]
-    notes = [
-        f"{role} is read from column {header[index[0]]!r}, not from {header[other]!r}, which differs"
-        for role, index in indices.items()
-        for other in index[1:]
-        if columns[other] != columns[index[0]]
-    ]
+    notes = _notes_on_columns(header, columns, indices)
+    notes += _note_on_both(named, whole) if needs_labels or reads_sets else []
     entries, aside = [entry for n, entry in enumerate(rows) if n not in bare], [rows[n] for n in sorted(bare)]
     notes += _notes_on_lists(entries) if sets is None else sets.notes
     classes = None if sets is None else sets.classes
@@ -109,6 +108,39 @@ def _rows_without_label(
     return sets.unlabelled if sets_aside else frozenset()
 
 
+def _noting(choose: Choose, seen: list[str]) -> Choose:
+    """Return the same choice of columns, which also puts the whole header into a list."""
+
+    def noting(manifest: Path, header: Sequence[str]) -> list[str]:
+        seen.extend(header)
+        return choose(manifest, header)
+
+    return noting
+
+
+def _notes_on_columns(
+    header: Sequence[str], columns: Sequence[Sequence[Any]], indices: Mapping[str, Sequence[int]]
+) -> list[str]:
+    """Note columns that could be read in the place of another, and differ."""
+    return [
+        f"{role} is read from column {header[index[0]]!r}, not from {header[other]!r}, which differs"
+        for role, index in indices.items()
+        for other in index[1:]
+        if columns[other] != columns[index[0]]
+    ]
+
+
+def _note_on_both(named: Mapping[str, str], header: Sequence[str]) -> list[str]:
+    """Note that a column of single labels is read where a column of lists is there too."""
+    lists = [name for name in header if name.strip().lower() == LISTS[0]]
+    if "label" not in named or not lists:
+        return []
+    return [
+        f"each image has one class, from column {visible(named['label'])!r}: for the lists in column "
+        f"{visible(lists[0])!r}, rename or remove the former"
+    ]
+
+
 def _notes_on_lists(entries: Sequence[Entry]) -> list[str]:
     """Note labels that look like several, in a column of single ones."""
     names = {entry.label for entry in entries}
@@ -137,11 +169,11 @@ def _read_sets(manifest: Path, numbers: Sequence[int], *, needed: bool) -> Label
     def choose(manifest: Path, header: Sequence[str]) -> list[str]:
         whole.extend(header)
         known = _needed(manifest, header, ("path",))
-        lists = [name for name in header if name.strip().lower() in LISTS]
-        return lists[:1] or [name for name in header if name not in known]
+        lists = [name for name in header if name.strip().lower() == LISTS[0]]
+        return lists or [name for name in header if name not in known]
 
     header, columns, _ = read_table(manifest, choose, "labels")
-    found = label_sets(manifest, header, columns, numbers)
+    found = label_sets(manifest, header, columns, numbers, needed=needed)
     if found is None and needed:
         raise _missing("label", manifest, whole)
     return found
@@ -150,8 +182,8 @@ def _read_sets(manifest: Path, numbers: Sequence[int], *, needed: bool) -> Label
 def read_columns(manifest: Path, names: Sequence[str]) -> dict[str, list[str | None]]:
     """Return the columns of a table beyond path, label and split: column -> the cells of the images, None if empty.
 
-    ``names`` are paths as the table has them. If a path is in several rows, the first counts. Columns of a Parquet file
-    that are not text, numbers or booleans are left out.
+    ``names`` are paths as the table has them. If a path is in several rows, the first counts. Columns of Parquet and
+    JSON lines that are not text, numbers or booleans are left out.
     """
     header, columns, _ = read_table(manifest, _path_and_further, "plain")
     row_of: dict[str, int] = {}

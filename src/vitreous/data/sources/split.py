@@ -122,7 +122,8 @@ def stratified_sets(digests: Sequence[str], labels: npt.NDArray[np.int64], fract
     Labels take their share in turn, from the rarest to the most frequent, and last the images without a label, as in
     Sechidis et al. (2011). Of the k images of a label, ``round(fraction * k)`` are held out, halves rounded up, less
     those that rarer labels have held out already: the ones with the smallest hashes among the images that no rarer
-    label has. Identical images stay together. The result does not depend on names or order.
+    label has. None takes the last image of a label that is left to train on. Identical images stay together. The result
+    does not depend on names or order.
     """
     exact, n = Fraction(str(fraction)), len(digests)
     order = np.asarray(sorted(range(n), key=digests.__getitem__), np.int64)
@@ -132,13 +133,15 @@ def stratified_sets(digests: Sequence[str], labels: npt.NDArray[np.int64], fract
     held, settled = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
     strata = np.concatenate([labels > 0, (labels == 0).all(axis=1, keepdims=True)], axis=1)  # n (K + 1)
     counts = strata.sum(axis=0)
+    left = counts.copy()  # of each label, not held out
     for k in [*np.argsort(counts[:-1], kind="stable").tolist(), strata.shape[1] - 1]:
         members = order[strata[order, k]]
         quota = min(math.floor(exact * len(members) + Fraction(1, 2)), len(members) - 1) - int(held[members].sum())
         for position in members.tolist():
             together = copies[digests[position]]
-            if not settled[position] and len(together) <= quota:
-                held[together] = True
+            after = left - strata[together].sum(axis=0)
+            if not settled[position] and len(together) <= quota and (after[strata[together].any(axis=0)] > 0).all():
+                held[together], left = True, after
                 quota -= len(together)
             settled[together] = True
     return held

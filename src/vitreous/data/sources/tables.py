@@ -10,7 +10,7 @@ import io
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -45,8 +45,8 @@ Choose = Callable[[Path, Sequence[str]], list[str]]
 """Returns the columns of a header to read, in its order."""
 
 Fit = Literal["needed", "plain", "labels"]
-"""Which chosen columns of a Parquet file are read: all, where a kind that is no text is an error; those of text,
-numbers and booleans; or those that may have several labels: numbers, booleans, and the lists."""
+"""Which chosen columns of Parquet and JSON lines are read: all, where a kind that is no text is an error; those of
+text, numbers and booleans; or those that may have several labels: numbers, booleans, and the lists."""
 
 
 def read_table(manifest: Path, choose: Choose, fit: Fit = "needed") -> Table:
@@ -54,7 +54,7 @@ def read_table(manifest: Path, choose: Choose, fit: Fit = "needed") -> Table:
     suffix = manifest.suffix.lower()
     if suffix in (".parquet", ".pq"):
         return _read_parquet(manifest, choose, fit)
-    return (_read_json_lines if suffix in (".jsonl", ".ndjson") else _read_csv)(manifest, choose)
+    return _read_json_lines(manifest, choose, fit) if suffix in (".jsonl", ".ndjson") else _read_csv(manifest, choose)
 
 
 def _read_csv(manifest: Path, choose: Choose) -> Table:
@@ -92,7 +92,7 @@ def _read_csv(manifest: Path, choose: Choose) -> Table:
     return needed, columns, numbers
 
 
-def _read_json_lines(manifest: Path, choose: Choose) -> Table:
+def _read_json_lines(manifest: Path, choose: Choose, fit: Fit) -> Table:
     """Read the chosen fields of a file with one JSON object per line; a field that an object lacks is empty."""
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []
@@ -118,6 +118,9 @@ def _read_json_lines(manifest: Path, choose: Choose) -> Table:
     if not header:
         raise DataError(f"{manifest} is empty: each line must be a JSON object with path and label")
     needed = choose(manifest, header)
+    if fit != "needed":
+        lists = LISTS if fit == "labels" else ()
+        needed = [name for name in needed if name.strip().lower() in lists or _is_plain(row.get(name) for row in rows)]
     for name in needed:
         kind = "text, a number or a list of text" if name.strip().lower() in LISTS else "text or a number"
         if wrong := [n for n, row in zip(numbers, rows, strict=True) if not _is_json_cell(name, row.get(name))]:
@@ -125,10 +128,14 @@ def _read_json_lines(manifest: Path, choose: Choose) -> Table:
     return needed, [[_text(row.get(name)) for row in rows] for name in needed], numbers
 
 
+def _is_plain(cells: Iterable[object]) -> bool:
+    return all(cell is None or isinstance(cell, str | int | float) for cell in cells)
+
+
 def _is_json_cell(name: str, cell: object) -> bool:
     if isinstance(cell, list) and name.strip().lower() in LISTS:
         return all(isinstance(item, str | int) for item in cell)
-    return cell is None or isinstance(cell, str | int | float)
+    return _is_plain([cell])
 
 
 def _lines(file: TextIO) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from vitreous.checkpoint.model_info import ModelInfo
 from vitreous.export.graph.core import Core, output_names
 from vitreous.export.graph.gradients import FREE_BATCH, trace_gradients
 from vitreous.inspection.maps.gradient_attention import GradientAttention
@@ -35,7 +36,7 @@ class Mapped(nn.Module):
             with torch.no_grad():
                 results = core(pixels)
             logits, normalised = results[1], results[count].detach()  # the first tap
-            values = GradientAttention().compute(core.model, normalised, logits.argmax(1)).values
+            values = GradientAttention().compute(core.model, normalised, _most_probable(core.info, logits)).values
             return (*results[:count], values, *results[count:])
 
         self.traced = trace_gradients(
@@ -47,6 +48,13 @@ class Mapped(nn.Module):
         return cast(tuple[Tensor, ...], self.traced(pixels))
 
 
-def class_map(model: VisionTransformer, images: Tensor) -> Tensor:
+def class_map(model: VisionTransformer, info: ModelInfo, images: Tensor) -> Tensor:
     """Return the class map as PyTorch computes it, (B, h, w), for normalised images (B, C, H, W)."""
-    return GradientAttention()(model, images).values
+    with torch.no_grad():
+        targets = _most_probable(info, model(images))
+    return GradientAttention()(model, images, targets).values
+
+
+def _most_probable(info: ModelInfo, logits: Tensor) -> Tensor:
+    """Return the classes (B,) whose map is wanted; of several labels, slopes and offsets change the order."""
+    return (logits if info.multilabel is None else info.multilabel.calibrated(logits)).argmax(1)

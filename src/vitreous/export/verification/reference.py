@@ -55,7 +55,7 @@ class Reference:
         expected = self._expected(images, margin)
         if self.with_map:
             x = self.info.pipeline.normalise(torch.from_numpy(np.ascontiguousarray(self.pixels(images))))
-            expected.outputs[CLASS_MAP] = class_map(self.model, x).numpy()
+            expected.outputs[CLASS_MAP] = class_map(self.model, self.info, x).numpy()
             best = np.sort(expected.outputs["probabilities"], axis=1)[:, ::-1]
             tied = best[:, 0] - best[:, 1] <= 2 * margin if best.shape[1] > 1 else np.zeros(len(best), bool)
             expected.close[CLASS_MAP] = tied

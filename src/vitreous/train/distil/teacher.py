@@ -115,7 +115,7 @@ class Teacher:
 def open_teacher(config: DistilConfig) -> Teacher:
     """Open the teacher of a run, at its own input size or, for a short name, at the size in the table."""
     name = str(config.teacher)
-    row = None if Path(name).expanduser().exists() else find_row(name)
+    row = None if Path(name).exists() else find_row(name)
     name, size = (name, None) if row is None else (row.full_id, row.image_size)
     opened = open_with_details(name, OpenOptions(image_size=size))
     info = opened.info

@@ -34,12 +34,12 @@ def expand_short_name(config: RunConfig, explicit: Collection[str]) -> Resolved:
     `shipped` stays as it is.
     """
     name = config.tune.source or ""
-    if Path(name).expanduser().exists():
-        return config, explicit
-    if name == SHIPPED:
-        return _at_size(IMAGE_SIZE, config, explicit)
     row = find_row(name)
-    return (config, explicit) if row is None else _start_from(row, row.image_size, config, explicit)
+    if (name != SHIPPED and row is None) or Path(name).exists():
+        return config, explicit
+    if row is None:
+        return _at_size(IMAGE_SIZE, config, explicit)
+    return _start_from(row, row.image_size, config, explicit)
 
 
 def choose_start(

@@ -18,12 +18,13 @@ from vitreous.checkpoint.model_file import ModelInfo, recalibrate, save_model
 from vitreous.cli.options.model import load_model
 from vitreous.cli.output.terminal import narrate
 from vitreous.cli.work.evaluating import scoring
+from vitreous.data.sources.listing import first_ten, pluralize
 from vitreous.data.sources.opening import ImageData, Split
 from vitreous.errors import ConfigError, DataError, UsageError
 from vitreous.evaluate.trust.selective import SelectionScore
 from vitreous.evaluate.trust.thresholds import Fit, Goals, answered, fit_thresholds, held
 from vitreous.files.html import html_table
-from vitreous.files.text import printable
+from vitreous.files.text import printable, visible
 from vitreous.files.writing import Outputs
 
 if TYPE_CHECKING:
@@ -105,6 +106,12 @@ def _fitted(info: ModelInfo, logits: Tensor, labels: Tensor, options: Namespace)
         from vitreous.cli.work.evaluating.labels_calibrating import fit_labels  # only where it is used
 
         found = fit_labels(logits, labels, info.multilabel)
+        if found.kept:
+            names = [visible(info.classes[n]) for n in found.kept]
+            narrate(
+                f"{pluralize(len(names), 'label')} on none of these images or on all: calibration and threshold stay "
+                f"as they were ({first_ten(names)})"
+            )
         return found, replace(info, multilabel=found.rule)
     goals = Goals(options.precision, options.coverage, options.method or "lac", options.class_conditional)
     fit = fit_thresholds(logits, labels, goals, info.temperature)
@@ -163,7 +170,11 @@ def calibration_note(info: ModelInfo, data: ImageData, split: str) -> Iterator[s
     used = (
         record.get("split") if isinstance(record, Mapping) and record.get("fingerprint") == data.fingerprint else None
     )
-    if (info.abstention or info.conformal) and used is not None and (split in (used, "all") or used == "all"):
+    if (
+        (info.abstention or info.conformal or info.multilabel)
+        and used is not None
+        and (split in (used, "all") or used == "all")
+    ):
         yield "the thresholds were fitted on some of these images: new ones are a fairer test of their promises"
 
 

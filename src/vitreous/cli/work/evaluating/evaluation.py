@@ -12,7 +12,7 @@ from rich.table import Table
 
 from vitreous.cli.options.model import describe_compute, load_model, load_unmerged, throughput_line
 from vitreous.cli.output.terminal import narrate
-from vitreous.cli.work.evaluating import scoring
+from vitreous.cli.work.evaluating import gains, scoring
 from vitreous.cli.work.evaluating.calibrating import calibration_note, measured_table, measured_thresholds
 from vitreous.cli.work.evaluating.evaluation_report import check_options, plan_report
 from vitreous.data.sources.opening import ImageData
@@ -101,9 +101,9 @@ def class_tables(options: Namespace, result: Evaluation) -> Iterator[tuple[Table
     if result.thresholds:
         yield measured_table(result.thresholds), 0
     if compute["merging"]:
-        yield scoring.merging_table(options.merge_tokens, compute["merging"]), 0
+        yield gains.merging_table(options.merge_tokens, compute["merging"]), 0
     if compute.get("tta"):
-        yield scoring.augmentation_table(compute["tta"]), 0
+        yield gains.augmentation_table(compute["tta"]), 0
 
 
 def _evaluated(options: Namespace, classifier: Classifier) -> Evaluation:
@@ -123,11 +123,9 @@ def _evaluated(options: Namespace, classifier: Classifier) -> Evaluation:
     calibration = calibrate(logits, labels, classifier.info.temperature)
     merging = gain = None
     if options.tta:
-        gain = scoring.measure_augmentation(
-            classifier, split, labels, options.batch_size, logits=logits, seconds=seconds
-        )
+        gain = gains.measure_augmentation(classifier, split, labels, options.batch_size, logits=logits, seconds=seconds)
     if unmerged is not None:
-        merging = scoring.measure_merging(unmerged, split, labels, options.batch_size, scores=scores, seconds=seconds)
+        merging = gains.measure_merging(unmerged, split, labels, options.batch_size, scores=scores, seconds=seconds)
     if plan is not None:
         plan.write(data, name, logits, labels)
     compute = {**describe_compute(classifier, engine), "merge_tokens": options.merge_tokens, "merging": merging}

@@ -17,6 +17,7 @@ from vitreous.cli.options.model import load_model
 from vitreous.cli.output.terminal import narrate, progress_bar
 from vitreous.cli.work.evaluating import scoring
 from vitreous.cli.work.evaluating.robustness import DEFAULT_IMAGES, measure_robustness
+from vitreous.data.shards.listing import find_shards
 from vitreous.data.sources.listing import first_ten
 from vitreous.data.sources.locating import find_source
 from vitreous.data.sources.manifest import read_columns
@@ -155,7 +156,7 @@ def _names(given: Sequence[str]) -> list[str]:
 def _columns(source: str, wanted: Sequence[str], split: Split) -> dict[str, list[str | None]]:
     """Return the cells (N) of the columns by which scores are sliced: those named, else all with few values."""
     path = find_source(source)
-    if path is None or path.is_dir():
+    if path is None or path.is_dir() or find_shards(path) is not None:
         if wanted:
             raise UsageError(
                 f"--slice {wanted[0]} names a column of a manifest, and {source} is none: give a .csv file"

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from vitreous.cli.options.model import describe_compute, load_unmerged, throughput_line
 from vitreous.cli.output.terminal import narrate, progress_bar
-from vitreous.cli.work.evaluating import scoring
+from vitreous.cli.work.evaluating import gains, scoring
+from vitreous.cli.work.evaluating.calibrating import calibration_note
 from vitreous.cli.work.evaluating.evaluation_report import ReportPlan, plan_report
 from vitreous.data.sources.listing import pluralize
 from vitreous.data.sources.opening import ImageData
@@ -93,7 +94,9 @@ class LabelEvaluation:
         yield _overall(title, self.result)
         yield _per_label(self.result)
         if self.computed_by["merging"]:
-            yield scoring.merging_table(self.computed_by["merge_tokens"], self.computed_by["merging"])
+            yield gains.merging_table(self.computed_by["merge_tokens"], self.computed_by["merging"])
+        if self.computed_by.get("tta"):
+            yield gains.augmentation_table(self.computed_by["tta"])
 
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name}={getattr(self.scores, name):.4f}" for name in ("mean_ap", "macro_f1", "log_loss"))
@@ -119,7 +122,8 @@ def evaluated_labels(options: Namespace, classifier: Classifier, rule: LabelRule
     engine = classifier.prepare(len(split), options.batch_size)
     unmerged = load_unmerged(options, engine, len(split))
     plan = plan_report(options, classifier, split)
-    notes = list(scoring.data_notes(classifier.info, data, name))
+    about = classifier.info, data, name
+    notes = [*scoring.data_notes(*about), *calibration_note(*about)]
     for note in notes:
         narrate(note)
     start = time.perf_counter()
@@ -142,9 +146,11 @@ def evaluated_labels(options: Namespace, classifier: Classifier, rule: LabelRule
             robustness=plan.robustness(labels) if plan is not None and options.robustness else None,
         )
     )
-    merging = None
+    gain = merging = None
+    if options.tta:
+        gain = gains.measure_augmentation(classifier, split, labels, options.batch_size, logits=logits, seconds=seconds)
     if unmerged is not None:
-        merging = scoring.measure_merging(
+        merging = gains.measure_merging(
             unmerged, split, labels, options.batch_size, scores=result.scores, seconds=seconds
         )
     if options.report is not None:
@@ -164,6 +170,7 @@ def evaluated_labels(options: Namespace, classifier: Classifier, rule: LabelRule
             folder = install_folder(options.report, contents, options.overwrite)
         narrate(f"report: {folder / 'report.html'}")
     compute = {**describe_compute(classifier, engine), "merge_tokens": options.merge_tokens, "merging": merging}
+    compute |= {"tta": gain} if gain else {}
     return LabelEvaluation(str(options.model), data, name, compute, result)
 
 

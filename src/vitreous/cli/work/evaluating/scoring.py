@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.cli.output.terminal import progress_bar
@@ -24,7 +22,6 @@ from vitreous.data.config import DataConfig
 from vitreous.data.sources.listing import pluralize
 from vitreous.data.sources.opening import ImageData, Split, open_source
 from vitreous.errors import DataError, did_you_mean
-from vitreous.evaluate.scoring.any_labels import AnyScores, scores_of
 from vitreous.evaluate.scoring.metrics import Scores, most_confused
 from vitreous.evaluate.trust.calibration import Calibration
 from vitreous.files.text import printable, visible
@@ -32,7 +29,6 @@ from vitreous.predictions import Failure
 from vitreous.predictor import Classifier
 
 __all__ = [
-    "augmentation_table",
     "choose_split",
     "compute_logits",
     "data_notes",
@@ -41,9 +37,6 @@ __all__ = [
     "is_training_source",
     "label_sets_by_name",
     "labels_by_name",
-    "measure_augmentation",
-    "measure_merging",
-    "merging_table",
     "open_data",
     "score_tables",
     "split_as_trained",
@@ -127,13 +120,17 @@ def data_notes(info: ModelInfo, data: ImageData, split: str) -> Iterator[str]:
         if split in ("train", "all"):
             yield "the model was trained on some of these images: the scores say little about new ones"
         elif split == "val":
+            fitted = "the temperature" if info.multilabel is None else "the calibration and the thresholds"
             yield (
-                "the validation set that training held out; it also chose the weights and the temperature, so the "
-                "scores are a little high and the calibration error is a little low"
+                f"the validation set that training held out; it also chose the weights and {fitted}, so the scores are "
+                "a little high and the calibration error is a little low"
             )
     absent = [name for name in info.classes if name not in data.classes]
     if absent:
-        yield f"{len(absent):,} of the model's {len(info.classes):,} classes are not in the data: {_join_names(absent)}"
+        kind, how = "classes are not in the data", ""
+        if info.multilabel is not None:
+            kind, how = "labels are not in the data", " and count as absent from every image"
+        yield f"{len(absent):,} of the model's {len(info.classes):,} {kind}{how}: {_join_names(absent)}"
 
 
 def labels_by_name(classes: Sequence[str], data: ImageData, split: Split) -> Tensor:
@@ -191,79 +188,6 @@ def stack_results(label: str, results: Iterable[Any], names: Sequence[str]) -> n
             rows.append(result if isinstance(result, np.ndarray) else result.vector)
             update(len(rows), len(names))
     return np.stack(rows)
-
-
-def measure_merging(
-    unmerged: Classifier, split: Split, labels: Tensor, batch_size: int, *, scores: AnyScores, seconds: float
-) -> dict[str, float]:
-    """Score the unmerged model, and compare with the scores and the time of the same images with token merging.
-
-    The model must be prepared with the same engine, so that the times compare. ``labels`` are (n,), or (n, K) of 0 and
-    1, of which mAP is compared.
-    """
-    start = time.perf_counter()
-    logits = compute_logits(unmerged, split, batch_size)
-    taken = time.perf_counter() - start
-    without = scores_of(unmerged.info.calibrated(logits), labels)
-    name = "top1" if labels.ndim == 1 else "mean_ap"
-    values = {name: getattr(scores, name), f"{name}_without": getattr(without, name)}
-    return {**values, "times_as_fast": taken / seconds}
-
-
-def measure_augmentation(
-    classifier: Classifier, split: Split, labels: Tensor, batch_size: int, *, logits: Tensor, seconds: float
-) -> dict[str, float]:
-    """Score a model without test-time augmentation, and compare with the logits (n, K) and the time with it.
-
-    ``labels`` are (n,). The model has augmentation on, before and after.
-    """
-    classifier.tta = False
-    start = time.perf_counter()
-    try:
-        plain = compute_logits(classifier, split, batch_size)
-    finally:
-        classifier.tta = True
-    taken = time.perf_counter() - start
-    right, right_without = ((each.argmax(1) == labels) for each in (logits, plain))
-    loss, loss_without = (
-        float(cross_entropy(each / classifier.info.temperature, labels)) for each in (logits.double(), plain.double())
-    )
-    return {
-        "top1": float(right.double().mean()),
-        "top1_without": float(right_without.double().mean()),
-        "log_loss": loss,
-        "log_loss_without": loss_without,
-        "put_right": int((right & ~right_without).sum()),
-        "put_wrong": int((~right & right_without).sum()),
-        "times_as_long": seconds / taken,
-    }
-
-
-def merging_table(count: int, merging: Mapping[str, float]) -> Table:
-    """Return the effect of token merging as a table."""
-    table = Table(f"{count} tokens merged in each block", box=SIMPLE_HEAD)
-    name, heading = ("top1", "top-1") if "top1" in merging else ("mean_ap", "mAP")
-    table.add_column(heading, justify="right")
-    score, without = merging[name], merging[f"{name}_without"]
-    table.add_row("with", f"{score:.2%}")
-    table.add_row("without", f"{without:.2%}")
-    table.add_row("difference, points", f"{100 * (score - without):+.2f}")
-    table.add_row("times as fast, decoding included", f"{merging['times_as_fast']:.2f}")
-    return table
-
-
-def augmentation_table(gain: Mapping[str, float]) -> Table:
-    """Return the effect of test-time augmentation as a table."""
-    table = Table("test-time augmentation", box=SIMPLE_HEAD)
-    for heading in ("top-1", "log loss"):
-        table.add_column(heading, justify="right")
-    table.add_row("with", f"{gain['top1']:.2%}", f"{gain['log_loss']:.4f}")
-    table.add_row("without", f"{gain['top1_without']:.2%}", f"{gain['log_loss_without']:.4f}")
-    points = 100 * (gain["top1"] - gain["top1_without"])
-    table.add_row("gain", f"{points:+.2f} points", f"{gain['log_loss'] - gain['log_loss_without']:+.4f}")
-    table.add_row("images corrected, made wrong", f"{gain['put_right']:,}, {gain['put_wrong']:,}", "")
-    table.add_row("times as long, decoding included", f"{gain['times_as_long']:.2f}", "")
-    return table
 
 
 def score_tables(title: str, scores: Scores, calibration: Calibration, classes: Sequence[str]) -> Iterator[Table]:

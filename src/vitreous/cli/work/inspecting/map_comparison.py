@@ -114,7 +114,7 @@ def compare(
         return info.probabilities(model(batch))  # B K
 
     with torch.no_grad():
-        targets = torch.cat([model(part).argmax(1) for part in images.split(batch_size)])
+        targets = torch.cat([info.calibrated(model(part)).argmax(1) for part in images.split(batch_size)])
     maps = {each.kind: _maps(each, model, images, targets, batch_size) for each in methods}
     rows = faithfulness_table(predict, images, targets, maps, groups=_groups(model), batch_size=batch_size)
     again: dict[str, Interval] = {}

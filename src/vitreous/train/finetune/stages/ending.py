@@ -41,6 +41,7 @@ def finish(staging: Staging) -> RunResult:
     tested = test_once(session)
 
     if setup.data.several:
+        _say_if_neighbours_win(staging, best)
         return write_labels_results(
             session, selected, tested, selected.scores, finetune=_section(staging, best), origin=best.stage
         )
@@ -59,14 +60,21 @@ def finish(staging: Staging) -> RunResult:
         training_summary=in_training or selected.scores.summary(),
         finetune=_section(staging, best),
     )
-    neighbours = staging.done("k-NN")
-    if neighbours is not None and (neighbours.correct or 0) > (best.correct or 0):
-        more = (neighbours.correct or 0) - (best.correct or 0)
-        why = "it needs the features of all training images, which no model file holds"
-        staging.view.line("note", f"k-NN is right on {pluralize(more, 'validation image')} more, but {why}")
+    _say_if_neighbours_win(staging, best)
     return announce_result(
         session, selected, selected.scores, tested, None, report=report, example=example, origin=best.stage
     )
+
+
+def _say_if_neighbours_win(staging: Staging, best: Outcome) -> None:
+    """Print by how much the k nearest neighbours, which are no model, are better than the result."""
+    neighbours, why = staging.done("k-NN"), "it needs the features of all training images, which no model file holds"
+    if neighbours is None:
+        return
+    if (more := (neighbours.correct or 0) - (best.correct or 0)) > 0:
+        staging.view.line("note", f"k-NN is right on {pluralize(more, 'validation image')} more, but {why}")
+    elif neighbours.mean_ap and best.mean_ap and (points := 100 * (neighbours.mean_ap[0] - best.mean_ap[0])) > 0:
+        staging.view.line("note", f"k-NN has {points:.1f} points of mAP more, but {why}")
 
 
 def _section(staging: Staging, best: Outcome) -> dict[str, Any]:
