@@ -76,7 +76,8 @@ def fetch(name: str) -> Path:
         info = huggingface_hub.HfApi().model_info(repository, revision=revision)
         selected = _select(repository, [sibling.rfilename for sibling in info.siblings or []])
         with _nothing_partial(Path(constants.HF_HUB_CACHE), repository), _ending_at_sigterm():
-            bar = tqdm(selected, desc=f"Fetching {len(selected)} files")
+            last = [*selected[1:], selected[0]]  # a cache that has the weights, or their index, has what belongs to them
+            bar = tqdm(last, desc=f"Fetching {len(selected)} files")
             for file in bar:  # in this thread: Ctrl-C ends it at once
                 folder = Path(huggingface_hub.hf_hub_download(repository, file, revision=info.sha)).parent
             if revision != info.sha:  # so that the cache notes which commit the name of a branch stands for
