@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import ipaddress
 import re
@@ -35,6 +36,7 @@ _PARTIAL = "*.incomplete"
 _STALE = 3600.0  # seconds since the last byte, after which no other program is still writing
 _TERMINATED = 143  # 128 + SIGTERM, as shells report it
 _PATIENCE = 3.0  # seconds that the hub may take to answer
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC)
 _NOT_FOUND = {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError"}
 
 
@@ -76,8 +78,8 @@ def fetch(name: str) -> Path:
         info = huggingface_hub.HfApi().model_info(repository, revision=revision)
         selected = _select(repository, [sibling.rfilename for sibling in info.siblings or []])
         with _nothing_partial(Path(constants.HF_HUB_CACHE), repository), _ending_at_sigterm():
-            last = [*selected[1:], selected[0]]  # a cache that has the weights, or their index, has what belongs to them
-            bar = tqdm(last, desc=f"Fetching {len(selected)} files")
+            order = [*selected[1:], selected[0]]  # a cache that has the weights, or their index, has all
+            bar = tqdm(order, desc=f"Fetching {len(selected)} files")
             for file in bar:  # in this thread: Ctrl-C ends it at once
                 folder = Path(huggingface_hub.hf_hub_download(repository, file, revision=info.sha)).parent
             if revision != info.sha:  # so that the cache notes which commit the name of a branch stands for
@@ -198,6 +200,8 @@ def _explain(error: Exception, name: str, repository: str, endpoint: str, *, beg
         raise CheckpointError(
             f"the hub has no model '{name}' that you may read: check the id, or log in with `hf auth login`"
         ) from error
+    if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
+        return f"the cache cannot be written to: {error.strerror} (HF_HOME names another folder)"
     lines = str(error).strip().splitlines()
     reason = f"{type(error).__name__}{': ' + lines[0][:160] if lines else ''}"
     if began and not status:
