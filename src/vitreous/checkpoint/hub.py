@@ -162,12 +162,15 @@ def is_reachable() -> bool:
 
 
 def answers() -> bool:
-    """Return whether the hub or its mirror takes a connection; through a proxy that is not tried."""
+    """Return whether the hub or its mirror takes a connection; through a proxy that is not tried.
+
+    No connection is tried if the client is offline.
+    """
     from huggingface_hub import constants
 
     url = urlsplit(constants.ENDPOINT)
-    if url.scheme in getproxies():
-        return True
+    if constants.HF_HUB_OFFLINE or {url.scheme, "all"} & getproxies().keys():
+        return not constants.HF_HUB_OFFLINE
     with contextlib.suppress(OSError, ValueError):
         port = url.port or (80 if url.scheme == "http" else 443)
         socket.create_connection((url.hostname or "", port), timeout=_PATIENCE).close()

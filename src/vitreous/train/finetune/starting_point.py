@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
-from vitreous.checkpoint.hub import answers, cached_commit, is_reachable
+from vitreous.checkpoint.hub import answers, cached_commit
 from vitreous.checkpoint.pretrained import ROWS, Row, find_row
 from vitreous.checkpoint.shipped import IMAGE_SIZE, SHIPPED
 from vitreous.data.sources.opening import ImageData
@@ -55,7 +55,7 @@ def choose_start(
 
     If the hub does not answer, the rows in its cache come first.
     """
-    offline = not (is_reachable() and answers())
+    offline = not answers()
     cached = [row for row in ROWS if is_eligible(row) and cached_commit(row.hub_id, row.revision)]
     situation = situation_of(config, data, training_rate(device, precision), free_memory(device))
     choice = choose(cached if offline and cached else ROWS, situation, cached)
