@@ -70,13 +70,13 @@ def test_a_shard_of_images_has_no_columns_to_slice_by(vitreous, model_file, digi
     files = sorted(digits.rglob("*.png"))
     images = [{"bytes": file.read_bytes(), "path": file.name} for file in files]
     table = pyarrow.table({"image": images, "label": [file.parent.name for file in files]})
-    parquet.write_table(table, tmp_path / "test.parquet")
-    run = vitreous("evaluate", model_file, "test.parquet", "--split=all", "--report=out", *OPTIONS)
+    parquet.write_table(table, tmp_path / "images.parquet")
+    run = vitreous("evaluate", model_file, "images.parquet", "--split=all", "--report=out", *OPTIONS)
     assert run.returncode == 0, run.stderr
     assert read(tmp_path / "out")[0]["slices"] == []
-    run = vitreous("evaluate", model_file, "test.parquet", "--split=all", "--report=two", "--slice=label", *OPTIONS)
+    run = vitreous("evaluate", model_file, "images.parquet", "--split=all", "--report=two", "--slice=label", *OPTIONS)
     assert run.returncode == 2
-    assert "names a column of a manifest, and test.parquet is none" in run.stderr
+    assert "names a column of a manifest, and images.parquet is none" in run.stderr
 
 
 def test_report_shows_the_map_of_each_prediction(vitreous, model_file, digits, tmp_path):

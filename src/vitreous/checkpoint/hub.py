@@ -208,7 +208,7 @@ def _explain(error: Exception, name: str, repository: str, endpoint: str, *, beg
     lines = str(error).strip().splitlines()
     reason = f"{type(error).__name__}{': ' + lines[0][:160] if lines else ''}"
     if began and not status:
-        return f"the download broke off, and nothing of it was kept ({reason})"
+        return f"the download broke off before the weights were whole ({reason})"
     return f"the hub {'answered with an error' if status else 'cannot be reached'}: {reason}"
 
 

@@ -68,22 +68,21 @@ def find_pool(source: str, labelled: str | None, count: int) -> Pool:
         DataError: If fewer than ``count`` are left.
     """
     _refuse_shards(source, "DATA")
-    entries: list[Entry] = []
+    several = False
     if Path(source).is_dir():
         candidates, known = [str(path) for path in expand([source])], []
     else:
-        entries = _entries(source, "DATA")
+        entries, several = _entries(source, "DATA")
         candidates = [str(entry.path) for entry in entries if not _has_label(entry)]
         known = [str(entry.path) for entry in entries if _has_label(entry)]
     if labelled is not None:
         _refuse_shards(labelled, "--labelled")
-        more = _entries(labelled, "--labelled")
+        more, also = _entries(labelled, "--labelled")
         known += [str(entry.path) for entry in more if entry.labels is not None or _has_label(entry)]
-        entries += more
+        several |= also
     done = {os.path.realpath(path) for path in known}
     candidates = [path for path in dict.fromkeys(candidates) if os.path.realpath(path) not in done]
     _refuse_too_few(candidates, count)
-    several = any(entry.labels is not None for entry in entries)
     return Pool(candidates, list({os.path.realpath(path): path for path in known}.values()), several)
 
 
@@ -96,13 +95,15 @@ def _has_label(entry: Entry) -> bool:
     return entry.label != UNLABELLED and entry.labels != ()
 
 
-def _entries(source: str, name: str) -> list[Entry]:
+def _entries(source: str, name: str) -> tuple[list[Entry], bool]:
+    """Return the images of a source, and whether one may have several labels."""
     listed = list_source(DataConfig(source=source), needs_labels=False, reads_sets=True)
     if not isinstance(listed, Listing):
         raise UsageError(f"{name} is '{source}', it must be a folder of images, or a .csv or .parquet manifest")
     for note in listed.notes:
         narrate(visible(note, None))
-    return list(listed.entries)
+    is_list = listed.classes == ()  # of a column of lists that are all missing
+    return list(listed.entries), is_list or any(entry.labels is not None for entry in listed.entries)
 
 
 def choose(

@@ -86,7 +86,7 @@ def label_sets(
     present = [[cell.lower() in _TRUE for cell in columns[n]] for n in flags]
     rows = zip(*present, strict=True)
     others = [visible(header[n]) for n in range(len(header)) if n not in flags and header[n].strip()]
-    notes = (f"no labels, because a cell is neither 0 nor 1: {first_ten(others)}",) if others else ()
+    notes: tuple[str, ...] = (f"no labels, because a cell is neither 0 nor 1: {first_ten(others)}",) if others else ()
     if not needed:
         notes += (f"the columns of 0 and 1 say which labels an image has: {first_ten(classes)}",)
     of_rows = [tuple(c for c, has in zip(classes, row, strict=True) if has) for row in rows]

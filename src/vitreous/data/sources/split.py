@@ -139,10 +139,11 @@ def stratified_sets(digests: Sequence[str], labels: npt.NDArray[np.int64], fract
         quota = min(math.floor(exact * len(members) + Fraction(1, 2)), len(members) - 1) - int(held[members].sum())
         for position in members.tolist():
             together = copies[digests[position]]
-            after = left - strata[together].sum(axis=0)
-            if not settled[position] and len(together) <= quota and (after[strata[together].any(axis=0)] > 0).all():
-                held[together], left = True, after
-                quota -= len(together)
+            if not settled[position] and len(together) <= quota:
+                after = left - strata[together].sum(axis=0)
+                if (after[strata[together].any(axis=0)] > 0).all():
+                    held[together], left = True, after
+                    quota -= len(together)
             settled[together] = True
     return held
 

@@ -73,7 +73,7 @@ def _say_if_neighbours_win(staging: Staging, best: Outcome) -> None:
         return
     if (more := (neighbours.correct or 0) - (best.correct or 0)) > 0:
         staging.view.line("note", f"k-NN is right on {pluralize(more, 'validation image')} more, but {why}")
-    elif neighbours.mean_ap and best.mean_ap and (points := 100 * (neighbours.mean_ap[0] - best.mean_ap[0])) > 0:
+    elif neighbours.mean_ap and best.mean_ap and (points := 100 * (neighbours.mean_ap[0] - best.mean_ap[0])) >= 0.05:
         staging.view.line("note", f"k-NN has {points:.1f} points of mAP more, but {why}")
 
 
