@@ -101,17 +101,22 @@ def test_imbalance_is_noted_at_the_start_and_with_a_command_at_the_end(vitreous,
     ],
 )
 def test_fine_tuning_is_advised_for_few_images_only(images, classes, side, top1, tuned, said):
-    data = SimpleNamespace(splits={"train": range(images)}, classes=range(classes), median_size=(side, side))
+    data = SimpleNamespace(
+        splits={"train": range(images)}, classes=range(classes), median_size=(side, side), several=False
+    )
     setup = SimpleNamespace(
         data=data, pretrained=object() if tuned else None, config=configure(["photos", "--start", "none"])[0]
     )
-    scores = None if top1 is None else SimpleNamespace(top1=top1)
-    assert bool(list(few_images(setup, scores))) == said
+    advice = list(few_images(setup, top1))
+    assert bool(advice) == said
+    data.several = True
+    assert list(map(type, few_images(setup, top1))) == list(map(type, advice))
+    assert not advice or f" of {classes} labels are few" in next(iter(few_images(setup, top1)))
 
 
 def test_offline_fine_tuning_is_advised_only_from_the_cache(online, monkeypatch, tmp_path):
     monkeypatch.setattr(online, "HF_HUB_OFFLINE", True)
-    data = SimpleNamespace(splits={"train": range(300)}, classes=range(5), median_size=(300, 300))
+    data = SimpleNamespace(splits={"train": range(300)}, classes=range(5), median_size=(300, 300), several=False)
     setup = SimpleNamespace(data=data, pretrained=None, config=configure(["photos", "--start", "none"])[0])
     assert list(few_images(setup)) == []
     row = find_row("dinov2-s")

@@ -27,26 +27,22 @@ __all__ = ["closing_advice", "few_images", "imbalance_note"]
 # shrinks as classes grow to hundreds of images.
 _FEW, _FEW_PER_CLASS = 5000, 200
 _SMALL_SIDE = 64  # pixels; models pretrained at 224 pixels transfer badly to smaller images
-_GOOD = 0.95  # top-1 above which there is little to gain
+_GOOD = 0.95  # top-1 or mAP above which there is little to gain
 _IMBALANCE = 5  # size of the largest class over that of the smallest
 _F1_GAP = 0.05  # macro F1 this far below top-1: small classes are recognised worse
 
 
-def few_images(setup: Setup, scores: Scores | None = None) -> Iterator[str | list[str]]:
+def few_images(setup: Setup, score: float | None = None) -> Iterator[str | list[str]]:
     """Advise fine-tuning instead of training from scratch, with the command, if there are few training images.
 
-    Only if there is something to start from: a way to the hub, or a model of the table in its cache.
+    Not if the score of the run, top-1 or mAP, is high already. Only if there is something to start from: a way to the
+    hub, or a model of the table in its cache.
     """
     images, classes = len(setup.data.splits["train"]), len(setup.data.classes)
     few = images < _FEW or images / classes < _FEW_PER_CLASS
     small = max(setup.data.median_size) < _SMALL_SIDE
     shipped = setup.config.tune.source == SHIPPED
-    if (
-        (setup.pretrained is not None and not shipped)
-        or not few
-        or small
-        or (scores is not None and scores.top1 >= _GOOD)
-    ):
+    if (setup.pretrained is not None and not shipped) or not few or small or (score is not None and score >= _GOOD):
         return
     from_cached: list[str] = []
     if not is_reachable():
@@ -55,8 +51,9 @@ def few_images(setup: Setup, scores: Scores | None = None) -> Iterator[str | lis
         if not cached:
             return  # nothing to start from
         from_cached = ["--from", min(cached, key=lambda row: row.parameters).name]
+    kinds = pluralize(classes, "label") if setup.data.several else pluralize(classes, "class", "classes")
     yield (
-        f"{pluralize(images, 'training image')} of {pluralize(classes, 'class', 'classes')} are few for a Vision "
+        f"{pluralize(images, 'training image')} of {kinds} are few for a Vision "
         f"Transformer {'from a small backbone' if shipped else 'from random weights'}. Fine-tuning "
         f"{'a large' if shipped else 'a'} pretrained one usually does far better:"
     )
@@ -90,7 +87,7 @@ def imbalance_note(setup: Setup) -> str | None:
 
 def closing_advice(setup: Setup, folder: Path, scores: Scores) -> Iterator[str | list[str]]:
     """Yield the advice at the end of a run, given the validation scores of the saved weights."""
-    yield from few_images(setup, scores)
+    yield from few_images(setup, scores.top1)
     if imbalance_note(setup) is not None and scores.macro_f1 < scores.top1 - _F1_GAP:
         yield (
             f"macro F1 {scores.macro_f1:.2f} is far below top-1 {100 * scores.top1:.1f} %: small classes are "

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from vitreous.evaluate.multilabel.metrics import MultiLabelScores
 from vitreous.evaluate.scoring.any_labels import AnyScores
+from vitreous.train.advice import few_images
 from vitreous.train.assembly import Kit, Session
 from vitreous.train.finetune.first_probe import finetune_report
 from vitreous.train.finish import RunResult, announce_weights, result_of
@@ -63,6 +64,7 @@ def write_results(
     )
     if setup.precision != "float32" and training_scores is not selected.scores:
         view.result(f"     in float32; in {setup.precision}, while training: {training_scores.describe()}")
+    view.advice([*few_images(setup, scored.val.mean_ap)])
     view.files(folder)
     view.next(["vitreous", "predict", str(folder / "model.safetensors"), example])
     return result_of(session, selected, scored.val, scored.test)
