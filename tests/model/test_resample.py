@@ -56,12 +56,28 @@ def dinov2(table: Tensor, old: Grid, new: Grid) -> Tensor:
     return x.permute(0, 2, 3, 1).view(1, -1, dim)
 
 
+def siglip2(table: Tensor, old: Grid, new: Grid) -> Tensor:
+    """A triangle as wide as two old cells, or as two new ones if they are larger, along each axis (as in PIL)."""
+
+    def weights(old: int, new: int) -> Tensor:
+        scale = old / new
+        centres = (torch.arange(new, dtype=torch.float64) + 0.5) * scale
+        places = torch.arange(old, dtype=torch.float64) + 0.5
+        found = (1 - (places - centres[:, None]).abs() / max(scale, 1.0)).clamp(min=0)  # (new, old)
+        return found / found.sum(1, keepdim=True)
+
+    grid = table.reshape(*old, -1).double()
+    resized = torch.einsum("ab,cd,bde->ace", weights(old[0], new[0]), weights(old[1], new[1]), grid)
+    return resized.reshape(1, new[0] * new[1], -1).to(table.dtype)
+
+
 REFERENCES = {
     "google": google,
     "timm": by_timm,
     "torchvision": by_torchvision,
     "huggingface": huggingface,
     "dinov2": dinov2,
+    "siglip2": siglip2,
 }
 SQUARE_ONLY = {"torchvision"}
 

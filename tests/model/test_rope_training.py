@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 
+import pytest
 import torch
 
 from vit_reference import small_config, stir
@@ -22,6 +24,24 @@ def test_coordinates_are_stretched_within_their_limits() -> None:
     assert 1 / 3 <= float(ratio.min()) < 0.6
     assert 1.7 < float(ratio.max()) <= 3.0
     assert not torch.allclose(ratio[:, 0], ratio[:, 1])  # jitter is drawn for each axis
+
+
+def test_random_coordinates_are_those_of_the_formula() -> None:
+    """Each number by itself, in the order of the draws: two shifts, two stretches, and one of both."""
+    jitter, rescale, shift = 0.5, 1.0, 0.1
+    rope = Rope2d(coordinates="centred", jitter=jitter, rescale=rescale, shift=shift)
+    torch.manual_seed(3)
+    found = rope.places((3, 4), training=True)
+    torch.manual_seed(3)
+    drawn = [2 * value - 1 for value in torch.rand(5, dtype=torch.float64).tolist()]
+    both = math.exp(drawn[4] * math.log(1 + rescale))
+    for axis, length in enumerate((3, 4)):
+        stretch = math.exp(drawn[2 + axis] * math.log(1 + jitter)) * both
+        for row in range(3):
+            for column in range(4):
+                place = (2 * (row, column)[axis] + 1) / length - 1
+                expected = (place + drawn[axis] * shift) * stretch
+                assert float(found[axis][4 * row + column]) == pytest.approx(expected, abs=1e-12)
 
 
 def test_only_training_is_random() -> None:

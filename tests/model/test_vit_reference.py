@@ -99,6 +99,7 @@ RELATIVE = [
     {"position": {"kind": "relative-bias", "shared": True, "absolute": "cls"}, "registers": 1},
     {"position": {"kind": "relative-bias", "absolute": "patches"}, "pool": "mean", "attention": {"key_bias": False}},
     {"position": {"kind": "relative-mlp", "hidden": 6, "shared": True}, "pool": "mean"},
+    {"position": {"kind": "relative-mlp", "hidden": 4, "absolute": "patches"}, "pool": "mean"},
     {"position": {"kind": "relative-mlp", "hidden": 5}, "block": "norm-after", "pool": "mean", "class_token": True},
 ]
 BLOCKS = [
