@@ -132,6 +132,13 @@ def their_mae(normalise: bool):
         return transformers.ViTMAEForPreTraining(config).eval()
 
 
+def test_the_dino_loss_is_not_rounded_to_bfloat16():
+    target, student = projections(2).softmax(-1), projections(3)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = dino_loss(target, student)
+    assert torch.equal(found, dino_loss(target, student))
+
+
 @pytest.mark.parametrize("normalise", [True, False])
 def test_the_mae_loss_equals_that_of_transformers_on_the_same_mask(normalise):
     theirs = their_mae(normalise)

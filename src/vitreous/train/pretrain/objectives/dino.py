@@ -163,6 +163,7 @@ def dino_loss(target: Tensor, student: Tensor) -> Tensor:
         target: The teacher's probabilities, (V_t, B, K).
         student: Logits, (V_s, B, K), whose first V_t views are the teacher's. No view is compared with itself.
     """
-    terms = -torch.einsum("tbk,sbk->ts", target, F.log_softmax(student, dim=-1))
+    with torch.autocast(target.device.type, enabled=False):  # bfloat16 would round a loss of 8 nats to 0.03
+        terms = -torch.einsum("tbk,sbk->ts", target, F.log_softmax(student, dim=-1))
     others = 1 - torch.eye(*terms.shape, device=terms.device)
     return (terms * others).sum() / (others.sum() * target.shape[1])
