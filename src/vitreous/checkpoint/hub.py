@@ -162,15 +162,14 @@ def is_reachable() -> bool:
 
 
 def answers() -> bool:
-    """Return whether the hub or its mirror takes a connection; through a proxy that is not tried.
-
-    No connection is tried if the client is offline.
-    """
+    """Return whether the hub or its mirror takes a connection; through a proxy, or offline, that is not tried."""
     from huggingface_hub import constants
 
+    if constants.HF_HUB_OFFLINE:
+        return False
     url = urlsplit(constants.ENDPOINT)
-    if constants.HF_HUB_OFFLINE or {url.scheme, "all"} & getproxies().keys():
-        return not constants.HF_HUB_OFFLINE
+    if {url.scheme, "all"} & getproxies().keys():
+        return True
     with contextlib.suppress(OSError, ValueError):
         port = url.port or (80 if url.scheme == "http" else 443)
         socket.create_connection((url.hostname or "", port), timeout=_PATIENCE).close()
