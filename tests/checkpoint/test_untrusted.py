@@ -273,4 +273,4 @@ def test_names_in_a_file_cannot_control_or_flood_a_terminal(tmp_path):
     assert message.isprintable()
     assert r"a\n\x1b[2J\u202eb" in message
     assert len(message) < 2000
-    assert message.endswith("of google, timm, huggingface and torchvision")
+    assert message.endswith("of google, timm, huggingface, torchvision and facebookresearch")

@@ -67,7 +67,8 @@ def test_round_trip_through_all_families(model_file, tmp_path, capfd, monkeypatc
 
 
 def test_the_suffix_of_the_target_implies_the_format(model_file, tmp_path, capfd):
-    read_back = {name: form for name, form in FILES.items() if name in get_args(_Format)}
+    named = {*get_args(_Format)} - {"facebookresearch"}  # a .pth for it needs --to
+    read_back = {name: form for name, form in FILES.items() if name in named}
     implied = {suffix: [name for name, (_, suffixes) in read_back.items() if suffix in suffixes] for suffix in SUFFIXES}
     unique = {suffix: names[0] for suffix, names in implied.items() if len(names) == 1}
     assert unique == _FORMAT_OF_SUFFIX

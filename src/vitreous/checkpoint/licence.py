@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitreous.checkpoint.adapters.meta import licence_of_file
+from vitreous.checkpoint.adapters.releases import licence_of_file
 from vitreous.checkpoint.locating import Located
 from vitreous.checkpoint.model_card import AND, CARD, licence_in
 from vitreous.checkpoint.model_file import ModelInfo

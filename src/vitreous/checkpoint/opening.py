@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitreous.accelerate.model import FastVisionTransformer
-from vitreous.checkpoint.adapters import google, huggingface, timm, torchvision
+from vitreous.checkpoint.adapters import facebookresearch, google, huggingface, timm, torchvision
 from vitreous.checkpoint.adapters.common import (
     DECODER,
     ForeignCheckpoint,
@@ -56,6 +56,7 @@ THRESHOLDS_VOID = "the thresholds of `vitreous calibrate` are left out: they hol
 
 FAMILIES: dict[str, ModuleType] = {
     "google": google,
+    "facebookresearch": facebookresearch,
     "timm": timm,
     "huggingface": huggingface,
     "torchvision": torchvision,
@@ -78,7 +79,7 @@ class OpenOptions:
         drop: Parts to leave out: a tensor name or one component of it, `pre_logits`, `head`, `mask_token`, or
             `cls_position` (its values are added to the class token). `float64` permits rounding to float32.
         add: Parts to add, filled with zeros: `mask_token`, `cls_position`.
-        keep: Parts to keep that no command computes: `decoder`, of Hugging Face's masked autoencoder.
+        keep: Parts to keep that no command computes: `decoder`, of a masked autoencoder.
         heads: Attention heads per block, if the checkpoint does not state them.
         source_size: Image size in pixels of the checkpoint's position embeddings, if it does not state it.
     """
@@ -127,6 +128,8 @@ def open_with_details(source: str | os.PathLike[str], options: OpenOptions) -> O
         model, info = load_model(located.file)
         layout = dict(info.provenance.get("layout") or {})
         kept = unpack_tensors(layout.pop("kept", {}), located.name) | load_kept(located.file)
+        if "decoder" in options.keep and not has_decoder(kept):
+            raise CheckpointError(f"'{located.name}' has no decoder that can be kept: omit --keep decoder")
         reasons = [f"a vitreous model file, format {info.format_version}: its metadata"]
         opened = OpenedCheckpoint(model, info, "vitreous", reasons, layout, kept)
     else:
@@ -158,7 +161,7 @@ def _recognise(foreign: ForeignCheckpoint) -> tuple[str, str]:
     claim = f", and config.json says {stated[:100]}" if stated else ""
     raise CheckpointError(
         f"'{foreign.name}' has tensor names of no known family ({join_first(sorted(foreign.tensors))}){claim}. "
-        "Supported are Vision Transformers of google, timm, huggingface and torchvision"
+        "Supported are Vision Transformers of google, timm, huggingface, torchvision and facebookresearch"
     )
 
 
@@ -192,7 +195,8 @@ def _import(foreign: ForeignCheckpoint, options: OpenOptions) -> OpenedCheckpoin
     reasons = [f"{family}: {why}", *imported.reasons]
     if keep_decoder and not has_decoder(imported.kept):
         raise CheckpointError(
-            f"'{foreign.name}' has no decoder that can be kept: only Hugging Face's ViTMAEForPreTraining has one"
+            f"'{foreign.name}' has no decoder that can be kept: only Hugging Face's ViTMAEForPreTraining and the MAE "
+            "of facebookresearch have one"
         )
     unmatched = [name for name in options.drop if name not in _PARTS and not any(_matches(k, [name]) for k in dropped)]
     if unmatched:

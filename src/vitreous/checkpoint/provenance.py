@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.checkpoint.adapters import google, huggingface, timm, torchvision
-from vitreous.checkpoint.adapters.common import DECODER
-from vitreous.checkpoint.adapters.huggingface_names import FIRST_KINDS
+from vitreous.checkpoint.adapters import facebookresearch, google, huggingface, timm, torchvision
+from vitreous.checkpoint.adapters.common import DECODER, OWN
+from vitreous.checkpoint.adapters.huggingface.names import FIRST_KINDS
 from vitreous.checkpoint.untrusted.torch_file import READABLE
 from vitreous.choices import fits
 from vitreous.data.config import DataConfig
@@ -24,18 +24,14 @@ __all__ = ["check_provenance", "pack_tensor", "stored_dtypes", "stored_layout", 
 
 _LAYOUTS: dict[str, Mapping[str, tuple[Any, ...]]] = {
     "google": google.LAYOUT,
+    "facebookresearch": facebookresearch.LAYOUT,
     "timm": timm.LAYOUT,
     "huggingface": huggingface.LAYOUT,
     "torchvision": torchvision.LAYOUT,
 }
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in READABLE}
 _PLAIN = (str, bool, int, float, list, type(None))  # values of arguments
-_KEPT = (
-    "mask_token",
-    "distilled_bias",
-    "post_layernorm.weight",
-    "post_layernorm.bias",
-)  # names of unused tensors that are kept
+_KEPT = ("mask_token", "post_layernorm.weight", "post_layernorm.bias", *OWN)  # names of unused tensors
 
 
 def check_provenance(file: Path, provenance: Mapping[str, Any]) -> None:

@@ -59,7 +59,7 @@ Use a model
   inspect     show what a model looks at in images, and what it has learned, on one page
   embed       compute feature vectors of images, for search or another classifier
   export      write a model as one verified graph for ONNX Runtime, OpenVINO or torch.export, from image to answer
-  convert     write a model for timm, Hugging Face, torchvision or Google, verified
+  convert     write a model for timm, Hugging Face, torchvision, Google or facebookresearch, verified
   probe       measure how well a model's features separate classes, including new ones
 
 Look up

@@ -180,11 +180,11 @@ def test_dinov2_without_classifier(tmp_path):
 
 
 def test_unsupported_models_are_explained(tmp_path):
-    vit()[0].save_pretrained(tmp_path / "dpt")
-    document = json.loads((tmp_path / "dpt/config.json").read_text()) | {"model_type": "dpt"}
-    (tmp_path / "dpt/config.json").write_text(json.dumps(document))
-    with pytest.raises(CheckpointError, match="of type dpt; supported are vit"):
-        open_checkpoint(tmp_path / "dpt")
+    vit()[0].save_pretrained(tmp_path / "new")
+    document = json.loads((tmp_path / "new/config.json").read_text()) | {"model_type": "vit_new"}
+    (tmp_path / "new/config.json").write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match="of type vit_new; supported are vit"):
+        open_checkpoint(tmp_path / "new")
     PvtModel(PvtConfig()).save_pretrained(tmp_path / "pvt")
     with pytest.raises(CheckpointError, match=r"config\.json says pvt, which pools its tokens"):
         open_checkpoint(tmp_path / "pvt")

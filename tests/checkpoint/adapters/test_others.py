@@ -29,7 +29,13 @@ def test_a_network_of_timm_is_named(tmp_path, name, said):
         open_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["swin", "hiera", "yolos", "convnextv2"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("swin", "hiera", "yolos", "convnextv2", "dpt", "videomae", "owlv2", "eomt_dinov3", "vilt", "bit", "sam2"),
+        *("xclip", "dab-detr", "grounding-dino"),
+    ],
+)
 def test_a_network_of_transformers_is_named(tmp_path, kind):
     import torch
 

@@ -10,7 +10,7 @@ from reference_models import randomise as randomise_plainly
 from safetensors.torch import load_file
 from timm.models import save_for_hf
 
-from vitreous.checkpoint.adapters.timm_entries import entry_arguments, refusal
+from vitreous.checkpoint.adapters.timm.entries import entry_arguments, refusal
 from vitreous.checkpoint.conversion.convert import convert
 from vitreous.checkpoint.opening import open_checkpoint
 from vitreous.errors import CheckpointError

@@ -21,6 +21,7 @@ from vitreous.model.positions.learned_base import LearnedPosition
 
 __all__ = [
     "DECODER",
+    "OWN",
     "ForeignCheckpoint",
     "Hints",
     "ImportedModel",
@@ -40,6 +41,10 @@ DECODER = "decoder."
 """What the names of the tensors of a masked autoencoder's decoder begin with, where one is kept."""
 
 
+OWN = ("distilled_bias", "qkv_bias", "bias_mask", "rope_periods", "local_cls_norm.weight", "local_cls_norm.bias")
+"""Unused tensors that only files of the model's own family have, so that those of others do not miss them."""
+
+
 @dataclass(frozen=True)
 class ForeignCheckpoint:
     """A checkpoint in its own family's format, read or to be written.
@@ -51,6 +56,7 @@ class ForeignCheckpoint:
     tensors: State  # by the family's names
     documents: Mapping[str, Any] = field(default_factory=dict)
     name: str = "checkpoint"  # what the user gave, for messages
+    inside: str | None = None  # the entry of a .pth that holds the tensors, if others may be beside it
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ class OutgoingModel:
             problems.append(f"positions added before every block (position.layers {position.layers})")
         if (attention := self.config.attention.kind) != AttentionConfig.kind:  # likewise
             problems.append(f"{attention} attention")
-        unused = [name for name in self.kept if not keeps and name != "distilled_bias"]
+        unused = [name for name in self.kept if not keeps and name not in OWN]
         names = dict.fromkeys("decoder" if name.startswith(DECODER) else name for name in unused)
         problems += [f"{name} (--drop {name} leaves it out)" for name in names]
         if problems:

@@ -10,7 +10,7 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError
 from vitreous.model.config import ViTConfig
 
-__all__ = ["Sidecar", "make_sidecar", "read_sidecar"]
+__all__ = ["Sidecar", "is_sidecar", "make_sidecar", "read_sidecar"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,11 @@ class Sidecar:
 def make_sidecar(config: ViTConfig, classes: tuple[str, ...], pipeline: EvalPipeline) -> dict[str, Any]:
     """Return the JSON document with what the weights do not show."""
     return {"heads": config.heads, "classes": list(classes), "pipeline": pipeline.to_dict()}
+
+
+def is_sidecar(document: Any) -> bool:
+    """Return whether a JSON document has all that :func:`make_sidecar` writes; others may have the name by chance."""
+    return isinstance(document, dict) and {"heads", "classes", "pipeline"} <= document.keys()
 
 
 def read_sidecar(source: ForeignCheckpoint) -> Sidecar:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from vitreous.checkpoint.adapters.common import State
+from vitreous.errors import CheckpointError
 
-__all__ = ["cut", "join", "kernel_of_rows", "prefixes", "renamed", "rows_of_kernel"]
+__all__ = ["cut", "cut_heads", "join", "join_heads", "kernel_of_rows", "prefixes", "renamed", "rows_of_kernel"]
 
 
 def prefixes(state: State) -> list[str]:
@@ -65,3 +66,29 @@ def renamed(state: State, table: Mapping[str, str]) -> State:
                 break
         result[name] = tensor
     return result
+
+
+def join_heads(state: State) -> Tensor:
+    """Replace the two heads of a distilled model by their mean, a head on both tokens; return their biases, (2, K).
+
+    The weights are halved, which is exact. The mean of the biases is not, so that they are kept.
+    """
+    weights = [state.pop(f"{name}.weight").to(torch.float32) for name in ("head", "head_dist")]
+    biases = torch.stack([state.pop(f"{name}.bias").to(torch.float32) for name in ("head", "head_dist")])
+    state["head.weight"], state["head.bias"] = torch.cat(weights, 1) / 2, biases.mean(0)
+    return biases
+
+
+def cut_heads(state: State, biases: Tensor | None) -> None:
+    """Undo :func:`join_heads` in place. Without the biases, or if the head's has changed, both heads have that.
+
+    Raises:
+        CheckpointError: If the model's head was left out.
+    """
+    if "head.weight" not in state:
+        raise CheckpointError("a distilled model has two heads in its family's files: keep them, or write a model file")
+    if biases is None or not torch.equal(biases.mean(0), state["head.bias"]):
+        biases = torch.stack([state["head.bias"]] * 2)
+    weights = (state["head.weight"] * 2).chunk(2, 1)
+    for name, weight, bias in zip(("head", "head_dist"), weights, biases, strict=True):
+        state[f"{name}.weight"], state[f"{name}.bias"] = weight, bias

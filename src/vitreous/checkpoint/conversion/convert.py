@@ -33,7 +33,7 @@ from vitreous.model.vit import VisionTransformer
 
 __all__ = ["Comparison", "Conversion", "Family", "convert"]
 
-Family = Literal["google", "timm", "huggingface", "torchvision", "vitreous"]
+Family = Literal["google", "timm", "huggingface", "torchvision", "facebookresearch", "vitreous"]
 """The families that `vitreous convert --to` writes."""
 BOUND = 1e-5
 HYBRID_BOUND = 3e-5  # for a ResNet stem, whose group norms sum in another order
@@ -75,9 +75,9 @@ def convert(
 ) -> Conversion:
     """Convert a checkpoint (file, folder or hub id) to another family's format and verify the result.
 
-    The destination is a folder; for google, torchvision and vitreous also a file. An error leaves it untouched. A
-    folder of another family has the licence, if it is known, in its model card. `tell` gets each line for the user as
-    soon as it is known.
+    The destination is a folder; for google, torchvision, facebookresearch and vitreous also a file. An error leaves it
+    untouched. A folder of another family has the licence, if it is known, in its model card. `tell` gets each line for
+    the user as soon as it is known.
     """
     target = Destination(to, destination, source, overwrite)
     opened = open_with_details(source, options or OpenOptions())
@@ -149,10 +149,14 @@ def _compare(
 
 def _check_tensors(used: OpenedCheckpoint, again: OpenedCheckpoint) -> None:
     """Check that every tensor was read back bit for bit."""
-    differ = []
-    for before, after in ((used.model.state_dict(), again.model.state_dict()), (used.kept, again.kept)):
-        differ += [name for name in before if name not in after or not torch.equal(before[name], after[name])]
-    differ += sorted(again.model.state_dict().keys() - used.model.state_dict().keys())
+    before, after = used.model.state_dict(), again.model.state_dict()
+    differ = [name for name in before if name not in after or not torch.equal(before[name], after[name])]
+    differ += [  # some families have one more dimension
+        name
+        for name, tensor in used.kept.items()
+        if name not in again.kept or not torch.equal(tensor.flatten(), again.kept[name].flatten())
+    ]
+    differ += sorted(after.keys() - before.keys())
     if differ:
         raise CheckpointError(f"the written files do not read back the same: {join_first(differ)}; nothing was kept")
 

@@ -18,7 +18,8 @@ from vitreous.files.writing import Outputs
 
 __all__ = ["Destination"]
 
-_BESIDE = {"google": ".json", "torchvision": ".json", "openvino": ".bin"}  # what a single file cannot be without
+_BESIDE = {**dict.fromkeys(("google", "torchvision", "facebookresearch"), ".json"), "openvino": ".bin"}
+"""What a single file cannot be without."""
 _DOCUMENTS = ("config.json", "preprocessor_config.json")
 _MAX_CARD = 1 << 14  # bytes
 
@@ -96,7 +97,7 @@ def _claim_folder(target: Path, source: str | os.PathLike[str], overwrite: bool)
     within = target.resolve()
     if any(within in (file.resolve(), *file.resolve().parents) for file in _source_files(source)):
         raise UsageError(f"'{target}' contains the source: name another destination")
-    written = {name for name, _ in FILES.values()} | {"model.onnx.data", "model.bin", *_DOCUMENTS}
+    written = {name for name, _ in FILES.values()} | {"model.onnx.data", "model.bin", "model.json", *_DOCUMENTS}
     written |= {CARD} if _is_own_card(target / CARD) else set()
     others = sorted(file.name for file in target.iterdir() if file.name not in written) if target.is_dir() else []
     if others or not target.is_dir():

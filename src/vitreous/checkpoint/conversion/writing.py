@@ -26,6 +26,7 @@ FILES = {
     "timm": ("model.safetensors", ()),
     "huggingface": ("model.safetensors", ()),
     "torchvision": ("model.pth", (".pth", ".pt", ".safetensors")),
+    "facebookresearch": ("model.pth", (".pth",)),
     "vitreous": ("model.safetensors", (".safetensors",)),
     **{form: (f"model{suffix}", (suffix,)) for form, suffix in EXPORTED.items()},
 }
@@ -59,13 +60,16 @@ def export(opened: OpenedCheckpoint, family: str) -> ForeignCheckpoint:
     """Convert a model to a family's names and documents; one error lists everything that the family cannot express."""
     info = opened.info
     layout = opened.layout if opened.layout.get("family") == family else {}
+    dtypes = layout.get("dtypes")
+    if family == "facebookresearch" and opened.layout.get("family") == "timm":  # which reads some of its files
+        dtypes = opened.layout.get("dtypes")
     names = layout.get("class_names") or opened.layout.get("class_names") or {}
     classes = tuple(str(names.get(str(i), name)) for i, name in enumerate(info.classes))
     state = dict(opened.model.state_dict())
     several = info.multilabel is not None
     outgoing = OutgoingModel(opened.model.config, state, layout, opened.kept, classes, info.pipeline, several)
     written: ForeignCheckpoint = FAMILIES[family].write(outgoing)
-    return replace(written, tensors=_restore_dtypes(written.tensors, layout.get("dtypes") or {}))
+    return replace(written, tensors=_restore_dtypes(written.tensors, dtypes or {}))
 
 
 def _restore_dtypes(tensors: State, dtypes: Mapping[str, str]) -> State:
@@ -86,7 +90,8 @@ def write_files(written: ForeignCheckpoint, weights: Path) -> list[Path]:
         elif weights.suffix == ".safetensors":
             save_file({name: t.clone() for name, t in written.tensors.items()}, weights, metadata={"format": "pt"})
         else:
-            torch.save({name: t.clone() for name, t in written.tensors.items()}, weights)
+            tensors = {name: t.clone() for name, t in written.tensors.items()}
+            torch.save({written.inside: tensors} if written.inside else tensors, weights)
         files = [weights]
         for name, document in written.documents.items():
             file = weights.with_suffix(".json") if name == "sidecar" else weights.parent / name

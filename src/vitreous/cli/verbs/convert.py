@@ -20,7 +20,7 @@ from vitreous.files.text import visible
 
 __all__ = ["run"]
 
-_Format = Literal["google", "timm", "huggingface", "torchvision", "vitreous"]
+_Format = Literal["google", "timm", "huggingface", "torchvision", "facebookresearch", "vitreous"]
 _Activation = Literal["gelu", "gelu-tanh", "relu", "quick-gelu", "silu"]
 _Kept = Literal["decoder"]
 _FORMAT_OF_SUFFIX = {".npz": "google", ".pth": "torchvision", ".pt": "torchvision"}
@@ -30,7 +30,8 @@ _DESCRIPTION = (
     "on noise. Tensors are dropped, added or reshaped only as you ask; after a failure nothing is left behind.\n"
     "The families take what their own code supports. torchvision: stems patch and linear, pool cls. huggingface: stems "
     "patch and linear, pool cls; cls-mean as DINOv2. timm and google: stems patch, linear and resnet, pools cls, mean "
-    "and map. None takes the stem conv of the recipes folder, digits and cifar10: train with --model.stem patch "
+    "and map. facebookresearch: DINOv2 and DINOv3 without a head, and MAE. None takes the stem conv of the recipes "
+    "folder, digits and cifar10: train with --model.stem patch "
     "--model.pool cls for a model that timm, huggingface and torchvision take. `vitreous export` takes any model."
 )
 
@@ -56,7 +57,7 @@ def _parser() -> Parser:
         "--to",
         type=_Format | None,
         metavar="FORMAT",
-        help=f"one of {', '.join(typing.get_args(_Format))}; not needed for a .npz, .pth or .pt file",
+        help=f"one of {', '.join(typing.get_args(_Format))}; not needed for a .npz, nor a .pth or .pt of torchvision",
     )
     add(
         "--drop",
@@ -70,7 +71,7 @@ def _parser() -> Parser:
     add(
         "--keep",
         type=_Kept | None,
-        help="keep the decoder of transformers' ViTMAEForPreTraining, which is else dropped",
+        help="keep the decoder of a masked autoencoder, which is otherwise dropped",
     )
     add("--activation", type=_Activation | None, help="set the activation: gelu takes Google's weights as timm does")
     add("--image-size", type=str, metavar="N", help="resample position embeddings for pixels: 384, or 224x448")

@@ -8,8 +8,16 @@ from typing import Any
 import torch
 
 from vitreous.checkpoint.adapters import pipelines
-from vitreous.checkpoint.adapters.common import DECODER, ForeignCheckpoint, OutgoingModel, State, beyond_the_paper
-from vitreous.checkpoint.adapters.huggingface_names import (
+from vitreous.checkpoint.adapters.common import (
+    DECODER,
+    OWN,
+    ForeignCheckpoint,
+    OutgoingModel,
+    State,
+    beyond_the_paper,
+    has_decoder,
+)
+from vitreous.checkpoint.adapters.huggingface.names import (
     ACTIVATIONS,
     FIRST_KINDS,
     KINDS,
@@ -21,15 +29,14 @@ from vitreous.checkpoint.adapters.huggingface_names import (
     translate,
 )
 from vitreous.checkpoint.adapters.shapes import plain_size
-from vitreous.checkpoint.adapters.stacking import cut, prefixes, rows_of_kernel
-from vitreous.checkpoint.adapters.timm_forms import cut_heads
+from vitreous.checkpoint.adapters.stacking import cut, cut_heads, prefixes, rows_of_kernel
 from vitreous.model.config import ViTConfig, pair
 from vitreous.model.heads import MlpHead
 from vitreous.model.mlp import MlpConfig
 from vitreous.model.pools import ClassTokenMean
 from vitreous.model.positions import Learned
 
-__all__ = ["LAYOUT", "fixed_constants", "written"]
+__all__ = ["LAYOUT", "fixed_constants", "write"]
 
 _BACK = {
     "gelu": "gelu",
@@ -55,7 +62,7 @@ def fixed_constants(config: ViTConfig) -> tuple[dict[str, Any], list[str]]:
     return {}, []
 
 
-def written(model: OutgoingModel) -> ForeignCheckpoint:
+def write(model: OutgoingModel) -> ForeignCheckpoint:
     """Return files for ``from_pretrained`` of the class that the model came from, or of ``ViTModel`` and its like."""
     config, layout, kept = model.config, model.layout, dict(model.kept)
     same_family = layout.get("family") == "huggingface"
@@ -70,8 +77,8 @@ def written(model: OutgoingModel) -> ForeignCheckpoint:
     for name, tensor in kept.items():
         if name.startswith(DECODER):
             tensors[name] = tensor
-            continue
-        tensors[f"{prefix}{'' if name.startswith('post_layernorm.') else 'embeddings.'}{name}"] = tensor
+        elif name not in OWN:
+            tensors[f"{prefix}{'' if name.startswith('post_layernorm.') else 'embeddings.'}{name}"] = tensor
     document = (
         _document(config, kind, model.classes, "mask_token" in kept)
         if kind in FIRST_KINDS
@@ -186,6 +193,7 @@ def _unsupported(c: ViTConfig, kind: str, kept: State) -> dict[str, bool]:
         f"a DINOv2 with MLP {c.mlp_dim}, not a multiple of its width": dino
         and c.mlp.kind == MlpConfig.kind
         and c.mlp_dim % c.width != 0,
+        "a decoder (--drop decoder leaves it out)": has_decoder(kept),
         "registers without a mask token (--add mask_token writes one of zeros)": c.registers > 0
         and "mask_token" not in kept,
     }

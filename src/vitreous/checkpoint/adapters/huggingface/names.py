@@ -1,4 +1,4 @@
-"""Names of tensors in Hugging Face's files, by naming and by kind of model: data for :mod:`huggingface`.
+"""Names of tensors in Hugging Face's files, by naming and by kind of model: data for `reading.py` and `writing.py`.
 
 A naming says what the tensors of blocks and those outside are called; kinds that inherit code share one. transformers 5
 renamed modules in memory but not in files; files of other programs have either names (``-5``).

@@ -1,9 +1,8 @@
-"""Hugging Face's Vision Transformers: safetensors, config.json and preprocessor_config.json.
+"""Reads Hugging Face's Vision Transformers: safetensors, config.json and preprocessor_config.json.
 
 Query, key and value are separate tensors there and one fused tensor here. DINOv2's classifiers take the class token
 concatenated with the mean of the patch tokens; a DeiT with a teacher has two classifiers, whose mean is one on both
-tokens. Of models with a text tower or a decoder, only the encoder of images is read. :mod:`huggingface_names` has the
-names, and :mod:`huggingface_write` writes.
+tokens. Of models with a text tower or a decoder, only the encoder of images is read.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Any
 import torch
 
 from vitreous.checkpoint.adapters import pipelines
-from vitreous.checkpoint.adapters.common import DECODER, ForeignCheckpoint, Hints, ImportedModel, OutgoingModel, State
-from vitreous.checkpoint.adapters.huggingface_names import (
+from vitreous.checkpoint.adapters.common import DECODER, ForeignCheckpoint, Hints, ImportedModel, State
+from vitreous.checkpoint.adapters.huggingface.names import (
     ACTIVATIONS,
     FIRST_KINDS,
     KINDS,
@@ -26,14 +25,12 @@ from vitreous.checkpoint.adapters.huggingface_names import (
     Naming,
     translate,
 )
-from vitreous.checkpoint.adapters.huggingface_write import LAYOUT, fixed_constants, written
 from vitreous.checkpoint.adapters.shapes import config_from
-from vitreous.checkpoint.adapters.stacking import join, kernel_of_rows, prefixes
-from vitreous.checkpoint.adapters.timm_forms import join_heads
+from vitreous.checkpoint.adapters.stacking import join, join_heads, kernel_of_rows, prefixes
 from vitreous.errors import CheckpointError
 from vitreous.model.config import ViTConfig
 
-__all__ = ["LAYOUT", "fixed_constants", "read", "recognise", "write"]
+__all__ = ["read", "recognise"]
 
 _PATCH = (
     "embeddings.patch_embeddings.projection.weight",
@@ -252,8 +249,3 @@ def _position(kind: str, document: dict[str, Any]) -> dict[str, Any]:
         }
     resample = {"dinov2_with_registers": "timm", "siglip2": "siglip2", "siglip2_vision_model": "siglip2"}
     return {"resample": resample.get(kind, "huggingface")}
-
-
-def write(model: OutgoingModel) -> ForeignCheckpoint:
-    """Return files for ``from_pretrained`` of the class that the model came from, or of ``ViTModel`` and its like."""
-    return written(model)
