@@ -9,9 +9,10 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
 from huggingface_hub.utils import enable_progress_bars
@@ -96,7 +97,7 @@ class Answer(BaseHTTPRequestHandler):
     def _file(self, name: str, revision: str, file: str, body: bool) -> None:
         path = self.server.root / name / file
         if not path.is_file():
-            return self._refuse("EntryNotFound")
+            return self._refuse("EntryNotFound", headers={"X-Repo-Commit": commit_of(revision)})
         content = path.read_bytes()
         digest = etag(path, path.stat().st_mtime_ns)
         if self.server.spoil and path.suffix in LARGE:
@@ -121,8 +122,10 @@ class Answer(BaseHTTPRequestHandler):
         elif body:
             self.wfile.write(content)
 
-    def _refuse(self, code: str, status: int = 404) -> None:
+    def _refuse(self, code: str, status: int = 404, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("X-Error-Code", code)
         self.send_header("X-Error-Message", code)
         self.send_header("Content-Length", "0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -13,7 +14,7 @@ from hub_server import COMMIT, serving
 from PIL import Image
 from test_pretrained import at_home, publish
 
-from vitreous.checkpoint.hub import answers, is_reachable
+from vitreous.checkpoint.hub import answers, fetch, is_reachable
 from vitreous.checkpoint.licence import recorded_licence
 from vitreous.checkpoint.model_file import load_model
 from vitreous.checkpoint.pretrained import find_row
@@ -135,6 +136,84 @@ def test_without_a_network_one_line_says_which_file_to_put_where(vitreous, folde
     assert "in the cache" in done.stdout
     assert "--from shipped" not in done.stdout
     assert json.loads((tmp_path / "result.json").read_text())["exit_code"] == 0
+
+
+def test_a_refused_connection_and_an_empty_cache_leave_nothing(vitreous, folder, tmp_path, monkeypatch):
+    at_home(monkeypatch, NOWHERE, tmp_path / "cache")
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for words in ((), ("--from", "dinov2-s")):
+        done = vitreous("finetune", "images", *words, *RUN)
+        assert done.returncode == 1
+        assert "put model.safetensors and config.json of " in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr
+        assert ("--from shipped" in done.stdout) == (not words)
+    assert large_files(tmp_path / "cache") == []
+    assert not (tmp_path / "run").exists()
+
+
+def shared(cache: Path) -> Path:
+    """Move the weights where the client keeps those that it checks by Xet, once for all repositories; return them."""
+    blob = next(path for path in large_files(cache) if len(path.name) == 64)
+    content = cache / "blobs" / "ab" / ("ab" * 32)  # another hash than SHA-256
+    content.parent.mkdir(parents=True)
+    blob.rename(content)
+    blob.symlink_to(os.path.relpath(content, blob.parent))
+    return content
+
+
+def test_weights_that_the_client_shares_between_repositories_are_known_by_their_own_hash(
+    vitreous, folder, published, tmp_path, monkeypatch
+):
+    words = ("finetune", "images", "--from", "dinov2-s", *RUN[:-1])
+    with serving(published) as server:
+        at_home(monkeypatch, server.url, tmp_path / "cache")
+        assert vitreous(*words, "--out=first").returncode == 0
+        content = shared(tmp_path / "cache")
+        again = vitreous(*words, "--out=again")
+        assert again.returncode == 0, again.stderr
+        with content.open("r+b") as stream:
+            stream.seek(-1, os.SEEK_END)
+            stream.write(b"?")
+        at_home(monkeypatch, NOWHERE, tmp_path / "cache")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        damaged = vitreous(*words, "--out=damaged")
+        assert damaged.returncode == 1
+        assert "is damaged: its SHA-256 is" in damaged.stderr.splitlines()[-1]
+        assert not content.exists()
+        at_home(monkeypatch, server.url, tmp_path / "cache")
+        assert vitreous(*words, "--out=anew").returncode == 0
+
+
+def test_documents_that_another_program_left_out_are_fetched(published, tmp_path, monkeypatch):
+    shutil.copytree(published / ROW.hub_id, tmp_path / "hub" / "someone" / "vit")
+    (tmp_path / "hub" / "someone" / "vit" / "preprocessor_config.json").write_text("{}")
+    name = f"someone/vit@{COMMIT}"
+    with serving(tmp_path / "hub") as server:
+        at_home(monkeypatch, server.url, tmp_path / "cache")
+        place = fetch(name)
+        for document in ("README.md", "preprocessor_config.json"):
+            (place / document).unlink()
+        at_home(monkeypatch, NOWHERE, tmp_path / "cache")
+        assert sorted(path.name for path in fetch(name).iterdir()) == ["config.json", "model.safetensors"]
+        at_home(monkeypatch, server.url, tmp_path / "cache")
+        assert len(list(fetch(name).iterdir())) == 4
+        (place / "README.md").unlink()
+        (tmp_path / "hub" / "someone" / "vit" / "README.md").unlink()
+        assert len(list(fetch(name).iterdir())) == 3
+        server.asked.clear()
+        assert len(list(fetch(name).iterdir())) == 3
+        assert server.asked == []  # the client has noted what does not exist
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_cache_that_cannot_be_written_is_named(vitreous, folder, published, tmp_path, monkeypatch):
+    (tmp_path / "cache").mkdir(mode=0o500)
+    with serving(published) as server:
+        at_home(monkeypatch, server.url, tmp_path / "cache")
+        done = vitreous("finetune", "images", *RUN)
+    assert done.returncode == 1
+    assert "the cache cannot be written to: Permission denied (HF_HOME names another folder)" in done.stderr
 
 
 def test_a_choice_is_not_made_twice_for_one_run(vitreous, folder, published, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import ipaddress
+import os
 import re
 import signal
 import socket
@@ -26,7 +27,8 @@ HUB_ID = re.compile(r"(?:hf[-_]hub:|hf://)?([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][
 """``owner/name`` or ``owner/name@revision``, with an optional prefix."""
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-_DOCUMENTS = ("config.json", "preprocessor_config.json", "model.json", "README.md")
+_CARD = "README.md"
+_DOCUMENTS = ("config.json", "preprocessor_config.json", "model.json", _CARD)
 _TAGS = {  # by size; timm's repositories on the hub end in the tag of their weights
     **dict.fromkeys(("tiny", "small", "base", "large"), "augreg_in21k_ft_in1k"),
     "huge": "orig_in21k",
@@ -68,10 +70,11 @@ def fetch(name: str) -> Path:
     row = find_hub_id(repository)
     expected = row.sha256 if row is not None and row.revision == revision else None
     if constants.HF_HUB_OFFLINE:
-        return _cached(huggingface_hub, repository, revision, "HF_HUB_OFFLINE is set")
+        return _cached(huggingface_hub, repository, revision, "HF_HUB_OFFLINE is set", expected)
     if (cached := cached_commit(repository, revision)) is not None:
-        for path in filter(Path.is_file, cached.iterdir()):
-            _verify(path, None)
+        _verify_all(cached, expected)
+        if not (cached / _CARD).is_file():  # another program left it out, and so perhaps other documents
+            _add_documents(huggingface_hub, repository, revision)
         return cached
     selected: list[str] = []
     try:
@@ -88,10 +91,23 @@ def fetch(name: str) -> Path:
         raise
     except Exception as error:  # errors of the client, of its HTTP library or of the system
         why = _explain(error, name, repository, constants.ENDPOINT, began=bool(selected))
-        return _cached(huggingface_hub, repository, revision, why)
-    for file in selected:
-        _verify(folder / file, expected if file == selected[0] else None)
+        return _cached(huggingface_hub, repository, revision, why, expected)
+    _verify_all(folder, expected)
     return folder
+
+
+def _add_documents(hub: Any, repository: str, revision: str | None) -> None:
+    """Download the documents that the cache lacks, if the hub answers; the client notes which of them do not exist."""
+    if not answers():
+        return
+    for file in _DOCUMENTS:
+        if hub.try_to_load_from_cache(repository, file, revision=revision) is None:
+            try:
+                hub.hf_hub_download(repository, file, revision=revision)
+            except Exception as error:  # of the client, of its HTTP library or of the system: the weights are there
+                kinds = {kind.__name__ for kind in type(error).__mro__}
+                if not kinds & _NOT_FOUND or "LocalEntryNotFoundError" in kinds:
+                    return
 
 
 @contextlib.contextmanager
@@ -229,10 +245,11 @@ def _select(repository: str, files: list[str]) -> list[str]:
     return selected + [file for file in _DOCUMENTS if file in files]
 
 
-def _cached(hub: Any, repository: str, revision: str | None, why: str) -> Path:
-    """Return the folder of an earlier download; `why` says in the error why there is no new one.
+def _cached(hub: Any, repository: str, revision: str | None, why: str, expected: str | None) -> Path:
+    """Return the folder of an earlier download, whose weights must have the SHA-256 that is expected, if one is.
 
-    Without its config.json, a row of the table would be given images prepared in another way than it knows.
+    `why` says in the error why there is no new one. Without its config.json, a row of the table would
+    be given images prepared in another way than it knows.
     """
     row = find_hub_id(repository)
     for pattern in (*_WEIGHTS, "*.safetensors", "*.npz"):
@@ -243,6 +260,7 @@ def _cached(hub: Any, repository: str, revision: str | None, why: str) -> Path:
         except Exception:  # not in the cache
             continue
         if any(Path(folder).glob(pattern)) and (row is None or (Path(folder) / "config.json").is_file()):
+            _verify_all(Path(folder), expected)
             return Path(folder)
     constants = hub.constants
     weights = row.file if row is not None else "the weights"
@@ -258,23 +276,33 @@ def _cached(hub: Any, repository: str, revision: str | None, why: str) -> Path:
     )
 
 
+def _verify_all(folder: Path, expected: str | None) -> None:
+    """Check the files of a folder of the cache; the weights must have the SHA-256 that is expected, if one is."""
+    for file in sorted(filter(Path.is_file, folder.iterdir())):
+        _verify(file, expected if file.name in _WEIGHTS[::2] else None)
+
+
 def _verify(file: Path, expected: str | None) -> None:
     """Check the SHA-256 of a file: the one expected, or else the hub's, which is the name of a large file in the cache.
 
     A damaged file is removed, so that the next download is a new one.
     """
-    blob = file.resolve()
+    blob = Path(os.path.normpath(file.parent / file.readlink())) if file.is_symlink() else file
     stated = expected or (blob.name if re.fullmatch(r"[0-9a-f]{64}", blob.name) else None)
     if stated is None:
         return
-    with open(blob, "rb") as stream:
+    with open(file, "rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    if digest != stated:
-        with contextlib.suppress(OSError):  # a cache that may not be written
-            file.unlink()
-            blob.unlink(missing_ok=True)
-        whose = "the table's" if expected else "the hub's"
-        raise CheckpointError(
-            f"'{file}' is damaged: its SHA-256 is {digest[:12]}..., {whose} is {stated[:12]}.... It was removed: run "
-            "the command again to download it anew"
-        )
+    if digest == stated:
+        return
+    content = blob.resolve()  # newer clients keep it once for all repositories, under another hash, and link to it
+    removed = "It was removed: run the command again to download it anew"
+    try:
+        for path in dict.fromkeys((file, blob, content)):
+            path.unlink(missing_ok=True)
+    except OSError as error:  # a cache that may not be written
+        removed = f"It could not be removed ({error.strerror}): delete '{content}', and run the command again"
+    whose = "the table's" if expected else "the hub's"
+    raise CheckpointError(
+        f"'{file}' is damaged: its SHA-256 is {digest[:12]}..., {whose} is {stated[:12]}.... {removed}"
+    )

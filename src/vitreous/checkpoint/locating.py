@@ -84,9 +84,9 @@ def _fetch(name: str, path: Path) -> Path:
         return hub.fetch(name)
     neighbours = [file.name for file in path.parent.iterdir()] if has_folder else []
     hint = did_you_mean(path.name, neighbours, os.path.dirname(path))
+    hint = hint or did_you_mean(name.lower(), [SHIPPED, *(row.name for row in ROWS)])
     if not hint:
         hint = f" On the hub? Write hf-hub:{name}" if is_hub_id else hub.suggest_id(name)
-    hint = hint or did_you_mean(name, [SHIPPED, *(row.name for row in ROWS)])
     raise CheckpointError(f"no model {'file' if path.suffix else 'file or folder'} '{name}'.{hint}")
 
 

@@ -25,11 +25,12 @@ def pretrained_models(names: Sequence[str], json: str | None, files: Outputs) ->
     if json != "-":
         print_table(_table(rows), drop=_DROP_ORDER)
         for row in rows if names else ():
-            narrate(f"{row.name}: {row.full_id}: {row.licence}, {LICENCES[row.licence].terms}; {row.source}")
+            narrate(f"{row.name}: {row.full_id}: {row.licence}, {LICENCES[row.licence].terms}")
+        for source in dict.fromkeys(row.source for row in rows):
+            narrate(f"source of {', '.join(row.name for row in rows if row.source == source)}: {source}")
         narrate(
-            "linear, k-NN, fine-tuned: published top-1 on ImageNet-1k in %, - where none is stated; sources: --json. "
-            "Revision main is not pinned. `vitreous finetune DATA --from NAME` starts from a row; without --from, one "
-            "is chosen"
+            "linear, k-NN, fine-tuned: published top-1 on ImageNet-1k in %, - where none is stated. Revision main is "
+            "not pinned. `vitreous finetune DATA --from NAME` starts from a row; without --from, one is chosen"
         )
     if json:
         write_document(files, json, {"pretrained": [_to_dict(row) for row in rows]})
