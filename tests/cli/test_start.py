@@ -1,6 +1,8 @@
 """Where `vitreous train FOLDER` starts: which options and how many images decide it, and what the run says of it."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from PIL import Image
@@ -8,6 +10,7 @@ from PIL import Image
 from vitreous.cli.options.start import starts_from_shipped
 from vitreous.cli.verbs.train import configure
 from vitreous.errors import UsageError
+from vitreous.train.recipe_file import recipe_text
 
 
 @pytest.fixture
@@ -33,6 +36,8 @@ def folder(tmp_path, photographs):
         (["--model.depth", "2"], "folder"),
         (["--model.image_size", "64"], "start"),
         (["--epochs", "3", "--optim.lr", "0.01"], "start"),
+        (["--model.block.drop_path", "0.2", "--model.head.zero", "false"], "start"),
+        (["--model.attention.qk_norm", "true"], "folder"),
     ],
 )
 def test_options_decide_the_start(folder, words, recipe):
@@ -43,7 +48,32 @@ def test_options_decide_the_start(folder, words, recipe):
 
 def test_known_datasets_keep_their_recipes():
     assert configure(["digits"])[0].recipe == "digits"
-    assert configure(["digits", "--start", "shipped"])[0].recipe == "start"
+    config = configure(["digits", "--start", "shipped"])[0]
+    assert (config.recipe, config.augment.flip) == ("start", 0.0)  # a mirrored digit is another one
+
+
+@pytest.mark.parametrize(
+    ("size", "small"), [("64", (0.75,)), ("80", ()), ("144", ()), ("96,128", (0.75,)), ("96,80", ())]
+)
+def test_any_image_size_that_patches_tile_is_taken(folder, size, small):
+    config = configure([str(folder), "--model.image_size", size])[0]
+    assert (config.recipe, config.augment.small_first) == ("start", small)
+
+
+def test_a_recipe_that_starts_from_the_backbone_contradicts_random_weights(folder, tmp_path):
+    config = configure([str(folder)])[0]
+    (tmp_path / "recipe.yaml").write_text(recipe_text(config))
+    stored = ["--config", str(tmp_path / "recipe.yaml")]
+    for words, given in (
+        (stored, "the recipe start of --config"),
+        ([str(folder), "--recipe", "start"], "--recipe start"),
+    ):
+        with pytest.raises(UsageError, match=f"--start none trains from random weights, but {given} starts"):
+            configure([*words, "--start", "none"])
+    again = configure([*stored, "--start", "shipped"])[0]
+    assert (again.recipe, again.model, again.tune) == ("start", config.model, config.tune)
+    with pytest.raises(UsageError, match=r"keeps the model of the backbone: omit --model\.width"):
+        configure([*stored, "--start", "shipped", "--model.width", "64"])
 
 
 def test_many_images_train_from_random_weights(tmp_path):
@@ -73,3 +103,33 @@ def test_a_run_says_what_it_starts_from_and_the_file_keeps_it(vitreous, folder, 
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["finetune"]["source"]["name"] == "shipped"
     assert report["finetune"]["source"]["licence"] == "ImageNet-research"
+
+
+def test_training_connects_to_nothing(photographs, tmp_path):
+    for label, pixels in zip("ab", photographs, strict=True):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for n in range(6):
+            part = pixels[20 * n : 20 * n + 240, 30 * n : 30 * n + 240]
+            Image.fromarray(part).save(tmp_path / "photos" / label / f"{n}.jpg")
+    script = """
+import socket, sys
+opened = []
+def watch(event, arguments):
+    if event in ("socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"):
+        opened.append(event)
+    elif event == "socket.connect" and arguments[0].type != socket.SOCK_DGRAM:  # which sends nothing
+        opened.append(event)
+sys.addaudithook(watch)
+from vitreous.cli.main import main
+code = main(["train", "photos", "--epochs=1", "--model.image_size=32", "--device=cpu", "--data.workers=0", "--out=run"])
+assert not opened, opened
+try:
+    socket.create_connection(("127.0.0.1", 9)).close()
+except OSError:
+    pass
+assert opened  # the hook sees connections
+sys.exit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "model.safetensors").exists()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from vitreous.checkpoint.shipped import SHIPPED
 from vitreous.errors import UsageError, VitreousError
 
-__all__ = ["START", "starts_from_shipped"]
+if TYPE_CHECKING:
+    from vitreous.train.config import RunConfig
+
+__all__ = ["START", "check_start", "fit_recipe", "starts_from_shipped"]
 
 START = "start"
 """The recipe that starts from the backbone."""
@@ -16,8 +21,11 @@ _MOST_IMAGES = 20_000
 """Not measured beyond a few thousand (docs/explanation/start.md): with many more, a larger model from random weights
 may win."""
 
-_MAY_DIFFER = {"image_size", "dropout", "patch_dropout", "num_classes"}
-"""Options of the model that do not ask for another architecture."""
+_MAY_DIFFER = {
+    *("image_size", "dropout", "patch_dropout", "num_classes", "attention.dropout", "attention.proj_dropout"),
+    *("block.drop_path", "block.checkpoint", "block.zero_residual", "head.zero"),
+}
+"""Options of the model that do not ask for another architecture: fine-tuning may change them (initialisation.py)."""
 
 
 def starts_from_shipped(source: str, typed: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
@@ -31,12 +39,46 @@ def starts_from_shipped(source: str, typed: Mapping[str, Any], stored: Mapping[s
     wish = typed.get("start")
     if wish == "none":
         return False
-    contradictions = list(_other_models(typed, stored))
+    whole = START in (typed.get("recipe"), stored.get("recipe"))  # with the backbone's model
+    contradictions = list(_other_models({**typed, "recipe": None}, {}) if whole else _other_models(typed, stored))
     if wish == "shipped":
         if contradictions:
             raise UsageError(f"--start shipped keeps the model of the backbone: omit {', '.join(contradictions)}")
         return True
     return not contradictions and _few_images(source, typed, stored)
+
+
+def check_start(typed: Mapping[str, Any], config: RunConfig) -> None:
+    """Refuse ``--start none`` beside a recipe or a file whose run starts from the backbone.
+
+    Raises:
+        UsageError: If both are given.
+    """
+    if typed.get("start") == "none" and config.tune.source == SHIPPED:
+        given = "--recipe start" if typed.get("recipe") == START else "the recipe start of --config"
+        raise UsageError(
+            f"--start none trains from random weights, but {given} starts from the backbone in the package: omit one"
+        )
+
+
+def fit_recipe(config: RunConfig, typed: Mapping[str, Any], source: str | None) -> RunConfig:
+    """Return the recipe `start` for the data and the image size typed.
+
+    Images are mirrored only if the data's own recipe does so: a mirrored digit is another one. The smaller images that
+    the run begins with are left out if patches do not tile them: a user who types a size need not know of them.
+    """
+    from vitreous.model.config import pair
+    from vitreous.recipes import recipe, recipe_for
+
+    augment = config.augment
+    if source is not None:
+        augment = dataclasses.replace(augment, flip=recipe(recipe_for(source)).augment.flip)
+    size = typed.get("model", {}).get("image_size")
+    if size is not None and "small_first" not in typed.get("augment", {}):
+        sides = list(zip(pair(size), pair(config.model.patch_size), strict=True))
+        if any(side * share % patch for share in augment.small_first for side, patch in sides):
+            augment = dataclasses.replace(augment, small_first=())
+    return dataclasses.replace(config, augment=augment)
 
 
 def _other_models(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> Iterator[str]:
@@ -46,8 +88,9 @@ def _other_models(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> Iterat
             yield f"--recipe {fields['recipe']}"
         if fields.get("size"):
             yield f"--model {fields['size']}"
-    for name in {**stored.get("model", {}), **typed.get("model", {})}:
-        if name not in _MAY_DIFFER:
+    for name, value in {**stored.get("model", {}), **typed.get("model", {})}.items():
+        options = [f"{name}.{option}" for option in value] if isinstance(value, Mapping) else [name]
+        if not _MAY_DIFFER.issuperset(options):
             yield f"--model.{name}"
     if {**stored.get("tune", {}), **typed.get("tune", {})}.get("source"):
         yield "--tune.source"

@@ -18,7 +18,7 @@ from vitreous.cli.options.help import VerbHelp, print_help, split_help
 from vitreous.cli.options.model_parts import add_model_options, name_kinds
 from vitreous.cli.options.outputs import add_preview_options, data_files, make_outputs, model_files, write_document
 from vitreous.cli.options.parser import Parser
-from vitreous.cli.options.start import START, starts_from_shipped
+from vitreous.cli.options.start import START, check_start, fit_recipe, starts_from_shipped
 from vitreous.cli.work.training import train
 from vitreous.errors import UsageError, VitreousError
 from vitreous.recipes import RECIPES, recipe, recipe_for
@@ -204,6 +204,7 @@ def resolve(argv: Sequence[str], parser: Parser) -> tuple[RunConfig, frozenset[s
     before = _base_config(name, typed, stored)
     typed = resolve_length(typed)
     config = dataclasses.replace(overlay(before, typed), recipe=name)
+    check_start(typed, config)
     reject_idle_options(typed, config, before)
     for_this_data = [typed, stored] if "source" not in typed.get("data", {}) else [typed]
     return config, explicit_fields(for_this_data), typed
@@ -243,7 +244,10 @@ def _source_and_recipe(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> t
 
 def _base_config(name: str, typed: Mapping[str, Any], stored: Mapping[str, Any]) -> RunConfig:
     """Return what applies before the single options typed: a recipe, the --config files, and the size of --model."""
-    config = overlay(recipe(name), stored)
+    config = recipe(name)
+    if name == START:
+        config = fit_recipe(config, typed, data_source(typed, stored))
+    config = overlay(config, stored)
     return resize(config, typed["size"], typed.get("model", {})) if typed.get("size") else config
 
 
