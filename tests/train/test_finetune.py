@@ -19,16 +19,18 @@ from sklearn.datasets import load_digits
 from torch.nn import functional as F
 
 from vitreous.accelerate.model import build
-from vitreous.checkpoint.model_file import load_model, save_model
+from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
 from vitreous.cli.verbs.finetune import configure
 from vitreous.data.augment.mixing import smooth_targets
-from vitreous.data.config import AugmentConfig, DataConfig
+from vitreous.data.config import AugmentConfig, DataConfig, PreprocessConfig
+from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import open_source
 from vitreous.errors import CheckpointError, ConfigError, UsageError
 from vitreous.evaluate.features.probes import probe_report
 from vitreous.model.config import ViTConfig
 from vitreous.model.positions import Rope2d
 from vitreous.model.positions.resample import resample
+from vitreous.model.vit import VisionTransformer
 from vitreous.predictor import load
 from vitreous.train.config import OptimConfig, RunConfig, TuneConfig
 from vitreous.train.console import Display
@@ -256,6 +258,21 @@ def test_a_run_can_be_repeated_from_its_recipe(digits, source, tmp_path):
     a, b = load_file(first.model), load_file(second.model)
     assert a.keys() == b.keys()
     assert all(torch.equal(value, b[name]) for name, value in a.items())
+
+
+def test_a_run_from_rotary_positions_can_be_repeated_from_its_recipe(digits, tmp_path):
+    torch.manual_seed(0)
+    rotary = dataclasses.replace(SOURCE, position=Rope2d())
+    pipeline = EvalPipeline((16, 16), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
+    save_model(tmp_path / "rotary.safetensors", VisionTransformer(rotary), ModelInfo(tuple("0123456"), pipeline))
+    first, _ = tune(digits, tmp_path / "rotary.safetensors", tmp_path / "first", "--steps", 2, "--no-probe")
+    config, given, _ = configure(["--config", str(first.folder / "recipe.yaml"), "--out", str(tmp_path / "second")])
+    second = run(config, explicit=given, view=view()[0])
+    a, b = load_file(first.model), load_file(second.model)
+    assert all(torch.equal(value, b[name]) for name, value in a.items())
+    for method in ("google", "timm"):  # the latter is the source's own, but typed
+        with pytest.raises(ConfigError, match="position rope-2d has nothing to resample"):
+            ready_for(digits, tmp_path / "rotary.safetensors", "--resample", method)
 
 
 HEALTHY = [{"train_loss": 1.0 / n, "step": 300 * n} for n in range(1, 9)]

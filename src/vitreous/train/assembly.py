@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -97,6 +98,7 @@ class Kit:
     scores_weights: bool = True  # whether the saved weights are scored after training
     measures_start: bool = False  # whether a pretrained model is measured before the first step
     later_validations: int = 0  # after training, besides those of any run, for which a budget reserves time
+    run_folder: Path | None = None  # of the run that this is a stage of; None: the folder of the session is the run's
     budget: Callable[[float, float, float], Budget] = Budget
     strategy: Mapping[str, Any] | None = None  # arguments of the Trainer
     saver: Callable[..., Saver] = Saver
@@ -129,6 +131,11 @@ class Session:
     checkpoint: Checkpoint = field(init=False)
     trainer: lightning.Trainer = field(init=False)
     fit_started: float = field(init=False, default=0.0)  # time.monotonic() at the start of fit; 0 outside of it
+
+    @property
+    def run_folder(self) -> Path:
+        """The folder of the run, which a resume names; a stage of a run trains in a folder of its own."""
+        return self.kit.run_folder or self.run_dir.path
 
     def training_seconds(self) -> float:
         """Return the training time so far, summed over all processes that worked on the run."""

@@ -127,6 +127,10 @@ def announce(setup: Setup, view: Display) -> None:
         view.line("from", setup.pretrained.describe(setup.config.model))
         if setup.pretrained.terms:
             view.line("licence", setup.pretrained.terms)
+        if setup.pretrained.assumed:
+            own = setup.pretrained.preprocess
+            how = f"fit {own.fit}, mean {own.mean}, std {own.std}"
+            view.line("note", f"nothing beside the source says how images are prepared: {how} are assumed")
         if setup.config.tune.mode == AUTO:
             stages = "heads on frozen features, then weights below them if time, memory and images allow"
             view.line("tune", f"{AUTO}: {stages}")

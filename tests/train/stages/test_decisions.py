@@ -7,11 +7,19 @@ import dataclasses
 import pytest
 
 from vitreous.model.config import ViTConfig
-from vitreous.train.finetune.stages.decisions import Means, further_views, tokens_too_large, tuning_modes
+from vitreous.train.finetune.stages.decisions import (
+    Means,
+    further_views,
+    images_for_heads,
+    no_time_for_a_view,
+    tokens_too_large,
+    tuning_modes,
+)
 
 MEANS = Means(
     images=1000, classes=5, depth=12, parameters=22_000_000, step_seconds={"full": 2.0, "last-2": 0.5, "lora": 2.0},
     steps_per_epoch=10, validation_seconds=2.0, epochs=20, left=None, memory=8 << 30, has_lora=True,
+    verb="finetune",
 )  # fmt: skip
 
 
@@ -62,6 +70,8 @@ def test_hours_are_not_spent_unasked():
     tried, skipped = modes(step_seconds={"full": 20.0, "last-2": 5.0, "lora": 20.0})
     assert tried == ["last-2"]
     assert skipped["full"] == "20 epochs would take about 1:17:20, more than 1:00:00: give a --budget, or --tune full"
+    skipped = modes(step_seconds={"full": 20.0, "last-2": 5.0, "lora": 20.0}, verb="train")[1]
+    assert skipped["full"].endswith("more than 1:00:00: give a --budget")  # train has no --tune
 
 
 def test_the_answers_of_a_teacher_take_time_before_the_first_step():
@@ -77,9 +87,20 @@ def test_a_shallow_model_has_no_last_blocks():
     assert skipped["last-2"] == "the model has 2 blocks: full trains them all"
 
 
-def test_views_take_at_most_a_tenth_of_the_time_left():
+def test_views_take_at_most_a_twentieth_of_the_time_left():
     assert further_views(9.0, None, 1.0) == 1
     assert [further_views(9.0, left, 1.0) for left in (-5, 199, 201, 500, 10_000)] == [0, 0, 1, 2, 3]
+    assert no_time_for_a_view(9.0, 199.0, 1.0) == (
+        "a view and its head take about 10.0 s, more than 5 % of the 199.0 s of the budget that are left"
+    )
+    assert "of the 0.0 s" in no_time_for_a_view(9.0, -5.0, 1.0)
+
+
+def test_heads_take_as_many_images_as_the_time_left_allows():
+    found = [images_for_heads(1000, seconds, 100.0) for seconds in (0.0, 69.0, 140.0, 1e6)]
+    assert found == [1000, 1000, 500, 32]
+    assert images_for_heads(20, 1e6, 100.0) == 20
+    assert images_for_heads(1000, 0.0, -5.0) == 32
 
 
 def test_tokens_are_kept_up_to_a_bound():

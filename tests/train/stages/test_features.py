@@ -99,6 +99,35 @@ def test_only_new_images_are_computed_whatever_their_names_labels_and_split(fold
     assert sum(each.computed for each in found) == 1
 
 
+def test_features_of_one_kind_serve_others_whatever_the_split_and_the_memory(folder, source):
+    setup = setup_of(folder, source)
+    train, val = setup.data.splits["train"], setup.data.splits["val"]
+    exact = Extractor(setup, True, print).extract(val, tokens="exact")
+    half = Extractor(setup, True, print).extract(val)  # as if the images had moved to the training split
+    alone = Extractor(setup, False, print).extract(val)  # with less free memory
+    assert (exact.computed, half.computed, alone.computed) == (len(val), 0, 0)
+    assert torch.equal(half.tokens, exact.tokens.half())
+    assert alone.tokens is None
+    assert torch.equal(half.pooled, exact.pooled)
+    assert torch.equal(alone.pooled, exact.pooled)
+    Extractor(setup, True, print).extract(train)
+    again = Extractor(setup, True, print).extract(train, tokens="exact")  # float16 does not hold these
+    assert again.computed == len(train)
+    assert again.tokens.dtype == torch.float32
+
+
+def test_models_that_differ_in_their_pool_alone_share_no_features(folder, source):
+    setup = setup_of(folder, source)
+    split = setup.data.splits["train"]
+    Extractor(setup, True, print).extract(split)
+    pool = [each for name, each in setup.model.named_parameters() if name.startswith("attn_pool.")]
+    with torch.no_grad():
+        for each in pool:
+            each.mul_(1.5)
+    again = Extractor(setup, True, print).extract(split)
+    assert again.computed == (len(split) if pool else 0)
+
+
 def test_another_view_or_model_is_computed_anew(folder, source):
     setup = setup_of(folder, source)
     split = setup.data.splits["train"]
@@ -193,7 +222,7 @@ def test_copies_of_an_image_and_values_beyond_float16_are_found():
     FeatureCache({"model": "copies"}).add(["a", "b", "a", "c"], {"pooled": values})
     ((positions, found),) = FeatureCache({"model": "copies"}).find(["c", "a", "b", "a"], "pooled")
     assert positions == [0, 1, 2, 3]
-    assert found.flatten().tolist() == [3.0, 1.0, torch.inf, 1.0]
+    assert found["pooled"].flatten().tolist() == [3.0, 1.0, torch.inf, 1.0]
 
 
 def test_a_folder_of_others_is_not_read(tmp_path):

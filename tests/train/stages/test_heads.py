@@ -48,3 +48,19 @@ def test_weighted_heads_find_the_rare_class(heads, head):
 
     assert recall() < 0.6 < recall(class_weights="inverse")
     assert recall(class_weights="inverse") == recall(balanced_sampling=True)
+
+
+def test_heads_without_time_for_all_images_take_some_of_them_and_say_so(heads):
+    found = heads()
+    assert found.seconds() > 0
+    assert found.within(None) is found
+    assert found.within(1e6) is found
+    some = found.within(1e-9)
+    assert (len(some.train.labels), some.left_out) == (32, 1028)
+    rows = some.train.positions
+    assert rows == sorted(set(rows))
+    assert torch.equal(some.train.pooled, found.train.pooled[rows])
+    assert torch.equal(some.train.tokens, found.train.tokens[rows])
+    assert np.array_equal(some.train.labels, found.train.labels[rows])
+    assert some.neighbours().detail.endswith(", on the 32 of 1,060 images that the budget allows")
+    assert "budget" not in found.neighbours().detail

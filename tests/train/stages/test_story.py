@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -21,13 +22,13 @@ from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
 from vitreous.cli.verbs.finetune import configure
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.errors import CheckpointError
+from vitreous.errors import CheckpointError, DataError, TrainingError
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
 from vitreous.predictor import load
 from vitreous.runs.state_file import read_state
 from vitreous.train.console import Display
-from vitreous.train.finetune.stages import ending, staging, story, training
+from vitreous.train.finetune.stages import below_head, ending, staging, story, training
 from vitreous.train.finetune.stages.heads import Heads
 from vitreous.train.finetune.stages.outcome import Candidate, Outcome
 from vitreous.train.finetune.stages.staging import Staging
@@ -66,13 +67,14 @@ def one_cache(tmp_path_factory):
         yield
 
 
-def start(digits, out, *words, resume=False):
+def start(digits, out, *words, resume=False, started=None, text=None):
     common = ["--device=cpu", "--precision=float32", "--augment.flip=0", "--batch-size=16"]
     common += [] if any(word.startswith("--budget") for word in words) else ["--epochs=2"]
     source = ["--from", str(digits / "source.safetensors"), "--optim.lr=3e-3"]
     config, given, _ = configure([str(digits / "images"), *source, *common, f"--out={out}", *words])
-    text = io.StringIO()
-    result = run(config, explicit=given, view=Display(Console(file=text, soft_wrap=True, width=250)), resume=resume)
+    text = text or io.StringIO()
+    view = Display(Console(file=text, soft_wrap=True, width=250))
+    result = run(config, explicit=given, started=started, view=view, resume=resume)
     return result, text.getvalue()
 
 
@@ -154,8 +156,12 @@ def test_a_second_run_reads_its_features(digits, whole, tmp_path, monkeypatch):
     assert info.scores["val"]["top1"] == max(rows[name]["top1"] for name in rows if rows[name]["macro_f1"])
 
 
-@pytest.mark.parametrize("where", ["attentive", "training", "reporting"])
-def test_a_killed_run_goes_on_and_ends_as_one_that_was_not(digits, whole, tmp_path, monkeypatch, where):
+HEADS = {"k-NN": "neighbours", "linear": "linear", "linear, 2 views": "linear_on", "attentive": "attentive"}
+STAGES = ("features", *HEADS, "last-2", "last-2, averaged", "report")
+
+
+@pytest.mark.parametrize("where", STAGES)
+def test_a_run_that_is_killed_in_any_stage_ends_as_one_that_was_not(digits, whole, tmp_path, monkeypatch, where):
     def end(self, trainer, pl_module, outputs, batch, batch_idx):
         if trainer.global_step == 12:  # in the second epoch
             self.save(wait=True)
@@ -164,19 +170,25 @@ def test_a_killed_run_goes_on_and_ends_as_one_that_was_not(digits, whole, tmp_pa
     def killed(*_, **__):
         raise KilledError
 
+    places = {
+        "features": (story, "Heads"),
+        **{stage: (Heads, method) for stage, method in HEADS.items()},
+        "last-2": (Checkpoint, "on_train_batch_end"),
+        "last-2, averaged": (below_head, "average_with_start"),
+        "report": (ending, "finish"),
+    }
     with monkeypatch.context() as patched:
-        if where == "training":
-            patched.setattr(Checkpoint, "on_train_batch_end", end)
-        else:
-            place = (Heads, "attentive") if where == "attentive" else (ending, "finish")
-            patched.setattr(*place, killed)
+        patched.setattr(*places[where], end if where == "last-2" else killed)
         with pytest.raises(KilledError):
             start(digits, tmp_path / "run")
+    earlier = [stage for stage in HEADS if STAGES.index(stage) < STAGES.index(where)]
     with monkeypatch.context() as patched:
-        patched.setattr(Heads, "linear", lambda self: pytest.fail("fitted twice"))
+        for stage in earlier:
+            patched.setattr(Heads, HEADS[stage], lambda *_: pytest.fail("fitted twice"))
         resumed, text = start(digits, tmp_path / "run", resume=True)
-    assert "stages.ckpt: done are k-NN, linear" in text
-    assert ("last.ckpt: continues from epoch 2, step 3" in text) == (where == "training")
+    assert f"stages.ckpt: done are {', '.join(earlier)}" in text or not earlier
+    assert ("last.ckpt: continues from epoch 2, step 3" in text) == (where == "last-2")
+    assert ("last.ckpt: continues" in text) == where.startswith("last-2")
     first, second = (load_file(result.model) for result in (whole[0], resumed))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -269,6 +281,33 @@ def test_a_training_that_diverges_leaves_the_heads(digits, tmp_path, monkeypatch
     assert chosen in {"linear", "linear, 2 views", "attentive"}
 
 
+def breaking(error):
+    def end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == 12:  # in the second epoch
+            raise error
+
+    return end
+
+
+def test_an_error_in_a_stage_names_the_command_that_continues_the_run(digits, whole, tmp_path, monkeypatch):
+    text, folder = io.StringIO(), tmp_path / "run"
+    monkeypatch.setattr(Checkpoint, "on_train_batch_end", breaking(DataError("7/3.png is gone")))
+    with pytest.raises(DataError, match="is gone"):
+        start(digits, folder, text=text)
+    recipe = folder / "recipe.yaml"
+    assert f"\ncontinue  vitreous finetune --config {recipe} --out {folder} --resume\n" in text.getvalue()
+    assert recipe.is_file()
+
+
+def test_a_run_goes_on_without_a_stage_whose_worker_is_killed(digits, whole, tmp_path, monkeypatch):
+    killed = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+    monkeypatch.setattr(Checkpoint, "on_train_batch_end", breaking(killed))
+    result, text = start(digits, tmp_path / "run")
+    skipped = stages_of(result)["last-2"]["skipped"]
+    assert skipped.startswith("its training failed: a data loader worker exited unexpectedly")
+    assert "\ncontinue  " not in text
+
+
 def test_a_stage_is_compared_with_those_before_it_also_in_a_run_that_is_resumed(digits):
     setup, labels = prepared(digits), torch.tensor([0, 1, 2, 0])
     outcomes = []
@@ -323,6 +362,29 @@ def test_a_small_budget_is_not_spent_on_timing_steps(digits, tmp_path, monkeypat
     monkeypatch.setattr(training, "_time_step", lambda setup, count, *_, **__: counts.append(count) or 0.001 * count)
     training.step_seconds(prepared(digits, "--tune=full"), at_most=0.03)
     assert counts[-1] == 10  # 0.03 s over three repeats of 1 ms an image
+
+
+def test_a_budget_that_is_used_up_before_the_first_head_is_an_error(digits, whole, tmp_path):
+    with pytest.raises(TrainingError, match=r"^the budget of 20 s is used up before the first head: 1\d\d s went into"):
+        start(digits, tmp_path / "run", "--budget=20s", started=time.monotonic() - 100)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("cache", "kept"), [("cache", ", which are kept for a second run"), ("file", "")])
+def test_features_are_said_to_be_kept_only_where_they_are(digits, tmp_path, monkeypatch, cache, kept):
+    (tmp_path / "file").touch()  # no folder can be made in it
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
+    with pytest.raises(TrainingError, match=f"features of 32 of 36 val images{kept}. Give a larger --budget"):
+        start(digits, tmp_path / "run", "--budget=20s", started=time.monotonic() - 100)
+
+
+def test_heads_that_would_take_too_long_are_fitted_to_fewer_images(digits, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(Heads, "seconds", lambda this: 1e6)
+    monkeypatch.setattr(story, "_train", lambda this: None)
+    rows = stages_of(start(digits, tmp_path / "run", "--budget=60s")[0])
+    for stage in ("k-NN", "linear", "attentive"):
+        assert rows[stage]["detail"].endswith(", on the 32 of 144 images that the budget allows")
+    assert rows["linear, more views"]["skipped"] == "the budget has no time for heads on all images"
 
 
 @pytest.mark.parametrize(("budget", "expected"), [(None, 0.7 * 0.25 + 0.3), ("60s", 1 / (0.7 / 0.25 + 0.3))])

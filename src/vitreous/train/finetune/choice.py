@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from vitreous.checkpoint.pretrained import LICENCES, Row
+from vitreous.errors import ConfigError
+from vitreous.model.config import Size2d, pair
 from vitreous.train.config import AUTO
+from vitreous.train.finetune.initialisation import in_pixels
 
 __all__ = ["Choice", "Situation", "choose", "is_eligible"]
 
@@ -15,7 +19,7 @@ _UNASKED = 30 * 60.0  # seconds that a run may take if nobody gave a budget
 _SHARE = 0.8  # of a budget, for download and training: the rest is start-up and the report
 _SHARE_OF_FEATURES = 0.5  # of a budget, where heads on features come first: the rest is heads and weights below them
 _DOWNLOAD = 10e6  # bytes per second, assumed
-_BYTES = 16  # per parameter: weights, gradients and two moments of AdamW in float32
+_BYTES = 16  # per parameter: weights, gradients and two moments of AdamW; without these, four copies of the weights
 _USABLE = 0.7  # of the free memory, for these: the rest is images, activations and the system
 _PASSES = {"full": 3.0, "lora": 3.0, "linear": 1.0, AUTO: 1.0}  # forward passes that a training step of an image costs
 _LAST = 1.5  # of `last-K`
@@ -34,6 +38,8 @@ class Situation:
             once, where heads on frozen features come first.
         side: The longer side of the median image in pixels.
         mode: What is trained, as in `TuneConfig.mode`.
+        image_size: Height and width in pixels that the user asked for; None leaves them to the choice.
+        patch_size: Of the patches, likewise; None keeps those of each row.
     """
 
     rate: float
@@ -42,6 +48,8 @@ class Situation:
     images: int
     side: int
     mode: str = "full"
+    image_size: Size2d | None = None
+    patch_size: Size2d | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class Choice:
     """A row, the size to train it at, and why."""
 
     row: Row
-    image_size: int
+    image_size: Size2d
     seconds: float  # of training, estimated
     fits: bool
     reason: str
@@ -66,13 +74,16 @@ def choose(rows: Sequence[Row], situation: Situation, cached: Collection[Row] = 
     Download and training have to fit in time; rows that are `cached` need no download. In the mode `auto` features of
     all images take the place of training: what is trained below the heads is decided later, by the steps as measured.
 
-    Chosen are only rows for which :func:`is_eligible` holds. Accuracy is that of a linear probe, which is what few
-    images can make of a model; rows without one come last.
+    Chosen are only rows for which :func:`is_eligible` holds, and whose patches tile an image size that the user asked
+    for. Accuracy is that of a linear probe, which is what few images can make of a model; rows without one come last.
+
+    Raises:
+        ConfigError: If the patches of no row tile that size.
     """
-    candidates = [row for row in rows if is_eligible(row)]
+    candidates, untiled = _tiling(rows, situation)
     share = _SHARE_OF_FEATURES if situation.mode == AUTO else _SHARE
     limit = _UNASKED if situation.budget is None else share * situation.budget
-    sizes = {row.name: _image_size(row, situation.side) for row in candidates}
+    sizes = {row.name: _image_size(row, situation) for row in candidates}
     seconds = {
         row.name: _seconds(row, sizes[row.name], situation) + (0.0 if row in cached else row.download_bytes / _DOWNLOAD)
         for row in candidates
@@ -81,30 +92,55 @@ def choose(rows: Sequence[Row], situation: Situation, cached: Collection[Row] = 
     for row in ordered:
         if seconds[row.name] <= limit and _has_memory(row, situation):
             better = [other.name for other in ordered if (other.linear or 0.0) > (row.linear or 0.0)]
-            reason = _reason(row, sizes[row.name], situation, better)
+            reason = _reason(row, sizes[row.name], situation, better) + untiled
             return Choice(row, sizes[row.name], seconds[row.name], True, reason)
     row = min(candidates, key=lambda row: seconds[row.name])
-    return Choice(row, sizes[row.name], seconds[row.name], False, "the cheapest: none fits the time and the memory")
+    reason = f"the cheapest: none fits the time and the memory{untiled}"
+    return Choice(row, sizes[row.name], seconds[row.name], False, reason)
 
 
-def _image_size(row: Row, side: int) -> int:
-    """Return the row's own size, or half of it for small images: a multiple of the patch size."""
-    if side > _SMALL:
+def _tiling(rows: Sequence[Row], situation: Situation) -> tuple[list[Row], str]:
+    """Return the rows that may be chosen, and a clause on those whose patches do not tile the size asked for."""
+    eligible = [row for row in rows if is_eligible(row)]
+    if situation.image_size is None:
+        return eligible, ""
+    size = pair(situation.image_size)
+    fit = [row for row in eligible if not any(n % p for n, p in zip(size, _patch(row, situation), strict=True))]
+    others = sorted({_patch(row, situation) for row in eligible if row not in fit})
+    asked, patches = in_pixels(size), " or ".join(map(in_pixels, others))
+    if not fit:
+        raise ConfigError(
+            f"image_size is {asked}: patches of {patches} px, those of the models to choose from, do not tile "
+            "it. Use a multiple of one of these, or name a model with --from"
+        )
+    return fit, f"; patches of {patches} px do not tile {asked} px" if patches else ""
+
+
+def _patch(row: Row, situation: Situation) -> tuple[int, int]:
+    return pair(situation.patch_size or row.patch_size)
+
+
+def _image_size(row: Row, situation: Situation) -> Size2d:
+    """Return the size asked for, or the row's own, or half of that for small images: a multiple of the patch size."""
+    if situation.image_size is not None:
+        return situation.image_size
+    if situation.side > _SMALL:
         return row.image_size
     return max(1, row.image_size // 2 // row.patch_size) * row.patch_size
 
 
-def _seconds(row: Row, image_size: int, situation: Situation) -> float:
+def _seconds(row: Row, image_size: Size2d, situation: Situation) -> float:
+    (height, width), (ph, pw) = pair(image_size), _patch(row, situation)
+    square = round(math.sqrt((height // ph) * (width // pw)))  # of about as many patches
     passes = _FORWARD + _PASSES.get(situation.mode, _LAST)
-    return situation.images * passes * row.flops(image_size) / situation.rate
+    return situation.images * passes * row.flops(square * row.patch_size) / situation.rate
 
 
 def _has_memory(row: Row, situation: Situation) -> bool:
-    trained = _BYTES if situation.mode == "full" else _BYTES / 4  # other modes keep gradients of few weights
-    return situation.memory is None or trained * row.parameters <= _USABLE * situation.memory
+    return situation.memory is None or _BYTES * row.parameters <= _USABLE * situation.memory
 
 
-def _reason(row: Row, image_size: int, situation: Situation, better: Sequence[str]) -> str:
+def _reason(row: Row, image_size: Size2d, situation: Situation, better: Sequence[str]) -> str:
     limit = "half an hour" if situation.budget is None else f"the budget of {situation.budget:,.0f} s"
     if situation.mode == AUTO and situation.budget is not None:
         limit = f"half of {limit}"
@@ -113,6 +149,6 @@ def _reason(row: Row, image_size: int, situation: Situation, better: Sequence[st
     text = f"{best} {what} {limit}"
     if better:
         text += f"; {', '.join(better)} would not fit"
-    if image_size < row.image_size:
-        text += f"; {image_size} px, because the images have {situation.side}"
+    if situation.image_size is None and image_size != row.image_size:
+        text += f"; {in_pixels(image_size)} px, because the images have {situation.side}"
     return text

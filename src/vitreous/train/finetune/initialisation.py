@@ -13,7 +13,7 @@ from vitreous.checkpoint.adapters.common import join_first
 from vitreous.checkpoint.licence import recorded_licence
 from vitreous.checkpoint.memory_check import check_image
 from vitreous.checkpoint.opening import OpenOptions, open_with_details
-from vitreous.checkpoint.resize import resize_model
+from vitreous.checkpoint.resize import Resample, resize_model
 from vitreous.data.config import PreprocessConfig
 from vitreous.errors import CheckpointError, ConfigError
 from vitreous.model.config import Size2d, ViTConfig, pair
@@ -92,7 +92,7 @@ def open_pretrained(config: RunConfig, explicit: Collection[str]) -> tuple[RunCo
     own, pipeline = opened.model.config, opened.info.pipeline.config
     image_size = asked.image_size if "image_size" in explicit else None
     patch_size = asked.patch_size if "patch_size" in explicit else None
-    method = getattr(asked.position, "resample", None) if "position.resample" in explicit else None
+    method = _resampling(asked, own) if "position.resample" in explicit else None
     check_image(name, own, opened.info.pipeline, image_size, patch_size)
     model, state, record = resize_model(own, opened.model.state_dict(), image_size, patch_size, method)
     for part, options in _FREE.items():
@@ -123,6 +123,16 @@ def open_pretrained(config: RunConfig, explicit: Collection[str]) -> tuple[RunCo
     fields = [field.name for field in dataclasses.fields(pipeline) if f"preprocess.{field.name}" in explicit]
     changes = {field: getattr(config.preprocess, field) for field in fields}
     return replace(config, model=model, preprocess=replace(pipeline, **changes)), pretrained
+
+
+def _resampling(asked: ViTConfig, own: ViTConfig) -> Resample | None:
+    """Return the interpolation that the user set, if it is more than what the recipe.yaml of a run repeats.
+
+    That file has every option of the source's positions, also this one where there is no embedding to resample.
+    """
+    method: Resample | None = getattr(asked.position, "resample", None)
+    repeats = asked.position.kind == own.position.kind and method == getattr(own.position, "resample", None)
+    return None if repeats and not own.position.has_embedding else method
 
 
 def _check(name: str, model: ViTConfig, asked: ViTConfig, explicit: Collection[str]) -> None:

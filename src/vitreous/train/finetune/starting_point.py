@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import yaml  # type: ignore[import-untyped,unused-ignore]
@@ -17,13 +18,18 @@ from vitreous.data.sources.opening import ImageData
 from vitreous.machine.free_memory import memory_left
 from vitreous.machine.speed import training_rate
 from vitreous.model.config import Size2d
+from vitreous.runs.folder import changed_settings
+from vitreous.runs.folder_content import read_report
 from vitreous.train.config import AUTO, RunConfig, parse_duration
 from vitreous.train.console import Display, duration
 from vitreous.train.finetune.choice import Situation, choose, is_eligible
+from vitreous.train.recipe_file import recipe_text
 
 __all__ = ["choice_to_resume", "choose_start", "expand_short_name", "free_memory", "situation_of"]
 
 _FEWEST_EPOCHS = 5  # in a budget; fewer passes leave a new head behind the frozen features' probe
+_OPEN = ("model.", "preprocess.", "distil.", "tune.source ", "tune.probe ", "select ")
+"""Settings that the source, the teacher or the data decide, as the comparison of two recipes names them."""
 
 Resolved = tuple[RunConfig, Collection[str]]
 
@@ -57,7 +63,7 @@ def choose_start(
     """
     offline = not answers()
     cached = [row for row in ROWS if is_eligible(row) and cached_commit(row.hub_id, row.revision)]
-    situation = situation_of(config, data, training_rate(device, precision), free_memory(device))
+    situation = situation_of(config, data, training_rate(device, precision), free_memory(device), explicit)
     choice = choose(cached if offline and cached else ROWS, situation, cached)
     row = choice.row
     size = "in the cache" if row in cached else f"{row.download()} to download"
@@ -71,27 +77,49 @@ def choose_start(
 
 
 def choice_to_resume(config: RunConfig, explicit: Collection[str]) -> Resolved:
-    """Return the choice of the run to resume: of the one in `config.out`, or else of the newest on the same images.
+    """Return the choice of the run to resume: of the one in `config.out`, or else of one on the same images.
 
-    Without such a run the choice stays open.
+    No recipe tells a model that was chosen from one that was named. So of several runs it is one with the settings of
+    this command, before others, and one that is not finished, and the newest. Without any the choice stays open.
     """
     folders = [Path(config.out).expanduser()] if config.out is not None else list(Path("runs").glob("*"))
-    recipes = [file for folder in folders if (file := folder / "recipe.yaml").is_file()]
-    for file in sorted(recipes, key=lambda each: each.stat().st_mtime, reverse=True):
-        try:
-            stored = yaml.safe_load(file.read_text(encoding="utf-8"))
-            source, size, data = stored["tune"]["source"], stored["model"]["image_size"], stored["data"]["source"]
-        except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError, RecursionError):
-            continue
-        same_images = data in (config.data.source, os.path.abspath(os.path.expanduser(config.data.source)))
-        if same_images and isinstance(source, str) and any(row.full_id == source for row in ROWS):
-            size = tuple(size) if isinstance(size, list) else size
-            return _at_size(size, replace(config, tune=replace(config.tune, source=source)), explicit)
-    return config, explicit
+    begun = [found for folder in folders if (found := _read_start(folder, config)) is not None]
+    if not begun:
+        return config, explicit
+    latest = max(begun, key=lambda each: each.rank)
+    return _at_size(latest.image_size, replace(config, tune=replace(config.tune, source=latest.source)), explicit)
 
 
-def situation_of(config: RunConfig, data: ImageData, rate: float, memory: int | None) -> Situation:
-    """Return what the choice depends on."""
+class _Start(NamedTuple):
+    """What a run began from; `rank` is higher for one that is resumed before others."""
+
+    rank: tuple[bool, bool, float]
+    source: str
+    image_size: Size2d
+
+
+def _read_start(folder: Path, config: RunConfig) -> _Start | None:
+    """Return what a run on the images of `config` began from; None if a folder has none that began from a row."""
+    file = folder / "recipe.yaml"
+    try:
+        written, text = file.stat().st_mtime, file.read_text(encoding="utf-8")
+        stored = yaml.safe_load(text)
+        source, size, data = stored["tune"]["source"], stored["model"]["image_size"], stored["data"]["source"]
+    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError, RecursionError):
+        return None
+    if data not in (config.data.source, os.path.abspath(os.path.expanduser(config.data.source))):
+        return None
+    if not isinstance(source, str) or all(row.full_id != source for row in ROWS):
+        return None
+    has_settings = all(line.startswith(_OPEN) for line in changed_settings(text, recipe_text(config)))
+    rank = has_settings, read_report(folder) is None, written
+    return _Start(rank, source, tuple(size) if isinstance(size, list) else size)
+
+
+def situation_of(
+    config: RunConfig, data: ImageData, rate: float, memory: int | None, explicit: Collection[str] = ()
+) -> Situation:
+    """Return what the choice depends on; of the sizes of images and patches, those that the user set."""
     images = len(data.splits["train"])
     budget = parse_duration(config.budget) if config.budget is not None else None
     if config.tune.mode == AUTO:
@@ -100,10 +128,11 @@ def situation_of(config: RunConfig, data: ImageData, rate: float, memory: int | 
         seen = _FEWEST_EPOCHS * images
     else:
         seen = config.epochs * images if config.steps is None else config.steps * config.batch_size
-    return Situation(rate, memory, budget, seen, max(data.median_size), config.tune.mode)
+    sizes = [getattr(config.model, name) if name in explicit else None for name in ("image_size", "patch_size")]
+    return Situation(rate, memory, budget, seen, max(data.median_size), config.tune.mode, *sizes)
 
 
-def _start_from(row: Row, image_size: int, config: RunConfig, explicit: Collection[str]) -> Resolved:
+def _start_from(row: Row, image_size: Size2d, config: RunConfig, explicit: Collection[str]) -> Resolved:
     return _at_size(image_size, replace(config, tune=replace(config.tune, source=row.full_id)), explicit)
 
 

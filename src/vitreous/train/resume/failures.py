@@ -29,24 +29,33 @@ def after_failure(run: Session, error: Exception) -> RunState:
         run.module.discard_step()
     if is_out_of_memory(error):
         return _with_smaller_parts(run, error)
+    raised = _explained(run, error)
     if not isinstance(error, OutputError) and run.is_consistent:
         run.checkpoint.save(wait=True)
         if run.signals.received is not None:
             raise Stopped(run.signals.received) from error
         run.view.line("saved", f"{run.run_dir.path}: up to {run.capture().where}")
-        if not (isinstance(error, TrainingError) and error.repeats):
-            run.view.line("continue", resume_command(run.setup, run.run_dir.path))
+        is_stage = run.kit.run_folder is not None  # a run in stages goes on without a training that failed
+        if not (isinstance(raised, TrainingError) and (raised.repeats or is_stage)):
+            run.view.line("continue", resume_command(run.setup, run.run_folder))
+    if raised is error:
+        raise error
+    raise raised from error
+
+
+def _explained(run: Session, error: Exception) -> Exception:
+    """Return the error, or one with a clearer message where the cause is known."""
     if isinstance(error, RuntimeError) and not isinstance(error, VitreousError) and "DataLoader worker" in str(error):
-        raise TrainingError(
+        return TrainingError(
             "a data loader worker exited unexpectedly: it was killed, perhaps for lack of memory. Use fewer "
             "--data.workers"
-        ) from error
+        )
     if run.setup.config.compile and type(error).__module__.startswith(_COMPILER_MODULES):
-        raise TrainingError(
+        return TrainingError(
             f"torch.compile does not work here ({' '.join(str(error).split())[:160]}): add --compile false. On Linux "
             "it needs a C compiler, such as gcc"
-        ) from error
-    raise error
+        )
+    return error
 
 
 def _with_smaller_parts(run: Session, error: Exception) -> RunState:

@@ -90,6 +90,7 @@ def _modes(staging: Staging, start: Candidate) -> tuple[list[str], dict[str, str
         left=None if left is None else left - 4 * validation,
         memory=free_memory(setup.device),
         has_lora=find_spec("peft") is not None,
+        verb=setup.config.verb,
     )
     modes, skipped = tuning_modes(means)
     if begun:

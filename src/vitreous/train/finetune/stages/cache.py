@@ -1,10 +1,10 @@
 """Features of images on disk, found by the content of the image: what was computed once is never computed again.
 
 The features of one model, pipeline and view are a folder of shards in the user's cache folder. A shard is a number of
-images: a list of their content hashes, and one file for each kind of features. The list is written last, so that a
-shard without one does not exist. Every file has a checksum, and damaged ones count as missing. Only folders that no
-other user can write to are read. Together all folders have at most `MOST_BYTES`; the least recently used are removed
-first.
+images: a list of their content hashes, and one file for each kind of features, of which shards may have different ones.
+The list is written last, so that a shard without one does not exist. Every file has a checksum, and damaged ones count
+as missing. Only folders that no other user can write to are read. Together all folders have at most `MOST_BYTES`; the
+least recently used are removed first.
 """
 
 from __future__ import annotations
@@ -63,8 +63,11 @@ class FeatureCache:
         except OSError as error:
             self._give_up(error.strerror or str(error))
 
-    def find(self, digests: Sequence[str], kind: str) -> Iterator[tuple[list[int], Tensor]]:
-        """Yield positions in `digests` and their features, shard by shard; images without features are left out."""
+    def find(self, digests: Sequence[str], *kinds: str) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+        """Yield positions in `digests` and their features by kind, shard by shard.
+
+        All kinds of an image are those of one shard. Images without them are left out.
+        """
         missing: dict[str, list[int]] = {}  # copies of an image have one hash
         for n, digest in enumerate(digests):
             missing.setdefault(digest, []).append(n)
@@ -72,11 +75,12 @@ class FeatureCache:
             shared = missing.keys() & shard.rows.keys()
             if not shared:
                 continue
-            values = _read_values(shard, kind)
-            if values is None:
+            features = _read_kinds(shard, kinds)
+            if features is None:
                 continue
             positions = sorted(n for digest in shared for n in missing.pop(digest))
-            yield positions, values[[shard.rows[digests[n]] for n in positions]]
+            rows = [shard.rows[digests[n]] for n in positions]
+            yield positions, {kind: values[rows] for kind, values in features.items()}
 
     def add(self, digests: Sequence[str], features: Mapping[str, Tensor]) -> None:
         """Store features (n, ...) of images, by kind; all or nothing."""
@@ -124,6 +128,16 @@ def _read_lists(folder: Path) -> Iterator[_Shard]:
             if isinstance(images, list) and all(isinstance(each, str) for each in images):
                 rows = {digest: row for row, digest in enumerate(images)}
                 yield _Shard(file.with_suffix(""), rows, len(images))
+
+
+def _read_kinds(shard: _Shard, kinds: Sequence[str]) -> dict[str, Tensor] | None:
+    """Return the features of a shard by kind; None if one kind is missing or damaged."""
+    features: dict[str, Tensor] = {}
+    for kind in kinds:
+        if (values := _read_values(shard, kind)) is None:
+            return None
+        features[kind] = values
+    return features
 
 
 def _read_values(shard: _Shard, kind: str) -> Tensor | None:

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from vitreous.model.config import ViTConfig
 from vitreous.train.console import duration
 
-__all__ = ["LAST", "TRAININGS", "Means", "further_views", "tokens_too_large", "too_few_images", "tuning_modes"]
+__all__ = [
+    "LAST",
+    "TRAININGS",
+    "Means",
+    "further_views",
+    "images_for_heads",
+    "no_time_for_a_view",
+    "tokens_too_large",
+    "too_few_images",
+    "tuning_modes",
+]
 
 LAST = 2
 """Blocks that the mode `last-K` trains."""
@@ -18,6 +28,8 @@ TRAININGS = (f"last-{LAST}", "lora", "full")
 
 _MOST_TOKENS = 1 << 30  # bytes of all tokens of a run, in float16
 _TOKEN_SHARE = 1 / 6  # of the free memory that they may take; they are copied once
+_HEADS_SHARE = 0.7  # of the time left that k-NN and a linear head may take: the rest is the attentive head
+_FEWEST_FOR_HEADS = 32  # training images, whatever time is left
 _MOST_VIEWS = 3  # besides the first
 _VIEW_SHARE = 0.05  # of the time left that further views may take: a training gains more from it
 _FEWEST_EPOCHS = 3  # fewer do not make up for the noise of the first steps from a head that fits
@@ -38,6 +50,19 @@ def tokens_too_large(config: ViTConfig, images: int, memory: int | None) -> str 
     return f"the tokens of {images:,} images take {size / 2**30:.2g} GiB, the limit is {limit / 2**30:.2g} GiB"
 
 
+def images_for_heads(images: int, seconds: float, left: float) -> int:
+    """Return how many training images heads can be fitted to in the time left.
+
+    Args:
+        images: All of them.
+        seconds: Time of k-NN and a linear head on all; it grows with their number.
+        left: Seconds left of the budget.
+    """
+    if seconds <= _HEADS_SHARE * left:
+        return images
+    return min(images, max(_FEWEST_FOR_HEADS, int(images * _HEADS_SHARE * left / max(seconds, 1e-9))))
+
+
 def further_views(view_seconds: float, left: float | None, fits_head: float) -> int:
     """Return how many views besides the first are worth their time.
 
@@ -49,6 +74,14 @@ def further_views(view_seconds: float, left: float | None, fits_head: float) -> 
     if left is None:
         return 1
     return max(0, min(_MOST_VIEWS, int(_VIEW_SHARE * left / max(view_seconds + fits_head, 1e-3))))
+
+
+def no_time_for_a_view(view_seconds: float, left: float, fits_head: float) -> str:
+    """Return why no further view is worth its time. Arguments as :func:`further_views` has them."""
+    return (
+        f"a view and its head take about {view_seconds + fits_head:.1f} s, more than {100 * _VIEW_SHARE:g} % of the "
+        f"{max(0.0, left):.1f} s of the budget that are left"
+    )
 
 
 @dataclass(frozen=True)
@@ -68,6 +101,7 @@ class Means:
         answers_seconds: Time in which a teacher answers once, before the first step.
         memory: Free memory in bytes; None if it is not known.
         has_lora: Whether adapters can be trained here.
+        verb: Of the command; only `finetune` has the option --tune.
     """
 
     images: int
@@ -81,6 +115,7 @@ class Means:
     left: float | None
     memory: int | None
     has_lora: bool
+    verb: str
     answers_seconds: float = 0.0
 
     def epoch_seconds(self, mode: str) -> float:
@@ -139,7 +174,8 @@ def _too_slow(means: Means, mode: str) -> str | None:
         if (whole := before + means.epochs * seconds) <= _UNASKED:
             return None
         asked = f"{means.epochs:.3g} epochs would take about {duration(whole)}"
-        return f"{asked}, more than {duration(_UNASKED)}: give a --budget, or --tune {mode}"
+        or_tune = f", or --tune {mode}" if means.verb == "finetune" else ""
+        return f"{asked}, more than {duration(_UNASKED)}: give a --budget{or_tune}"
     if (needed := before + _FEWEST_EPOCHS * seconds) <= means.left:
         return None
     left = max(0.0, means.left)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitreous import __version__
-from vitreous.accelerate.model import FastVisionTransformer
+from vitreous.accelerate.model import FastVisionTransformer, build
 from vitreous.data.batches.read_ahead import map_ahead
 from vitreous.data.sources.known import KNOWN
 from vitreous.data.sources.opening import Split
@@ -26,6 +26,7 @@ from vitreous.engines.cache import digest
 from vitreous.engines.choose import EngineChoice
 from vitreous.engines.every_token import tokens_alone, with_weights_of
 from vitreous.errors import CheckpointError
+from vitreous.model.config import ViTConfig
 from vitreous.train.finetune.stages.cache import FeatureCache
 from vitreous.train.finetune.stages.views import Views
 from vitreous.train.setup import Setup
@@ -52,6 +53,13 @@ class Features:
     computed: int  # forward passes of this process; the others were in the cache
     seconds: float
 
+    def subset(self, rows: npt.NDArray[np.int64]) -> Features:
+        """Return the features of some of the images."""
+        chosen = torch.from_numpy(rows)
+        tokens = None if self.tokens is None else self.tokens[chosen]
+        positions = [self.positions[n] for n in rows]
+        return replace(self, pooled=self.pooled[chosen], tokens=tokens, labels=self.labels[rows], positions=positions)
+
 
 class Extractor:
     """Computes features of a run's images with the engine that `vitreous embed` would choose.
@@ -70,8 +78,9 @@ class Extractor:
         self._choice = EngineChoice(self.model, setup.pipeline, 1.0, engine="auto", tell=notify)
         self._engine: Engine | None = None
         self._opening = 0.0  # seconds in which the engine was chosen
-        self._made_from = {"model": digest(self.model), "version": __version__, "data": _unhashed(setup)}
+        self._made_from = {"model": _digest(setup.model), "version": __version__, "data": _unhashed(setup)}
         self.images_per_second = 0.0  # of the last computation, decoding included; 0 if all was in the cache
+        self.keeps = False  # whether what was computed last is kept for a second run
 
     @property
     def engine(self) -> str:
@@ -111,13 +120,8 @@ class Extractor:
         self, split: Split, view: int, kinds: Sequence[str], deadline: float | None, progress: Callable[[int], None]
     ) -> tuple[dict[int, dict[str, Tensor]], int]:
         """Return the features of images by position, and how many were computed."""
-        cache = FeatureCache({**self._made_from, **self.views.to_dict(view), "kinds": list(kinds)})
-        found: dict[int, dict[str, Tensor]] = {}
-        for kind in kinds if split.digests else ():
-            for positions, values in cache.find(split.digests, kind):
-                for position, value in zip(positions, values, strict=True):
-                    found.setdefault(position, {})[kind] = value
-        rows = {position: each for position, each in found.items() if len(each) == len(kinds)}
+        cache = FeatureCache({**self._made_from, **self.views.to_dict(view)})
+        rows = _stored(cache, split.digests, kinds)
         progress(len(rows))
         order = np.random.default_rng(self.setup.config.seed).permutation(len(split)) if deadline else range(len(split))
         missing, computed = [int(position) for position in order if int(position) not in rows], 0
@@ -128,6 +132,7 @@ class Extractor:
             progress(len(rows))
             if split.digests:
                 cache.add([split.digests[position] for position in positions], parts)
+        self.keeps = bool(split.digests) and cache.problem is None
         if cache.problem is not None and computed:
             self._notify(cache.problem)
         return rows, computed
@@ -164,6 +169,18 @@ class Extractor:
         return found
 
 
+def _stored(cache: FeatureCache, digests: Sequence[str], kinds: Sequence[str]) -> dict[int, dict[str, Tensor]]:
+    """Return stored features by position; tokens that are kept exactly serve as half ones too."""
+    rows: dict[int, dict[str, Tensor]] = {}
+    for sought in (kinds, ("pooled", "exact")) if "half" in kinds else (kinds,):
+        missing = [n for n in range(len(digests)) if n not in rows]
+        for places, features in cache.find([digests[n] for n in missing], *sought):
+            values = {kind: features[kind] if kind in features else features["exact"].half() for kind in kinds}
+            for n, place in enumerate(places):
+                rows[missing[place]] = {kind: each[n] for kind, each in values.items()}
+    return rows
+
+
 def _in_shards(batches: Iterable[Batch]) -> Iterator[Batch]:
     """Join batches until they are worth a file."""
     positions: list[int] = []
@@ -186,8 +203,20 @@ def _headless(model: FastVisionTransformer, with_tokens: bool) -> FastVisionTran
     """Return a copy without the last layer, or without everything behind the tokens."""
     if with_tokens:
         return tokens_alone(model)
-    config = replace(model.config, num_classes=0, class_token=model.config.has_class_token, dropout=0.0)
-    return with_weights_of(model, config)
+    return with_weights_of(model, _without_head(model.config))
+
+
+def _without_head(config: ViTConfig) -> ViTConfig:
+    return replace(config, num_classes=0, class_token=config.has_class_token, dropout=0.0)
+
+
+def _digest(model: FastVisionTransformer) -> str:
+    """Return the digest of a model without the last layer, pooling included, of whose weights no copy is made."""
+    with torch.device("meta"):
+        headless = build(_without_head(model.config))
+    state = model.state_dict()
+    headless.load_state_dict({name: state[name] for name in headless.state_dict()}, assign=True)
+    return digest(headless)
 
 
 def _unhashed(setup: Setup) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,10 +23,11 @@ from torch import Tensor
 from vitreous.errors import DataError
 from vitreous.evaluate.features.labelled import Labelled, labelled
 from vitreous.evaluate.features.logistic import STRENGTHS, LinearModel, fit_path, probe_linear
-from vitreous.evaluate.features.probes import probe_knn, votes
+from vitreous.evaluate.features.probes import NEIGHBOURS, probe_knn, votes
 from vitreous.evaluate.scoring.any_labels import scores_of
 from vitreous.machine.threads import one_thread, one_thread_with_blas
 from vitreous.train.finetune.stages.attentive import AttentiveProbe, attentive_config, fit_attentive, patch_means
+from vitreous.train.finetune.stages.decisions import images_for_heads
 from vitreous.train.finetune.stages.features import Features
 from vitreous.train.finetune.stages.outcome import Candidate, Outcome, beats, mean_ap_of
 from vitreous.train.finetune.trainable import class_weights
@@ -38,6 +39,8 @@ __all__ = ["Heads"]
 _SMALL = 2e8  # products of a pass over all features below which threads do not pay
 _SMALL_IMAGE = 4096  # channels of all tokens of an image, likewise
 _ABSENT = 20.0  # a class without training images has a bias so far below the lowest, instead of minus infinity
+_TIMED, _QUERIES = 2048, 64  # images, and images among them that ask for neighbours, on which the heads are timed
+_EVALUATIONS = 500  # of the loss in a sweep over C, assumed
 
 
 @dataclass(eq=False)
@@ -47,6 +50,27 @@ class Heads:
     setup: Setup
     train: Features
     val: Features
+    left_out: int = 0  # training images that the budget has no time for
+
+    def within(self, left: float | None) -> Heads:
+        """Return heads on as many training images, drawn at random, as the seconds left of a budget allow."""
+        images = len(self.train.labels)
+        count = images if left is None else images_for_heads(images, self.seconds(), left)
+        if count == images:
+            return self
+        chosen = np.random.default_rng(self.setup.config.seed).permutation(images)[:count]
+        return Heads(self.setup, self.train.subset(np.sort(chosen)), self.val, images - count)
+
+    def seconds(self) -> float:
+        """Estimate the seconds of k-NN and of a sweep for a linear head from the time that a few images take."""
+        classes, n, m = len(self.setup.data.classes), len(self.train.labels), len(self.val.labels)
+        x = self.train.pooled[:_TIMED].to(self._device)  # (s, F)
+        queries, weight = x[:_QUERIES], torch.zeros(x.shape[1], classes, device=self._device)
+        voting = _time(lambda: (queries @ x.T).topk(min(max(NEIGHBOURS), len(x))).values)
+        with self._threads(self.train.pooled.numel() * classes):
+            fitting = _time(lambda: (x @ weight).log_softmax(1).T @ x)
+        voting *= m * self.val.labels.ndim / len(queries)  # of several labels it is done twice
+        return (voting + fitting * _EVALUATIONS) * n / len(x)
 
     def neighbours(self) -> Outcome:
         """Score k nearest neighbours; the result is a reference, not a model."""
@@ -61,7 +85,7 @@ class Heads:
             found = mean_ap_of(torch.from_numpy(given), torch.from_numpy(val.labels))
         else:
             found = {"correct": round(best.accuracy["val"] * len(val.labels))}
-        detail = f"k {best.k}, a reference: neighbours are not a model"
+        detail = f"k {best.k}, a reference: neighbours are not a model{self._left_out}"
         return Outcome("k-NN", time.monotonic() - started, detail, images=len(val.labels), **found)
 
     def linear(self) -> Outcome:
@@ -90,7 +114,11 @@ class Heads:
         logits = torch.from_numpy(val.features) @ weight.T + bias
         tensors = {"head.weight": weight, "head.bias": bias}
         candidate = Candidate(self.setup.config.model, tensors, logits, torch.from_numpy(val.labels))
-        facts = {"detail": f"C {probe.strength:g}", "strength": probe.strength, "trained": _count(tensors)}
+        facts = {
+            "detail": f"C {probe.strength:g}{self._left_out}",
+            "strength": probe.strength,
+            "trained": _count(tensors),
+        }
         return Outcome.of(stage, candidate, seconds=time.monotonic() - started, **facts)
 
     def attentive(self, strength: float, deadline: float | None = None) -> Outcome:
@@ -124,9 +152,15 @@ class Heads:
                 deadline=deadline,
             )
         candidate = Candidate(attentive_config(source), tensors, logits, labels)
-        detail = f"one query over {self.train.tokens.shape[1] - probe.skip} patches, epoch {epoch}"
+        detail = f"one query over {self.train.tokens.shape[1] - probe.skip} patches, epoch {epoch}{self._left_out}"
         facts = {"detail": detail, "trained": _count(tensors)}
         return Outcome.of("attentive", candidate, seconds=time.monotonic() - started, **facts)
+
+    @property
+    def _left_out(self) -> str:
+        """A clause of a stage's line: on how many of the training images it is, if the budget allows no more."""
+        used = len(self.train.labels)
+        return f", on the {used:,} of {used + self.left_out:,} images that the budget allows" if self.left_out else ""
 
     def _threads(self, products: int) -> contextlib.AbstractContextManager[None]:
         """Use one thread for many small products: threads that wait for each other are slower."""
@@ -155,6 +189,16 @@ class Heads:
 
 def _count(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors.values())
+
+
+def _time(compute: Callable[[], Tensor]) -> float:
+    """Return the shorter time of two runs in seconds; that a number is read makes a GPU finish."""
+    times = []
+    for _ in range(2):
+        started = time.perf_counter()
+        compute().sum().item()
+        times.append(time.perf_counter() - started)
+    return min(times)
 
 
 def _finite(model: LinearModel) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,12 @@ from vitreous.machine.free_memory import memory_left
 from vitreous.machine.threads import torch_threads
 from vitreous.runs.folder import RunDir
 from vitreous.train.console import Display
-from vitreous.train.finetune.stages.decisions import TRAININGS, further_views, tokens_too_large
+from vitreous.train.finetune.stages.decisions import (
+    TRAININGS,
+    further_views,
+    no_time_for_a_view,
+    tokens_too_large,
+)
 from vitreous.train.finetune.stages.features import Extractor, Features
 from vitreous.train.finetune.stages.heads import Heads
 from vitreous.train.finetune.stages.outcome import Outcome
@@ -69,7 +74,10 @@ def _fit_heads(staging: Staging) -> None:
     extractor = Extractor(setup, no_tokens is None, lambda line: view.line("engine", line))
     val = _features(staging, extractor, "val")
     train = _features(staging, extractor, "train")
+    _refuse_late_heads(staging)
     heads = Heads(setup, train, val)
+    if staging.done("linear") is None:
+        heads = heads.within(staging.left)
     staging.run_dir.lock.record(phase="fitting heads")
     if staging.done("k-NN") is None:
         staging.record(heads.neighbours())
@@ -101,11 +109,11 @@ def _features(staging: Staging, extractor: Extractor, name: str) -> Features:
     with staging.view.counting(f"{name} features"[:9]) as count:
         features = extractor.extract(split, 0, deadline, count, tokens="exact" if name == "val" else "half")
     _add_seconds(staging, "features", features.seconds)
-    done = len(features.labels)
+    done, kept = len(features.labels), ", which are kept for a second run" if extractor.keeps else ""
     if (name == "val" and done < len(split)) or not done:
         raise TrainingError(
             f"the budget of {staging.budget:.0f} s is used up after the features of {done:,} of {len(split):,} {name} "
-            "images, which are kept for a second run. Give a larger --budget"
+            f"images{kept}. Give a larger --budget"
         )
     how = "from the cache"
     if features.computed:
@@ -113,6 +121,16 @@ def _features(staging: Staging, extractor: Extractor, name: str) -> Features:
     short = f", all that the budget allows of {len(split):,}" if done < len(split) else ""
     staging.view.line("features", f"{name}: {pluralize(done, 'image')}{short}, {how}")
     return features
+
+
+def _refuse_late_heads(staging: Staging) -> None:
+    """Raise an error if no time is left for a first head: it would be late, and fitted to few images."""
+    if staging.left is None or staging.left > 0 or staging.best is not None:
+        return
+    raise TrainingError(
+        f"the budget of {staging.budget:.0f} s is used up before the first head: {staging.used:.0f} s went into "
+        f"start-up, reading and features, {staging.reporting:.0f} s are reserved for the report. Give a larger --budget"
+    )
 
 
 def _fit_more_views(staging: Staging, extractor: Extractor, heads: Heads, linear: Outcome, strength: float) -> None:
@@ -124,14 +142,14 @@ def _fit_more_views(staging: Staging, extractor: Extractor, heads: Heads, linear
     if not extractor.views.vary:
         reason = "the augmentation neither crops nor flips, so all views are the same"
     elif len(first.labels) < len(split):
-        reason = "the budget has no time for a first view of all images"
+        reason = "the budget has no time for heads on all images"
     elif not extractor.images_per_second and staging.left is not None:  # the first view was in the cache
         sample = extractor.extract(split, 1, time.monotonic() + _SAMPLE_SECONDS, tokens="none")
         _add_seconds(staging, "features", sample.seconds)
     seconds = len(split) / extractor.images_per_second if extractor.images_per_second else 0.0
     count = further_views(seconds, staging.left, linear.seconds) if reason is None else 0
     if reason is None and count == 0:
-        reason = f"a view takes about {seconds:.1f} s, and {max(0.0, staging.left or 0.0):.1f} s of the budget are left"
+        reason = no_time_for_a_view(seconds, staging.left or 0.0, linear.seconds)
     if reason is not None:
         staging.record(Outcome(stage, skipped=reason))
         return

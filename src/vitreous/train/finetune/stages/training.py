@@ -171,6 +171,7 @@ def _open(staging: Staging, mode: str, start: Candidate) -> Session:
         writer=lambda setup, *_: guarded_writer(setup, run_dir.path, incumbent),
         ending=lambda *_: (staging.map_seconds, staging.reporting),
         later_validations=len(ALPHAS) if mode != "lora" else 0,
+        run_folder=run_dir.path,
     )
     before = 0.0 if state is not None else staging.used_before  # a state counts them itself
     own_dir = RunDir(folder, run_dir.lock, state is not None)
