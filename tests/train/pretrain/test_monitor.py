@@ -50,6 +50,67 @@ def test_several_labels_are_probed_if_they_tell_training_images_apart(train, val
     assert "val_knn" not in monitor.columns
 
 
+class Flat(torch.nn.Module):
+    """A model whose features are the pixels."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, images, what):
+        return images.flatten(1)
+
+
+def shaded(count, labelled, seed):
+    """Dark images of noise; of those with a label, every second one is light."""
+    pixels = np.random.default_rng(seed).integers(0, 64, (count, 4, 4, 3), np.uint8)
+    labels = np.full(count, 2)
+    labels[-labelled:] = np.arange(labelled) % 2
+    pixels[labels == 0] += 128
+    return Split(labels, tuple(map(str, range(count))), arrays=pixels)
+
+
+def test_probes_are_of_the_labelled_images_and_ranks_of_any():
+    splits, classes = {"train": shaded(400, 12, 0), "val": shaded(400, 8, 1)}, ("light", "dark", UNLABELLED)
+    bare = {name: replace(split, labels=np.full(400, 2)) for name, split in splits.items()}
+    pipeline = EvalPipeline((4, 4), 3, PreprocessConfig(mean=(0.5,) * 3, std=(0.5,) * 3))
+    monitors = [
+        FeatureMonitor(SimpleNamespace(classes=classes, splits=each), pipeline, 20, seed=0)
+        for each in (splits, bare, splits)
+    ]
+    found, ranks, again = (each.measure(Flat(), probes=True) for each in monitors)
+    assert (found["val_knn"], found["val_linear"]) == (1.0, 1.0)
+    assert ranks.keys() == {"effective_rank", "rankme"}
+    assert {name: found[name] for name in ranks} == ranks
+    assert found == again
+    assert len(monitors[0].dataset("train").pixels) == 12
+    assert len(monitors[0].dataset("val").pixels) == len(monitors[0].val_features) == 20
+
+
+def test_where_every_image_has_a_label_the_probes_are_of_the_sample_of_any():
+    splits = {"train": shaded(60, 60, 0), "val": shaded(60, 60, 1)}
+    pipeline = EvalPipeline((4, 4), 3, PreprocessConfig(mean=(0.5,) * 3, std=(0.5,) * 3))
+    monitor = FeatureMonitor(SimpleNamespace(classes=("light", "dark"), splits=splits), pipeline, 20, seed=0)
+    assert [len(monitor.dataset(name).pixels) for name in ("train", "val", "more")] == [20, 20, 0]
+    assert monitor.measure(Flat(), probes=True)["val_linear"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "said"),
+    [
+        ((0, 1), (0, 1), None),
+        ((2, 2), (2, 2), None),
+        ((0, 0, 2), (1, 2), "train has 2 labelled images of one class, val has 1 labelled image. Probes need"),
+        ((0, 1), (2, 2), "train has 2 labelled images, val has 0 labelled images. Probes need"),
+        ((2, 2), (0, 1), "train has 0 labelled images, val has 2 labelled images. Probes need"),
+    ],
+)
+def test_labels_that_do_not_suffice_for_probes_are_counted(train, val, said):
+    data = SimpleNamespace(classes=("a", "b", UNLABELLED), splits={"train": split_of(*train), "val": split_of(*val)})
+    found = FeatureMonitor(data, EvalPipeline((4, 4), 3, PreprocessConfig()), 100, seed=0).missing_labels
+    assert found is None if said is None else said in found
+
+
 def test_a_step_of_several_micro_batches_is_checked_once_and_what_is_not_finite_never():
     objective = SimpleNamespace(find_collapse=lambda embeddings: "all alike", remedy="change something")
     watch = CollapseWatch(objective, "mae")

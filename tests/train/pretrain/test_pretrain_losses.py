@@ -117,6 +117,25 @@ def test_the_center_and_the_teacher_are_moving_averages():
     assert torch.allclose(objective.teacher.cls_token, before + 0.5, atol=1e-6)
 
 
+def test_the_teacher_has_the_statistics_of_the_stem_too():
+    torch.manual_seed(0)
+    config = dataclasses.replace(SMALL, patch_size=8, stem=ConvStem(downsample="stride"))
+    objective = Dino(
+        build(config), PIPELINE, DinoConfig(outputs=8, hidden=16, bottleneck=4, momentum=0.5), ViewsConfig()
+    )
+    objective.train()
+    objective.teacher.eval()  # as what is frozen is
+    objective.backbone(torch.randn(8, 3, 16, 16) + 3)
+    names = [name for name, _ in objective.teacher.named_buffers() if name.endswith(("running_mean", "running_var"))]
+    assert names
+    before, student = (dict(model.named_buffers()) for model in (copy.deepcopy(objective.teacher), objective.backbone))
+    objective.after_update(0.0)
+    after = dict(objective.teacher.named_buffers())
+    for name in names:
+        assert not torch.allclose(student[name], before[name])
+        torch.testing.assert_close(after[name], (before[name] + student[name]) / 2)
+
+
 def their_mae(normalise: bool):
     """A masked autoencoder of transformers."""
     with warnings.catch_warnings():

@@ -10,6 +10,7 @@ import json
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from vitreous.accelerate.model import build
 from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
@@ -18,7 +19,8 @@ from vitreous.data.config import DataConfig, PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, DataError, NonFiniteError
 from vitreous.model.config import ViTConfig
-from vitreous.model.pools import Mean
+from vitreous.model.pools import AttentionPool, Mean
+from vitreous.model.positions import Rope2d
 from vitreous.recipes.pretraining import PRETRAINING, pretraining_recipe
 from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import OptimConfig, TuneConfig
@@ -172,6 +174,19 @@ def test_a_loss_that_compares_images_says_that_parts_change_it(tmp_path, monkeyp
     assert found == said
 
 
+def test_labels_that_do_not_suffice_for_probes_are_noted_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("vitreous.train.pretrain.run._finish", lambda session: None)
+    generator, rows = torch.Generator().manual_seed(0), []
+    for n in range(12):
+        pixels = torch.randint(0, 256, (8, 8), dtype=torch.uint8, generator=generator)
+        Image.fromarray(pixels.numpy()).save(tmp_path / f"{n}.png")
+        rows.append(f"{n}.png,{'odd' if n < 4 else ''},{'train' if n < 8 else 'val'}\n")
+    (tmp_path / "m.csv").write_text("path,label,split\n" + "".join(rows))
+    pretrain(config("mae", tmp_path / "run", steps=2, data=DataConfig(source=str(tmp_path / "m.csv"))))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count("not probed: train has 4 labelled images of one class, val has 0 labelled images.") == 1
+
+
 def test_the_file_of_dino_is_the_teacher_without_a_head(tmp_path):
     pretrain(config("dino", tmp_path / "run"))
     model, info = load_model(tmp_path / "run")
@@ -179,6 +194,18 @@ def test_the_file_of_dino_is_the_teacher_without_a_head(tmp_path):
     assert (model.config.num_classes, info.classes) == (0, ())
     assert torch.equal(model.patch_embed.proj.weight, state["teacher.patch_embed.proj.weight"])
     assert (tmp_path / "run/neighbours-dark.png").exists()
+
+
+def test_the_teacher_of_dino_follows_the_statistics_of_a_convolutional_stem(tmp_path, monkeypatch):
+    monkeypatch.setattr("vitreous.train.pretrain.run._finish", lambda session: None)
+    pretrain(config("dino", tmp_path / "run", model=dataclasses.replace(TINY, stem="conv")))
+    state = read_state(tmp_path / "run/last.ckpt")["model"]
+    student, teacher = (
+        {name: state[f"{part}.patch_embed.backbone.0.2.{name}"] for name in ("running_mean", "num_batches_tracked")}
+        for part in ("backbone", "teacher")
+    )
+    assert student["num_batches_tracked"] == teacher["num_batches_tracked"] > 0
+    assert (teacher["running_mean"] != 0).all()
 
 
 @pytest.mark.parametrize(
@@ -229,13 +256,15 @@ def test_a_manifest_without_labels_ends_with_a_command_that_works(tmp_path, vitr
     (tmp_path / "none.csv").write_text("path\n" + "".join(f"{n}.png\n" for n in range(12)))
     sets = ["odd", "even", "odd;even", ""] * 3
     (tmp_path / "sets.csv").write_text("path,labels\n" + "".join(f"{n}.png,{text}\n" for n, text in enumerate(sets)))
+    single = "".join(f"{n}.png,{'odd' if n % 2 else ''}\n" for n in range(12))  # one label, where training needs two
+    (tmp_path / "single.csv").write_text(f"path,labels\n{single}")
     bracketed = "".join(f"{n}.png,['{text}']\n" for n, text in enumerate(sets))  # no labels, which pretraining allows
     (tmp_path / "brackets.csv").write_text(f"path,labels\n{bracketed}")
     options = ["--steps=2", "--model.image_size=8", "--model.patch_size=4", "--model.width=16", "--model.heads=2"]
     assert vitreous("shard", "sets.csv", "shards").returncode == 0
     of_sets = {"val_knn_map", "val_linear_map"}
     found = {"some": {"val_knn", "val_linear"}, "sets": of_sets, "shards": of_sets}
-    for data in ("none.csv", "some.csv", "sets.csv", "shards", "brackets.csv"):
+    for data in ("none.csv", "some.csv", "sets.csv", "shards", "brackets.csv", "single.csv"):
         name = f"run-{data.partition('.')[0]}"
         words = (data, *options, "--data.val_fraction=0.3", "--mae.mask=0.5", f"--out={name}")
         done = vitreous("pretrain", *words)
@@ -244,6 +273,8 @@ def test_a_manifest_without_labels_ends_with_a_command_that_works(tmp_path, vitr
         assert command.split()[1:3] == ["vitreous", "finetune" if data.partition(".")[0] in found else "inspect"]
         with (tmp_path / name / "metrics.csv").open() as stream:
             probes = {column for column in next(csv.reader(stream)) if column.startswith(("val_knn", "val_linear"))}
+        if data == "single.csv":
+            continue
         assert probes == found.get(data.partition(".")[0], set())
     assert vitreous("inspect", "run-none/model.safetensors", "--out=page").returncode == 0
     probed = vitreous("probe", "run-some", "some.csv", "--k=1", "--shots=none", "--json=-")
@@ -272,6 +303,34 @@ def test_a_source_is_continued_at_sizes_that_its_patches_divide(tmp_path, vitreo
     assert done.returncode == 0, done.stderr
     refused = vitreous("pretrain", "digits", "--from=conv.safetensors", "--method=mpp")
     assert "of a model of --from, whose stem stays, --method mae" in refused.stderr
+
+
+@pytest.mark.parametrize("method", ["mae", "mpp"])
+def test_a_pool_that_the_method_does_not_train_is_refused_or_noted(tmp_path, vitreous, method):
+    words = ("digits", f"--method={method}", "--steps=2", "--batch-size=64", "--device=cpu", "--model.pool=map")
+    refused = vitreous("pretrain", *words)
+    assert refused.returncode == 2
+    assert f"{method} does not train pool map, whose weights would stay random: use --model.pool mean" in refused.stderr
+    source = dataclasses.replace(TINY, width=32, pool=AttentionPool())
+    pipeline = EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
+    save_model(tmp_path / "source.safetensors", build(source), ModelInfo((), pipeline))
+    done = vitreous("pretrain", *words[:-1], "--from=source.safetensors", "--out=run")
+    assert done.returncode == 0, done.stderr
+    assert f"{method} does not train pool map, whose weights stay those of source.safetensors" in done.stdout
+
+
+def test_a_run_from_rotary_positions_is_repeated_from_its_recipe(tmp_path, vitreous):
+    source = dataclasses.replace(TINY, width=32, position=Rope2d())
+    pipeline = EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
+    save_model(tmp_path / "source.safetensors", build(source), ModelInfo((), pipeline))
+    first = vitreous("pretrain", "digits", "--from=source.safetensors", "--steps=2", "--device=cpu", "--out=first")
+    assert first.returncode == 0, first.stderr
+    second = vitreous("pretrain", "--config=first/recipe.yaml", "--out=second")
+    assert second.returncode == 0, second.stderr
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    refused = vitreous("pretrain", "digits", "--from=source.safetensors", "--model.position.resample=google")
+    assert refused.returncode != 0
 
 
 def test_a_decoder_is_half_as_wide_as_its_encoder():

@@ -29,7 +29,7 @@ class MonitorConfig:
     Args:
         every: Epochs between two probes of the features by k nearest neighbours and a linear layer, where there are
             labels. The first and the last epoch are always probed.
-        images: Most images of each split that are measured.
+        images: Most images of val whose rank is measured, and most labelled images of train and of val for the probes.
         stop: Whether a collapse stops the run.
     """
 
@@ -118,3 +118,8 @@ class PretrainConfig(RunConfig):
     def compares_views(self) -> bool:
         """Whether the method compares several crops of each image."""
         return issubclass(pkgutil.resolve_name(METHODS[self.method]), MultiView)
+
+    @property
+    def trains_pool(self) -> bool:
+        """Whether a pool with weights learns."""
+        return bool(pkgutil.resolve_name(METHODS[self.method]).trains_pool)

@@ -19,7 +19,7 @@ from vitreous.data.batches.dataset import MemoryDataset
 from vitreous.data.batches.sampler import OrderedSampler
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import generator
-from vitreous.data.sources.listing import UNLABELLED, ordered_classes
+from vitreous.data.sources.listing import UNLABELLED, ordered_classes, pluralize
 from vitreous.data.sources.opening import ImageData, Split
 from vitreous.errors import TrainingError
 from vitreous.evaluate.features.labelled import Labelled
@@ -33,10 +33,12 @@ __all__ = ["CollapseError", "CollapseWatch", "FeatureMonitor"]
 
 _EVERY, _FIRST = 10, 20  # steps between two checks, and the first one that is checked
 _IN_A_ROW = 3  # checks that must agree
-_BYTES = 2**28  # of the decoded images that are measured
+_BYTES = 2**28  # of the decoded images of each sample
 _BATCH = 128
 _TIMED = 16  # images
 _NEIGHBOURS, _STRENGTH = 20, 1e-2  # k, and C of the linear probe
+_MORE = "more"  # labelled images of val beside the sample of any images
+_SPLIT_OF = {"train": "train", "val": "val", _MORE: "val"}  # of each sample
 
 
 class CollapseError(TrainingError):
@@ -77,13 +79,16 @@ class CollapseWatch:
 
 
 class FeatureMonitor:
-    """Measures the features of a fixed sample of each split: their rank and, with labels, two probes.
+    """Measures the features of fixed samples: their rank and, with labels, two probes.
+
+    The rank is that of images of val, with a label or without. The probes are fitted to images of train that have one,
+    and scored on those of val.
 
     Args:
         data: The images, with classes or without.
         pipeline: Decodes and normalises them.
-        images: At most so many of each split are measured.
-        seed: Of the sample.
+        images: Most images of each sample.
+        seed: Of the samples.
         sets: Labels by the name of an image, where one may have several; those without any count as unlabelled.
     """
 
@@ -98,20 +103,21 @@ class FeatureMonitor:
         each = pipeline.channels * pipeline.size[0] * pipeline.size[1]
         most = max(2, min(images, _BYTES // each))
         self.pipeline, self.several = pipeline, bool(sets)
-        self._splits = {name: _sample(data.splits[name], most, seed) for name in ("train", "val")}
-        if sets:
-            names = ordered_classes(set().union(*sets.values()))
-            self._labels = {name: _matrix(split, sets, names) for name, split in self._splits.items()}
-            rows = {name: labels.any(axis=1) for name, labels in self._labels.items()}
-        else:
-            names = data.classes
-            named = [n for n, name in enumerate(names) if name != UNLABELLED]
-            self._labels = {name: split.labels for name, split in self._splits.items()}
-            rows = {name: np.isin(labels, named) for name, labels in self._labels.items()}
+        masks = {name: _has_label(data.splits[name], data.classes, sets) for name in ("train", "val")}
+        _, fitted = _draw(masks["train"], most, seed)
+        ranked, scored = _draw(masks["val"], most, seed)
+        rows = {"train": fitted, "val": ranked, _MORE: np.setdiff1d(scored, ranked)}
+        self._splits = {name: _subset(data.splits[_SPLIT_OF[name]], each) for name, each in rows.items()}
+        names = ordered_classes(set().union(*sets.values())) if sets else data.classes
+        self._labels = {
+            name: _matrix(split, sets, names) if sets else split.labels for name, split in self._splits.items()
+        }
         self.classes = len(names)
-        self._labelled = {name: np.flatnonzero(each) for name, each in rows.items()}
-        seen = self._labels["train"][self._labelled["train"]]
-        self.has_labels = bool((seen != seen[:1]).any()) and len(self._labelled["val"]) > 0
+        self._labelled = {name: np.flatnonzero(masks[_SPLIT_OF[name]][each]) for name, each in rows.items()}
+        seen = self._labels["train"]
+        self._differ = bool((seen != seen[:1]).any())
+        self._counts = {name: int(mask.sum()) for name, mask in masks.items()}  # of images with a label
+        self.has_labels = self._differ and self._counts["val"] > 0
         self.rank_seconds = self.probe_seconds = 0.0  # that the last ranks and the last probes took, or may take
         self.val_features: Tensor | None = None  # of the last measure, (n, D)
         self._decoded: dict[str, MemoryDataset] = {}
@@ -125,6 +131,19 @@ class FeatureMonitor:
     def _probes(self) -> tuple[str, str]:
         return ("val_knn_map", "val_linear_map") if self.several else ("val_knn", "val_linear")
 
+    @property
+    def missing_labels(self) -> str | None:
+        """What labels lack for probes; None if the features are probed, or no image has a label."""
+        train, val = (pluralize(self._counts[name], "labelled image") for name in ("train", "val"))
+        if self.has_labels or not any(self._counts.values()):
+            return None
+        if self._counts["train"] > 1 and not self._differ:
+            train += " with the same labels" if self.several else " of one class"
+        return (
+            f"the features are not probed: train has {train}, val has {val}. Probes need labelled images of two "
+            "classes in train, and one in val"
+        )
+
     def measure(self, model: FastVisionTransformer, *, probes: bool) -> dict[str, float]:
         """Return the measures of a model in evaluation mode, in float32; with `probes` also their accuracy or mAP."""
         started = time.monotonic()
@@ -134,34 +153,39 @@ class FeatureMonitor:
         if not (probes and self.has_labels):
             return found
         started = time.monotonic()
-        train = self.features(model, "train")
-        rows = self._labelled
-        fitted, scored = (
-            Labelled(features.numpy()[rows[name]], self._labels[name][rows[name]])
-            for name, features in (("train", train), ("val", val))
-        )
+        more = {_MORE: self.features(model, _MORE)} if len(self._splits[_MORE]) else {}
+        fitted = self._labelled_of({"train": self.features(model, "train")})
+        scored = self._labelled_of({"val": val, **more})
         (knn,) = probe_knn(fitted, {"val": scored}, self.classes, neighbours=(_NEIGHBOURS,))
         linear = next(fit_path(fitted, self.classes, [_STRENGTH]))
         self.probe_seconds = time.monotonic() - started
         return found | dict(zip(self._probes, (knn.accuracy["val"], linear.accuracy(scored)), strict=True))
+
+    def _labelled_of(self, features: Mapping[str, Tensor]) -> Labelled:
+        """Return the labelled images of samples, one after another, given the features of each, (n, D)."""
+        x = [values.numpy()[self._labelled[name]] for name, values in features.items()]
+        y = [self._labels[name][self._labelled[name]] for name in features]
+        return Labelled(np.concatenate(x), np.concatenate(y))
 
     def estimate_seconds(self, model: FastVisionTransformer) -> float:
         """Estimate the seconds of the first measure with probes, which decodes the images, from some of them.
 
         The time to fit the probes is left out.
         """
-        some, times = _sample(self._splits["val"], 2 * num_cores() + _TIMED, 0), [time.monotonic()]
+        val = self._splits["val"]
+        few = np.sort(_shuffled(len(val), 0)[: 2 * num_cores() + _TIMED])
+        some, times = _subset(val, few), [time.monotonic()]
         some.fetch(range(len(some)))
         images = MemoryDataset(some, self.pipeline)
         times.append(time.monotonic())
         for _ in range(2):  # the first pass is slower
             self._features(model, images, _TIMED)
             times.append(time.monotonic())
-        count = len(self._splits["val"]) + (len(self._splits["train"]) if self.has_labels else 0)
+        count = sum(len(split) for name, split in self._splits.items() if name == "val" or self.has_labels)
         return count * ((times[1] - times[0]) / len(some) + (times[3] - times[2]) / min(_TIMED, len(some)))
 
     def features(self, model: FastVisionTransformer, name: str) -> Tensor:
-        """Return what a head would read, (n, D) on the CPU, for the sample of a split."""
+        """Return what a head would read, (n, D) on the CPU, for a sample."""
         return self._features(model, self.dataset(name), len(self._splits[name]))
 
     @torch.no_grad()
@@ -175,10 +199,19 @@ class FeatureMonitor:
         return torch.cat(rows)
 
     def dataset(self, name: str) -> MemoryDataset:
-        """Return the decoded images of the sample of a split."""
+        """Return the decoded images of a sample: of `val`, any images; of `train`, labelled ones."""
         if name not in self._decoded:
             self._decoded[name] = MemoryDataset(self._splits[name], self.pipeline)
         return self._decoded[name]
+
+
+def _has_label(
+    split: Split, classes: Sequence[str], sets: Mapping[str, tuple[str, ...]] | None
+) -> npt.NDArray[np.bool_]:
+    """Return which images of a split have a label, (n,)."""
+    if sets:
+        return np.asarray([bool(sets.get(name)) for name in split.names], np.bool_)
+    return np.isin(split.labels, [n for n, name in enumerate(classes) if name != UNLABELLED])
 
 
 def _matrix(split: Split, sets: Mapping[str, tuple[str, ...]], names: Sequence[str]) -> npt.NDArray[np.int64]:
@@ -186,11 +219,26 @@ def _matrix(split: Split, sets: Mapping[str, tuple[str, ...]], names: Sequence[s
     return np.asarray([np.isin(names, sets.get(name, ())) for name in split.names], np.int64).reshape(-1, len(names))
 
 
-def _sample(split: Split, most: int, seed: int) -> Split:
-    """Return a random sample of a split, in its order."""
-    if len(split) <= most:
+def _shuffled(count: int, seed: int) -> npt.NDArray[np.int64]:
+    """Return the numbers below a count in random order."""
+    return generator(seed, stream="monitor").permutation(count)
+
+
+def _draw(
+    has_label: npt.NDArray[np.bool_], most: int, seed: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return random samples of all images (n,) and of those with a label, in their order.
+
+    They overlap as far as they can: where every image has a label, they are the same.
+    """
+    order = _shuffled(len(has_label), seed)
+    return np.sort(order[:most]), np.sort(order[has_label[order]][:most])
+
+
+def _subset(split: Split, rows: npt.NDArray[np.int64]) -> Split:
+    """Return some images of a split, (n,)."""
+    if len(rows) == len(split):
         return split
-    rows = np.sort(generator(seed, stream="monitor").permutation(len(split))[:most])
     return replace(
         split,
         labels=split.labels[rows],

@@ -17,6 +17,7 @@ from vitreous.data.sources.locating import find_source
 from vitreous.data.sources.opening import list_source
 from vitreous.errors import DataError
 from vitreous.train.assembly import Kit, Session
+from vitreous.train.config import RunConfig
 from vitreous.train.console import Display
 from vitreous.train.finish import RunResult
 from vitreous.train.pretrain.config import PretrainConfig
@@ -55,9 +56,17 @@ def pretrain(
         started=started,
         view=view,
         resume=resume,
-        prepare=prepare,
+        prepare=_prepare,
         phases=partial(run_phases, kit=KIT, finish=_finish),
     )
+
+
+def _prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setup:
+    """Prepare a run, and note if some images have labels and the features cannot be probed with them."""
+    setup = prepare(config, explicit, view)
+    if (note := _monitor(setup).missing_labels) is not None:
+        setup.data.notes.append(note)
+    return setup
 
 
 def _make_module(setup: Setup, progress: Callable[[int], float]) -> PretrainModule:
@@ -119,8 +128,9 @@ def _finish(session: Session) -> RunResult:
         view.result(f"features before training: {writer.describe(module.start)}")
     view.result(f"features of the saved weights: {writer.describe(measures)}")
     view.files(run_dir.path)
-    has_labels = module.monitor.several or len({*session.setup.data.classes} - {UNLABELLED}) > 1
-    view.next(writer.next_command(has_labels))
+    monitor, classes = module.monitor, {*session.setup.data.classes} - {UNLABELLED}
+    labels = monitor.classes if monitor.several else len(classes)
+    view.next(writer.next_command(has_labels=labels > 1))
     return RunResult(
         folder=run_dir.path,
         model=run_dir.path / "model.safetensors",

@@ -12,13 +12,13 @@ import torch
 from vitreous.accelerate.model import build
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.sources.opening import ImageData
-from vitreous.errors import DataError
+from vitreous.errors import ConfigError, DataError
 from vitreous.machine.allocator import keep_freed_memory
 from vitreous.machine.device import choose_device, choose_precision
 from vitreous.machine.threads import one_thread
 from vitreous.train.config import RunConfig
 from vitreous.train.console import Display
-from vitreous.train.finetune.initialisation import open_pretrained
+from vitreous.train.finetune.initialisation import Pretrained, open_pretrained
 from vitreous.train.finetune.starting_point import expand_short_name
 from vitreous.train.pretrain.building import build_objective
 from vitreous.train.pretrain.config import PretrainConfig
@@ -35,6 +35,7 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
     """Open the data, and build the loaders and the objective, which is the `model` of the result.
 
     Raises:
+        ConfigError: If weights of the pool would stay random.
         DataError: If what the loss asks for is the same in nearly all images, so that there is nothing to learn.
     """
     device = choose_device(config.device)
@@ -48,6 +49,7 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
         with one_thread():
             config, pretrained = open_pretrained(config, explicit)
         explicit = {*explicit, "in_channels"}
+    on_pool = _notes_on_pool(cast(PretrainConfig, config), pretrained)
     data = open_data(config, view, needs_labels=False)
     config = fit_to_data(config, data, explicit)
     config = cast(PretrainConfig, replace(config, model=replace(config.model, num_classes=0)))
@@ -61,11 +63,24 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
         objective = build_objective(config, backbone, pipeline)
     for scale in config.augment.small_first:
         objective.check_scale(scale)
-    data.notes.append(describe_targets(objective, data, pipeline))
+    data.notes.extend((describe_targets(objective, data, pipeline), *on_pool))
     if objective.compares_images and config.accumulate > 1:
         part, changed = config.batch_size // config.accumulate, f"accumulate {config.accumulate} changes its loss"
         data.notes.append(f"{config.method} compares the {part} images of a part: {changed}")
     return Setup(config, data, pipeline, loading, cast(Any, objective), device, precision, pretrained)
+
+
+def _notes_on_pool(config: PretrainConfig, pretrained: Pretrained | None) -> list[str]:
+    """Return a note if the method leaves the weights of the source's pool as they are; refuse random ones."""
+    pool = config.model.pool
+    if config.trains_pool or not pool.attends:
+        return []
+    if pretrained is None:
+        raise ConfigError(
+            f"{config.method} does not train pool {pool.kind}, whose weights would stay random: use --model.pool mean "
+            "or cls, or a method that compares views, such as --method visreg"
+        )
+    return [f"{config.method} does not train pool {pool.kind}, whose weights stay those of {pretrained.name}"]
 
 
 def describe_targets(objective: Objective, data: ImageData, pipeline: EvalPipeline) -> str:

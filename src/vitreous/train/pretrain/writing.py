@@ -59,7 +59,7 @@ class PretrainWriter(RunWriter):
         return ", ".join(f"{label} {scale * measures[name]:.1f}{unit}" for name, (label, scale, unit) in found)
 
     def next_command(self, has_labels: bool = False) -> list[str]:
-        """Return a command that uses the backbone: fine-tuning where there are labels, else features or a page."""
+        """Return a command that uses the backbone: fine-tuning where there are two labels, else features or a page."""
         model, source = str(self.folder / "model.safetensors"), self.setup.config.data.source
         if has_labels:
             return ["vitreous", "finetune", source, "--from", str(self.folder)]

@@ -76,6 +76,9 @@ class Objective(nn.Module):
     compares_images: ClassVar[bool] = False
     """Whether the loss has statistics of the images of a micro-batch, so that smaller ones change it."""
 
+    trains_pool: ClassVar[bool] = True
+    """Whether the loss reads pooled features, so that a pool with weights learns."""
+
     part_names: ClassVar[tuple[str, ...]] = ()
     """Names of the terms of the loss."""
 

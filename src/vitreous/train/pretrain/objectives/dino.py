@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from vitreous.accelerate.model import FastVisionTransformer
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import ConfigError
+from vitreous.train.loop.optim import move_average
 from vitreous.train.pretrain.objectives.base import Losses
 from vitreous.train.pretrain.objectives.views import MultiView, ViewsConfig
 
@@ -112,10 +113,10 @@ class Dino(MultiView):
 
     @torch.no_grad()
     def after_update(self, progress: float) -> None:
-        """Move the teacher towards the student."""
+        """Move the teacher towards the student, also batch norm's statistics: frozen, it gathers none itself."""
         decay = 1 - (1 - self.options.momentum) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         for teacher, student in ((self.teacher, self.backbone), (self.teacher_head, self.head)):
-            torch._foreach_lerp_(list(teacher.parameters()), list(student.parameters()), 1 - decay)
+            move_average(teacher.state_dict(), student.state_dict(), decay)
 
     def find_collapse(self, embeddings: Tensor) -> str | None:
         """Name a collapse of the teacher: its output says nothing about the image.

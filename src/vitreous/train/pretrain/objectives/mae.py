@@ -89,6 +89,7 @@ class Mae(Objective):
     """Masks patches, encodes the visible ones, and predicts the pixels of the masked ones."""
 
     reconstructs = True
+    trains_pool = False
 
     def __init__(self, backbone: FastVisionTransformer, pipeline: EvalPipeline, options: MaeConfig) -> None:
         super().__init__(backbone, pipeline, options)

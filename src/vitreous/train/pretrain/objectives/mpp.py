@@ -102,6 +102,7 @@ class Mpp(Objective):
     """Corrupts patch embeddings, and predicts the mean colours of the corrupted patches."""
 
     reconstructs = True
+    trains_pool = False
 
     def __init__(self, backbone: FastVisionTransformer, pipeline: EvalPipeline, options: MppConfig) -> None:
         super().__init__(backbone, pipeline, options)
