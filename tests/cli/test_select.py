@@ -6,6 +6,8 @@ import csv
 import json
 import ntpath
 import os
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -20,7 +22,9 @@ from vitreous.cli.main import main
 from vitreous.cli.work import selecting
 from vitreous.data.sources.listing import UNLABELLED
 from vitreous.data.sources.manifest import list_manifest
+from vitreous.errors import DataError
 from vitreous.evaluate.multilabel.rule import LabelRule
+from vitreous.files.text import csv_cell
 from vitreous.files.writing import Outputs
 
 
@@ -121,6 +125,8 @@ def test_label_studio_gets_tasks_with_addresses_of_its_local_files(photos, tmp_p
     assert spaced["path"] == str(photos / "a b/1.png")
     assert select(model_file, "photos", "--count", 1, "-o", "one.csv", "--label-studio", "photos/c") == 2
     assert "is not below --label-studio 'photos/c'" in capsys.readouterr().err
+    assert select(model_file, "photos/c", "--count", 1, "-o", "one.csv", "--label-studio", "photos/c") == 2
+    assert "serves only folders below its root: name the folder above" in capsys.readouterr().err
     assert select(model_file, "photos", "--count", 1, "-o", "one.csv", "--label-studio", "nowhere") == 2
     exported = tmp_path / "export.csv"  # as Label Studio writes it: the task's data, and the choice under its name
     exported.write_text(
@@ -184,6 +190,39 @@ def test_an_image_on_another_drive_has_its_whole_path(photos, monkeypatch):
     monkeypatch.setattr(os.path, "relpath", ntpath.relpath)
     selecting.write_files(Outputs(), "a.csv", [selecting.Proposal("D:\\a.png", 0.5, 1)], None)
     assert rows_of("a.csv")[0]["path"].endswith("D:\\a.png")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows allows no such names")
+def test_paths_that_look_like_formulas_are_read_back_and_those_that_cannot_be_are_named(photos, model_file, capsys):
+    names = ("@a/1.png", "-new/2.png", "=x/3.png", " lead/4.png", "~home/5.png", "a;b/6.png")
+    odd, sources = ("a;=1/7.png", "new\x1b[31m/8.png"), sorted(photos.rglob("*.png"))
+    for n, name in enumerate((*names, *odd)):
+        (path := photos.parent / name).parent.mkdir()
+        shutil.copy(sources[n], path)
+    with open("images.csv", "w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream).writerows([("path", "label"), *((f"./{name}", "") for name in (*names, *odd))])
+    assert select(model_file, "images.csv", "--count", len(names), "-o", "table.csv") == 0
+    error = capsys.readouterr().err
+    assert "2 images left out: a table cannot hold the path of a;=1/7.png, new\\x1b[31m/8.png, which has" in error
+    entries = list_manifest(photos.parent / "table.csv", needs_labels=False).entries
+    assert {entry.path for entry in entries} == {photos.parent / name for name in names}
+    assert all(row["path"] == csv_cell(row["path"]) for row in rows_of("table.csv"))
+    assert select(model_file, "images.csv", "--count", len(names) + 1, "-o", "more.csv") == 1
+
+
+def test_nothing_is_written_if_the_table_cannot_hold_a_path(photos):
+    with pytest.raises(DataError, match=r"cannot hold the path of a\\nb\.png, which has invisible characters"):
+        selecting.write_files(Outputs(), "a.csv", [selecting.Proposal("a\nb.png", 0.5, 1)], None)
+    assert [path.name for path in photos.parent.iterdir()] == ["photos"]
+
+
+def test_paths_are_relative_to_the_folder_of_the_table_as_it_is_named(photos, tmp_path, model_file):
+    (tmp_path / "scratch/deep/out").mkdir(parents=True)
+    (tmp_path / "out").symlink_to(tmp_path / "scratch/deep/out", target_is_directory=True)
+    assert select(model_file, "photos", "--count", 3, "-o", "out/r.csv") == 0
+    entries = list_manifest(Path("out/r.csv"), needs_labels=False).entries
+    assert {entry.path.resolve() for entry in entries} <= {path.resolve() for path in photos.rglob("*.png")}
+    assert len(entries) == 3
 
 
 def test_images_with_several_labels_are_labelled_images(photos, tmp_path, model_file):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from PIL import Image
 
 from vitreous.data.config import DataConfig
+from vitreous.data.sources import checks
 from vitreous.data.sources.listing import UNLABELLED
 from vitreous.data.sources.manifest import list_manifest, read_columns
 from vitreous.data.sources.opening import open_source
@@ -271,11 +273,32 @@ def test_an_opened_source_has_a_row_of_0_and_1_for_each_image(manifest):
     by_name = {entry.name: entry.labels for entry in list_manifest(manifest).entries}
     for split in data.splits.values():
         assert split.labels.shape == (len(split), 3)
+        assert split.labels.itemsize == 1
         for name, row in zip(split.names, split.labels, strict=True):
             assert by_name[name] == tuple(c for c, has in zip("abc", row, strict=True) if has)
     totals = {c: sum(c in (by_name[f"{n}.png"] or ()) for n in range(40)) for c in "abc"}
     assert data.counts() == totals
     assert data.fingerprint != open_source(DataConfig(source=str(manifest)), needs_labels=False).fingerprint
+
+
+def test_labels_of_many_images_take_a_byte_each_and_have_a_limit(manifest, monkeypatch):
+    matrix = checks.label_matrix(("a", "b", "c"), list_manifest(manifest).entries)
+    assert (matrix.shape, matrix.itemsize, set(matrix.ravel().tolist())) == ((41, 3), 1, {0, 1})
+    monkeypatch.setattr(checks, "_MOST_CELLS", 119)
+    with pytest.raises(DataError, match=r"40 images and 3 labels are a table of 120 cells, the limit is 119: leave"):
+        open_source(DataConfig(source=str(manifest)), several=True)
+
+
+@pytest.mark.parametrize("needs_labels", [True, False], ids=["several labels", "one class"])
+def test_the_hash_of_the_order_is_the_one_in_the_states_of_earlier_versions(manifest, needs_labels):
+    data = open_source(DataConfig(source=str(manifest)), several=True, needs_labels=needs_labels)
+    assert data.several == needs_labels
+    expected = hashlib.blake2b(repr(data.classes).encode(), digest_size=16)
+    for name in ("all", "train", "val", "test"):
+        split = data.splits.get(name)
+        rows = [] if split is None else [*zip(split.names, split.labels.tolist(), split.digests, strict=True)]
+        expected.update(repr((name, rows)).encode())
+    assert data.order == expected.hexdigest()
 
 
 def test_what_needs_one_label_refuses_several(manifest):

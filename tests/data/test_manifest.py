@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from PIL import Image
 
 from vitreous.data.config import DataConfig
 from vitreous.data.sources.manifest import list_manifest, read_columns
@@ -71,6 +72,24 @@ def test_the_split_column_is_followed(rows, tmp_path):
     text = "path,label,split\n" + "".join(f"{p},{c},{names[n % 4]}\n" for n, (p, c) in enumerate(rows))
     data = open_source(DataConfig(source=str(write(tmp_path / "m.csv", text))))
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 20, "val": 10, "test": 10}
+
+
+def test_rows_without_a_label_may_lack_a_split_where_no_label_is_needed(tmp_path):
+    draws = np.random.default_rng(0)
+    for n in range(4):
+        Image.fromarray(draws.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(tmp_path / f"{n}.png")
+    text = "path,label,split\n0.png,cat,train\n1.png,dog,val\n2.png,,\n3.png,unlabelled,\n"
+    config = DataConfig(source=str(write(tmp_path / "m.csv", text)))
+    data = open_source(config, needs_labels=False, several=True, unlabelled="left out")  # as `pretrain` does
+    assert {name: split.names for name, split in data.splits.items()} == {
+        "train": ("0.png", "2.png", "3.png"),
+        "val": ("1.png",),
+    }
+    for text in ("path,cat,dog,split\na,1,0,val\nb,,,\n", "path,labels,split\na,cat;dog,val\nb,,\n"):
+        listing = list_manifest(write(tmp_path / "m.csv", text), needs_labels=False, reads_sets=True)
+        assert [entry.split for entry in listing.entries] == ["val", "train"]
+    with pytest.raises(DataError, match=r"rows 2 have no split"):
+        list_manifest(write(tmp_path / "m.csv", "path,label,split\na,cat,\nb,,\n"), needs_labels=False)
 
 
 def test_parquet_is_csv(rows, tmp_path):

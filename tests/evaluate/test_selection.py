@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans
 
+from vitreous.evaluate.features import selection
 from vitreous.evaluate.features.selection import (
     by_coverage,
     by_margin,
@@ -87,6 +88,23 @@ def test_coverage_takes_the_farthest_image_in_turn():
     first, second = by_coverage(x, NONE, 2)
     assert math.isnan(first[1])
     assert second[1] == pytest.approx(float(np.linalg.norm(unit[0] - unit[0][first[0]], axis=1).max()), abs=1e-3)
+
+
+def test_coverage_of_many_images_computes_few_distances_at_once(monkeypatch):
+    draws = np.random.default_rng(3)
+    x, known = draws.standard_normal((50, 4)).astype("f4"), draws.standard_normal((30, 4)).astype("f4")
+    expected, sizes, squared = by_coverage(x, known, 6), [], selection._squared
+
+    def counted(a, b):
+        sizes.append(len(a) * len(b))
+        return squared(a, b)
+
+    monkeypatch.setattr(selection, "_squared", counted)
+    monkeypatch.setattr(selection, "_ROWS", 8)
+    found = by_coverage(x, known, 6)
+    assert max(sizes) <= 8 * 8
+    assert [n for n, _ in found] == [n for n, _ in expected]
+    np.testing.assert_allclose([score for _, score in found], [score for _, score in expected], atol=1e-3)
 
 
 def test_small_margins_are_taken_from_every_confusion():

@@ -70,7 +70,7 @@ def _parser() -> Parser:
         "--label-studio",
         type=str | None,
         metavar="FOLDER",
-        help="also write FILE.json, tasks to import into Label Studio, which serves local files below FOLDER",
+        help="also write FILE.json, tasks to import into Label Studio, which serves images of folders below FOLDER",
     )
     add_json_options(parser, content="the choice")
     add_inference_options(parser, engines=True)

@@ -22,13 +22,13 @@ from vitreous.cli.output.terminal import narrate, progress_bar
 from vitreous.data.config import DataConfig
 from vitreous.data.images.reading import read_image
 from vitreous.data.shards.listing import find_shards
-from vitreous.data.sources.listing import UNLABELLED, Entry, Listing, pluralize
+from vitreous.data.sources.listing import UNLABELLED, Entry, Listing, first_ten, pluralize
 from vitreous.data.sources.opening import list_source
 from vitreous.data.sources.urls import is_store
 from vitreous.errors import ConfigError, DataError, UsageError
 from vitreous.evaluate.features.selection import Choice, by_coverage, by_margin, by_thresholds, by_typicality
 from vitreous.files.locating import is_below
-from vitreous.files.text import csv_line, json_text, visible
+from vitreous.files.text import csv_cell, csv_line, json_text, visible
 from vitreous.files.writing import Outputs
 from vitreous.predictions import Failure
 from vitreous.predictor import Classifier
@@ -60,6 +60,8 @@ class Proposal:
 def find_pool(source: str, labelled: str | None, count: int) -> Pool:
     """List the images of a folder or manifest without those that have a label, there or in ``labelled``.
 
+    Images whose paths a table cannot hold are left out, with a note.
+
     Where an image may have several labels, an empty list counts as no label in the source. In ``labelled`` it says that
     the image has none of the labels, as in training.
 
@@ -82,8 +84,18 @@ def find_pool(source: str, labelled: str | None, count: int) -> Pool:
         several |= also
     done = {os.path.realpath(path) for path in known}
     candidates = [path for path in dict.fromkeys(candidates) if os.path.realpath(path) not in done]
+    candidates = _without_odd(candidates)
     _refuse_too_few(candidates, count)
     return Pool(candidates, list({os.path.realpath(path): path for path in known}.values()), several)
+
+
+def _without_odd(candidates: list[str]) -> list[str]:
+    """Return the images whose paths a table in the current folder can hold, and name the others in a note."""
+    kept = [path for path in candidates if _cell(path, Path()) is not None]
+    odd = sorted({*candidates} - {*kept})
+    if odd:
+        narrate(f"{pluralize(len(odd), 'image')} left out: {_no_cell(odd)}")
+    return kept
 
 
 def _refuse_shards(source: str, name: str) -> None:
@@ -166,16 +178,44 @@ def _computed(
     return np.stack(rows) if rows else np.zeros((0, width), np.float32), readable
 
 
-def _write_table(path: Path, proposals: Sequence[Proposal], folder: Path, column: str) -> None:
-    """Write a manifest whose column of labels is empty; paths are relative to the folder it will be in."""
+def _write_table(path: Path, proposals: Sequence[Proposal], cells: Sequence[str], column: str) -> None:
+    """Write a manifest whose column of labels is empty, with a cell for the path of each proposal."""
     with open(path, "w", newline="", encoding="utf-8") as stream:
         stream.write(csv_line(["path", column, "rank", "score"]))
-        for each in proposals:
+        for each, cell in zip(proposals, cells, strict=True):
             score = "" if math.isnan(each.score) else each.score
-            stream.write(csv_line([_relative(each.path, folder), "", each.rank, score]))
+            stream.write(csv_line([cell, "", each.rank, score]))
+
+
+def _cells(proposals: Sequence[Proposal], folder: Path) -> list[str]:
+    """Return the paths of proposals as a table in a folder has them."""
+    cells = [_cell(each.path, folder) for each in proposals]
+    if odd := [each.path for each, cell in zip(proposals, cells, strict=True) if cell is None]:
+        raise DataError(_no_cell(odd))
+    return [cell for cell in cells if cell is not None]
+
+
+def _cell(path: str, folder: Path) -> str | None:
+    """Return a path as a table in a folder has it: relative, and read back unchanged. None if a table cannot hold it.
+
+    Spreadsheets would take some paths for formulas, and a manifest's `~` is the home folder: these start with `./`.
+    """
+    text = _relative(path, folder)
+    if csv_cell(text) != text or text.startswith((" ", "~")):
+        text = os.path.join(os.curdir, text)
+    return text if csv_cell(text) == text == text.strip() else None
+
+
+def _no_cell(paths: Sequence[str]) -> str:
+    """Say that a table cannot hold these paths."""
+    return (
+        f"a table cannot hold the path of {first_ten([visible(path) for path in paths])}, which has invisible "
+        "characters, a space at its end, or one of = + - @ after ; or |: rename the file or its folder"
+    )
 
 
 def _relative(path: str, folder: Path) -> str:
+    """Return a path relative to a folder as that is named, without following links, as manifests are read."""
     try:
         return os.path.relpath(path, folder)
     except ValueError:  # on another drive of Windows
@@ -194,10 +234,15 @@ def _image(proposal: Proposal) -> Image.Image | None:
 
 
 def check_below(pool: Pool, root: str) -> None:
-    """Raise :class:`~vitreous.errors.UsageError` unless all images that may be chosen are below a folder."""
+    """Raise :class:`~vitreous.errors.UsageError` unless all images that may be chosen are in folders below a folder."""
     for path in pool.candidates:
         if not is_below(path, root):
             raise UsageError(f"'{visible(path)}' is not below --label-studio '{root}': name a folder that holds all")
+        if os.path.dirname(os.path.realpath(path)) == os.path.realpath(root):
+            raise UsageError(
+                f"'{visible(path)}' lies in --label-studio '{root}' itself, and Label Studio serves only folders below "
+                "its root: name the folder above"
+            )
 
 
 def label_studio_tasks(proposals: Sequence[Proposal], root: str) -> str:
@@ -216,7 +261,11 @@ def write_files(
     """Write the table, the contact sheet and, if given, the tasks; return their names.
 
     ``column`` is the table's empty column: `label`, or `labels` where an image may have several.
+
+    Raises:
+        DataError: If the table cannot hold a path.
     """
+    cells = _cells(proposals, Path(output).parent)
     stem = os.path.splitext(output)[0]
     names = [output, f"{stem}.png"]
     with files.atomic_write(names[1]) as path:
@@ -228,5 +277,5 @@ def write_files(
         with files.atomic_write(names[2]) as path:
             path.write_text(tasks, encoding="utf-8")
     with files.atomic_write(output) as path:  # last: it says that the others are complete
-        _write_table(path, proposals, Path(output).resolve().parent, column)
+        _write_table(path, proposals, cells, column)
     return names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,8 @@ from vitreous.data.sources.scan import Scanned
 from vitreous.errors import DataError
 
 __all__ = ["check_readable", "label_all", "label_matrix", "refuse_several_labels"]
+
+_MOST_CELLS = 2**30  # of the matrix of labels: 1 GiB
 
 
 def check_readable(
@@ -46,9 +49,10 @@ def label_all(
     *,
     needs_labels: bool,
     hold_out: bool,
-) -> tuple[tuple[str, ...], npt.NDArray[np.int64], list[str]]:
-    """Return the classes of readable entries, their labels as :class:`Split` has them, and notes on what is left out.
+) -> tuple[tuple[str, ...], npt.NDArray[Any], list[str]]:
+    """Return the classes of readable entries, their labels, and notes on what is left out.
 
+    Labels are (n,) int64 indices of classes, or the matrix of :func:`label_matrix` if an image may have several.
     ``listed`` are the labels of all entries, readable or not.
     """
     is_several = bool(entries) and entries[0].labels is not None
@@ -120,10 +124,19 @@ def _several_classes_of(source: str, listing: Listing, entries: Sequence[Entry],
     return classes
 
 
-def label_matrix(classes: Sequence[str], entries: Sequence[Entry]) -> npt.NDArray[np.int64]:
-    """Return which image has which label, 0 or 1, (n, K)."""
+def label_matrix(classes: Sequence[str], entries: Sequence[Entry]) -> npt.NDArray[Any]:
+    """Return which image has which label, 0 or 1, (n, K) int8.
+
+    Raises:
+        DataError: If there are too many images and labels for such a matrix.
+    """
+    if (cells := len(entries) * len(classes)) > _MOST_CELLS:
+        raise DataError(
+            f"{pluralize(len(entries), 'image')} and {pluralize(len(classes), 'label')} are a table of {cells:,} "
+            f"cells, the limit is {_MOST_CELLS:,}: leave out rare labels, or images"
+        )
     place = {name: n for n, name in enumerate(classes)}
-    matrix = np.zeros((len(entries), len(classes)), np.int64)
+    matrix = np.zeros((len(entries), len(classes)), np.int8)
     for row, entry in zip(matrix, entries, strict=True):
         row[[place[name] for name in entry.labels or () if name in place]] = 1
     return matrix

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ __all__ = ["ImageData", "Split"]
 class Split:
     """The labelled images of one split: files, or pixels in memory."""
 
-    labels: npt.NDArray[np.int64]  # (n,) indices of classes; (n, K) of 0 and 1 if an image may have several
+    labels: npt.NDArray[Any]  # (n,) indices of classes, int64; (n, K) of 0 and 1 if an image may have several, int8
     names: tuple[str, ...]  # of each image: its path relative to the data folder, or `train/17`
     paths: list[ImagePath] | None = None  # None for pixels in memory
     arrays: npt.NDArray[np.uint8] | None = None  # pixels (n, H, W, C); None for files
@@ -112,6 +113,6 @@ class ImageData:
         return dict(zip(self.classes, np.asarray(total).tolist(), strict=True))
 
 
-def _count(labels: npt.NDArray[np.int64], classes: int) -> npt.NDArray[np.int64]:
+def _count(labels: npt.NDArray[Any], classes: int) -> npt.NDArray[np.int64]:
     """Return the number of images of each class, (K,)."""
     return labels.sum(axis=0) if labels.ndim == 2 else np.bincount(labels, minlength=classes)

@@ -35,7 +35,8 @@ def list_manifest(
     `split` with `train`, `val` or `test`; case does not matter. If several columns qualify, the first in this order is
     read, and a note says so if their cells differ. Relative paths are relative to the table's folder. A CSV file may be
     separated by commas, semicolons or tabs. Unless it `needs_labels`, the column may be missing, or cells of it empty.
-    If the table `sets_aside` images, rows with an empty label become `unlabelled`; they may lack a split.
+    If the table `sets_aside` images, rows with an empty label become `unlabelled`. In both cases, rows without a label
+    may lack a split, which is then `train`.
 
     Without a column `label`, an image may have several labels: :mod:`vitreous.data.sources.label_sets`. They are read
     if the source `needs_labels`, or with `reads_sets`, where they may be missing.
@@ -62,8 +63,9 @@ def list_manifest(
     bare = _rows_without_label(manifest, cells["label"], sets, numbers, sets_aside=sets_aside, needed=needs_labels)
     if len(bare) == len(numbers):
         raise DataError(f"{manifest} has no row with a label: give some, or use `vitreous pretrain`, which needs none")
-    if bare and "split" in cells:
-        cells["split"] = [split or "train" if n in bare else split for n, split in enumerate(cells["split"])]
+    if "split" in cells:
+        free = bare if needs_labels else _unlabelled_rows(cells["label"])
+        cells["split"] = [split or "train" if n in free else split for n, split in enumerate(cells["split"])]
     _check_cells(manifest, cells, named, numbers, may_be_empty=() if sets is None and not bare else ("label",))
     splits = cells.get("split")
     rows = [
@@ -106,6 +108,11 @@ def _rows_without_label(
             f"{manifest}: rows {rows} do not say which labels their image has: fill them in, or remove them"
         )
     return sets.unlabelled if sets_aside else frozenset()
+
+
+def _unlabelled_rows(labels: Sequence[str]) -> frozenset[int]:
+    """Return the rows without a label, or with none of several, where no label is needed."""
+    return frozenset(n for n, label in enumerate(labels) if label in ("", UNLABELLED))
 
 
 def _noting(choose: Choose, seen: list[str]) -> Choose:

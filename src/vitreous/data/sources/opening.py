@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -242,19 +242,28 @@ def _from_files(
 def _by_split(
     classes: tuple[str, ...],
     names: Sequence[str],
-    labels: npt.NDArray[np.int64],
+    labels: npt.NDArray[Any],
     digests: Sequence[str],
     sides: npt.NDArray[np.str_],
     *,
     paths: Sequence[ImagePath] | None = None,
     arrays: npt.NDArray[np.uint8] | None = None,
 ) -> tuple[dict[str, Split], str]:
-    """Return the splits and the hash of their order; runs on data of equal hash see the same images in each step."""
+    """Return the splits and the hash of their order; runs on data of equal hash see the same images in each step.
+
+    The hash is that of `repr(classes)` and, for each split, `repr((its name, [(name, label, digest) of each image]))`.
+    States to resume from have it. It is fed image by image: with thousands of labels, the whole text takes gigabytes.
+    """
     splits, order = {}, hashlib.blake2b(repr(classes).encode(), digest_size=16)
     for name in _ORDER:
         members = np.flatnonzero(sides == name).tolist()
-        rows = [(names[n], labels[n].tolist(), digests[n]) for n in members]
-        order.update(repr((name, rows)).encode())
+        order.update(f"({name!r}, [".encode())
+        for n in members:
+            comma = "" if n == members[0] else ", "
+            order.update(f"{comma}({names[n]!r}, ".encode())
+            order.update(_label_text(labels[n]))
+            order.update(f", {digests[n]!r})".encode())
+        order.update(b"])")
         if members:
             splits[name] = Split(
                 labels[members],
@@ -264,6 +273,15 @@ def _by_split(
                 digests=tuple(digests[n] for n in members),
             )
     return splits, order.hexdigest()
+
+
+def _label_text(label: npt.NDArray[Any]) -> bytes:
+    """Return ``repr(label.tolist())`` of a class, (), or of labels of 0 and 1, (K,), without a list of K numbers."""
+    if label.ndim == 0:
+        return repr(label.tolist()).encode()
+    text = np.tile(np.frombuffer(b"0, ", np.uint8), len(label))
+    text[::3] += label.astype(np.uint8)
+    return b"[" + text[:-2].tobytes() + b"]"
 
 
 def fingerprint_of(names: Sequence[str], labels: Sequence[str], digests: Sequence[str]) -> str:

@@ -70,9 +70,7 @@ def by_coverage(candidates: Floats, labelled: Floats, count: int) -> Choice:
         The chosen images with their distance to the nearest one before them; NaN for one that has none before it.
     """
     x, centres = _unit(candidates), _unit(labelled)
-    nearest = np.full(len(x), np.inf, np.float32)
-    for start in range(0, len(centres), _ROWS):
-        nearest = np.minimum(nearest, _squared(x, centres[start : start + _ROWS]).min(1))
+    nearest = _nearest(x, centres)
     found: Choice = []
     if not len(centres):
         first = int(_squared(x, x.mean(0, keepdims=True)).argmin())
@@ -185,6 +183,16 @@ def _first_centres(x: Floats, k: int, draws: np.random.Generator) -> Floats:
         nearest = np.minimum(nearest, _squared(x, x[chosen[-1:]])[:, 0])
         nearest[chosen] = 0.0
     return x[chosen].copy()
+
+
+def _nearest(x: Floats, centres: Floats) -> Floats:
+    """Return the squared distance of each row to the nearest centre, (n,); infinity without centres."""
+    nearest = np.full(len(x), np.inf, np.float32)
+    for first in range(0, len(x), _ROWS):
+        rows = slice(first, first + _ROWS)
+        for start in range(0, len(centres), _ROWS):
+            nearest[rows] = np.minimum(nearest[rows], _squared(x[rows], centres[start : start + _ROWS]).min(1))
+    return nearest
 
 
 def _assign(x: Floats, centres: Floats) -> npt.NDArray[np.int64]:

@@ -146,7 +146,7 @@ def label_sets_by_name(classes: Sequence[str], data: ImageData, split: Split) ->
     """
     index, labels = _places(classes, data), torch.zeros(len(split), len(classes), dtype=torch.int64)
     if split.labels.ndim == 2:
-        labels[:, torch.from_numpy(index)] = torch.from_numpy(split.labels)
+        labels[:, torch.from_numpy(index)] = torch.from_numpy(split.labels).long()
     else:
         labels[torch.arange(len(split)), torch.from_numpy(index[split.labels])] = 1
     return labels
