@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -18,9 +19,14 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 import vitreous
+from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.cli.main import main
+from vitreous.data.config import PreprocessConfig
+from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError, ConfigError
+from vitreous.evaluate.multilabel.rule import LabelRule
 from vitreous.export import onnx_file
+from vitreous.export.description import describe
 from vitreous.export.formats import FORMS
 from vitreous.inspection.maps.gradient_attention import GradientAttention
 from vitreous.predictor import load
@@ -102,6 +108,25 @@ def test_the_example_in_the_metadata_runs_alone(exported, model_file, photos, fo
     expected = [(each.name, label, value) for each in predictions for label, value in each.top]
     assert [(path, label) for path, label, _ in rows] == [(path, label) for path, label, _ in expected]
     np.testing.assert_allclose([float(row[2]) for row in rows], [row[2] for row in expected], atol=1e-4)
+
+
+def test_the_example_prints_the_labels_that_an_image_has(capsys):
+    """Not the most probable ones below their thresholds: the end of the program, with outputs in the graph's place."""
+    names, count = ("cat", "dog", "bird"), 3
+    pipeline = EvalPipeline((32, 48), 3, PreprocessConfig(mean=(0.5,) * 3, std=(0.2,) * 3))
+    info = ModelInfo(names, pipeline, multilabel=LabelRule((0.5, 0.9, 0.2), (1.0,) * count, (0.0,) * count))
+    words = describe(info, "onnx", "m.onnx", precision="float32", resize="exact")
+    assert words["outputs"] == "probabilities, logits, features, labels"
+    probabilities = {"a.png": [0.5, 0.8, 0.75], "b.png": [0.25, 0.8, 0.1]}
+
+    def run(images):
+        found = np.array([probabilities[images[0]]])
+        return {"probabilities": found, "labels": found >= info.multilabel.thresholds}
+
+    before = {"json": json, "sys": SimpleNamespace(argv=["x", *probabilities]), "words": words, "run": run}
+    before["read"] = np.array
+    exec(words["example"][words["example"].index("\nclasses = ") :], before)
+    assert capsys.readouterr().out == "a.png\tbird\t0.75\na.png\tcat\t0.5\nb.png\t(none)\n"
 
 
 @pytest.mark.parametrize("form", FORM_NAMES)

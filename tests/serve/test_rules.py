@@ -126,6 +126,16 @@ def test_drift_is_the_confidence_less_what_the_file_expects():
     assert 'vitreous_predictions_total{label="(all)",model="n"} 1500.0' in text
 
 
+def test_each_label_of_an_image_with_several_is_counted():
+    metrics = Metrics()
+    metrics.model_loaded("m", {"classes": ["cat", "dog"], "scores": {}})
+    for labels in (["cat", "dog"], ["dog"], []):
+        metrics.predicted("m", {"label": "cat", "labels": labels, "probability": 0.9})  # "cat" is the most probable
+    text = metrics.exposition(lambda: None).decode()
+    for label, count in {"cat": 1, "dog": 2, "(none)": 1}.items():
+        assert f'vitreous_predictions_total{{label="{label}",model="m"}} {count}.0\n' in text
+
+
 def test_the_client_does_not_wait_for_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataError, match="pipe"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 import signal
@@ -17,6 +18,7 @@ from small import model_and_info
 
 from browser import Browser, wait
 from vitreous.checkpoint.model_file import save_model
+from vitreous.evaluate.multilabel.rule import LabelRule
 from vitreous.inspection.explain import explain
 from vitreous.predictor import load
 from vitreous.report.drawing import magnitude_colours
@@ -25,6 +27,9 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("vitreous.serve") is None or importlib.util.find_spec("fastapi") is None,
     reason="the service is not installed",
 )
+
+
+PYTHON = "document.getElementById('snippet-python').textContent"
 
 
 class Service:
@@ -95,6 +100,7 @@ def test_page_over_http(open_page: Browser, service: Service, model: Path, image
     found = np.array(rgba, np.uint8).reshape(height, width, 4)[..., :3]
     assert np.array_equal(found, magnitude_colours(explain(classifier, images[0]).patches))
     assert service.url.rstrip("/") in view.js("document.getElementById('snippet-curl').textContent")
+    assert view.js(PYTHON).endswith("\nprint(prediction.label, prediction.probability)")
     outside = [each for each in view.requests if not each.startswith((service.url, "blob:"))]
     assert outside == []
     assert [each for each in view.complaints if "415" not in each] == []  # the refusal of the text file
@@ -111,6 +117,19 @@ def test_engine_is_killed(open_page: Browser, service: Service, images: list[Pat
     again = results(open_page, 3)
     assert [each["state"] for each in again] == ["done"] * 3, again
     assert again[1]["top"] == before["top"]
+
+
+def test_code_for_several_labels_prints_those_given(view: Browser, tmp_path: Path) -> None:
+    model, info = model_and_info()
+    rule = LabelRule.plain(len(info.classes))
+    several = dataclasses.replace(info, temperature=1.0, abstention=None, conformal=None, multilabel=rule)
+    save_model(tmp_path / "several.safetensors", model, several)
+    service = Service(tmp_path / "several.safetensors")
+    try:
+        visit(view, service.url)
+        assert view.js(PYTHON).endswith("\nprint(prediction.labels)")
+    finally:
+        service.close()
 
 
 def test_key_is_asked_for(model: Path, view: Browser, images: list[Path], tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def describe(
         "precision": precision,
         "resize": resize,
         "size": f"{height} x {width}",
-        "example": example(form, file, info.pipeline, bool(info.classes), resize),
+        "example": example(form, file, info, resize),
     }
 
 

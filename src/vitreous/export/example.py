@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
+from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.data.placement import cover_size
 from vitreous.data.preprocess import EvalPipeline
 
@@ -97,22 +98,34 @@ for path in sys.argv[1:]:
         print(path, classes[k], float(found["probabilities"][0][k]), sep="\\t")
 """
 
+_LABELS = """
+classes = json.loads(words["classes"])
+for path in sys.argv[1:]:
+    found = run(read(path)[None])  # images of one size can be one batch
+    given = [k for k in found["probabilities"][0].argsort()[::-1] if found["labels"][0][k]]
+    for k in given:
+        print(path, classes[k], float(found["probabilities"][0][k]), sep="\\t")
+    if not given:
+        print(path, "(none)", sep="\\t")
+"""
+
 _FEATURES = """
 for path in sys.argv[1:]:
     print(path, *run(read(path)[None])["features"][0].tolist(), sep="\\t")
 """
 
 
-def example(form: str, file: str, pipeline: EvalPipeline, has_classes: bool, resize: str) -> str:
+def example(form: str, file: str, info: ModelInfo, resize: str) -> str:
     """Return the program for a format and a file's name, which prints a line per image and class.
 
-    If the graph's own resize is not exact, the program resizes by Pillow; the graph then finds nothing to resize.
+    Of several labels, it prints those that the image has. If the graph's own resize is not exact, the program resizes
+    by Pillow; the graph then finds nothing to resize.
     """
     package, _, rest = _OPEN[form].format(file=json.dumps(file)).partition("\n")
     archive = "import zipfile\n" if "zipfile." in rest else ""
     imports = f"import json\nimport sys\n{archive}\nimport numpy\n"
-    end = _CLASSES if has_classes else _FEATURES
-    return f"{imports}{package}\nfrom PIL import Image, ImageOps\n{rest}{_reading(pipeline, resize)}{end}"
+    end = _FEATURES if not info.classes else _CLASSES if info.multilabel is None else _LABELS
+    return f"{imports}{package}\nfrom PIL import Image, ImageOps\n{rest}{_reading(info.pipeline, resize)}{end}"
 
 
 def reader(pipeline: EvalPipeline, resize: str) -> Callable[[str], npt.NDArray[np.uint8]]:

@@ -42,7 +42,9 @@ class Metrics:
         self.engine_up = make(Gauge, "engine_up", "Whether an engine answers, 0 or 1.", ("model",))
         self.engine_restarts = make(Counter, "engine_restarts", "Engine processes that died.", ("model",))
         self.reloads = make(Counter, "reloads", "Replaced engines by outcome.", ("model", "outcome"))
-        self.predictions = make(Counter, "predictions", "Predicted classes.", ("model", "label"))
+        self.predictions = make(
+            Counter, "predictions", "Predicted classes; of several labels, each that an image has.", ("model", "label")
+        )
         self.unsure = make(Counter, "unsure", "Predictions below the model's threshold.", ("model",))
         self.unreadable = make(Counter, "unreadable_images", "Images that could not be read.", ("model",))
         self.confidence = make(
@@ -71,8 +73,9 @@ class Metrics:
     def predicted(self, name: str, record: Mapping[str, Any]) -> None:
         """Count a prediction."""
         confidence = float(record["probability"])
-        label = record["label"].encode("utf-8", "backslashreplace").decode() if self._counted.get(name) else "(all)"
-        self.predictions.labels(name, label).inc()
+        given = record.get("labels", [record["label"]]) or ["(none)"]
+        for label in given if self._counted.get(name) else ["(all)"]:
+            self.predictions.labels(name, label.encode("utf-8", "backslashreplace").decode()).inc()
         self.confidence.labels(name).observe(confidence)
         if record.get("unsure"):
             self.unsure.labels(name).inc()

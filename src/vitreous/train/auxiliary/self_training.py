@@ -196,12 +196,12 @@ def _fetched(split: Split, count: int) -> Iterator[ImagePath]:
         yield from (paths[n] for n in group)
 
 
-def _labels(predictions: Sequence[Prediction], data: ImageData) -> npt.NDArray[np.int64]:
+def _labels(predictions: Sequence[Prediction], data: ImageData) -> npt.NDArray[Any]:
     """Return the labels as a split has them: (m,) indices of classes, or (m, K) of 0 and 1."""
     place = {name: n for n, name in enumerate(data.classes)}
     if not data.several:
         return np.array([place[each.label] for each in predictions], np.int64)
-    found = np.zeros((len(predictions), len(place)), np.int64)
+    found = np.zeros((len(predictions), len(place)), np.int8)
     for row, each in zip(found, predictions, strict=True):
         row[[place[name] for name in each.labels or ()]] = 1
     return found

@@ -19,6 +19,7 @@ class Remote {
       this.model = await (await this.request("v1/model")).json();
     }
     this.chosen = this.model.name;
+    showPython(Boolean(this.model.multilabel));
     this.offerModels(this.model.models ?? []);
     return [];
   }
