@@ -235,7 +235,8 @@ def test_a_hub_that_does_not_answer_is_out_of_reach(monkeypatch):
     with socket.socket() as taken:  # bound and not listening: connections are refused
         taken.bind(("127.0.0.1", 0))
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
-        for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # other tests ask for it when they load
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.delenv(name, raising=False)
         assert not answers()
         taken.listen()

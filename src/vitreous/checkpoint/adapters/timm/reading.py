@@ -50,9 +50,7 @@ _HARMLESS = {  # arguments of timm's constructors that evaluation does not use, 
 _OFF = (None, False, "layernorm")  # values by which any other argument is off
 _EXPECTED = {"norm_layer": ("rmsnorm",), "block_fn": ("norm-after",), "rel_pos_type": ("mlp",), "attn_layer": ("",)}
 """Further values that an argument may have: those that tensors show, or that only this package's own table has."""
-ACTIVATIONS = {
-    **{"gelu": "gelu", "gelu_tanh": "gelu-tanh", "relu": "relu", "quick_gelu": "quick-gelu", "silu": "silu"},
-}
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "relu": "relu", "quick_gelu": "quick-gelu", "silu": "silu"}
 """Our names of activations, by timm's."""
 POOLS = {"token": "cls", "avg": "mean", "map": "map"}
 """Our names of pools, by timm's."""
