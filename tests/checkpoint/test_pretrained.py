@@ -19,6 +19,7 @@ from torch import nn
 
 from vitreous.checkpoint import hub, pretrained
 from vitreous.checkpoint.licence import describe_licence, recorded_licence
+from vitreous.checkpoint.locating import locate
 from vitreous.checkpoint.opening import OpenOptions, open_with_details
 from vitreous.checkpoint.pretrained import LICENCES, ROWS, Row, find_hub_id, find_row
 from vitreous.errors import CheckpointError
@@ -145,6 +146,25 @@ def test_every_row_comes_from_a_hub(row, tmp_path, monkeypatch):
     shutil.rmtree(tmp_path)  # some are 200 MB
 
 
+def test_a_folder_with_the_name_of_an_owner_hides_no_model_of_the_hub(tmp_path, monkeypatch):
+    row = find_row("dinov2-s")
+    publish(row, tmp_path / "hub" / row.hub_id)
+    shutil.copytree(tmp_path / "hub" / row.hub_id, tmp_path / "hub" / "timm" / "other")
+    (tmp_path / "timm").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with serving(tmp_path / "hub") as server:
+        at_home(monkeypatch, server.url, tmp_path / "cache")
+        assert locate(row.full_id).commit == row.revision
+        for name in (row.hub_id, f"hf://{row.hub_id}", "timm/other@main", "hf://timm/other", "hf-hub:timm/other"):
+            assert locate(name).commit == COMMIT
+        with pytest.raises(CheckpointError, match=r"On the hub\? Write hf-hub:timm/other"):
+            locate("timm/other")
+    with pytest.raises(CheckpointError, match="URLs are not fetched"):
+        locate("https://timm/other")
+    shutil.copytree(tmp_path / "hub" / row.hub_id, tmp_path / row.hub_id)
+    assert locate(row.hub_id).commit is None
+
+
 def test_a_file_that_differs_from_the_table_is_refused_and_removed(tmp_path, monkeypatch):
     row = find_row("clip-b")
     publish(row, tmp_path / "hub" / row.hub_id)
@@ -184,6 +204,23 @@ def test_the_licence_of_other_models_is_that_of_their_card(tmp_path, card, licen
     opened = open_with_details(tmp_path, OpenOptions())
     assert opened.info.provenance.get("licence") == licence
     assert any(reason.startswith("licence") for reason in opened.reasons) == (licence is not None)
+
+
+@pytest.mark.parametrize(
+    ("folder", "licence"),
+    [
+        ("facebook/vit-mae-huge", "CC-BY-NC-4.0"),
+        (f"models--facebook--vit-mae-large/snapshots/{COMMIT}", "CC-BY-NC-4.0"),
+        ("someone/vit-mae-large", "MIT"),
+    ],
+)
+def test_mae_of_its_authors_has_their_licence_not_that_of_the_hubs_card(tmp_path, folder, licence):
+    arguments = {"depth": 1, "img_size": 32, "num_classes": 2}
+    model = timm.create_model("vit_tiny_patch16_224", **arguments)
+    save_for_hf(model, tmp_path / folder, model_args=arguments, safe_serialization=True)
+    (tmp_path / folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    opened = open_with_details(tmp_path / folder, OpenOptions())
+    assert opened.info.provenance["licence"] == licence
 
 
 def test_what_a_licence_means_is_said():

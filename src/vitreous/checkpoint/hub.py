@@ -58,7 +58,8 @@ def suggest_id(name: str) -> str:
 def fetch(name: str) -> Path:
     """Return the folder with the weights and documents of a hub id, downloaded unless they are cached.
 
-    A commit that is cached in full is used without asking the hub. A file that differs from its checksum is removed.
+    A commit that is cached in full is used without asking the hub. A file that differs from its checksum is removed,
+    where the checksum is known (:func:`_verify`).
     """
     import huggingface_hub
     from huggingface_hub import constants
@@ -286,6 +287,7 @@ def _verify_all(folder: Path, expected: str | None) -> None:
 def _verify(file: Path, expected: str | None) -> None:
     """Check the SHA-256 of a file: the one expected, or else the hub's, which is the name of a large file in the cache.
 
+    A cache without symbolic links, as Windows may have, does not name the hub's: only the expected one is checked then.
     A damaged file is removed, so that the next download is a new one.
     """
     blob = Path(os.path.normpath(file.parent / file.readlink())) if file.is_symlink() else file

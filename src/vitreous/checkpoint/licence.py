@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from vitreous.files.opening import read_regular
 __all__ = ["describe_licence", "recorded_licence", "with_origin"]
 
 _MAX_CARD = 1 << 20  # bytes
+_MAE = re.compile(r"facebook(/|--)vit-mae-")  # also in the hub's cache; its cards say Apache-2.0, its authors CC BY-NC
 
 
 def with_origin(info: ModelInfo, located: Located) -> tuple[ModelInfo, str]:
@@ -38,10 +40,12 @@ def with_origin(info: ModelInfo, located: Located) -> tuple[ModelInfo, str]:
 def _find_licence(name: str, folder: Path) -> str | None:
     """Return the licence of a downloaded or local checkpoint: that of the table, or of the model card beside it.
 
-    The table comes first, because some cards on the hub differ from the authors' own licence.
+    The card comes last, because some cards on the hub differ from the authors' own licence.
     """
     if (row := find_hub_id(name)) is not None:
         return row.licence
+    if _MAE.search(f"{name} {folder.absolute().as_posix()}"):
+        return "CC-BY-NC-4.0"
     if (of_file := licence_of_file(name)) is not None:  # nothing beside such a file states one
         return of_file
     try:

@@ -11,7 +11,7 @@ from typing import Any
 from vitreous.checkpoint import hub
 from vitreous.checkpoint.adapters.common import ForeignCheckpoint, State, join_first
 from vitreous.checkpoint.model_file import KEY
-from vitreous.checkpoint.pretrained import ROWS, find_row
+from vitreous.checkpoint.pretrained import ROWS, find_hub_id, find_row
 from vitreous.checkpoint.shipped import SHIPPED, shipped_file
 from vitreous.checkpoint.untrusted.container import read_header
 from vitreous.checkpoint.untrusted.documents import read_object
@@ -75,18 +75,23 @@ def _is_model_file(file: Path) -> bool:
 
 
 def _fetch(name: str, path: Path) -> Path:
-    """Download a name that is no existing path, if it can be a hub id."""
-    if "://" in name:
+    """Download a name that is no existing path, if it can be a hub id.
+
+    A folder with the owner's name makes an id look like a file in it, unless the table has the id, or it has a prefix
+    or a revision.
+    """
+    hub_id = hub.HUB_ID.fullmatch(name)
+    if hub_id is None and "://" in name:
         raise CheckpointError(f"'{name}' is a URL, and URLs are not fetched: download the file first")
-    is_hub_id = hub.HUB_ID.fullmatch(name)
     has_folder = path.parent.is_dir()
-    if is_hub_id and not (path.suffix in SUFFIXES or name.startswith((".", "/", "~")) or has_folder):
+    is_certain = hub_id is not None and (hub_id[1] != name or find_hub_id(name) is not None)
+    if hub_id and path.suffix not in SUFFIXES and (is_certain or not has_folder):
         return hub.fetch(name)
     neighbours = [file.name for file in path.parent.iterdir()] if has_folder else []
     hint = did_you_mean(path.name, neighbours, os.path.dirname(path))
     hint = hint or did_you_mean(name.lower(), [SHIPPED, *(row.name for row in ROWS)])
     if not hint:
-        hint = f" On the hub? Write hf-hub:{name}" if is_hub_id else hub.suggest_id(name)
+        hint = f" On the hub? Write hf-hub:{name}" if hub_id else hub.suggest_id(name)
     raise CheckpointError(f"no model {'file' if path.suffix else 'file or folder'} '{name}'.{hint}")
 
 

@@ -58,7 +58,7 @@ class Row:
     fine_tuned: float | None
     source: str  # of the accuracies, or of the licence and the files
     megabytes: float | None  # download; None: not stated, about 4 bytes for each parameter
-    sha256: str | None = None  # of the file, where its source states it; the hub's own is checked in any case
+    sha256: str | None = None  # of the file, where its source states it; the hub's is checked where the cache names it
 
     @property
     def full_id(self) -> str:

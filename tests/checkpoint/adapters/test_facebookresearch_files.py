@@ -10,6 +10,7 @@ import torch
 from reference_models import BOUND, difference, random_images, randomise
 from safetensors.torch import save_file
 from timm.models import save_for_hf
+from torchvision.transforms import v2
 from transformers import DINOv3ViTConfig, DINOv3ViTModel
 
 from vitreous.accelerate.model import create
@@ -18,6 +19,7 @@ from vitreous.checkpoint.conversion.writing import export
 from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.checkpoint.opening import OpenOptions, open_with_details
 from vitreous.data.config import PreprocessConfig
+from vitreous.data.images.reading import read_image
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.errors import CheckpointError
 
@@ -66,6 +68,24 @@ def test_dinov3_files(tmp_path, entry, rounding):
         images = random_images(2, *size)
         with torch.inference_mode():
             assert difference(model(images), opened.model(images)) <= BOUND
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "std"),
+    [
+        ("dinov3_vits16_pretrain_lvd1689m-08c60483.pth", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ("dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth", (0.430, 0.411, 0.296), (0.213, 0.156, 0.143)),
+    ],
+)
+def test_images_for_dinov3_are_prepared_as_its_readme_says(tmp_path, photos, name, mean, std):
+    _, state = dinov3("vit_small_patch16_dinov3_qkvb", torch.bfloat16)
+    torch.save(state, tmp_path / name)
+    pipeline = open_with_details(tmp_path / name, OpenOptions()).info.pipeline
+    theirs = v2.Compose(
+        [v2.Resize(pipeline.size), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)]
+    )
+    image = read_image(next(path for path in sorted(photos.iterdir()) if "chelsea" in path.name))
+    assert float((pipeline(image) - theirs(image)).abs().max()) <= 1e-5
 
 
 @pytest.mark.parametrize("entry", ["vit_small_patch16_dinov3_qkvb", "vit_huge_plus_patch16_dinov3_qkvb"])

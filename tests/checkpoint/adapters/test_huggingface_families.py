@@ -226,3 +226,42 @@ def test_a_changed_activation_is_written(tmp_path):
     build("CLIP")[0].save_pretrained(tmp_path / "in")
     convert(tmp_path / "in", tmp_path / "out", "huggingface", OpenOptions(activation="silu"))
     assert json.loads((tmp_path / "out" / "config.json").read_text())["hidden_act"] == "silu"
+
+
+@pytest.mark.parametrize("name", ["DINOv2 giant", "DINOv2 with registers"])
+def test_dinov2_without_its_config(tmp_path, name):
+    theirs, sizes = build(name)
+    theirs.save_pretrained(tmp_path)
+    (tmp_path / "config.json").unlink()
+    ours, _ = open_checkpoint(tmp_path, OpenOptions(heads=2))
+    for size in ((48, 48), *sizes):
+        images = random_images(2, *size)
+        with torch.inference_mode():
+            assert difference(run_huggingface(theirs, images), ours(images)) <= BOUND
+
+
+@pytest.mark.parametrize("name", ["DeiT", "CLIP", "DINOv3", "SigLIP 2"])
+def test_another_patch_size_and_grid_are_written(tmp_path, name):
+    build(name)[0].save_pretrained(tmp_path / "in")
+    done = convert(tmp_path / "in", tmp_path / "out", "huggingface", OpenOptions(image_size=32, patch_size=8))
+    assert [each.by.split()[0] for each in done.comparisons] == ["vitreous", "transformers"]
+    document = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert document["patch_size"] == 8
+    assert document.get("num_patches", 16) == 16  # of NaFlex
+
+
+@pytest.mark.parametrize("name", ["DeiT", "MSN classifier", "I-JEPA classifier", "BEiT classifier"])
+def test_a_dropped_head_is_written(tmp_path, name):
+    build(name)[0].save_pretrained(tmp_path / "in")
+    done = convert(tmp_path / "in", tmp_path / "out", "huggingface", OpenOptions(drop=("head",)))
+    assert [each.by.split()[0] for each in done.comparisons] == ["vitreous", "transformers"]
+    document = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert document["architectures"] == [MODELS[name][0].replace("ForImageClassification", "Model")]
+    assert "id2label" not in document
+
+
+def test_a_mean_that_only_a_classifier_has_keeps_its_head(tmp_path):
+    build("CLIP classifier")[0].save_pretrained(tmp_path / "in")
+    with pytest.raises(CheckpointError, match="no class for clip that averages the tokens without a classifier"):
+        convert(tmp_path / "in", tmp_path / "out", "huggingface", OpenOptions(drop=("head",)))
+    assert not (tmp_path / "out").exists()

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from vitreous.checkpoint.conversion.convert import convert
-from vitreous.checkpoint.opening import OpenOptions, open_checkpoint
+from vitreous.checkpoint.opening import OpenOptions, open_checkpoint, open_with_details
 from vitreous.data.images.reading import read_image
 from vitreous.errors import CheckpointError
 
@@ -164,6 +164,52 @@ def test_preprocessing_equals_the_image_processor(tmp_path, photos, given):
         processor = AutoImageProcessor.from_pretrained(tmp_path / folder, backend="pil")
         theirs_pixels = torch.as_tensor(processor(image, return_tensors="pt")["pixel_values"])[0]
         assert float((ours - theirs_pixels).abs().max()) <= 1e-5
+
+
+OLD = {"do_resize": True, "do_normalize": True, "resample": 3, "image_mean": [0.4, 0.5, 0.6], "image_std": [0.2] * 3}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"feature_extractor_type": "CLIPFeatureExtractor", "size": 56, "crop_size": 48, "do_center_crop": True},
+        {"feature_extractor_type": "CLIPFeatureExtractor", "size": 48, "crop_size": 48, "do_center_crop": True},
+        {"image_processor_type": "BitImageProcessor", "size": 64, "crop_size": {"height": 48, "width": 48}},
+        {"feature_extractor_type": "DeiTFeatureExtractor", "size": 48, "crop_size": 48, "do_center_crop": True},
+        {"feature_extractor_type": "BeitFeatureExtractor", "size": 48, "crop_size": 40, "do_center_crop": False},
+        {"feature_extractor_type": "ViTFeatureExtractor", "size": [48, 48]},
+        {"size": 48},  # config.json says of which model
+        {"image_processor_type": "ViTImageProcessor", "size": 48, "do_normalize": False},
+        {"image_processor_type": "ViTImageProcessor", "size": 48, "do_rescale": False,
+         "image_mean": [120.0, 110.0, 100.0], "image_std": [60.0] * 3},
+        {"image_processor_type": "ViTImageProcessor", "size": 48, "rescale_factor": 1 / 127.5},
+    ],
+    ids=["CLIP", "CLIP whole", "Bit", "DeiT", "BEiT", "ViT", "no class", "no normalize", "no rescale", "other rescale"],
+)  # fmt: skip
+def test_old_preprocessing_equals_the_image_processor(tmp_path, photos, given):
+    vit()[0].save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(OLD | given))
+    image = read_image(next(path for path in sorted(photos.iterdir()) if "chelsea" in path.name))
+    ours = open_checkpoint(tmp_path)[1].pipeline(image)
+    processor = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    theirs = torch.as_tensor(processor(image, return_tensors="pt")["pixel_values"])[0]
+    assert float((ours - theirs).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"size": 56, "crop_size": 48}, "images keep their aspect ratio: DeiTFeatureExtractor squashes them"),
+        ({"size": 48, "crop_size": 48, "do_resize": False}, "preprocessor_config.json has do_resize false"),
+    ],
+)
+def test_preprocessing_that_cannot_be_expressed_is_said(tmp_path, given, said):
+    vit()[0].save_pretrained(tmp_path)
+    document = OLD | {"feature_extractor_type": "DeiTFeatureExtractor"} | given
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(document))
+    opened = open_with_details(tmp_path, OpenOptions())
+    assert sum(said in reason for reason in opened.reasons) == 1
+    assert opened.info.pipeline.config.fit == ("crop" if "do_resize" not in given else "squash")
 
 
 def test_dinov2_without_classifier(tmp_path):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
+import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from reference_models import BOUND, difference, random_images, randomise
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
 from vitreous.checkpoint.conversion.convert import convert
 from vitreous.checkpoint.conversion.writing import export
+from vitreous.checkpoint.model_file import load_model, save_model
 from vitreous.checkpoint.opening import OpenOptions, open_checkpoint, open_with_details
 from vitreous.errors import CheckpointError
 
@@ -146,6 +150,35 @@ def test_labels_and_pipeline_round_trip(tmp_path):
     assert again.num_classes == model.num_classes
 
 
+@pytest.mark.parametrize("kept", [1.0, 0.95])
+def test_a_squash_is_that_of_timm_and_a_crop_that_is_left_out_is_said(tmp_path, kept):
+    saved(tmp_path)
+    document = json.loads((tmp_path / "config.json").read_text())
+    stated = {"crop_mode": "squash", "interpolation": "bicubic", "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
+    document["pretrained_cfg"] |= stated | {"crop_pct": kept}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    opened = open_with_details(tmp_path, OpenOptions())
+    assert any("crop_pct 0.95 is ignored" in reason for reason in opened.reasons) == (kept < 1)
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
+    theirs = timm.data.create_transform((3, 48, 48), crop_pct=1.0, **stated)
+    image = Image.fromarray(pixels)
+    assert float((opened.info.pipeline(image) - theirs(image)).abs().max()) <= 1e-5
+
+
+def test_a_temperature_that_is_left_out_is_said(tmp_path):
+    saved(tmp_path / "in")
+    convert(tmp_path / "in", tmp_path / "own.safetensors", "vitreous")
+    model, info = load_model(tmp_path / "own.safetensors")
+    save_model(tmp_path / "fitted.safetensors", model, dataclasses.replace(info, temperature=1.5))
+    said = {
+        (name, to): convert(tmp_path / f"{name}.safetensors", tmp_path / f"{name}-{to}", to).notes
+        for name in ("own", "fitted")
+        for to in ("timm", "vitreous")
+    }
+    assert said.pop(("fitted", "timm")) == ["the format has no place for the fitted temperature: it is left out"]
+    assert not any(said.values())
+
+
 def test_old_pre_logits_and_training_wrappers(tmp_path):
     model = randomise(timm.create_model("vit_tiny_patch16_224", **SMALL))
     state = model.state_dict() | {
@@ -170,7 +203,7 @@ def test_old_pre_logits_and_training_wrappers(tmp_path):
 
 
 def test_facebookresearch_dinov2_files(tmp_path):
-    model = randomise(timm.create_model("vit_small_patch14_reg4_dinov2", img_size=56, depth=2))
+    model = randomise(timm.create_model("vit_small_patch14_reg4_dinov2", img_size=56, depth=2, dynamic_img_size=True))
     state = dict(model.state_dict())
     state["register_tokens"] = state.pop("reg_token")
     state["mask_token"] = torch.randn(1, 384)
@@ -179,10 +212,10 @@ def test_facebookresearch_dinov2_files(tmp_path):
     state["cls_token"] = state["cls_token"] - cls_position  # timm adds the two up when it loads such a file
     torch.save(state, tmp_path / "dinov2_vits14_reg4.pth")
     opened = open_with_details(tmp_path / "dinov2_vits14_reg4.pth", OpenOptions())
-    images = random_images(2, 56)
-    with torch.inference_mode():
-        assert difference(model(images), opened.model(images)) <= BOUND
-    assert opened.model.config.position.resample == "dinov2"
+    for size in ((56, 56), (42, 84)):  # its authors resample the positions of these as timm does
+        images = random_images(2, *size)
+        with torch.inference_mode():
+            assert difference(model(images), opened.model(images)) <= BOUND
     with pytest.raises(CheckpointError, match="--drop mask_token"):
         convert(tmp_path / "dinov2_vits14_reg4.pth", tmp_path / "x.pth", "torchvision")
     convert(tmp_path / "dinov2_vits14_reg4.pth", tmp_path / "own.safetensors", "vitreous")
@@ -200,6 +233,7 @@ def test_the_giant_of_facebookresearch_dinov2_has_gated_mlps_under_other_names(t
     torch.save(state | {"mask_token": torch.randn(1, 128)}, tmp_path / "giant.pth")
     opened = open_with_details(tmp_path / "giant.pth", OpenOptions())
     assert opened.model.config.mlp.kind == "gated"
+    assert opened.model.config.position.resample == "dinov2"
     images = random_images(2, 56)
     with torch.inference_mode():
         assert difference(model(images), opened.model(images)) <= BOUND

@@ -22,7 +22,7 @@ from vitreous.checkpoint.adapters.common import (
     beyond_the_paper,
     has_decoder,
 )
-from vitreous.checkpoint.adapters.releases import to_dinov2
+from vitreous.checkpoint.adapters.releases import images_of_dinov3, to_dinov2
 from vitreous.checkpoint.adapters.sidecar import make_sidecar
 from vitreous.checkpoint.adapters.stacking import cut, prefixes
 from vitreous.checkpoint.adapters.timm.reading import read_translated
@@ -61,8 +61,8 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
     else:
         state, kept = _from_mae(source.tensors, hints.keep_decoder)
         reasons.append(f"the decoder is {'kept; no command computes it' if kept else 'left out'}")
-    crop_ratio = 1.0 if arguments else 0.875
-    imported = read_translated(replace(source, tensors=state), hints, arguments, crop_ratio)
+    images = images_of_dinov3(source.name) if arguments else {"crop_ratio": 0.875}
+    imported = read_translated(replace(source, tensors=state), hints, arguments, images)
     return replace(
         imported,
         family="facebookresearch",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from vitreous.data.config import PreprocessConfig
@@ -17,14 +18,24 @@ _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _TIMM_FITS = {"center": "crop", "squash": "squash", "border": "pad"}
 _PIL = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # PIL.Image.Resampling, as transformers writes it
 _EXACT = "vitreous_pipeline"  # key of a pipeline that the family's format cannot express
+# Beginnings of the names of transformers' image processors, and of models that have one by default.
+_SHORTEST_EDGE = ("CLIP", "Bit", "Dinov2", "Siglip")  # a size of one number is that of the shorter side
+_CENTRED = ("CLIP", "Bit", "Dinov2", "DeiT")  # the centre is cut unless the document says otherwise
 
 
-def from_timm(document: dict[str, Any], config: ViTConfig, name: str) -> EvalPipeline:
-    """Read a pretrained_cfg; missing entries take timm's defaults (crop, 0.875, bilinear, ImageNet mean and std)."""
+def from_timm(document: dict[str, Any], config: ViTConfig, name: str, reasons: list[str]) -> EvalPipeline:
+    """Read a pretrained_cfg; missing entries take timm's defaults (crop, 0.875, bilinear, ImageNet mean and std).
+
+    What the pipeline leaves out is appended to `reasons`, the lines for the user.
+    """
     interpolation = document.get("interpolation", "bilinear")
+    mode = document.get("crop_mode") or "center"
+    fit, kept = _TIMM_FITS.get(mode, "crop"), document.get("crop_pct") or 0.875
+    if fit != "crop" and kept < 1:
+        reasons.append(f"crop_pct {kept:g} is ignored: with crop_mode {mode}, whole images are used, not their centre")
     values = {
-        "fit": _TIMM_FITS.get(document.get("crop_mode") or "center", "crop"),
-        "crop_ratio": document.get("crop_pct") or 0.875,
+        "fit": fit,
+        "crop_ratio": kept if fit == "crop" else 1.0,
         "interpolation": interpolation if interpolation in _PIL.values() else "bicubic",
         "mean": tuple(document.get("mean") or _IMAGENET[0]),
         "std": tuple(document.get("std") or _IMAGENET[1]),
@@ -44,25 +55,60 @@ def to_timm(pipeline: EvalPipeline) -> dict[str, Any]:
     }
 
 
-def from_huggingface(document: dict[str, Any], config: ViTConfig, name: str) -> EvalPipeline:
-    """Read a preprocessor_config.json: squash to a height and width, or resize and center crop."""
+def from_huggingface(
+    document: dict[str, Any], config: ViTConfig, name: str, model: str, reasons: list[str]
+) -> EvalPipeline:
+    """Read a preprocessor_config.json: squash to a height and width, or resize and center crop.
+
+    Args:
+        document: Its content.
+        config: That of the model.
+        name: The checkpoint's, for messages.
+        model: Beginning of the model's class names, which decides if the document names no image processor.
+        reasons: Lines for the user; what the pipeline leaves out is appended.
+    """
     if _EXACT in document:
         return EvalPipeline.from_dict(document[_EXACT])
-    size, crop = document.get("size"), document.get("crop_size")
+    processor = str(document.get("image_processor_type") or document.get("feature_extractor_type") or model)
+    is_cut = document.get("do_center_crop")
+    is_cut = processor.startswith(_CENTRED) if is_cut is None else is_cut
+    size = _sides(document.get("size"), is_edge=processor.startswith(_SHORTEST_EDGE))
+    crop = _sides(document.get("crop_size")) if is_cut else {}
+    target = pair(config.image_size)
+    window = int(crop.get("height", min(target)))
+    edge = int(size.get("shortest_edge", size.get("height", window)))
     values: dict[str, Any] = {
         "fit": "squash",
         "interpolation": _PIL.get(document.get("resample", 2), "bilinear"),
-        "mean": tuple(document.get("image_mean") or _HALF),
-        "std": tuple(document.get("image_std") or _HALF),
+        **_statistics(document),
     }
-    target = pair(config.image_size)
-    if isinstance(size, dict) and "shortest_edge" in size:
-        edge = int(size["shortest_edge"])
-        window = crop.get("height", edge) if isinstance(crop, dict) else crop or min(target)
-        values |= {"fit": "crop", "crop_ratio": _ratio(min(int(window), edge), edge)}
-    elif isinstance(size, dict) and document.get("do_center_crop") and isinstance(crop, dict):
-        values |= {"fit": "crop", "crop_ratio": _ratio(min(int(crop["height"]), size["height"]), size["height"])}
+    if "shortest_edge" in size or (crop and window < edge):
+        values |= {"fit": "crop", "crop_ratio": _ratio(min(window, edge), edge)}
+    if values["fit"] == "crop" and "shortest_edge" not in size:
+        reasons.append(f"images keep their aspect ratio: {processor} squashes them before it cuts the centre")
+    if document.get("do_resize") is False:
+        reasons.append("images are resized to the model's size, though preprocessor_config.json has do_resize false")
     return _pipeline(target, config, values, name)
+
+
+def _sides(size: Any, *, is_edge: bool = False) -> dict[str, Any]:
+    """Return a size as newer files write it; in older ones it is a number, or a height and a width."""
+    if not isinstance(size, int | list):
+        return size or {}
+    if isinstance(size, int) and is_edge:
+        return {"shortest_edge": size}
+    height, width = (size, size) if isinstance(size, int) else size
+    return {"height": height, "width": width}
+
+
+def _statistics(document: dict[str, Any]) -> dict[str, Any]:
+    """Return mean and std for pixels in [0, 1]; a preprocessor_config.json states them for pixels that it rescaled."""
+    is_rescaled, is_normalised = (document.get(name) is not False for name in ("do_rescale", "do_normalize"))
+    largest = 255 * (document.get("rescale_factor") or 1 / 255) if is_rescaled else 255  # of the pixels after rescaling
+    mean, std = (0.0,) * 3, (1.0,) * 3
+    if is_normalised:
+        mean, std = document.get("image_mean") or _HALF, document.get("image_std") or _HALF
+    return {"mean": tuple(m / largest for m in mean), "std": tuple(s / largest for s in std)}
 
 
 def to_huggingface(pipeline: EvalPipeline) -> dict[str, Any]:
@@ -91,9 +137,9 @@ def to_huggingface(pipeline: EvalPipeline) -> dict[str, Any]:
     return document
 
 
-def of_facebookresearch(config: ViTConfig, name: str, *, crop_ratio: float) -> EvalPipeline:
-    """Return the pipeline of facebookresearch's DINOv2, DINOv3 and MAE: bicubic, ImageNet mean and std."""
-    values = {"fit": "crop", "crop_ratio": crop_ratio, "mean": _IMAGENET[0], "std": _IMAGENET[1]}
+def of_facebookresearch(config: ViTConfig, name: str, prepared: Mapping[str, Any]) -> EvalPipeline:
+    """Return a pipeline of facebookresearch's: cropped, bicubic, ImageNet mean and std, but for what is `prepared`."""
+    values = {"fit": "crop", "mean": _IMAGENET[0], "std": _IMAGENET[1], **prepared}
     return _pipeline(pair(config.image_size), config, values, name)
 
 

@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = ["from_dinov2", "is_cropped", "licence_of_file", "to_dinov2"]
+__all__ = ["from_dinov2", "images_of_dinov3", "is_cropped", "licence_of_file", "to_dinov2"]
+
+# In fields of PreprocessConfig, as README.md of facebookresearch/dinov3 says.
+_DINOV3: dict[str, Any] = {"fit": "squash", "interpolation": "bilinear"}
+_SATELLITE: dict[str, Any] = {**_DINOV3, "mean": (0.430, 0.411, 0.296), "std": (0.213, 0.156, 0.143)}
 
 _RELEASES = (  # beginnings of file names, the licence, and whether images are cropped (of a .pth)
     (r"vit_[blh]_1[46]_(lc_)?swag", "CC-BY-NC-4.0", False),  # which torchvision publishes
@@ -25,6 +31,11 @@ _DINOV2_GATED = {"mlp.w12.": "mlp.fc1.", "mlp.w3.": "mlp.fc2."}
 def is_cropped(name: str) -> bool:
     """Return whether a file has the name of facebookresearch's MAE, DeiT or DINO, which crop 224 of 256 pixels."""
     return name.endswith(".pth") and any(crops for _, crops in _releases(name))
+
+
+def images_of_dinov3(name: str) -> Mapping[str, Any]:
+    """Return how images are prepared for a file of DINOv3; weights trained on satellite images have their own mean."""
+    return _SATELLITE if "sat493m" in os.path.basename(name).lower() else _DINOV3
 
 
 def licence_of_file(name: str) -> str | None:

@@ -39,6 +39,7 @@ BOUND = 1e-5
 HYBRID_BOUND = 3e-5  # for a ResNet stem, whose group norms sum in another order
 """Largest difference of two logits that a conversion may cause, relative to the largest logit."""
 _RULE_OMITTED = "thresholds and calibration of the labels are left out: transformers takes the sigmoid of each logit"
+_TEMPERATURE_OMITTED = "the format has no place for the fitted temperature: it is left out"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Conversion:
 
     files: list[Path]
     reasons: list[str]  # what was recognised or assumed in the source and why, and what was changed
-    notes: list[str]  # constants of the model that the family fixes at other values, thresholds that are left out
+    notes: list[str]  # constants of the model that the family fixes at other values, calibration that is left out
     comparisons: list[Comparison]  # of the written model with the source
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,6 +90,8 @@ def convert(
     rule = opened.info.multilabel
     if to != "vitreous" and rule is not None and rule != LabelRule.plain(rule.labels):
         notes = [*notes, _RULE_OMITTED]
+    if to != "vitreous" and opened.info.temperature != 1:
+        notes = [*notes, _TEMPERATURE_OMITTED]
     if to != "vitreous" and (opened.info.abstention or opened.info.conformal):
         notes = [*notes, THRESHOLDS_OMITTED]
     for note in notes:

@@ -25,7 +25,7 @@ from vitreous.checkpoint.adapters.huggingface.names import (
     Naming,
     translate,
 )
-from vitreous.checkpoint.adapters.shapes import config_from
+from vitreous.checkpoint.adapters.shapes import config_from, is_gated
 from vitreous.checkpoint.adapters.stacking import join, join_heads, kernel_of_rows, prefixes
 from vitreous.errors import CheckpointError
 from vitreous.model.config import ViTConfig
@@ -68,7 +68,7 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
     if others := sorted({name.partition(".")[0] for name in unread}):
         reasons.append(f"only the encoder of images is read, without {', '.join(others)}")
     names, blocks = _naming(source.name, tensors, kind, prefix)
-    kind = kind or ("dinov2" if names.startswith("dinov2") else "vit")
+    kind = kind or _kind_of(names, has_registers=f"{prefix}embeddings.register_tokens" in tensors)
     if kind not in FIRST_KINDS and not document:
         raise CheckpointError(
             f"'{source.name}' is a Hugging Face model of type {kind} without config.json: give the folder"
@@ -94,7 +94,9 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
     if isinstance(labels, dict) and len(labels) == config.num_classes:
         classes = tuple(str(label) for _, label in sorted(labels.items(), key=lambda item: int(item[0])))
     preprocessor = source.documents.get("preprocessor_config.json")
-    pipeline = pipelines.from_huggingface(preprocessor, config, source.name) if preprocessor else None
+    pipeline = None
+    if preprocessor:
+        pipeline = pipelines.from_huggingface(preprocessor, config, source.name, KINDS[kind].classes, reasons)
     several = document.get(PROBLEM) == SEVERAL and config.num_classes > 0
     if several:
         reasons.append(f"several labels of an image: config.json has {PROBLEM} {SEVERAL}")
@@ -194,13 +196,20 @@ def _vision(document: dict[str, Any]) -> dict[str, Any]:
     return vision if isinstance(vision, dict) else document
 
 
+def _kind_of(names: str, *, has_registers: bool) -> str:
+    """Return the kind of a model without config.json, given how its tensors are named."""
+    if names.startswith("vit"):
+        return "vit"
+    return "dinov2_with_registers" if has_registers else "dinov2"
+
+
 def _config(source: ForeignCheckpoint, state: State, kind: str, hints: Hints, reasons: list[str]) -> ViTConfig:
     whole = source.documents.get("config.json") or {}
     document = _vision(whole)
     activation = document.get("hidden_act", KINDS[kind].activation)
     if activation not in ACTIVATIONS:
         raise CheckpointError(f"'{source.name}' has activation {activation}; supported are {', '.join(ACTIVATIONS)}")
-    gated = "dinov2" in kind and document.get("use_swiglu_ffn")
+    gated = "dinov2" in kind and is_gated(state)
     known: dict[str, Any] = {
         "pool": {"kind": _pool(kind, state)},
         "mlp": {"activation": "silu" if gated else ACTIVATIONS[activation]},
@@ -220,7 +229,8 @@ def _config(source: ForeignCheckpoint, state: State, kind: str, hints: Hints, re
     if document:
         reasons.append(f"{(whole.get('architectures') or [kind])[0]}, {kind}: config.json")
     else:
-        reasons.append(f"no config.json: {kind}, epsilon {known['norm_eps']:g} and exact GELU are assumed")
+        mlp = "SwiGLU" if gated else "exact GELU"
+        reasons.append(f"no config.json: {kind}, epsilon {known['norm_eps']:g} and {mlp} are assumed")
     return config_from(state, source.name, hints, reasons, **known)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from vitreous.checkpoint.adapters.huggingface.names import (
 )
 from vitreous.checkpoint.adapters.shapes import plain_size
 from vitreous.checkpoint.adapters.stacking import cut, cut_heads, prefixes, rows_of_kernel
+from vitreous.errors import CheckpointError
 from vitreous.model.config import ViTConfig, pair
 from vitreous.model.heads import MlpHead
 from vitreous.model.mlp import MlpConfig
@@ -45,6 +47,8 @@ _BACK = {
     "quick-gelu": "quick_gelu",
     "silu": "silu",
 }
+_CLASSIFIER = "ForImageClassification"  # end of the names of classes
+_MEAN_OF_CLASSIFIER = ("clip", "siglip", "siglip2", "data2vec-vision")  # only their classifiers average tokens
 
 LAYOUT = {
     "prefix": PREFIXES,
@@ -64,7 +68,8 @@ def fixed_constants(config: ViTConfig) -> tuple[dict[str, Any], list[str]]:
 
 def write(model: OutgoingModel) -> ForeignCheckpoint:
     """Return files for ``from_pretrained`` of the class that the model came from, or of ``ViTModel`` and its like."""
-    config, layout, kept = model.config, model.layout, dict(model.kept)
+    config, kept = model.config, dict(model.kept)
+    layout = model.layout if config.num_classes else _without_head(model.layout)
     same_family = layout.get("family") == "huggingface"
     kind = layout["kind"] if same_family else _kind(config)
     if kind in FIRST_KINDS:
@@ -91,6 +96,22 @@ def write(model: OutgoingModel) -> ForeignCheckpoint:
         "preprocessor_config.json": pipelines.to_huggingface(model.pipeline),
     }
     return ForeignCheckpoint(tensors, documents)
+
+
+def _without_head(layout: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the layout of a model whose head was left out, as that of its encoder alone; others stay as they are."""
+    document = layout.get("document") or {}
+    if not str((document.get("architectures") or [""])[0]).endswith(_CLASSIFIER):
+        return layout
+    kind = layout["kind"]
+    if kind in _MEAN_OF_CLASSIFIER:
+        raise CheckpointError(
+            f"transformers has no class for {kind} that averages the tokens without a classifier: keep the head, or "
+            "write a model file"
+        )
+    left = {name: value for name, value in document.items() if name not in ("id2label", "label2id", "num_labels")}
+    own = {"architectures": [f"{KINDS[kind].classes}Model"]}
+    return {**layout, "document": {**left, **own}, "prefix": "", "blocks": ""}
 
 
 def _their_shapes(ours: State, layout: Any, kept: State) -> State:
@@ -146,7 +167,13 @@ def _their_names(state: State, naming: Naming, prefix: str, before: str) -> Stat
 def _updated(document: dict[str, Any], kind: str, config: ViTConfig, classes: tuple[str, ...]) -> dict[str, Any]:
     """Return the config.json that a model was read from, with what the user may have changed since."""
     vision = document.get("vision_config")
-    changes: dict[str, Any] = {"image_size": plain_size(pair(config.image_size)), "num_channels": config.in_channels}
+    changes: dict[str, Any] = {
+        "image_size": plain_size(pair(config.image_size)),
+        "patch_size": plain_size(pair(config.patch_size)),
+        "num_channels": config.in_channels,
+    }
+    if kind.startswith("siglip2"):  # which takes images of any size, but has positions for a grid
+        changes["num_patches"] = config.grid[0] * config.grid[1]
     before = (vision or document).get("hidden_act", KINDS[kind].activation)
     if ACTIVATIONS[before] != config.mlp.activation:
         changes["hidden_act"] = _BACK[config.mlp.activation]

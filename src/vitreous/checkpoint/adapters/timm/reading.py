@@ -77,7 +77,7 @@ def read(source: ForeignCheckpoint, hints: Hints) -> ImportedModel:
 
 
 def read_translated(
-    source: ForeignCheckpoint, hints: Hints, of_release: Mapping[str, Any], crop_ratio: float | None
+    source: ForeignCheckpoint, hints: Hints, of_release: Mapping[str, Any], images: Mapping[str, Any] | None
 ) -> ImportedModel:
     """Convert tensors under timm's names.
 
@@ -85,8 +85,8 @@ def read_translated(
         source: The tensors, and the documents beside them.
         hints: Facts that the user supplies.
         of_release: Arguments of timm's constructor that the release of the weights implies; config.json has precedence.
-        crop_ratio: That of facebookresearch's images, which are assumed if no document says how images are prepared.
-            None: only if the name of the file or of a tensor is facebookresearch's.
+        images: How facebookresearch prepares them, in fields of PreprocessConfig; assumed if no document says it. None:
+            only if the name of the file or of a tensor is facebookresearch's.
     """
     document = source.documents.get("config.json") or {}
     pretrained = document.get("pretrained_cfg") or document
@@ -100,8 +100,8 @@ def read_translated(
     hints = replace(hints, heads=hints.heads or sidecar.heads)
     arguments = entry_arguments(architecture) | dict(of_release) | stated
     dinov2 = "mask_token" in tensors or "register_tokens" in tensors
-    if crop_ratio is None and (dinov2 or is_cropped(source.name)):
-        crop_ratio = 0.875 if is_cropped(source.name) else 1.0
+    if images is None and (dinov2 or is_cropped(source.name)):
+        images = {"crop_ratio": 0.875 if is_cropped(source.name) else 1.0}
     state, forms, biases = to_ours({_ours(name, tensors): t for name, t in tensors.items()})
     layout: dict[str, Any] = {"family": "timm", "names": "dinov2" if dinov2 else "timm", **forms}
     kept = {name: state.pop(name) for name in ("mask_token",) if name in state}
@@ -128,9 +128,9 @@ def read_translated(
     classes = tuple(map(str, names)) if isinstance(names, list | tuple) and len(names) == config.num_classes else None
     pipeline = sidecar.pipeline
     if pretrained:
-        pipeline = pipelines.from_timm(pretrained, config, source.name)
-    elif pipeline is None and crop_ratio is not None:
-        pipeline = pipelines.of_facebookresearch(config, source.name, crop_ratio=crop_ratio)
+        pipeline = pipelines.from_timm(pretrained, config, source.name, reasons)
+    elif pipeline is None and images is not None:
+        pipeline = pipelines.of_facebookresearch(config, source.name, images)
         reasons.append("images are prepared as facebookresearch does: nothing beside the weights says")
     return ImportedModel("timm", config, state, layout, reasons, classes or None, pipeline, kept)
 
@@ -177,7 +177,8 @@ def _conventions(
     }
     if "pos_embed" in state:
         bilinear = arguments.get("pos_embed_interp_mode") == "bilinear"
-        known["position"]["resample"] = "dinov2" if forms["dinov2"] else "siglip2" if bilinear else "timm"
+        dinov2 = forms["dinov2"] and "reg_token" not in state  # with registers, its authors resample as timm does
+        known["position"]["resample"] = "dinov2" if dinov2 else "siglip2" if bilinear else "timm"
     if any(key.startswith("patch_embed.backbone.") for key in state):
         known["stem"] = {"norm": "timm"}
     if arguments.get("block_fn") == "norm-after":
