@@ -8,6 +8,7 @@ import json
 import math
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,15 +33,17 @@ from vitreous.model.positions import Rope2d
 from vitreous.model.positions.resample import resample
 from vitreous.model.vit import VisionTransformer
 from vitreous.predictor import load
+from vitreous.train.assembly import Kit
 from vitreous.train.config import OptimConfig, RunConfig, TuneConfig
 from vitreous.train.console import Display
-from vitreous.train.finetune.first_probe import compare_with_probe
+from vitreous.train.finetune.first_probe import compare_with_probe, probe_first
 from vitreous.train.finetune.trainable import choose_trained, class_weights, freeze_modules, merge_adapters
 from vitreous.train.loop.module import VitModule
 from vitreous.train.loop.optim import build_optimizer, layer_factors, set_learning_rate
+from vitreous.train.loop.progress import Budget, Steps
 from vitreous.train.results import SelectedWeights
 from vitreous.train.resume.checkpoint import Checkpoint
-from vitreous.train.run import run
+from vitreous.train.run import probe, run
 from vitreous.train.setup import prepare
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -233,6 +236,32 @@ def test_the_probe_comes_first_and_equals_the_features_own(digits, source, finis
     assert place["probe"] < place["epoch"]
     assert "linear probe" in lines[place["probe"]]
     assert "k-NN" in lines[place["probe"]]
+
+
+def test_a_budget_without_time_for_the_probe_skips_it(digits, source):
+    shown, text = view()
+    setup = ready_for(digits, source)
+    assert probe_first(setup, shown, seconds_left=0.0) is None
+    said = "probe     skipped: frozen features would take more than 20 % of the 0 s left of the budget"
+    assert said in text.getvalue()
+    assert probe_first(setup, shown, seconds_left=1e6).best[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("clock", "saved", "probed"),
+    [(Steps(1), None, True), (Budget(0.0, 0.0, 0.0), None, False), (Steps(1), "epoch 1, step 1", False)],
+    ids=["new", "no time", "resumed without"],
+)
+def test_only_features_that_are_still_frozen_are_probed(digits, source, clock, saved, probed):
+    shown, text = view()
+    lock = SimpleNamespace(record=lambda **facts: None)
+    session = SimpleNamespace(
+        setup=ready_for(digits, source), kit=Kit(), trained=False, probe=None, clock=clock, view=shown, seconds={},
+        saver=SimpleNamespace(saved=saved), run_dir=SimpleNamespace(lock=lock),
+    )  # fmt: skip
+    probe(session)
+    assert (session.probe is not None) == ("probe" in session.seconds) == probed
+    assert ("linear probe" in text.getvalue()) == probed
 
 
 def test_a_fine_tuning_is_printed_and_recorded(digits, source, finished):

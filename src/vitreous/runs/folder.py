@@ -99,7 +99,8 @@ def is_finished(run_dir: Path, recipe: str) -> bool:
     if not _has_begun(run_dir, recipe) or stored is None or changed_settings(stored, recipe):
         return False
     path, finished = run_dir / "report.json", read_report(run_dir) is not None
-    if not finished and os.path.lexists(path) and not any((run_dir / name).is_file() for name in _CHECKPOINTS):
+    kept = any((run_dir / name).is_file() for name in (*_CHECKPOINTS, STAGES))
+    if not finished and os.path.lexists(path) and not kept:
         raise UsageError(
             f"'{path}' is damaged, and there is no checkpoint to write it again from: move it away, or use another "
             "--out"

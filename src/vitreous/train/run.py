@@ -9,6 +9,7 @@ run continues training where it stopped; whatever comes after training runs agai
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
@@ -227,16 +228,21 @@ def write_results(
 
 
 def probe(session: Session) -> None:
-    """In fine-tuning, score the frozen features before training. A resumed run already has the scores."""
+    """In fine-tuning, score the frozen features before training, if a budget has time for that.
+
+    A run that is resumed has the scores, or had no time for them: its features are no longer frozen.
+    """
     setup = session.setup
     is_compared = setup.config.tune.probe and session.kit.scores_weights
     if setup.pretrained is None or not is_compared or session.trained:
         return
-    if session.probe is None:
+    if session.probe is None and session.saver.saved is None:
         session.run_dir.lock.record(phase="probing")
-        session.probe = probe_first(setup, session.view)
+        left = session.clock.seconds_left(0, 0.0) if isinstance(session.clock, Budget) else math.inf
+        session.probe = probe_first(setup, session.view, left)
+    if session.probe is not None:
         session.seconds["probe"] = session.probe.seconds
-    session.view.line("probe", session.probe.describe())
+        session.view.line("probe", session.probe.describe())
 
 
 def show_batch(

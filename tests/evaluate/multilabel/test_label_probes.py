@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
 from sklearn.preprocessing import StandardScaler
+from torch.overrides import TorchFunctionMode
 
 from vitreous.errors import DataError
 from vitreous.evaluate.features.labelled import labelled
 from vitreous.evaluate.features.logistic import fit_path
-from vitreous.evaluate.features.probes import probe_knn, probe_report
+from vitreous.evaluate.features.probes import probe_knn, probe_report, votes
 
 
 def data(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -77,3 +79,28 @@ def test_the_report_chooses_by_map_and_scores_test():
         probe_report(*data(300), *data(200, 1))
     with pytest.raises(DataError, match="the splits have different labels"):
         probe_report(*data(300), data(200, 1)[0], data(200, 1)[1][:, 0], shots=())
+
+
+class Largest(TorchFunctionMode):
+    """The numbers in the largest tensor that torch computes."""
+
+    numbers = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor):
+            self.numbers = max(self.numbers, found.numel())
+        return found
+
+
+def test_votes_on_many_labels_are_counted_in_parts(monkeypatch):
+    generator = np.random.default_rng(0)
+    features, queries = (generator.standard_normal((n, 8)).astype(np.float32) for n in (300, 40))
+    train = labelled(features, (generator.random((300, 50)) < 0.1).astype(np.int64), "train")
+    whole = votes(train, queries, 50, [10, 20, 100, 200])
+    monkeypatch.setattr("vitreous.evaluate.features.probes._MAX_SIMILARITIES", 20_000)
+    with Largest() as largest:
+        parts = votes(train, queries, 50, [10, 20, 100, 200])
+    assert largest.numbers == 20_000  # the labels of 100 more neighbours of four images
+    for k, shares in whole.items():
+        np.testing.assert_allclose(parts[k], shares, atol=1e-5)

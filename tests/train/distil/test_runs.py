@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -20,9 +22,9 @@ from vitreous.model.config import ViTConfig
 from vitreous.runs.state_file import read_state
 from vitreous.train.assembly import own_share
 from vitreous.train.console import Display
-from vitreous.train.distil.answers import FOLDER
+from vitreous.train.distil.answers import FOLDER, Answers, AnswerStore
 from vitreous.train.distil.config import DistilConfig
-from vitreous.train.distil.phase import answer_once
+from vitreous.train.distil.phase import answer_once, answering_seconds
 from vitreous.train.planning.plan import plan
 from vitreous.train.setup import prepare
 
@@ -105,6 +107,36 @@ def test_answers_are_stored_once_per_view_and_reused(runs, tmp_path, teacher, ca
     assert "do not match its checksum" in notes[-1]
     assert torch.equal(first.logits, again.logits)
     assert done[-1] == (1284, 1284)  # only the damaged view
+
+
+def test_a_slow_teacher_is_timed_on_few_images_before_any_is_decoded(runs, tmp_path, teacher, monkeypatch):
+    setup = prepare(asked(runs, tmp_path / "a", teacher, AugmentConfig(flip=0.5)), (), Display())
+    sizes, kind = [], type(setup.distiller)
+    ask = kind.ask
+    monkeypatch.setattr(kind, "ask", lambda self, images, *rest: sizes.append(len(images)) or ask(self, images, *rest))
+    assert answering_seconds(setup, setup.distiller, at_most=0.0) > 0
+    assert sizes == [2, 2]
+    assert not setup.data_module._datasets
+    assert answering_seconds(setup, setup.distiller) > 0
+    assert sizes == [2, 2, 2, 2, 428, 428, 428]
+    assert setup.distiller.answers is None
+
+
+def test_answers_that_a_killed_process_left_unfinished_a_day_ago_are_removed(cache):
+    def store():
+        AnswerStore({"teacher": "x"}, print).save(0, Answers(torch.zeros(2, 3), None))
+
+    store()
+    (whole,) = cache.iterdir()
+    old, new, other = (
+        cache / name for name in (f".{whole.name}.00000000.tmp", f".{whole.name}.0a1b2c3d.tmp", ".diary.00000000.tmp")
+    )
+    for path in (old, new, other):
+        path.write_bytes(b"half")
+    for path in (old, other):
+        os.utime(path, (time.time() - 100_000,) * 2)
+    store()
+    assert {*cache.iterdir()} == {whole, new, other}
 
 
 def test_stored_answers_are_those_of_the_loop(runs, tmp_path, teacher, monkeypatch):

@@ -66,6 +66,14 @@ def test_adapters_stand_for_weights_that_do_not_fit_into_memory():
     assert "peft" in skipped["lora"]
 
 
+def test_a_mode_of_which_not_one_image_fits_into_memory_is_skipped():
+    tried, skipped = modes(step_seconds={"last-2": 0.5})
+    assert tried == ["last-2"]
+    assert skipped["full"] == "not one image of a training step fits into memory"
+    assert skipped["lora"].startswith("all weights fit")
+    assert modes(step_seconds={})[0] == []
+
+
 def test_hours_are_not_spent_unasked():
     tried, skipped = modes(step_seconds={"full": 20.0, "last-2": 5.0, "lora": 20.0})
     assert tried == ["last-2"]

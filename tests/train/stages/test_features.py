@@ -177,7 +177,7 @@ def test_a_killed_extraction_goes_on_where_it_stopped(folder, source, monkeypatc
 def test_a_deadline_leaves_images_out_of_both_classes(folder, source, monkeypatch):
     setup = setup_of(folder, source)
     split = setup.data.splits["train"]
-    monkeypatch.setattr("vitreous.train.finetune.stages.features._BATCH", 8)
+    monkeypatch.setattr("vitreous.train.finetune.stages.features._FIRST_BATCH", 8)
     some = Extractor(setup, False, print).extract(split, deadline=time.monotonic())
     assert len(some.pooled) == len(some.labels) == some.computed == 8
     assert set(some.labels.tolist()) == {0, 1}

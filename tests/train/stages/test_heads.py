@@ -64,3 +64,7 @@ def test_heads_without_time_for_all_images_take_some_of_them_and_say_so(heads):
     assert np.array_equal(some.train.labels, found.train.labels[rows])
     assert some.neighbours().detail.endswith(", on the 32 of 1,060 images that the budget allows")
     assert "budget" not in found.neighbours().detail
+    assert found.on(32).train.positions == rows
+    assert found.on(1060) is found.on(5000) is found
+    negative, positive = (heads(seed=seed).on(32).train.positions for seed in (-1, 2**64 - 1))
+    assert negative == positive != rows

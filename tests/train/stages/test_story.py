@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,15 +23,16 @@ from sklearn.datasets import load_digits
 
 from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
 from vitreous.cli.verbs.finetune import configure
+from vitreous.data.batches.loaders import ImageLoaders
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.errors import CheckpointError, DataError, TrainingError
+from vitreous.errors import CheckpointError, DataError, TrainingError, UsageError
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
 from vitreous.predictor import load
 from vitreous.runs.state_file import read_state
 from vitreous.train.console import Display
-from vitreous.train.finetune.stages import below_head, ending, staging, story, training
+from vitreous.train.finetune.stages import below_head, ending, staging, story, training, writers
 from vitreous.train.finetune.stages.heads import Heads
 from vitreous.train.finetune.stages.outcome import Candidate, Outcome
 from vitreous.train.finetune.stages.staging import Staging
@@ -196,6 +200,21 @@ def test_a_run_that_is_killed_in_any_stage_ends_as_one_that_was_not(digits, whol
     assert scores[0] == scores[1]
 
 
+def test_a_finished_run_whose_report_is_damaged_writes_it_again(digits, whole, tmp_path, monkeypatch):
+    folder = Path(shutil.copytree(whole[0].folder, tmp_path / "run"))
+    (folder / "report.json").write_text("{")
+    for method in HEADS.values():
+        monkeypatch.setattr(Heads, method, lambda *_: pytest.fail("fitted twice"))
+    monkeypatch.setattr(training, "fit", lambda *_: pytest.fail("trained twice"))
+    resumed, text = start(digits, folder, resume=True)
+    assert "stages.ckpt: done are k-NN, linear, linear, 2 views, attentive" in text
+    assert stages_of(resumed) == stages_of(whole[0])
+    (folder / "report.json").write_text("{")
+    (folder / "stages.ckpt").unlink()
+    with pytest.raises(UsageError, match="is damaged, and there is no checkpoint to write it again from"):
+        start(digits, folder, resume=True)
+
+
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     """A model of the same classes in another order, with random weights, under a licence."""
@@ -267,6 +286,30 @@ def test_a_signal_leaves_the_best_model_so_far(digits, tmp_path, monkeypatch):
     assert not (tmp_path / "run" / "report.json").exists()
 
 
+@pytest.mark.parametrize("head", ["wrong", "right"])
+def test_a_signal_in_a_training_leaves_the_best_model_so_far(digits, whole, tmp_path, monkeypatch, head):
+    """It is of the first epoch, which was not due to be written yet, unless the head is better."""
+    fit_linear, sign = Heads.linear, 1.0 if head == "right" else -1.0
+
+    def linear(self):
+        found = fit_linear(self)
+        logits = 5 * sign * torch.nn.functional.one_hot(found.candidate.labels, 3)
+        return dataclasses.replace(found, candidate=dataclasses.replace(found.candidate, logits=logits))
+
+    def stop(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == 12:  # in the second epoch
+            raise Stopped(signal.SIGINT)
+
+    monkeypatch.setattr(Heads, "linear", linear)
+    for method, stage in (("linear_on", "linear, 2 views"), ("attentive", "attentive")):
+        monkeypatch.setattr(Heads, method, lambda *_, stage=stage: Outcome(stage, skipped="it is left out"))
+    monkeypatch.setattr(Checkpoint, "on_train_batch_end", stop)
+    monkeypatch.setattr("vitreous.train.results._SAVE_EVERY", 1e12)
+    result, _ = start(digits, tmp_path / "run")
+    assert result.exit_code == 130
+    assert load_model(result.model)[1].provenance["epoch"] == (None if head == "right" else 1)
+
+
 def test_a_training_that_diverges_leaves_the_heads(digits, tmp_path, monkeypatch):
     def diverge(session):
         from vitreous.errors import NonFiniteError
@@ -321,20 +364,55 @@ def test_a_stage_is_compared_with_those_before_it_also_in_a_run_that_is_resumed(
     assert staged.best_before("full") is staged.best is outcomes[1]
 
 
-def test_a_step_that_does_not_fit_is_timed_on_fewer_images(digits, monkeypatch):
-    counts, timed = [], training._time_step
+@pytest.mark.parametrize(
+    ("fitting", "counts"), [(8, [2, 8, 32, 16, 8, 32, 16, 8]), (1, [2, 1, 32, 16, 8, 4, 2, 1]), (0, [2, 1])]
+)
+def test_a_step_that_does_not_fit_is_timed_on_fewer_images(digits, monkeypatch, fitting, counts):
+    tried = []
 
-    def short_of_memory(setup, count, step):
-        counts.append(count)
-        if count > 8:
+    def short_of_memory(setup, count, step, repeats):
+        tried.append(count)
+        if count > fitting:
             raise RuntimeError("out of memory")
-        return timed(setup, count, step)
+        return 0.001 * count
 
     monkeypatch.setattr(training, "_time_step", short_of_memory)
-    mean, full = training.step_seconds(prepared(digits, "--tune=full"))
-    assert mean == pytest.approx(full)
-    assert full > 0
-    assert counts == [32, 16, 8]
+    setup = prepared(digits, "--tune=full")
+    batch = min(setup.config.batch_size, len(setup.data.splits["train"]))
+    found = training.step_seconds(setup, 1e9)
+    assert found == ((pytest.approx(0.001 * batch), pytest.approx(0.001 * batch)) if fitting else None)
+    assert tried == counts
+
+
+def test_on_a_cpu_a_step_is_timed_on_as_many_images_as_the_memory_has_room_for(digits, monkeypatch):
+    counts, setup = [], prepared(digits, "--tune=full")
+    monkeypatch.setattr(training, "_time_step", lambda setup, count, *_: counts.append(count) or 0.001 * count)
+    room = 4 * setup.cost.parameters + 5.5 * setup.cost.activation_bytes
+    monkeypatch.setattr(training, "memory_left", lambda: int(room / 0.7))
+    assert training.step_seconds(setup, 1e9) is not None
+    assert counts == [2, 5, 5]
+    monkeypatch.setattr(training, "memory_left", lambda: 0)
+    assert training.step_seconds(setup, 1e9) is None
+
+
+def test_a_run_goes_on_without_trainings_that_do_not_fit_into_memory(digits, whole, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(training, "_time_step", refuse)
+    rows = stages_of(start(digits, tmp_path / "run")[0])
+    for mode in ("last-2", "full"):
+        assert rows[mode]["skipped"] == "not one image of a training step fits into memory"
+
+
+def test_slow_steps_are_timed_on_few_images_also_without_a_budget(digits, whole, teacher, tmp_path, monkeypatch):
+    """And a teacher is not timed at all for a training that takes too long without it."""
+    counts = []
+    monkeypatch.setattr(training, "_time_step", lambda setup, count, *_: counts.append(count) or 60.0 * count)
+    monkeypatch.setattr("vitreous.train.distil.phase.answering_seconds", lambda *_: pytest.fail("timed"))
+    result, _ = start(digits, tmp_path / "run", "--teacher", str(teacher), "--augment.resized_crop=1")
+    assert counts == [2] * 4  # of each mode, first few images and then as many as the time allows
+    assert "more than 1:00:00: give a --budget" in stages_of(result)["full"]["skipped"]
 
 
 def test_the_time_of_a_step_counts_the_teacher(digits, teacher, monkeypatch):
@@ -343,14 +421,15 @@ def test_the_time_of_a_step_counts_the_teacher(digits, teacher, monkeypatch):
     monkeypatch.setattr(
         type(setup.distiller), "ask", lambda self, images, *rest: asked.append(len(images)) or ask(self, images, *rest)
     )
-    training.step_seconds(setup)
-    assert asked == [32] * 3
+    training.step_seconds(setup, 1e9)
+    assert asked[:2] == [2, 2]
+    assert asked[-3:] == [32] * 3
 
 
 def test_a_small_budget_is_not_spent_on_timing_steps(digits, tmp_path, monkeypatch):
     counts = []
 
-    def slow(setup, count, step, repeats=3):
+    def slow(setup, count, step, repeats):
         counts.append((count, repeats))
         return 60.0 * count
 
@@ -359,9 +438,52 @@ def test_a_small_budget_is_not_spent_on_timing_steps(digits, tmp_path, monkeypat
     assert counts == [(2, 2)]
     assert "epochs would take about" in stages_of(result)["full"]["skipped"]
     counts.clear()
-    monkeypatch.setattr(training, "_time_step", lambda setup, count, *_, **__: counts.append(count) or 0.001 * count)
+    monkeypatch.setattr(training, "_time_step", lambda setup, count, *_: counts.append(count) or 0.001 * count)
     training.step_seconds(prepared(digits, "--tune=full"), at_most=0.03)
     assert counts[-1] == 10  # 0.03 s over three repeats of 1 ms an image
+
+
+@pytest.fixture(scope="module")
+def splits(digits, tmp_path_factory):
+    """The digits as a train, a val and a test split, of 108, 36 and 36 images."""
+    root = tmp_path_factory.mktemp("splits")
+    shutil.copy(digits / "source.safetensors", root)
+    for digit in "789":
+        for n, path in enumerate(sorted((digits / "images" / digit).iterdir())):
+            folder = root / "images" / ("train", "train", "train", "val", "test")[n % 5] / digit
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, folder)
+    return root
+
+
+def test_a_budget_reserves_the_time_of_the_test_split(digits, splits, tmp_path, monkeypatch):
+    setup, counts = prepared(splits, "--budget=600s"), []
+    assert writers.seconds_of_test(setup) > 0
+    assert setup.model.training
+    monkeypatch.setattr(writers, "_time_scoring", lambda setup, count: counts.append(count) or 0.01 * count)
+    assert writers.seconds_of_test(prepared(digits)) == 0
+    new = SimpleNamespace(has_run=False)
+    opened = Staging.open(setup, new, None, None, started=time.monotonic(), exit_seconds=0.0)
+    assert counts == [2, 2, 8, 8, 32, 32]
+    assert opened.testing == pytest.approx(0.01 * 36)
+    assert opened.left <= 600 - opened.reporting - opened.testing
+    monkeypatch.setattr(writers, "_time_scoring", lambda setup, count: 1e6)
+    with pytest.raises(TrainingError, match=r"\d s are reserved for the test split and the report\. Give a larger"):
+        start(splits, tmp_path / "run", "--budget=60s")
+
+
+def test_a_training_is_skipped_if_reading_its_images_takes_all_the_time(digits, whole, tmp_path, monkeypatch):
+    clock, decode, late = time.monotonic, ImageLoaders.setup, [0.0]
+
+    def slow(self, stage=None):
+        decode(self, stage)
+        late[0] = 1000.0
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + late[0])
+    monkeypatch.setattr(ImageLoaders, "setup", slow)
+    monkeypatch.setattr(training, "_time_step", lambda setup, count, *_: 1e-4 * count)
+    rows = stages_of(start(digits, tmp_path / "run", "--budget=600s")[0])
+    assert "the budget of 600 s is used up before the first step" in rows["full"]["skipped"]
 
 
 def test_a_budget_that_is_used_up_before_the_first_head_is_an_error(digits, whole, tmp_path):
@@ -374,8 +496,21 @@ def test_a_budget_that_is_used_up_before_the_first_head_is_an_error(digits, whol
 def test_features_are_said_to_be_kept_only_where_they_are(digits, tmp_path, monkeypatch, cache, kept):
     (tmp_path / "file").touch()  # no folder can be made in it
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
-    with pytest.raises(TrainingError, match=f"features of 32 of 36 val images{kept}. Give a larger --budget"):
+    said = rf"features of \d+ of 36 val images{kept}; \d+ s are reserved for the report\. Give a larger --budget"
+    with pytest.raises(TrainingError, match=said):
         start(digits, tmp_path / "run", "--budget=20s", started=time.monotonic() - 100)
+
+
+@pytest.mark.parametrize(("cache", "kept"), [("cache", "; features computed so far are kept"), ("file", "")])
+def test_a_signal_before_the_first_head_says_whether_features_are_kept(digits, tmp_path, monkeypatch, cache, kept):
+    def stop(*_):
+        raise Stopped(signal.SIGTERM)
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
+    monkeypatch.setattr(story, "Heads", stop)
+    _, text = start(digits, tmp_path / "run")
+    assert f"terminated before the first head{kept}\n" in text
 
 
 def test_heads_that_would_take_too_long_are_fitted_to_fewer_images(digits, whole, tmp_path, monkeypatch):
@@ -387,28 +522,62 @@ def test_heads_that_would_take_too_long_are_fitted_to_fewer_images(digits, whole
     assert rows["linear, more views"]["skipped"] == "the budget has no time for heads on all images"
 
 
+def test_a_resumed_run_keeps_to_the_images_of_its_first_head(digits, whole, tmp_path, monkeypatch):
+    def killed(*_):
+        raise KilledError
+
+    monkeypatch.setattr(story, "_train", lambda this: None)
+    with monkeypatch.context() as patched:
+        patched.setattr(Heads, "seconds", lambda this: 1e6)
+        patched.setattr(Heads, "attentive", killed)
+        with pytest.raises(KilledError):
+            start(digits, tmp_path / "run", "--budget=600s")
+    rows = stages_of(start(digits, tmp_path / "run", "--budget=600s", resume=True)[0])
+    assert rows["attentive"]["detail"].endswith(", on the 32 of 144 images that the budget allows")
+
+
+def test_no_attentive_head_is_begun_without_time():
+    tokens = SimpleNamespace(tokens=torch.zeros(1))
+    heads = SimpleNamespace(train=tokens, attentive=lambda *_: pytest.fail("begun"))
+    found = story._attentive(SimpleNamespace(left=0.0), heads, None, 1.0)
+    assert found.skipped == "the budget has no time for it"
+
+
+def test_a_negative_seed_is_one_as_any_other(digits, whole, tmp_path, monkeypatch):
+    """In the views of images, and in the choice of those that a budget has time for."""
+    monkeypatch.setattr(Heads, "seconds", lambda this: 1e6)
+    monkeypatch.setattr(story, "_train", lambda this: None)
+    rows = stages_of(start(digits, tmp_path / "limited", "--seed=-1", "--budget=600s")[0])
+    assert "on the 32 of 144 images" in rows["linear"]["detail"]
+    rows = stages_of(start(digits, tmp_path / "run", "--seed=-1")[0])
+    assert rows["linear, 2 views"]["skipped"] is None
+
+
 @pytest.mark.parametrize(("budget", "expected"), [(None, 0.7 * 0.25 + 0.3), ("60s", 1 / (0.7 / 0.25 + 0.3))])
 def test_the_time_of_a_step_is_the_mean_over_a_run_whose_images_grow(digits, monkeypatch, budget, expected):
-    monkeypatch.setattr(training, "_time_step", lambda setup, count, step: (step.size[0] / setup.pipeline.size[0]) ** 2)
+    def by_area(setup, count, step, repeats):
+        return 0.001 * count * (step.size[0] / setup.pipeline.size[0]) ** 2
+
+    monkeypatch.setattr(training, "_time_step", by_area)
     options = ["--tune=full", "--augment.small_first=0.5", "--augment.small_until=0.7"]
     setup = prepared(digits, *options, *([f"--budget={budget}"] if budget else []))
     batch = min(setup.config.batch_size, len(setup.data.splits["train"]))
-    mean, full = training.step_seconds(setup)
-    assert full == pytest.approx(batch / min(32, batch))
+    mean, full = training.step_seconds(setup, 1e9)
+    assert full == pytest.approx(0.001 * batch)
     assert mean == pytest.approx(expected * full)
 
 
 def test_the_time_of_a_step_counts_the_patches_that_are_dropped_at_first(digits, monkeypatch):
     timed, seen = training._time_step, []
 
-    def watched(setup, count, step):
+    def watched(setup, count, step, repeats):
         setup.model.register_forward_pre_hook(lambda model, _: seen.append(model.patch_dropout))
-        timed(setup, count, step)
+        timed(setup, count, step, repeats)
         return 1 - step.dropped
 
     monkeypatch.setattr(training, "_time_step", watched)
     setup = prepared(digits, "--tune=full", "--model.patch_dropout=0.5", "--patches_last=0.4")
-    mean, full = training.step_seconds(setup)
+    mean, full = training.step_seconds(setup, 10.0)
     assert mean == pytest.approx(0.7 * full)  # 0.6 of the run with half of the patches
     assert {*seen} == {0.0, 0.5}
     assert setup.model.patch_dropout == 0.5
@@ -429,6 +598,16 @@ def test_a_link_in_the_place_of_the_stages_is_refused(digits, tmp_path):
     with pytest.raises(Exception, match="is a link or a file where a run keeps its stages"):
         training._folder(tmp_path / "run", "full")
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_what_a_killed_process_left_unfinished_in_a_stage_is_removed(tmp_path):
+    folder = training._folder(tmp_path, "full")
+    kept = {"last.ckpt", ".diary.00000000.tmp", ".metrics.csv.00000000.tmp"}
+    (folder / ".metrics.csv.00000000.tmp").symlink_to(tmp_path)
+    for name in ("last.ckpt", ".diary.00000000.tmp", ".last.ckpt.00000000.tmp"):
+        (folder / name).write_bytes(b"half")
+    training._folder(tmp_path, "full")
+    assert {path.name for path in folder.iterdir()} == kept
 
 
 @pytest.mark.parametrize(

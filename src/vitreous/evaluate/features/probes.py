@@ -31,7 +31,7 @@ NEIGHBOURS = (10, 20, 100, 200)
 SHOTS = (1, 5, 10, 25)
 """Images per class in few-shot evaluation: 5 as in the paper's figure 4, the others as in big_vision."""
 
-_MAX_SIMILARITIES = 2**25  # in memory at once: 128 MiB
+_MAX_SIMILARITIES = 2**25  # or labels, in memory at once: 128 MiB
 
 
 @dataclass(frozen=True)
@@ -210,14 +210,18 @@ def votes(
     if train.several:
         labels = labels.float()
     found: dict[int, list[Tensor]] = {k: [] for k in ks}
-    rows = max(1, _MAX_SIMILARITIES // len(train.labels))
+    steps = list(zip([0, *ks], ks, strict=False))
+    of_query = len(train.labels)  # similarities, or labels of its neighbours
+    if train.several:
+        of_query = max(of_query, classes * max(k - before for before, k in steps))
+    rows = max(1, _MAX_SIMILARITIES // of_query)
     for first in range(0, len(features), rows):
         queries = _directions(features[first : first + rows], device)  # (B, D)
         similarity, index = (queries @ voters).topk(ks[-1], dim=1)  # (B, k), most similar first
         # Subtract the maximum: the ratios stay the same, and low temperatures do not overflow.
         weight = ((similarity - similarity[:, :1]) / temperature).exp()
         total = torch.zeros(len(queries), classes, device=device)
-        for before, k in zip([0, *ks], ks, strict=False):
+        for before, k in steps:
             if train.several:
                 total += torch.einsum("bk,bkl->bl", weight[:, before:k], labels[index[:, before:k]])
                 found[k].append((total / weight[:, :k].sum(dim=1, keepdim=True)).cpu())  # shares in [0, 1]

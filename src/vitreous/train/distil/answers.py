@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ __all__ = ["FOLDER", "AnswerStore", "Answers", "gather"]
 FOLDER = "teacher-cache"
 """The folder of teachers' answers in the user's cache."""
 _MOST_BYTES = 8 << 30  # of all files together; the least recently used are removed first
+_ABANDONED = 24 * 3600  # seconds after which an unfinished file is that of a process that died
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +101,7 @@ class AnswerStore:
             return
         try:
             folder = make_cache(FOLDER)
+            _remove_unfinished(folder)
             content = {"origin": self._origin, "logits": answers.logits, "features": answers.features}
             write_state(self._path(folder, view), content)
         except (OSError, OutputError) as error:
@@ -116,3 +119,11 @@ class AnswerStore:
             with contextlib.suppress(OSError):  # another process is removing it
                 status = path.lstat()
                 yield path.name.startswith(self._name), status.st_mtime, status.st_size, path
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes have left half written; a link is removed, not what it leads to."""
+    for path in folder.glob(".*.state.*.tmp"):  # how files/writing.py names a file until it is complete
+        with contextlib.suppress(OSError):  # another process is removing it
+            if time.time() - path.lstat().st_mtime > _ABANDONED:
+                path.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -25,6 +26,7 @@ __all__ = ["answer_once", "answering_seconds", "check_answers", "rehearse"]
 Progress = Callable[[int, int], None]
 _REHEARSED = 3  # batches that a plan times; the first is a warm-up
 _FIRST_ESTIMATE = 2.0  # seconds after which the remaining time is estimated
+_FEW = 2  # images on which a slow teacher is timed
 
 
 def answer_once(
@@ -77,15 +79,34 @@ def check_answers(distiller: Distiller, stored: dict[str, Any] | None) -> None:
         )
 
 
-def answering_seconds(setup: Setup, distiller: Distiller) -> float:
-    """Estimate the seconds that :func:`answer_once` takes; 0 for answers that exist, or that are asked in each step."""
+def answering_seconds(setup: Setup, distiller: Distiller, at_most: float = math.inf) -> float:
+    """Estimate the seconds that :func:`answer_once` takes; 0 for answers that exist, or that are asked in each step.
+
+    About `at_most` seconds are spent on it: of a teacher too slow to rehearse, the time of few images counts.
+    """
     if distiller.views is None or distiller.answers is not None:
         return 0.0
     store = AnswerStore(_origin(setup, distiller), lambda line: None)
     missing = [view for view in range(distiller.views.count) if store.load(view) is None]
-    seconds = rehearse(setup, distiller) if missing else 0.0
+    if not missing:
+        return 0.0
+    of_image = _time_few(setup, distiller)
+    if of_image * _REHEARSED * setup.config.batch_size > at_most:
+        return of_image * len(setup.data.splits["train"]) * len(missing)
+    seconds = rehearse(setup, distiller)
     distiller.answers = None
     return seconds * len(missing) / distiller.views.count
+
+
+def _time_few(setup: Setup, distiller: Distiller) -> float:
+    """Return the seconds that the teacher takes for an image by PyTorch, without images that were decoded."""
+    compute = distiller.teacher.in_loop(setup.device, distiller.kind)
+    images, times = torch.zeros(_FEW, setup.pipeline.channels, *setup.pipeline.size, device=setup.device), []
+    for _ in range(2):  # the first time has to warm up
+        started = time.monotonic()
+        distiller.stored(distiller.ask(images, compute, distiller.grid))  # the copy waits for a GPU
+        times.append(time.monotonic() - started)
+    return min(times) / _FEW
 
 
 def rehearse(setup: Setup, distiller: Distiller) -> float:
@@ -96,7 +117,7 @@ def rehearse(setup: Setup, distiller: Distiller) -> float:
     times, count = [], 0
     for batch, images in enumerate(views.images(setup.data_module, 0, setup.device)):
         started = time.monotonic()
-        distiller.ask(images, compute, distiller.grid)
+        distiller.stored(distiller.ask(images, compute, distiller.grid))  # the copy waits for a GPU
         if batch or total <= len(images):
             times.append(time.monotonic() - started)
             count += len(images)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,6 +26,9 @@ from vitreous.train.setup import Setup
 
 __all__ = ["ProbeResult", "Verdict", "compare_with_probe", "finetune_report", "frozen_features", "probe_first"]
 
+Progress = Callable[[int, int], None]
+
+_SHARE, _SURE = 0.2, 0.1  # of the time left that features may take; of that, after which their whole time is estimated
 _FEW_STEPS = 200
 _MAX_MEAN, _STD_RANGE = 1.5, (0.2, 3.0)  # normalised pixels of photographs are within under any usual normalisation
 
@@ -79,12 +82,21 @@ class Verdict:
     reasons: tuple[str, ...]  # if worse: possible reasons and what to try, one line each
 
 
-def probe_first(setup: Setup, view: Display) -> ProbeResult:
-    """Probe the features of the training and validation split at the resolution of the run."""
+def probe_first(setup: Setup, view: Display, seconds_left: float = math.inf) -> ProbeResult | None:
+    """Probe the features of the training and validation split at the resolution of the run.
+
+    None, and a line that says so, if the features would take too much of the seconds left of a budget.
+    """
     started, features, pixels = time.monotonic(), {}, (0.0, 1.0)
-    for name in ("train", "val"):
-        with view.counting(f"{name} features"[:9]) as count:
-            features[name], pixels = frozen_features(setup, name, count)
+    ends = started + _SHARE * seconds_left
+    try:
+        for name in ("train", "val"):
+            with view.counting(f"{name} features"[:9]) as count:
+                features[name], pixels = frozen_features(setup, name, _until(ends, count))
+    except _TooSlowError:
+        share = f"{100 * _SHARE:g} % of the {seconds_left:.0f} s left of the budget"
+        view.line("probe", f"skipped: frozen features would take more than {share}")
+        return None
     with view.counting("probing") as count:
         report = probe_report(
             features["train"],
@@ -97,6 +109,23 @@ def probe_first(setup: Setup, view: Display) -> ProbeResult:
             progress=count,
         )
     return ProbeResult(report.to_dict(), pixels, time.monotonic() - started)
+
+
+class _TooSlowError(Exception):
+    """The features would take longer than they may."""
+
+
+def _until(ends: float, progress: Progress) -> Progress:
+    """Return what counts as `progress` does, and raises an error if the work would go on after `ends`."""
+    began = time.monotonic()
+
+    def counted(done: int, total: int) -> None:
+        progress(done, total)
+        taken = time.monotonic() - began
+        if taken > _SURE * (ends - began) and began + taken / done * total > ends:
+            raise _TooSlowError
+
+    return counted
 
 
 @torch.no_grad()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from vitreous.train.finetune.stages.decisions import LAST, TRAININGS, Means, too_few_images, tuning_modes
 from vitreous.train.finetune.stages.outcome import Candidate, Outcome, best_of
@@ -14,12 +16,16 @@ from vitreous.train.finetune.stages.training import (
     train_stage,
 )
 from vitreous.train.finetune.starting_point import free_memory
+from vitreous.train.loop.out_of_memory import free_memory as release_memory
 from vitreous.train.setup import Setup
+
+if TYPE_CHECKING:
+    from vitreous.train.distil.distiller import Distiller
 
 __all__ = ["train_below_head"]
 
 _HOPELESS = 2.0  # an epoch over the time left above which no mode has time for a few, however slow few images were
-_TIMING_SHARE = 0.05  # of the time left in which steps are timed
+_TIMING, _TIMING_SHARE = 20.0, 0.05  # seconds in which steps are timed, and a teacher; with a budget, of those left
 _VALIDATION_OVER_STEP = 0.25  # time of an image in a validation over that in a step, before one is timed
 
 
@@ -74,9 +80,11 @@ def _modes(staging: Staging, start: Candidate) -> tuple[list[str], dict[str, str
     per_epoch = setup.data_module.steps_per_epoch
     epochs = setup.config.epochs if setup.config.steps is None else setup.config.steps / per_epoch
     steps, whole = _steps(setup, start, left)
-    batch = min(setup.config.batch_size, len(train))
-    validation = _VALIDATION_OVER_STEP * whole * len(val) / batch
-    answers, left = _answers_seconds(setup), staging.left  # in this order: estimates take time too
+    validation = _VALIDATION_OVER_STEP * whole * len(val) / min(setup.config.batch_size, len(train))
+
+    def remaining() -> float | None:
+        return None if (now := staging.left) is None else now - 4 * validation
+
     means = Means(
         images=len(train),
         classes=classes,
@@ -86,13 +94,16 @@ def _modes(staging: Staging, start: Candidate) -> tuple[list[str], dict[str, str
         steps_per_epoch=per_epoch,
         validation_seconds=validation,
         epochs=epochs,
-        answers_seconds=answers,
-        left=None if left is None else left - 4 * validation,
-        memory=free_memory(setup.device),
+        left=remaining(),
+        memory=_free_memory(setup),
         has_lora=find_spec("peft") is not None,
         verb=setup.config.verb,
     )
     modes, skipped = tuning_modes(means)
+    if modes and setup.distiller is not None:  # a training without time needs no answers
+        answers = _answers_seconds(setup, setup.distiller, staging.left)
+        means = replace(means, answers_seconds=answers, left=remaining(), memory=_free_memory(setup))
+        modes, skipped = tuning_modes(means)
     if begun:
         modes = [mode for mode in TRAININGS if mode in begun or mode in modes]
         skipped = {mode: reason for mode, reason in skipped.items() if mode not in modes}
@@ -100,22 +111,33 @@ def _modes(staging: Staging, start: Candidate) -> tuple[list[str], dict[str, str
 
 
 def _steps(setup: Setup, start: Candidate, left: float | None) -> tuple[dict[str, float], float]:
-    """Return the seconds of a training step by mode, and of a whole step; measured on few images if time is short."""
+    """Return the seconds of a training step by mode, and of a whole step; measured on few images if time is short.
+
+    A mode is left out if not one image of its step fits into memory.
+    """
     whole, last = variant(setup, start, "full"), f"last-{min(LAST, setup.config.model.depth)}"
-    at_most = None
     if left is not None:
         quick = quick_step_seconds(whole)
-        if quick * setup.data_module.steps_per_epoch > _HOPELESS * left:
+        if quick is not None and quick * setup.data_module.steps_per_epoch > _HOPELESS * left:
             return dict.fromkeys(TRAININGS, quick), quick
-        at_most = _TIMING_SHARE * left / 2
-    full, seconds = step_seconds(whole, at_most)
-    upper, _ = step_seconds(variant(setup, start, last), at_most)
-    return {"full": full, "lora": full, f"last-{LAST}": upper}, seconds
+    full = step_seconds(whole, _timing_seconds(left) / 2)
+    upper = step_seconds(variant(setup, start, last), _timing_seconds(left) / 2)
+    steps = {} if full is None else {"full": full[0], "lora": full[0]}
+    steps |= {} if upper is None else {f"last-{LAST}": upper[0]}
+    return steps, max((found[1] for found in (full, upper) if found is not None), default=0.0)
 
 
-def _answers_seconds(setup: Setup) -> float:
-    if setup.distiller is None:
-        return 0.0
+def _timing_seconds(left: float | None) -> float:
+    return _TIMING if left is None else _TIMING_SHARE * left
+
+
+def _free_memory(setup: Setup) -> int | None:
+    """Return the free memory of the device, of which nothing is kept that the timing of steps needed."""
+    release_memory()
+    return free_memory(setup.device)
+
+
+def _answers_seconds(setup: Setup, distiller: Distiller, left: float | None) -> float:
     from vitreous.train.distil.phase import answering_seconds
 
-    return answering_seconds(setup, setup.distiller)
+    return answering_seconds(setup, distiller, _timing_seconds(left))

@@ -93,7 +93,7 @@ class Means:
         classes: Classes among them.
         depth: Blocks of the model.
         parameters: Of the model.
-        step_seconds: Time of a step of the model alone, by mode.
+        step_seconds: Time of a step of the model alone, by mode, without those of which not one image fits into memory.
         steps_per_epoch: Steps of an epoch.
         validation_seconds: Time of a validation.
         epochs: Epochs of a training without a budget.
@@ -157,6 +157,9 @@ def tuning_modes(means: Means) -> tuple[list[str], dict[str, str]]:
             skipped["lora"] = "it needs peft: pip install 'vitreous[lora]'"
     if means.depth <= LAST:
         skipped[last] = f"the model has {means.depth} blocks: full trains them all"
+    for mode in (last, whole):
+        if mode not in means.step_seconds:
+            skipped.setdefault(mode, "not one image of a training step fits into memory")
     modes = [mode for mode in (last, whole) if mode not in skipped]
     for mode in list(modes):
         if (reason := _too_slow(means, mode)) is not None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -34,6 +35,7 @@ from vitreous.train.setup import Setup
 __all__ = ["Extractor", "Features"]
 
 _BATCH = 32  # images of a forward pass, as in `vitreous embed`
+_FIRST_BATCH = 2  # where time is short, to see how long an image takes
 _SHARD, _SHARD_SECONDS = 2048, 15.0  # images, and time, after which features are stored
 
 Kept = Literal["half", "exact", "none"]
@@ -78,7 +80,8 @@ class Extractor:
         self._choice = EngineChoice(self.model, setup.pipeline, 1.0, engine="auto", tell=notify)
         self._engine: Engine | None = None
         self._opening = 0.0  # seconds in which the engine was chosen
-        self._made_from = {"model": _digest(setup.model), "version": __version__, "data": _unhashed(setup)}
+        computed_by = {"version": __version__, "torch": torch.__version__, "device": setup.device.type}
+        self._made_from = {"model": _digest(setup.model), "data": _unhashed(setup), **computed_by}
         self.images_per_second = 0.0  # of the last computation, decoding included; 0 if all was in the cache
         self.keeps = False  # whether what was computed last is kept for a second run
 
@@ -106,52 +109,65 @@ class Extractor:
             tokens: The tokens to keep, if this extractor keeps any: `half` in float16, to fit a head to them, `exact`
                 in float32, to score it as the model that it becomes, or `none`.
         """
-        started, n, self._opening = time.monotonic(), len(split), 0.0
+        started, self._opening = time.monotonic(), 0.0
         kinds = ("pooled", tokens) if self.with_tokens and tokens != "none" else ("pooled",)
-        rows, computed = self._stored_and_new(split, view, kinds, deadline, lambda done: progress(done, n))
-        kept, seconds = sorted(rows), time.monotonic() - started
+        rows = _Rows(len(split))
+        wanted = _Wanted(split, view, kinds, deadline, lambda: progress(len(rows.filled), len(split)))
+        computed = self._fill(rows, wanted)
+        kept, seconds = sorted(rows.filled), time.monotonic() - started
         if computed:
             self.images_per_second = computed / max(seconds - self._opening, 1e-9)
-        stacked = {kind: torch.stack([rows[index][kind] for index in kept]) for kind in kinds if kept}
-        pooled = stacked.get("pooled", torch.empty(0, self.setup.config.model.features))
-        return Features(pooled, stacked.get(tokens), split.labels[kept], kept, computed, seconds)
+        features = rows.in_order()
+        pooled = features.get("pooled", torch.empty(0, self.setup.config.model.features))
+        return Features(pooled, features.get(tokens), split.labels[kept], kept, computed, seconds)
 
-    def _stored_and_new(
-        self, split: Split, view: int, kinds: Sequence[str], deadline: float | None, progress: Callable[[int], None]
-    ) -> tuple[dict[int, dict[str, Tensor]], int]:
-        """Return the features of images by position, and how many were computed."""
-        cache = FeatureCache({**self._made_from, **self.views.to_dict(view)})
-        rows = _stored(cache, split.digests, kinds)
-        progress(len(rows))
-        order = np.random.default_rng(self.setup.config.seed).permutation(len(split)) if deadline else range(len(split))
-        missing, computed = [int(position) for position in order if int(position) not in rows], 0
-        for positions, parts in _in_shards(self._compute(split, missing, view, kinds, deadline)):
-            computed += len(positions)
-            for n, position in enumerate(positions):
-                rows[position] = {kind: each[n] for kind, each in parts.items()}
-            progress(len(rows))
+    def _fill(self, rows: _Rows, wanted: _Wanted) -> int:
+        """Fill in features from the cache, compute and store the others, and return how many were computed."""
+        split, cache = wanted.split, FeatureCache({**self._made_from, **self.views.to_dict(wanted.view)})
+        for positions, features in _stored(cache, split.digests, wanted.kinds):
+            rows.fill(positions, features)
+        wanted.progress()
+        order: Iterable[int] = range(len(split))
+        if wanted.deadline is not None:
+            order = np.random.default_rng(self.setup.config.seed % 2**64).permutation(len(split)).tolist()
+        missing = [n for n in order if n not in rows.filled]
+
+        def store(positions: Sequence[int]) -> None:
             if split.digests:
-                cache.add([split.digests[position] for position in positions], parts)
+                cache.add([split.digests[n] for n in positions], rows.of(positions))
+
+        with ThreadPoolExecutor(1, "vitreous-features") as writer:  # the next images do not wait for the disk
+            shards = _in_shards(self._compute(rows, wanted, missing))
+            writes = [writer.submit(store, positions) for positions in shards]
+        for write in writes:
+            write.result()
         self.keeps = bool(split.digests) and cache.problem is None
+        computed = len(rows.filled) - (len(split) - len(missing))
         if cache.problem is not None and computed:
             self._notify(cache.problem)
-        return rows, computed
+        return computed
 
-    def _compute(
-        self, split: Split, positions: Sequence[int], view: int, kinds: Sequence[str], deadline: float | None
-    ) -> Iterator[Batch]:
-        """Yield positions and features batch by batch, decoding ahead in threads, until the deadline."""
+    def _compute(self, rows: _Rows, wanted: _Wanted, positions: Sequence[int]) -> Iterator[list[int]]:
+        """Fill in features batch by batch, decoding ahead in threads, until the deadline; yield the positions."""
         if not positions:
             return
-        started = time.monotonic()
-        self._engine = self._choice.engine(len(positions), min(_BATCH, len(positions)))
+        started, split, deadline = time.monotonic(), wanted.split, wanted.deadline
+        self._engine = self._choice.engine(len(split), min(_BATCH, len(positions)))
         self._opening = time.monotonic() - started
-        decoded = map_ahead(lambda _, n: (n, self.views.pixels(split, n, view)), positions, ahead=2 * _BATCH)
-        while chunk := list(itertools.islice(decoded, _BATCH)):
-            yield [n for n, _ in chunk], self._run(np.stack([pixels for _, pixels in chunk]), kinds)
-            if deadline is not None and time.monotonic() >= deadline:
-                decoded.close()  # type: ignore[attr-defined]  # a generator, whose threads end with it
-                return
+        decoded = map_ahead(lambda _, n: (n, self.views.pixels(split, n, wanted.view)), positions, ahead=2 * _BATCH)
+        size, done, started = _BATCH if deadline is None else _FIRST_BATCH, 0, time.monotonic()
+        while chunk := list(itertools.islice(decoded, size)):
+            batch = [n for n, _ in chunk]
+            rows.fill(batch, self._run(np.stack([pixels for _, pixels in chunk]), wanted.kinds))
+            wanted.progress()
+            yield batch
+            done += len(batch)
+            if deadline is not None:
+                seconds, left = time.monotonic() - started, deadline - time.monotonic()
+                if left <= 0:
+                    decoded.close()  # type: ignore[attr-defined]  # a generator, whose threads end with it
+                    return
+                size = max(1, min(_BATCH, int(left * done / seconds)))
 
     @torch.inference_mode()
     def _run(self, pixels: npt.NDArray[np.uint8], kinds: Sequence[str]) -> dict[str, Tensor]:
@@ -163,40 +179,70 @@ class Extractor:
         if self.with_tokens:
             pooled = self._pooling.read_out(values.to(self.setup.device))
             found = {"pooled": pooled, "half": values.half(), "exact": values}
-        found = {kind: found[kind].cpu().clone() for kind in kinds}
+        found = {kind: found[kind].cpu() for kind in kinds}
         if not bool(torch.isfinite(found["pooled"]).all()):
             raise CheckpointError("the features of the model are not finite: its weights are damaged")
         return found
 
 
-def _stored(cache: FeatureCache, digests: Sequence[str], kinds: Sequence[str]) -> dict[int, dict[str, Tensor]]:
-    """Return stored features by position; tokens that are kept exactly serve as half ones too."""
-    rows: dict[int, dict[str, Tensor]] = {}
+@dataclass(frozen=True)
+class _Wanted:
+    """Which features are computed, and until when."""
+
+    split: Split
+    view: int
+    kinds: Sequence[str]
+    deadline: float | None  # of `time.monotonic()`
+    progress: Callable[[], None]
+
+
+class _Rows:
+    """Features of the images of a split by kind, filled in as they come."""
+
+    def __init__(self, count: int) -> None:
+        self.filled: set[int] = set()  # positions in the split
+        self._count = count
+        self._values: dict[str, Tensor] = {}  # (count, ...), of which what is not filled in takes no memory
+
+    def fill(self, positions: Sequence[int], features: Mapping[str, Tensor]) -> None:
+        """Fill in features (n, ...) of the images at n positions."""
+        for kind, values in features.items():
+            if kind not in self._values:
+                self._values[kind] = torch.empty(self._count, *values.shape[1:], dtype=values.dtype)
+            self._values[kind][positions] = values
+        self.filled.update(positions)
+
+    def of(self, positions: Sequence[int]) -> dict[str, Tensor]:
+        """Return a copy of the features of some images."""
+        return {kind: values[positions] for kind, values in self._values.items()}
+
+    def in_order(self) -> dict[str, Tensor]:
+        """Return the features that are filled in, in the order of the split."""
+        return self._values if len(self.filled) == self._count else self.of(sorted(self.filled))
+
+
+def _stored(cache: FeatureCache, digests: Sequence[str], kinds: Sequence[str]) -> Iterator[Batch]:
+    """Yield positions and their stored features; tokens that are kept exactly serve as half ones too."""
+    missing = set(range(len(digests)))
     for sought in (kinds, ("pooled", "exact")) if "half" in kinds else (kinds,):
-        missing = [n for n in range(len(digests)) if n not in rows]
-        for places, features in cache.find([digests[n] for n in missing], *sought):
-            values = {kind: features[kind] if kind in features else features["exact"].half() for kind in kinds}
-            for n, place in enumerate(places):
-                rows[missing[place]] = {kind: each[n] for kind, each in values.items()}
-    return rows
+        left = sorted(missing)
+        for places, features in cache.find([digests[n] for n in left], *sought):
+            positions = [left[place] for place in places]
+            missing.difference_update(positions)
+            yield positions, {kind: features[kind] if kind in features else features["exact"].half() for kind in kinds}
 
 
-def _in_shards(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Join batches until they are worth a file."""
+def _in_shards(batches: Iterable[list[int]]) -> Iterator[list[int]]:
+    """Join the positions of batches until they are worth a file."""
     positions: list[int] = []
-    parts: list[dict[str, Tensor]] = []
     started = time.monotonic()
-
-    def joined() -> Batch:
-        return positions, {kind: torch.cat([part[kind] for part in parts]) for kind in parts[0]}
-
-    for numbers, values in batches:
-        positions, parts = [*positions, *numbers], [*parts, values]
+    for batch in batches:
+        positions += batch
         if len(positions) >= _SHARD or time.monotonic() - started > _SHARD_SECONDS:
-            yield joined()
-            positions, parts, started = [], [], time.monotonic()
+            yield positions
+            positions, started = [], time.monotonic()
     if positions:
-        yield joined()
+        yield positions
 
 
 def _headless(model: FastVisionTransformer, with_tokens: bool) -> FastVisionTransformer:

@@ -53,12 +53,16 @@ class Heads:
     left_out: int = 0  # training images that the budget has no time for
 
     def within(self, left: float | None) -> Heads:
-        """Return heads on as many training images, drawn at random, as the seconds left of a budget allow."""
+        """Return heads on as many training images as the seconds left of a budget allow."""
         images = len(self.train.labels)
-        count = images if left is None else images_for_heads(images, self.seconds(), left)
-        if count == images:
+        return self.on(images if left is None else images_for_heads(images, self.seconds(), left))
+
+    def on(self, count: int) -> Heads:
+        """Return heads on so many training images, drawn at random; on all of them if there are no more."""
+        images = len(self.train.labels)
+        if count >= images:
             return self
-        chosen = np.random.default_rng(self.setup.config.seed).permutation(images)[:count]
+        chosen = np.random.default_rng(self.setup.config.seed % 2**64).permutation(images)[:count]
         return Heads(self.setup, self.train.subset(np.sort(chosen)), self.val, images - count)
 
     def seconds(self) -> float:

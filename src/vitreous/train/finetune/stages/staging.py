@@ -25,7 +25,7 @@ from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import OptimConfig, parse_duration
 from vitreous.train.console import Display
 from vitreous.train.finetune.stages.outcome import Candidate, Outcome, best_of
-from vitreous.train.finetune.stages.writers import ending_seconds, writer_of
+from vitreous.train.finetune.stages.writers import ending_seconds, seconds_of_test, writer_of
 from vitreous.train.finetune.trainable import choose_trained
 from vitreous.train.results import SelectedWeights
 from vitreous.train.resume.signals import Signals
@@ -56,18 +56,22 @@ class Staging:
     map_seconds: float = math.inf  # of the class maps of the report
     reporting: float = 0.0  # reserved for the report and the exit
     exit_seconds: float = 0.0  # of these, for the exit
+    testing: float = 0.0  # reserved for the test split
+    keeps_features: bool = False  # whether those computed so far are kept for a second run
+    head_images: int | None = None  # training images that heads are fitted to; None until the first one
 
     @classmethod
     def open(
         cls, setup: Setup, run_dir: RunDir, view: Display, signals: Signals, *, started: float, exit_seconds: float
     ) -> Staging:
-        """Restore the journal of a run to resume, and reserve time for the report of a run with a budget."""
+        """Restore the journal of a run to resume; with a budget, reserve time for the test split and the report."""
         staging = cls(setup, run_dir, view, signals, started, exit_seconds=exit_seconds)
         if run_dir.has_run:
             staging._restore()
         if (budget := staging.budget) is not None:
             left = max(0.0, budget - staging.used)
             staging.reporting = exit_seconds + min(_REPORT, _REPORT_SHARE * left)
+            staging.testing = seconds_of_test(setup)
         return staging
 
     def measure_report(self) -> None:
@@ -89,8 +93,14 @@ class Staging:
 
     @property
     def left(self) -> float | None:
-        """Seconds left for stages; None without a budget."""
-        return None if self.budget is None else self.budget - self.used - self.reporting
+        """Seconds left for stages; None without a budget. The clock of a training reserves the test split by itself."""
+        return None if self.budget is None else self.budget - self.used - self.reporting - self.testing
+
+    @property
+    def reserved(self) -> str:
+        """What is left for the end of a run with a budget, in words."""
+        what = "the test split and the report" if self.testing else "the report"
+        return f"{self.reporting + self.testing:.0f} s are reserved for {what}"
 
     @property
     def best(self) -> Outcome | None:
@@ -131,6 +141,7 @@ class Staging:
             "identity": identity(self.setup),
             "used": self.used,
             "seconds": self.seconds,
+            "head_images": self.head_images,
             # The models of trainings that were not the best are not needed again; heads are small.
             "outcomes": [_stored(each, each is best or not each.history) for each in self.outcomes],
         }
@@ -145,11 +156,13 @@ class Staging:
                 settings, stored = content["identity"], content["outcomes"]
                 seconds, used = dict(content["seconds"]), float(content["used"])
                 outcomes = [_restored(each) for each in stored]
+                head_images = None if (count := content.get("head_images")) is None else int(count)
         except CheckpointError as error:
             self.view.line("damaged", f"{error}: all stages begin again")
             return
         check_identity(settings, identity(self.setup), f"'{self._journal}'")
         self.outcomes, self.seconds, self.used_before = outcomes, seconds, used
+        self.head_images = head_images
         if self.outcomes:
             names = ", ".join(outcome.stage for outcome in self.outcomes if outcome.skipped is None)
             self.view.line("resume", f"{self._journal}: done are {names}")

@@ -76,8 +76,8 @@ def _fit_heads(staging: Staging) -> None:
     train = _features(staging, extractor, "train")
     _refuse_late_heads(staging)
     heads = Heads(setup, train, val)
-    if staging.done("linear") is None:
-        heads = heads.within(staging.left)
+    heads = heads.within(staging.left) if staging.head_images is None else heads.on(staging.head_images)
+    staging.head_images = len(heads.train.labels)
     staging.run_dir.lock.record(phase="fitting heads")
     if staging.done("k-NN") is None:
         staging.record(heads.neighbours())
@@ -109,11 +109,12 @@ def _features(staging: Staging, extractor: Extractor, name: str) -> Features:
     with staging.view.counting(f"{name} features"[:9]) as count:
         features = extractor.extract(split, 0, deadline, count, tokens="exact" if name == "val" else "half")
     _add_seconds(staging, "features", features.seconds)
-    done, kept = len(features.labels), ", which are kept for a second run" if extractor.keeps else ""
+    staging.keeps_features = extractor.keeps
+    done, kept = len(features.labels), ", which are kept for a second run" if staging.keeps_features else ""
     if (name == "val" and done < len(split)) or not done:
         raise TrainingError(
             f"the budget of {staging.budget:.0f} s is used up after the features of {done:,} of {len(split):,} {name} "
-            f"images{kept}. Give a larger --budget"
+            f"images{kept}; {staging.reserved}. Give a larger --budget"
         )
     how = "from the cache"
     if features.computed:
@@ -129,7 +130,7 @@ def _refuse_late_heads(staging: Staging) -> None:
         return
     raise TrainingError(
         f"the budget of {staging.budget:.0f} s is used up before the first head: {staging.used:.0f} s went into "
-        f"start-up, reading and features, {staging.reporting:.0f} s are reserved for the report. Give a larger --budget"
+        f"start-up, reading and features, {staging.reserved}. Give a larger --budget"
     )
 
 
@@ -169,12 +170,13 @@ def _fit_more_views(staging: Staging, extractor: Extractor, heads: Heads, linear
 
 
 def _attentive(staging: Staging, heads: Heads, no_tokens: str | None, strength: float) -> Outcome:
-    began = time.monotonic()
     if no_tokens is not None:
         return Outcome("attentive", skipped=no_tokens)
     if heads.train.tokens is None or not bool(torch.isfinite(heads.train.tokens).all()):
         return Outcome("attentive", skipped="the tokens exceed the range of float16")
-    return heads.attentive(strength, None if staging.left is None else began + max(0.0, staging.left))
+    if (left := staging.left) is not None and left <= 0:
+        return Outcome("attentive", skipped="the budget has no time for it")
+    return heads.attentive(strength, None if left is None else time.monotonic() + left)
 
 
 def _train(staging: Staging) -> None:
@@ -196,7 +198,8 @@ def _end_interrupted(
     folder = run_dir.path
     model = folder / "model.safetensors"
     if best is None or best.candidate is None:
-        view.result(f"{stopped} before the first head; features computed so far are kept")
+        kept = "; features computed so far are kept" if staging is not None and staging.keeps_features else ""
+        view.result(f"{stopped} before the first head{kept}")
     else:
         name, value = best.candidate.scores.headline
         score = f"val {name} {100 * value:.1f} %"

@@ -6,9 +6,10 @@ The average of the weights before and after often generalises better than either
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,16 +20,20 @@ from torch.nn import functional as F
 from vitreous.accelerate.batch_parts import add_gradients, num_parts
 from vitreous.data.sources.listing import pluralize
 from vitreous.errors import OutputError, TrainingError
+from vitreous.machine.free_memory import memory_left
 from vitreous.runs.folder import RunDir
+from vitreous.runs.folder_content import remove_unfinished
 from vitreous.train.assembly import Kit, Session, assemble
 from vitreous.train.finetune.stages.outcome import Candidate, Outcome, beats
 from vitreous.train.finetune.stages.staging import Staging, variant, whole_state
 from vitreous.train.finetune.stages.writers import guarded_writer
 from vitreous.train.finetune.trainable import freeze_modules, merge_adapters
 from vitreous.train.loop.out_of_memory import free_memory, is_out_of_memory
-from vitreous.train.phases import ask_teacher, fit, score, select_weights
+from vitreous.train.loop.progress import Budget
+from vitreous.train.phases import ask_teacher, check_budget, fit, score, select_weights
 from vitreous.train.planning.trials import synchronize
 from vitreous.train.resume.saving import load_newest
+from vitreous.train.resume.signals import Stopped
 from vitreous.train.resume.state import RunState, check_identity, identity
 from vitreous.train.setup import Setup, one_thread_if_tiny
 
@@ -40,29 +45,34 @@ ALPHAS = (0.5, 0.75)
 _TIMED = 32  # most images of a timed step
 _REPEATS = 3
 _QUICK, _QUICK_SECONDS = (2, 8, _TIMED), 0.1  # images of steps that are timed first, while they take less time
+_USABLE = 0.7  # of the free main memory, for a timed step
 
 
-def quick_step_seconds(setup: Setup) -> float:
-    """Estimate the time of a training step from few images: it takes little time, and errs on the high side."""
-    freeze_modules(setup.model.to(setup.device).train())
-    batch, step = min(setup.config.batch_size, len(setup.data.splits["train"])), _Step(setup.pipeline.size, 0.0)
-    for images in _QUICK:
-        count = min(images, batch)
-        seconds = _time_step(setup, count, step, repeats=2)
-        if seconds > _QUICK_SECONDS:
+def quick_step_seconds(setup: Setup) -> float | None:
+    """Estimate the time of a training step from few images: it takes little time, and errs on the high side.
+
+    None if not one image fits into memory.
+    """
+    whole, batch = _Step(setup.pipeline.size, 0.0), _batch_of(setup)
+    for most in _QUICK:
+        if (timed := _time_fitting(setup, whole, most, repeats=2)) is None:
+            return None
+        seconds, count = timed
+        if seconds > _QUICK_SECONDS or count < most:
             break
     return seconds * batch / count
 
 
-def step_seconds(setup: Setup, at_most: float | None = None) -> tuple[float, float]:
+def step_seconds(setup: Setup, at_most: float) -> tuple[float, float] | None:
     """Measure the time of a training step of the model and a teacher: the mean over the run, and that of a whole step.
 
-    With `at_most`, about so many seconds are spent on it.
+    About `at_most` seconds are spent on it, by the time of a few images. None if not one image fits into memory.
 
     A run may begin with smaller images, or drop patches at first.
     """
-    config = setup.config
-    freeze_modules(setup.model.to(setup.device).train())
+    config, batch = setup.config, _batch_of(setup)
+    if (quick := quick_step_seconds(setup)) is None:
+        return None
     whole = _Step(setup.pipeline.size, 0.0)
     shares: dict[_Step, float] = {whole: 0.0}
     for start, end in config.phases:
@@ -70,12 +80,13 @@ def step_seconds(setup: Setup, at_most: float | None = None) -> tuple[float, flo
         height, width = (config.augment.side_at(side, middle) for side in setup.pipeline.size)
         step = _Step((height, width), config.patches_dropped(middle))
         shares[step] = shares.get(step, 0.0) + end - start
-    count = _TIMED
-    if at_most is not None:
-        batch = min(config.batch_size, len(setup.data.splits["train"]))
-        of_image = quick_step_seconds(setup) / batch
-        count = max(_QUICK[0], min(_TIMED, int(at_most / (len(shares) * _REPEATS * max(of_image, 1e-9)))))
-    seconds = {step: _seconds_of(setup, step, count) for step in shares}
+    of_image = quick / batch
+    most = max(_QUICK[0], min(_TIMED, int(at_most / (len(shares) * _REPEATS * max(of_image, 1e-9)))))
+    seconds: dict[_Step, float] = {}
+    for step in shares:
+        if (timed := _time_fitting(setup, step, most)) is None:
+            return None
+        seconds[step] = timed[0] * batch / timed[1]
     if config.budget is None:
         return sum(share * seconds[step] for step, share in shares.items()), seconds[whole]
     # With a budget, phases are shares of the time, not of the steps.
@@ -87,23 +98,37 @@ class _Step(NamedTuple):
     dropped: float  # fraction of their patches
 
 
-def _seconds_of(setup: Setup, step: _Step, most: int) -> float:
-    """Return the time of a step for a whole batch, measured on as much of it as fits, at most `most` images."""
-    batch = min(setup.config.batch_size, len(setup.data.splits["train"]))
-    count = min(most, batch)
-    while True:
+def _batch_of(setup: Setup) -> int:
+    return min(setup.config.batch_size, len(setup.data.splits["train"]))
+
+
+def _time_fitting(setup: Setup, step: _Step, most: int, repeats: int = _REPEATS) -> tuple[float, int] | None:
+    """Time a step on at most `most` images; return its seconds and the number of images, None if not one fits."""
+    count = min(most, _batch_of(setup), _images_in_memory(setup))
+    while count:
         try:
-            return _time_step(setup, count, step) * batch / count
+            return _time_step(setup, count, step, repeats), count
         except Exception as error:
-            if count == 1 or not is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
         count //= 2
         free_memory()
+    return None
 
 
-def _time_step(setup: Setup, count: int, step: _Step, repeats: int = _REPEATS) -> float:
+def _images_in_memory(setup: Setup) -> int:
+    """Return how many images of a step fit into main memory: Linux ends a program that takes more, a GPU refuses it."""
+    free = memory_left() if setup.device.type == "cpu" else None
+    if free is None:
+        return _TIMED
+    gradients = 4 * _trained(setup)  # bytes
+    return max(0, int((_USABLE * free - gradients) / setup.cost.activation_bytes))
+
+
+def _time_step(setup: Setup, count: int, step: _Step, repeats: int) -> float:
     """Return the shortest step but the first, on so many images, with what a teacher computes in each."""
-    model, classes = setup.model, setup.config.model.num_classes
+    model, classes = setup.model.to(setup.device).train(), setup.config.model.num_classes
+    freeze_modules(model)
     dropped, model.patch_dropout = model.patch_dropout, step.dropped
     images = torch.zeros(count, setup.pipeline.channels, *step.size, device=setup.device)
     targets = torch.full((count, classes), 1 / classes).to(setup.device)
@@ -134,8 +159,9 @@ def train_stage(staging: Staging, mode: str, start: Candidate) -> tuple[Outcome,
     began = time.monotonic()
     try:
         session = _open(staging, mode, start)
-        fit(session)
-        selected, _ = select_weights(session)
+        with _best_kept(session):
+            fit(session)
+            selected, _ = select_weights(session)
     except TrainingError as error:  # a head is found already
         return Outcome(mode, time.monotonic() - began, skipped=f"its training failed: {error}"), None
     setup = session.setup
@@ -147,6 +173,17 @@ def train_stage(staging: Staging, mode: str, start: Candidate) -> tuple[Outcome,
     detail = f"epoch {selected.epoch} of {len(history)}, {pluralize(_trained(setup), 'weight')}"
     facts = {"seconds": session.training_seconds(), "detail": detail, "trained": _trained(setup)}
     return Outcome.of(mode, candidate, **facts, history=list(history)), session
+
+
+@contextlib.contextmanager
+def _best_kept(session: Session) -> Iterator[None]:
+    """After a signal, write the best epoch so far if no earlier stage is better: epochs are written at intervals."""
+    try:
+        yield
+    except Stopped as stopped:
+        if not stopped.at_once:
+            session.writer.save_interrupted(session.selection.best, session.module.eval_model)
+        raise
 
 
 def _trained(setup: Setup) -> int:
@@ -178,11 +215,16 @@ def _open(staging: Staging, mode: str, start: Candidate) -> Session:
     times = {"started": staging.started - before, "exit_seconds": 0.0}
     session = assemble(setup, own_dir, view, staging.signals, state, **times, kit=kit)
     ask_teacher(session, state)
+    if state is None and isinstance(session.clock, Budget):
+        check_budget(session.clock)  # images were decoded, and a teacher asked
     return session
 
 
 def _folder(run_dir: Path, mode: str) -> Path:
-    """Create the folder of a stage; a link in its place is refused, because files would be written through it."""
+    """Create the folder of a stage, and remove what a killed process left unfinished in it.
+
+    A link in its place is refused, because files would be written through it.
+    """
     folder = run_dir / "stages" / mode
     for each in (folder.parent, folder):
         if os.path.lexists(each) and (each.is_symlink() or not each.is_dir()):
@@ -193,6 +235,7 @@ def _folder(run_dir: Path, mode: str) -> Path:
             each.mkdir(exist_ok=True)
         except OSError as error:
             raise OutputError(f"'{each}' cannot be created: {error.strerror or error}") from error
+    remove_unfinished(folder)
     return folder
 
 
@@ -205,7 +248,7 @@ def average_with_start(staging: Staging, trained: Outcome, start: Candidate, ses
     for alpha in ALPHAS:
         weights = _mean(before, after.tensors, alpha)
         module.eval_model.load_state_dict(weights)
-        with one_thread_if_tiny(session.setup):
+        with one_thread_if_tiny(session.setup), _best_kept(session):
             scored = score(session, session.setup.data_module.val_dataloader())
         candidate = Candidate(after.config, weights, scored.logits, scored.labels, after.epoch)
         if best is None or beats(select, candidate.scores, best[1].scores):

@@ -56,7 +56,7 @@ class Views:
         if view == 0:
             return self.pipeline.pixels(split.image(index))
         content = split.digests[index] if split.digests else split.name_of(index).encode().hex()
-        draws = np.random.default_rng([self.seed, view, int(content, 16)]).random(_COLUMNS, dtype=np.float32)
+        draws = np.random.default_rng([self.seed % 2**64, view, int(content, 16)]).random(_COLUMNS, dtype=np.float32)
         pixels = self._cropped(split, index, draws)
         is_mirrored = bool(draws[CROP_COLUMNS] < self.augment.flip)
         if self.augment.pad_crop:
