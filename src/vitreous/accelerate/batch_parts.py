@@ -87,6 +87,10 @@ class Passes:
         """Return the tokens, (B, P + n, D), computed from the patches at raster indices (B, n) alone."""
         return self.model.encode_visible(self.masked, self.grid, kept, self.branch_factors)
 
+    def classify(self, tokens: Tensor) -> Tensor:
+        """Return the logits, (B, K), of tokens after the final norm, (B, P + n, D)."""
+        return cast(Tensor, self.model.head(self.model.read_out(tokens)))
+
     @property
     def of_stem(self) -> list[Tensor]:
         """What the stem computed, if it is trained."""

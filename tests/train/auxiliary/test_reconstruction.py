@@ -30,6 +30,7 @@ from vitreous.train.setup import prepare
 
 AUX = AuxConfig("mae", decoder_width=8, decoder_depth=1, decoder_heads=2)
 MODEL = ViTConfig(image_size=16, patch_size=4, num_classes=5, width=32, depth=2, heads=2, mlp_dim=48, init="timm")
+WHOLE = dataclasses.replace(AUX, classify="whole", mask=0.75, end=1.0)  # as published
 STEMS = [PatchStem(), ConvStem(downsample="stride")]
 
 
@@ -47,18 +48,23 @@ def patches_of(images):
     return torch.stack(cut, 1)
 
 
-def test_the_loss_is_a_tenth_of_classification_and_nine_tenths_of_the_hidden_pixels():
-    model, task, images, targets = task_of(PatchStem())
+@pytest.mark.parametrize(("aux", "visible"), [(AUX, 8), (WHOLE, 4)], ids=["visible", "whole"])
+def test_the_loss_is_a_tenth_of_classification_and_nine_tenths_of_the_hidden_pixels(aux, visible):
+    model, task, images, targets = task_of(PatchStem(), aux=aux)
     shown = []
     task.decoder.register_forward_hook(lambda _, given, made: shown.append((*given[2:], made)))
-    loss_of, masked = task.loss_of(images, targets, None)
-    loss = loss_of(Passes.of(model, images, masked), slice(None))
+    loss_of, seen, masked = task.loss_of(images, targets, None)
+    assert seen is images
+    loss = loss_of(Passes.of(model, seen, masked), slice(None))
     ((kept, hidden, made),) = shown
-    assert kept.shape == (6, 4)
+    assert kept.shape == (6, visible)
     assert masked is None
     assert torch.cat((kept, hidden), 1).sort(1).values.tolist() == [list(range(16))] * 6
     wrong = [(made[n] - patches_of(images)[n, hidden[n]]).square().mean() for n in range(6)]
-    expected = 0.1 * F.cross_entropy(model(images), targets) + 0.9 * torch.stack(wrong).mean()
+    logits = model(images)
+    if aux is AUX:
+        logits = model.head(model.read_out(model.encode_visible(*model.patch_embed(images), kept)))
+    expected = 0.1 * F.cross_entropy(logits, targets) + 0.9 * torch.stack(wrong).mean()
     torch.testing.assert_close(loss, expected)
     loss.backward()
     trained = [*model.named_parameters(), *task.named_parameters()]
@@ -66,14 +72,24 @@ def test_the_loss_is_a_tenth_of_classification_and_nine_tenths_of_the_hidden_pix
 
 
 @pytest.mark.parametrize("stem", STEMS, ids=["patch", "conv"])
-def test_no_visible_token_knows_of_a_hidden_pixel(stem):
+def test_whole_images_alone_are_classified_after_the_end(stem):
     model, task, images, targets = task_of(stem)
+    ((_, before),), ((share, after),) = (list(task.step_losses(model, images, targets, at)) for at in (0.49, 0.5))
+    assert share == 1
+    torch.testing.assert_close(after(), 0.1 * F.cross_entropy(model(images), targets))
+    assert before() > after()
+
+
+@pytest.mark.parametrize("stem", STEMS, ids=["patch", "conv"])
+@pytest.mark.parametrize("aux", [AUX, WHOLE], ids=["visible", "whole"])
+def test_no_visible_token_knows_of_a_hidden_pixel(stem, aux):
+    model, task, images, targets = task_of(stem, aux=aux)
     shown = []
     task.decoder.register_forward_hook(lambda _, given, made: shown.append(given))
-    seen = {name: value.clone() for name, value in model.patch_embed.named_buffers()}
+    before = {name: value.clone() for name, value in model.patch_embed.named_buffers()}
     for change in (0.0, 5.0):
         for name, value in model.patch_embed.named_buffers():
-            value.copy_(seen[name])
+            value.copy_(before[name])
         other = images.clone()
         if change:
             hidden = shown[0][3]
@@ -82,19 +98,19 @@ def test_no_visible_token_knows_of_a_hidden_pixel(stem):
                     y, x = divmod(patch, 4)
                     other[n, :, 4 * y : 4 * y + 4, 4 * x : 4 * x + 4] += change
         torch.manual_seed(1)
-        loss_of, masked = task.loss_of(other, targets, None)
-        loss_of(Passes.of(model, other, masked), slice(None))
+        loss_of, seen, masked = task.loss_of(other, targets, None)
+        loss_of(Passes.of(model, seen, masked), slice(None))
     assert torch.equal(shown[0][2], shown[1][2])
     assert torch.equal(shown[0][0], shown[1][0])
 
 
 def test_masked_images_are_not_in_the_statistics_of_evaluation():
-    model, task, images, targets = task_of(STEMS[1])
+    model, task, images, targets = task_of(STEMS[1], aux=WHOLE)
     alone = build(model.config).train()
     alone.load_state_dict(model.state_dict())
     alone(images)
-    _, masked = task.loss_of(images, targets, None)
-    Passes.of(model, images, masked)
+    _, seen, masked = task.loss_of(images, targets, None)
+    Passes.of(model, seen, masked)
     expected = dict(alone.patch_embed.named_buffers())
     assert any("running_var" in name for name in expected)
     torch.testing.assert_close(dict(model.patch_embed.named_buffers()), expected)
@@ -102,27 +118,27 @@ def test_masked_images_are_not_in_the_statistics_of_evaluation():
 
 
 @pytest.mark.parametrize("stem", STEMS, ids=["patch", "conv"])
-def test_threads_compute_the_gradient_of_the_whole_batch(stem):
+@pytest.mark.parametrize("aux", [AUX, WHOLE], ids=["visible", "whole"])
+def test_threads_compute_the_gradient_of_the_whole_batch(stem, aux):
     found = []
     for threads in (1, 2):
-        model, task, images, targets = task_of(stem, drop_path=0.5, images=13)
+        model, task, images, targets = task_of(stem, drop_path=0.5, aux=aux, images=13)
         torch.manual_seed(2)
-        loss_of, masked = task.loss_of(images, targets, torch.tensor([0.2, 3.0, 1.0, 0.5, 2.0]))
+        loss_of, seen, masked = task.loss_of(images, targets, torch.tensor([0.2, 3.0, 1.0, 0.5, 2.0]))
         if threads == 1:
-            loss = loss_of(Passes.of(model, images, masked), slice(None))
+            loss = loss_of(Passes.of(model, seen, masked), slice(None))
             loss.backward()
         else:
             extra = tuple(task.parameters())
-            loss = add_gradients(model, images, targets, 2, loss_of=loss_of, extra=extra, masked=masked)
+            loss = add_gradients(model, seen, targets, 2, loss_of=loss_of, extra=extra, masked=masked)
         found.append((loss.detach(), [p.grad for p in (*model.parameters(), *task.parameters())]))
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
 
 
 def test_a_killed_run_ends_in_the_same_bits_and_saves_no_decoder(runs, selected, tmp_path):
-    aux = dataclasses.replace(AUX, mask=0.5)
     augment = AugmentConfig(flip=0.5, pad_crop=2, mixup=0.2)
     for name in ("whole", "killed"):
-        config = runs.config(tmp_path / name, aux=aux, augment=augment, batch_size=428)  # three steps per epoch
+        config = runs.config(tmp_path / name, aux=AUX, augment=augment, batch_size=428)  # three steps per epoch
         if name == "killed":
             runs.broken_off(config, 4)
         with pytest.raises(runs.Killed):
@@ -132,22 +148,25 @@ def test_a_killed_run_ends_in_the_same_bits_and_saves_no_decoder(runs, selected,
         assert whole[part].keys() == resumed[part].keys()
         assert all(torch.equal(whole[part][name], resumed[part][name]) for name in whole[part])
     assert "mask_token" in whole["auxiliary"]
-    assert "aux       reconstruction of 50% of the patches, weight 0.9; decoder 8x1" in said[0]
+    assert "aux       reconstruction of 50% of the patches until 50% of the run, weight 0.9; decoder 8x1" in said[0]
     assert torch.equal(*selected)
     model, info = load_model(tmp_path / "killed" / "model.safetensors")
     assert model.state_dict().keys() == build(config.model).state_dict().keys()
-    assert info.provenance["config"]["aux"] == dataclasses.asdict(aux)
+    assert info.provenance["config"]["aux"] == dataclasses.asdict(AUX)
 
 
 def test_a_plan_counts_the_second_task(runs, tmp_path):
-    plain, both = runs.config(tmp_path), runs.config(tmp_path, aux=dataclasses.replace(AUX, mask=0.5))
-    silent = Display(Console(file=io.StringIO()))
-    setups = [prepare(config, (), silent) for config in (plain, both)]
-    alone, together = (_step_flops(setup)[0] for setup in setups)
-    assert 1.5 * alone < together < 3 * alone  # half of the patches again, and a decoder of half the width
-    assert all(p.grad is None for p in setups[1].auxiliary.parameters())
-    first, second = (setup.model.state_dict() for setup in setups)
-    assert all(torch.equal(first[name], second[name]) for name in first)  # the decoder is drawn after the model
+    silent, flops = Display(Console(file=io.StringIO())), []
+    for aux in (AuxConfig(), AUX, dataclasses.replace(WHOLE, mask=0.5)):
+        config = runs.config(tmp_path, aux=aux)
+        setup = prepare(config, (), silent)
+        flops.append(_step_flops(setup))
+        assert len(flops[-1]) == len(config.phases)
+        assert all(p.grad is None for p in setup.model.parameters())
+    (alone,), (early, late), (both,) = flops
+    assert late == alone
+    assert early < both - 0.5 * alone  # half of the patches are encoded once, not beside all of them
+    assert 1.5 * alone < both < 3 * alone  # half of the patches again, and a decoder of half the width
 
 
 @pytest.mark.parametrize(
@@ -177,6 +196,8 @@ def test_models_and_values_that_do_not_fit_are_refused():
         (lambda: task_of(PatchStem(), aux=dataclasses.replace(AUX, decoder_width=9)), "decoder_width is 9"),
         (lambda: AuxConfig("mae", mask=1.0), "mask is 1.0"),
         (lambda: AuxConfig(weight=1.0), "weight is 1.0"),
+        (lambda: AuxConfig(end=0.0), "end is 0.0, it is a fraction of the run"),
+        (lambda: AuxConfig(classify="hole"), "Did you mean"),
         (lambda: AuxConfig("mea"), "Did you mean"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -186,7 +207,7 @@ def test_models_and_values_that_do_not_fit_are_refused():
 def test_the_command_takes_the_task(capsys):
     assert main(["train", "digits", "--aux", "mae", "--aux.mask", "0.6", "--print-config"]) == 0
     assert (
-        'aux:\n  method: "mae"\n  weight: 0.9\n  pseudo_weight: 1.0\n  threshold: 0.6\n  begin: 0.3\n  mask: 0.6\n'
+        'aux:\n  method: "mae"\n  weight: 0.9\n  classify: "visible"\n  end: 0.5\n  pseudo_weight: 1.0\n'
         in capsys.readouterr().out
     )
     assert main(["train", "digits", "--aux.mask", "0.6"]) == 2

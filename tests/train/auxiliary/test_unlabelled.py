@@ -6,6 +6,8 @@ import csv
 import dataclasses
 import io
 import json
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ from vitreous.train.console import Display
 from vitreous.train.planning.plan import _step_flops, plan
 from vitreous.train.setup import prepare
 
-AUX = AuxConfig("mae", mask=0.5, decoder_width=8, decoder_depth=1, decoder_heads=2)
+AUX = AuxConfig("mae", classify="whole", end=1.0, decoder_width=8, decoder_depth=1, decoder_heads=2)
 LABELLED, TESTED, TOTAL = 100, 50, 400  # rows of the manifest
 
 
@@ -130,6 +132,80 @@ def test_copies_of_held_out_images_and_excluded_ones_are_not_learnt(digits, tmp_
     assert not any("without an image" in note for note in data.notes)
     held = {digest for name in ("val", "test") for digest in data.splits[name].digests}
     assert not held & set(data.unlabelled.digests)
+
+
+def put_noise(folder, *names):
+    """Put small images of noise into a folder, under these names."""
+    for n, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(n).integers(0, 256, (8, 8), np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+    return folder
+
+
+def test_folders_of_val_and_test_are_not_learnt_and_notes_name_their_source(digits, tmp_path):
+    names = ("train/1/a.png", "unlabeled/b.png", "test/1/c.png", "other/d.png")
+    stl = put_noise(tmp_path / "stl10", *names)
+    (stl / "README").write_text("about the images")
+    for source in (digits / "images.csv", "digits"):
+        data = opened(source, beside=str(stl))
+        assert {*names} & {*data.unlabelled.names} == {*names[:2]}
+        assert "1 unlabelled image of val or test left out" in data.notes
+        assert f"{stl}: 1 file ignored, not images (first: README)" in data.notes
+        assert f"{stl}: 1 image ignored, beside the folders of the splits" in data.notes
+    apart = put_noise(tmp_path / "apart", "val/a.png", "b.png")
+    assert "val/a.png" not in opened(digits / "images.csv", beside=str(apart)).unlabelled.names
+    held = put_noise(tmp_path / "held", "val/a.png", "test/b.png")
+    with pytest.raises(DataError, match=rf"^{re.escape(str(held))} has no image to learn from, only 2 images"):
+        opened("digits", beside=str(held))
+    write_rows(tmp_path / "held.csv", [(held / "val/a.png", "", "val")])
+    with pytest.raises(DataError, match=r"held.csv has no image to learn from, only 1 image of val or test: give"):
+        opened("digits", beside=str(tmp_path / "held.csv"))
+
+
+def test_files_without_a_label_that_cannot_be_read_are_listed_and_named_with_their_source(digits, tmp_path):
+    rows = [(digits / name, *rest) for name, *rest in read_rows(digits / "images.csv") if rest[0]]
+    write_rows(tmp_path / "gone.csv", [*rows, ("gone.png", "", ""), ("lost.png", "", "")])
+    data = opened(tmp_path / "gone.csv")
+    assert data.unlabelled is None
+    assert [path.name for path, _ in data.unreadable] == ["gone.png", "lost.png"]
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "a.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=rf"^{re.escape(str(broken))}: none of 1 image can be read \(a.png: "):
+        opened(digits / "images.csv", beside=str(broken))
+    put_noise(broken, "b.png")
+    data = opened(tmp_path / "gone.csv", beside=str(broken))
+    assert data.unlabelled.names == ("b.png",)
+    assert [path.name for path, _ in data.unreadable] == ["gone.png", "lost.png", "a.png"]
+    strict = DataConfig(str(digits / "images.csv"), strict=True)
+    with pytest.raises(DataError, match=rf"1 of 2 files of {re.escape(str(broken))} cannot be read"):
+        open_source(strict, unlabelled="kept", beside=str(broken))
+
+
+def test_exclusions_from_a_further_source_are_counted_and_name_it(digits, tmp_path):
+    more = put_noise(tmp_path / "more", "a.png", "b.png")
+    (tmp_path / "out.txt").write_text("a.png\n")
+    config = DataConfig(str(digits / "images.csv"), exclude=str(tmp_path / "out.txt"))
+    data = open_source(config, unlabelled="kept", beside=str(more))
+    assert f"{more}: 1 image excluded by {tmp_path / 'out.txt'}" in data.notes
+    assert "b.png" in data.unlabelled.names
+    (tmp_path / "out.txt").write_text("a.png\nb.png\n")
+    with pytest.raises(DataError, match=rf"excludes all of the 2 images of {re.escape(str(more))}: remove"):
+        open_source(config, unlabelled="kept", beside=str(more))
+
+
+def test_why_none_is_left_is_not_guessed(runs, tmp_path, digits):
+    labelled = [row for row in read_rows(digits / "images.csv") if row[1]]
+    write_rows(tmp_path / "few.csv", [(digits / name, *rest) for name, *rest in labelled])
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    shutil.copy(digits / labelled[0][0], copies)
+    config = source_config(
+        runs, tmp_path / "run", tmp_path / "few.csv", aux=AuxConfig("fixmatch", unlabelled=str(copies))
+    )
+    with pytest.raises(ConfigError, match=r"copies none is left: those of val or test, .* DATA, and those that cannot"):
+        set_up(config)
 
 
 def test_copies_are_found_by_their_pixels_where_a_known_dataset_has_no_files(digits):

@@ -21,6 +21,9 @@ SIZE_FIELDS = ("width", "depth", "mlp_dim", "heads")
 """The fields of a model that the name of a size sets, besides its patches."""
 
 _LENGTHS = ("epochs", "steps", "budget")
+_OF_MAE = ("aux.weight", "aux.classify", "aux.end", "aux.mask", "aux.decoder_width", "aux.decoder_depth",
+           "aux.decoder_heads", "aux.normalise")  # fmt: skip
+_OF_FIXMATCH = ("aux.pseudo_weight", "aux.threshold", "aux.begin")
 
 
 class _Idle(NamedTuple):
@@ -67,20 +70,14 @@ _IDLE = (
     _Idle(("distil.features", "distil.feature_weight"),
           lambda c: c.distil.teacher is not None and not c.distil.uses_features,
           "distil.targets is logits, only features and both use it"),
-    _Idle(("aux.weight", "aux.mask", "aux.decoder_width", "aux.decoder_depth", "aux.decoder_heads", "aux.normalise",
-           "aux.pseudo_weight", "aux.threshold", "aux.begin", "aux.unlabelled", "aux.unlabelled_ratio",
-           "aux.model", "aux.min_probability"),
+    _Idle((*_OF_MAE, *_OF_FIXMATCH, "aux.unlabelled", "aux.unlabelled_ratio", "aux.model", "aux.min_probability"),
           lambda c: c.aux.method == "none", "aux.method is none: set it"),
     _Idle(("aux.model", "aux.min_probability"),
           lambda c: c.aux.has_task, "aux.method is {c.aux.method}, only self-training uses it"),
-    _Idle(("aux.weight", "aux.mask", "aux.decoder_width", "aux.decoder_depth", "aux.decoder_heads", "aux.normalise",
-           "aux.pseudo_weight", "aux.threshold", "aux.begin", "aux.unlabelled_ratio"),
-          lambda c: c.aux.method == "self-training",
+    _Idle((*_OF_MAE, *_OF_FIXMATCH, "aux.unlabelled_ratio"), lambda c: c.aux.method == "self-training",
           "aux.method is self-training, which trains on predicted labels as on given ones"),
-    _Idle(("aux.weight", "aux.mask", "aux.decoder_width", "aux.decoder_depth", "aux.decoder_heads", "aux.normalise"),
-          lambda c: c.aux.method == "fixmatch", "aux.method is fixmatch, only mae uses it"),
-    _Idle(("aux.pseudo_weight", "aux.threshold", "aux.begin"),
-          lambda c: c.aux.method == "mae", "aux.method is mae, only fixmatch uses it"),
+    _Idle(_OF_MAE, lambda c: c.aux.method == "fixmatch", "aux.method is fixmatch, only mae uses it"),
+    _Idle(_OF_FIXMATCH, lambda c: c.aux.method == "mae", "aux.method is mae, only fixmatch uses it"),
     _Idle(("labels.gamma_negative", "labels.gamma_positive", "labels.margin"),
           lambda c: c.labels.loss == "bce", "labels.loss bce has no weights: set labels.loss asymmetric"),
     _Idle(("tune.probe",), lambda c: c.tune.source is None, "there is no trained model to probe: set tune.source"),

@@ -28,9 +28,9 @@ class AuxConfig:
 
     The code is in :mod:`vitreous.train.auxiliary`.
 
-    The defaults of `mae` are those of SSAT (arXiv 2310.20704) in its published code, but for the width and heads of the
-    decoder. FixMatch (arXiv 2001.07685) has a threshold of 0.95, which models trained with label smoothing seldom
-    reach, and begins at once.
+    `mae` is SSAT (arXiv 2310.20704) made as cheap as classification alone. SSAT as in its published code, but for the
+    width and heads of the decoder, is `classify` whole, `mask` 0.75 and `end` 1. FixMatch (arXiv 2001.07685) has a
+    threshold of 0.95, which models trained with label smoothing seldom reach, and begins at once.
 
     Args:
         method: The task. `none`: classification alone. `mae`: a small decoder, which is not saved, predicts the hidden
@@ -39,6 +39,9 @@ class AuxConfig:
             `self-training`: another model, trained before, labels the unlabelled images once, and they are trained on
             like the others.
         weight: Share of the reconstruction in the loss of mae, in (0, 1); classification has the rest.
+        classify: What mae classifies: the `visible` patches that it encodes anyway, or in a second pass the `whole`
+            image.
+        end: Fraction of the run after which mae leaves classification of whole images alone, in (0, 1].
         pseudo_weight: Weight of the unlabelled images in the loss of fixmatch, beside 1 of the labelled ones; above 0.
         threshold: Probability from which a prediction becomes a label, in (0, 1].
         begin: Fraction of the run after which fixmatch uses the unlabelled images, in [0, 1): early predictions
@@ -59,10 +62,12 @@ class AuxConfig:
 
     method: Literal["none", "mae", "fixmatch", "self-training"] = "none"
     weight: float = 0.9
+    classify: Literal["visible", "whole"] = "visible"
+    end: float = 0.5
     pseudo_weight: float = 1.0
     threshold: float = 0.6
     begin: float = 0.3
-    mask: float = 0.75
+    mask: float = 0.5
     decoder_width: int | None = None
     decoder_depth: int = 2
     decoder_heads: int = 4
@@ -74,26 +79,11 @@ class AuxConfig:
 
     def __post_init__(self) -> None:
         """Check choices and ranges, and report all problems in one error."""
-        problems = list(unknown_choices(self))
-        if not 0 < self.weight < 1:
-            problems.append(f"weight is {self.weight}, it is a share of the loss and must be in (0, 1)")
-        if not 0 < self.pseudo_weight < math.inf:
-            problems.append(f"pseudo_weight is {self.pseudo_weight}, it must be a number above 0")
-        if not 0 < self.threshold <= 1:
-            problems.append(f"threshold is {self.threshold}, it is a probability and must be in (0, 1]")
-        if not 0 <= self.begin < 1:
-            problems.append(f"begin is {self.begin}, it is a fraction of the run and must be in [0, 1)")
-        if not 0 <= self.min_probability < 1:
-            problems.append(f"min_probability is {self.min_probability}, it is a probability and must be in [0, 1)")
+        problems = [*unknown_choices(self), *self._out_of_range()]
         if self.method == "self-training" and self.model is None:
             problems.append(
                 "model is not set, but aux self-training needs a trained classifier that labels the images: train one "
                 "on the labelled images alone, and give its run directory, as in --aux.model runs/first"
-            )
-        if not 0 <= self.unlabelled_ratio <= _MOST_UNLABELLED:
-            problems.append(
-                f"unlabelled_ratio is {self.unlabelled_ratio}, it is a number of images for each labelled one and must "
-                f"be between 0 and {_MOST_UNLABELLED}"
             )
         if self.method == "fixmatch" and self.unlabelled_ratio == 0:
             problems.append(
@@ -110,6 +100,25 @@ class AuxConfig:
         if self.method == "mae":
             _ = self.mae  # which checks its own ranges
 
+    def _out_of_range(self) -> Iterator[str]:
+        if not 0 < self.weight < 1:
+            yield f"weight is {self.weight}, it is a share of the loss and must be in (0, 1)"
+        if not 0 < self.pseudo_weight < math.inf:
+            yield f"pseudo_weight is {self.pseudo_weight}, it must be a number above 0"
+        if not 0 < self.threshold <= 1:
+            yield f"threshold is {self.threshold}, it is a probability and must be in (0, 1]"
+        if not 0 <= self.begin < 1:
+            yield f"begin is {self.begin}, it is a fraction of the run and must be in [0, 1)"
+        if not 0 < self.end <= 1:
+            yield f"end is {self.end}, it is a fraction of the run and must be in (0, 1]"
+        if not 0 <= self.min_probability < 1:
+            yield f"min_probability is {self.min_probability}, it is a probability and must be in [0, 1)"
+        if not 0 <= self.unlabelled_ratio <= _MOST_UNLABELLED:
+            yield (
+                f"unlabelled_ratio is {self.unlabelled_ratio}, it is a number of images for each labelled one and must "
+                f"be between 0 and {_MOST_UNLABELLED}"
+            )
+
     @property
     def sees_whole(self) -> bool:
         """Whether unlabelled images are also needed without their random crop."""
@@ -117,8 +126,8 @@ class AuxConfig:
 
     @property
     def phase_starts(self) -> tuple[float, ...]:
-        """Fractions of the run at which its steps begin to take longer."""
-        return (self.begin,) if self.method == "fixmatch" else ()
+        """Fractions of the run at which the time of its steps changes."""
+        return {"fixmatch": (self.begin,), "mae": (self.end,)}.get(self.method, ())
 
     @property
     def sees_unlabelled(self) -> bool:

@@ -1,8 +1,11 @@
-"""Masked reconstruction beside classification (SSAT, arXiv 2310.20704): one loss of two passes through one encoder.
+"""Masked reconstruction beside classification (SSAT, arXiv 2310.20704): one loss of two tasks for one encoder.
 
-The whole image is classified; the visible patches of the same image are encoded alone, and a decoder predicts the
-others. Where a stem lets patches show their neighbours, as convolutions do, the hidden patches have the mean colour
-before the stem, so that no token knows of them. Images without a label are reconstructed alone.
+The visible patches of an image are encoded alone, and a decoder predicts the others. SSAT classifies the whole image in
+a second pass. A cheaper way, the default, classifies the visible patches, as if the others were dropped, and ends with
+a part of the run in which whole images are classified and nothing is reconstructed.
+
+Where a stem lets patches show their neighbours, as convolutions do, the hidden patches have the mean colour before the
+stem, so that no token knows of them. Images without a label are reconstructed alone.
 
 Shapes: B batch, U unlabelled images, C channels, H x W pixels, (h, w) patches, N = h w patches, n of them visible,
 K classes, V = values of a patch.
@@ -80,8 +83,11 @@ class ReconstructionTask(AuxTask):
         """Add those of the labelled images first, then those of the others."""
         images, targets = module.augment.augment_batch(batch, progress)  # (B, C, H, W) and (B, K)
         torch.manual_seed(model_seed(module.augment.seed, batch))
-        loss_of, masked = self.loss_of(images, targets, module.class_weights, terms)
-        loss = module.backpropagate_with(self, loss_of, images, targets, masked)
+        if progress >= self.options.end:
+            late = self.late_loss_of(targets, module.class_weights, terms)
+            return module.backpropagate_with(self, late, images, targets)
+        loss_of, shown, masked = self.loss_of(images, targets, module.class_weights, terms)
+        loss = module.backpropagate_with(self, loss_of, shown, targets, masked)
         if (others := batch.get("unlabelled")) is not None and len(others["images"]):
             loss = loss + self._learn_unlabelled(module, others, progress, terms)
         return loss
@@ -99,8 +105,10 @@ class ReconstructionTask(AuxTask):
 
     def loss_of(
         self, images: Tensor, targets: Tensor, weight: Tensor | None, terms: Terms | None = None
-    ) -> tuple[MaskedLoss, Tensor | None]:
-        """Draw a mask for a training batch, and return its loss and, if the stem needs them, the masked images.
+    ) -> tuple[MaskedLoss, Tensor, Tensor | None]:
+        """Draw a mask for a training batch, and return its loss, the images for the stem, and masked ones or None.
+
+        Both are as :meth:`~vitreous.accelerate.batch_parts.Passes.of` takes them.
 
         Args:
             images: Augmented and normalised, (B, C, H, W).
@@ -110,15 +118,32 @@ class ReconstructionTask(AuxTask):
         """
         kept, hidden = draw_mask(images, self.patch, self.options.mask)  # (B, n) and (B, N - n)
         share, here = self.options.weight, self.per_step[0] / sum(self.per_step)
+        sees_whole = self.options.classify == "whole"
 
         def loss_of(passes: Passes, part: slice) -> Tensor:
-            loss = self.loss(passes("logits").float(), targets[part], weight=weight)
-            error = self._error(passes, images[part], kept[part], hidden[part])
+            z = passes.encode_visible(kept[part])
+            logits = passes("logits") if sees_whole else passes.classify(z)
+            loss = self.loss(logits.float(), targets[part], weight=weight)
+            error = self._error(z, passes.grid, images[part], kept[part], hidden[part])
             if terms is not None:
                 add_terms(terms, part, len(targets[part]), classification=loss, reconstruction=error)
             return (1 - share) * loss + share * here * error
 
-        return loss_of, None if self.keeps_apart else hide_patches(images, hidden, self.patch)
+        if self.keeps_apart:
+            return loss_of, images, None
+        masked = hide_patches(images, hidden, self.patch)
+        return (loss_of, images, masked) if sees_whole else (loss_of, masked, None)
+
+    def late_loss_of(self, targets: Tensor, weight: Tensor | None, terms: Terms | None = None) -> MaskedLoss:
+        """Return the loss after ``end``, of classification alone, with the same factor as before."""
+
+        def loss_of(passes: Passes, part: slice) -> Tensor:
+            loss = self.loss(passes("logits").float(), targets[part], weight=weight)
+            if terms is not None:
+                add_terms(terms, part, len(targets[part]), classification=loss)
+            return (1 - self.options.weight) * loss
+
+        return loss_of
 
     def unlabelled_loss_of(self, images: Tensor, parts: int, terms: Terms | None = None) -> tuple[MaskedLoss, Tensor]:
         """Draw a mask for images without a label, and return their part in the loss and the images for the stem.
@@ -135,16 +160,17 @@ class ReconstructionTask(AuxTask):
         weight = self.options.weight * len(images) * parts / sum(self.per_step)
 
         def loss_of(passes: Passes, part: slice) -> Tensor:
-            error = self._error(passes, images[part], kept[part], hidden[part])
+            z = passes.encode_visible(kept[part])
+            error = self._error(z, passes.grid, images[part], kept[part], hidden[part])
             if terms is not None:
                 add_terms(terms, part, len(images[part]), unlabelled=error)
             return weight * error
 
         return loss_of, images if self.keeps_apart else hide_patches(images, hidden, self.patch)
 
-    def _error(self, passes: Passes, images: Tensor, kept: Tensor, hidden: Tensor) -> Tensor:
-        """Return the mean squared error of the hidden patches of a part of a batch."""
-        prediction = self.decoder(passes.encode_visible(kept), passes.grid, kept, hidden)  # (B, N - n, V)
+    def _error(self, z: Tensor, grid: tuple[int, int], images: Tensor, kept: Tensor, hidden: Tensor) -> Tensor:
+        """Return the mean squared error of the hidden patches, given the tokens of the others (B, P + n, D)."""
+        prediction = self.decoder(z, grid, kept, hidden)  # (B, N - n, V)
         values = patch_targets(images, self.patch, self.options.normalise)  # (B, N, V)
         return mae_loss(prediction, take_rows(values, hidden))
 
@@ -152,8 +178,12 @@ class ReconstructionTask(AuxTask):
         self, model: FastVisionTransformer, images: Tensor, targets: Tensor, progress: float
     ) -> Iterator[tuple[float, Callable[[], Tensor]]]:
         """Yield the loss of labelled images and, if there are any, that of unlabelled ones."""
-        loss_of, masked = self.loss_of(images, targets, None)
-        yield 1.0, lambda: loss_of(Passes.of(model, images, masked), slice(None))
+        if progress >= self.options.end:
+            late = self.late_loss_of(targets, None)
+            yield 1.0, lambda: late(Passes.of(model, images), slice(None))
+            return
+        loss_of, seen, masked = self.loss_of(images, targets, None)
+        yield 1.0, lambda: loss_of(Passes.of(model, seen, masked), slice(None))
         labelled, others = self.per_step
         if others:
             alone, shown = self.unlabelled_loss_of(images, 1)
@@ -174,7 +204,8 @@ class ReconstructionTask(AuxTask):
         own, count = self.options, sum(p.numel() for p in self.decoder.parameters())
         labelled, others = self.per_step
         of_both = f", of {labelled:,} labelled and {others:,} unlabelled images per step" if others else ""
+        until = f" until {own.end:.0%} of the run" if own.end < 1 else ""
         return (
-            f"reconstruction of {own.mask:.0%} of the patches{of_both}, weight {own.weight:g}; decoder "
+            f"reconstruction of {own.mask:.0%} of the patches{until}{of_both}, weight {own.weight:g}; decoder "
             f"{self.decoder.width}x{own.decoder_depth}, {count / 1e6:.2g} M parameters, not saved"
         )
