@@ -161,6 +161,7 @@ def test_features_of_a_model_reveal_changed_labels(vitreous, model_file, tmp_pat
     assert "label errors: 300 are checked by logistic regression on its frozen features, 5-fold" in run.stderr
     assert "memorised" not in run.stderr
     found = [f for f in json.loads((tmp_path / "a.json").read_text())["findings"] if f["kind"] == "suspect"]
+    assert {f["title"] for f in found} == {"label that looks wrong"}
     names = [f["pictures"][0]["name"] for f in found]
     assert len(changed & set(names)) >= 8  # of 15
     share = re.search(r"it agrees with (\d+)\.\d % of the labels", run.stderr)

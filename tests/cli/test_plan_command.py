@@ -61,6 +61,15 @@ def test_of_a_run_in_stages_the_training_of_all_weights_is_planned(vitreous, dig
     assert said["advice"][0].startswith("the run begins with heads on frozen features")
 
 
+def test_a_table_of_unlabelled_images_is_never_overwritten(vitreous, digits, tmp_path):
+    (tmp_path / "more.csv").write_text("path\na.png\n")
+    words = ("--aux", "fixmatch", "--unlabelled", "more.csv", "--json", "more.csv", "--overwrite")
+    run = vitreous("plan", digits, *words)
+    assert run.returncode == 2
+    assert "'more.csv' is an input of this command" in run.stderr
+    assert (tmp_path / "more.csv").read_text() == "path\na.png\n"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

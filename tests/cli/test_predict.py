@@ -12,8 +12,11 @@ from PIL import Image
 
 import vitreous as package
 from vitreous.checkpoint.model_file import ModelInfo, save_model
+from vitreous.cli.output.predictions import writer
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
+from vitreous.files.writing import Outputs
+from vitreous.predictions import Prediction
 
 PACE = r"{} images in [\d.]+ s, [\d,.]+ img/s: torch, float32, cpu\n"
 NAMES = ["b.png", 'a "quoted", [x] 犬.JPG', "deep/er/c.webp"]
@@ -43,6 +46,21 @@ def test_csv_equals_the_library_in_the_requested_order(command, model_file, fold
             assert row[f"label{suffix}"] == label
             assert float(row[f"probability{suffix}"]) == pytest.approx(probability, rel=1e-4)
         assert row["error"] == ""
+
+
+def test_lists_in_csv_are_read_back_exactly_and_are_no_formulas(capsys):
+    few = ("a;-b", "x| =1", 'q"; +', "back\\;=1", "comma, dog", "犬\u200c")
+    many = tuple(f"label {n}" for n in range(4000))  # more characters than spreadsheets show
+    said = Prediction("x", 0.9, (("x", 0.9),), "x.png", unsure=True, set=many, set_coverage=0.9, labels=few)
+    with writer("csv", None, 1, {}, Outputs(), thresholds=("unsure", "set", "labels")) as write:
+        write(said)
+    header, line = capsys.readouterr().out.splitlines()
+    (row,) = csv.DictReader([header, line])
+    assert row["unsure"] == "true"
+    assert json.loads(row["set"]) == list(many)
+    assert json.loads(row["labels"]) == list(few)
+    for separator in ";|":
+        assert [cell for cell in next(csv.reader([line], delimiter=separator)) if re.match(" *[=+@-]", cell)] == []
 
 
 def test_folders_are_searched_recursively(vitreous, model_file, folder):

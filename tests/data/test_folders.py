@@ -13,7 +13,9 @@ from PIL import Image
 from vitreous.data.config import DataConfig
 from vitreous.data.sources.finding import find_images
 from vitreous.data.sources.folders import list_folder
+from vitreous.data.sources.listing import UNLABELLED
 from vitreous.data.sources.opening import open_source
+from vitreous.data.sources.unlabelled import list_unlabelled
 from vitreous.errors import DataError
 
 
@@ -196,3 +198,32 @@ def test_images_of_val_that_are_also_in_train_are_noted(put):
     shutil.copy(root / "train" / "rose" / "1.jpg", root / "val" / "rose" / "again.jpg")
     data = open_source(DataConfig(source=str(root)))
     assert "1 val image also in train: val/rose/again.jpg" in data.notes
+
+
+def listed_without_labels(root: Path) -> Counter[tuple[str | None, str]]:
+    return Counter((entry.split, entry.label) for entry in list_unlabelled(root).entries)
+
+
+def test_where_no_label_is_needed_val_and_test_are_no_images_of_train(put):
+    root = put("val", "Testing/rose", "daisy", "tulip/red")
+    labels = {("val", UNLABELLED): 3, ("test", "rose"): 3, ("train", "daisy"): 3, ("train", "tulip"): 3}
+    assert listed_without_labels(root) == labels
+    data = open_source(DataConfig(source=str(root)), needs_labels=False)
+    assert {name: len(split) for name, split in data.splits.items()} == {"train": 6, "val": 3, "test": 3}
+
+
+def test_a_folder_of_unlabelled_images_beside_train_is_of_train(put):
+    """As STL-10 has it."""
+    root = put("train/cat", "test/cat", "Unlabeled", "unlabelled/part", "other")
+    assert listed_without_labels(root) == {("train", "cat"): 3, ("test", "cat"): 3, ("train", UNLABELLED): 6}
+    assert list_unlabelled(root).notes == ["3 images ignored, beside the folders of the splits"]
+
+
+def test_a_folder_of_unlabelled_images_makes_no_splits(put):
+    assert listed_without_labels(put("unlabeled", "daisy")) == {(None, UNLABELLED): 3, (None, "daisy"): 3}
+
+
+def test_val_and_test_alone_are_nothing_to_learn_from(put):
+    root = put("val/daisy", "test")
+    with pytest.raises(DataError, match="has no image to learn from, only 6 images in folders of val or test: give"):
+        open_source(DataConfig(source=str(root)), needs_labels=False)

@@ -175,6 +175,7 @@ def test_further_columns_of_parquet_are_those_of_csv(tmp_path):
         ("path,PATH,label", "'path'"),
         ("path,label,split,split", "'split'"),
         ("path,label,note,note", "'note'"),
+        ("path,caf\u00e9,cafe\u0301,dog", "'caf\u00e9'"),  # one name in two Unicode forms
         ("path,label,file,file,class,class", "'file', 'class'"),
     ],
 )

@@ -21,7 +21,7 @@ from vitreous.export.quantisation import calibration
 from vitreous.export.quantisation import quantise as story
 from vitreous.export.quantisation.files import Int8
 from vitreous.export.quantisation.folding import fold
-from vitreous.export.quantisation.layers import SMOOTH, float_layers, layer_names, quantised_units, restore
+from vitreous.export.quantisation.layers import SMOOTH, constant, float_layers, layer_names, quantised_units, restore
 from vitreous.export.quantisation.quantise import quantise
 from vitreous.export.quantisation.running import Speed, Top1, compare_speed, is_quantised, logit_error, logits_of
 from vitreous.model.config import ViTConfig
@@ -227,6 +227,27 @@ def test_collapsed_quantiser_is_rejected(graph, smoothed, one_setting, monkeypat
     assert any("is discarded" in line for line in told)
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_shift_of_all_logits_matters_to_several_labels(graph, smoothed, one_setting, monkeypatch, tmp_path, several):
+    """It changes neither a softmax, nor the order of images that the mAP depends on, but each sigmoid."""
+    shifted = smoothed.clone()
+    last = [node for node in shifted.get_ordered_ops() if node.get_type_name() == "Add"][-1]  # the bias of the head
+    (bias,) = (port for port in last.inputs() if constant(port.get_source_output()) is not None)
+    expected = logits_of(graph, OTHERS)
+    moved = constant(bias.get_source_output()) + 3 * expected.std()
+    bias.replace_source_output(openvino.opset13.constant(moved).output(0))
+    monkeypatch.setattr(story, "quantised", lambda *given: shifted.clone())
+    openvino.save_model(graph, tmp_path / "m.xml", compress_to_fp16=False)
+    labels = (expected > np.median(expected, 0)).astype(np.int64) if several else expected.argmax(1)
+    step, files = Int8(CALIBRATION, Top1(OTHERS, labels), 10.0), [tmp_path / "m.xml", tmp_path / "m.bin"]
+    if several:
+        with pytest.raises(OutputError, match="int8 destroys this model"):
+            step("openvino", files)
+    else:
+        step("openvino", files)
+        assert step.result.error < 0.3
+
+
 def test_unreachable_accuracy_is_an_error(graph, one_setting):
     with pytest.raises(OutputError, match=r"int8 loses 50\.00 points of accuracy at best.*raise --max-drop"):
         quantise(graph, CALIBRATION, lambda graph, precision: 0.4 if is_quantised(graph) else 0.9)
@@ -317,6 +338,8 @@ def test_logit_error():
     assert logit_error(same + 100 * np.arange(10), logits + 100 * np.arange(10)) == pytest.approx(1, rel=1e-4)
     assert logit_error(logits[::-1], logits) > 1
     assert logit_error(np.where(np.arange(10) == 3, np.nan, logits), logits) == float("inf")
+    assert logit_error(logits + 1, logits, several=True) == pytest.approx(1, rel=0.1)  # sigmoids see the constant
+    assert logit_error(same, logits, several=True) == pytest.approx(1, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ KINDS: dict[str, Kind] = {
     ),
     "suspect": Kind(
         "warning",
-        "label that facts wrong",
+        "label that looks wrong",
         "Found by confident learning, least plausible first, with a model that was not fitted on the image.",
     ),
     "copies": Kind(

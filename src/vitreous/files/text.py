@@ -5,7 +5,7 @@ or be ten megabytes long. All output of the package goes through these functions
 
 ===========  ====================================  ================================================================
 terminal     :func:`visible`, :func:`printable`    control characters as escapes such as ``\x1b``; long names cut
-CSV          :func:`csv_line`                      the same escapes; ``'`` before ``= + - @``
+CSV          :func:`csv_line`                      the same escapes; ``'`` before ``= + - @``; lists as JSON
 JSON, YAML   :func:`json_text`, :func:`yaml_text`  the exact text, with the escapes of the format
 HTML         :func:`html_text`                     as on a terminal, with markup escaped
 ===========  ====================================  ================================================================
@@ -70,8 +70,11 @@ def csv_cell(text: str) -> str:
     return _FORMULA.sub(r"\1'", printable(text, _LONGEST_CELL))
 
 
-def csv_line(cells: Iterable[str | float]) -> str:
-    """Return a CSV row with its line feed; texts pass through :func:`csv_cell`, numbers are unchanged."""
+def csv_line(cells: Iterable[str | float | list[str]]) -> str:
+    """Return a CSV row with its line feed; texts pass through :func:`csv_cell`, numbers are unchanged.
+
+    A list of texts becomes JSON, from which ``json.loads`` returns the exact texts; it is never cut.
+    """
     return ",".join(_csv_field(cell) for cell in cells) + "\n"
 
 
@@ -149,8 +152,11 @@ def _escape(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii") if code >= 32 or char in "\t\n\r" else f"\\x{code:02x}"
 
 
-def _csv_field(cell: str | float) -> str:
-    if not isinstance(cell, str):
+def _csv_field(cell: str | float | list[str]) -> str:
+    if isinstance(cell, list):  # begins with a bracket; in JSON, the separator before a formula can be escaped
+        text = _FORMULA.sub(lambda match: f"\\u{ord(match[0]):04x}", json_text(cell))
+    elif isinstance(cell, str):
+        text = csv_cell(cell)
+    else:
         return str(cell)
-    text = csv_cell(cell)
     return '"' + text.replace('"', '""') + '"' if _QUOTED_IN_CSV.search(text) else text

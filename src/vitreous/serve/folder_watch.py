@@ -66,7 +66,7 @@ class Table:
     def __exit__(self, *_: object) -> None:
         self._stream.close()
 
-    def append(self, rows: Collection[tuple[Key, Sequence[str | float]]]) -> None:
+    def append(self, rows: Collection[tuple[Key, Sequence[str | float | list[str]]]]) -> None:
         """Append rows, each without bytes and changed_ns, and flush them to the disk."""
         text = "".join(csv_line([*cells, key[1], key[2]]) for key, cells in rows)
         try:
@@ -216,7 +216,7 @@ class FolderWatch:
         self.table.append(rows)
         return len(rows)
 
-    def _cells(self, path: str, result: Prediction | Failure) -> Iterator[str | float]:
+    def _cells(self, path: str, result: Prediction | Failure) -> Iterator[str | float | list[str]]:
         between = len(self.table.header) - 4  # all but path, error, bytes and changed_ns
         yield path
         if isinstance(result, Failure):
@@ -225,6 +225,10 @@ class FolderWatch:
             return
         for label, probability in result.top:
             yield from (label, float(f"{probability:.6g}"))
-        decided = {"unsure": result.unsure, "set": result.set, "labels": result.labels}
-        yield from (json_text(decided[name]) for name in self.table.header if name in decided)
+        decided: dict[str, str | list[str]] = {
+            "unsure": json_text(result.unsure),
+            "set": list(result.set or ()),
+            "labels": list(result.labels or ()),
+        }
+        yield from (decided[name] for name in self.table.header if name in decided)
         yield ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import importlib
@@ -24,10 +25,12 @@ from vitreous.model.positions import Rope2d
 from vitreous.recipes.pretraining import PRETRAINING, pretraining_recipe
 from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import OptimConfig, TuneConfig
+from vitreous.train.planning import trials
+from vitreous.train.planning.plan import plan
 from vitreous.train.pretrain.config import MonitorConfig
 from vitreous.train.pretrain.module import PretrainModule
 from vitreous.train.pretrain.monitor import CollapseError, FeatureMonitor
-from vitreous.train.pretrain.objectives.dino import DinoConfig
+from vitreous.train.pretrain.objectives.dino import Dino, DinoConfig
 from vitreous.train.pretrain.objectives.mae import Mae, MaeConfig
 from vitreous.train.pretrain.objectives.views import ViewsConfig
 from vitreous.train.pretrain.run import pretrain
@@ -86,6 +89,17 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path, monkeypatch, method):
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
+def save_dead(path, kept):
+    """Save a model whose features use so many of 16 dimensions, and return what continues from it."""
+    torch.manual_seed(0)
+    dead = build(TINY)
+    with torch.no_grad():
+        dead.norm.weight[kept:] = 0.0  # every token is the bias there, and so small a rate cannot revive it
+        dead.norm.bias.fill_(1.0)
+    save_model(path, dead, ModelInfo((), EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))))
+    return {"tune": TuneConfig(source=str(path)), "optim": OptimConfig(lr=1e-12), "batch_size": 64}
+
+
 ONE_POINT = "complete collapse: all images have the same representation"
 ONE_LINE = r"dimensional collapse: the features use 1\.00 of 16 dimensions"
 
@@ -100,15 +114,7 @@ ONE_LINE = r"dimensional collapse: the features use 1\.00 of 16 dimensions"
 )
 def test_a_collapsed_encoder_is_named(tmp_path, capsys, method, kept, kind):
     """Also where a projector with batch norm spreads what is left of the features."""
-    torch.manual_seed(0)
-    dead = build(TINY)
-    with torch.no_grad():
-        dead.norm.weight[kept:] = 0.0  # every token is the bias there, and so small a rate cannot revive it
-        dead.norm.bias.fill_(1.0)
-    pipeline = EvalPipeline((8, 8), 1, PreprocessConfig(mean=(0.3,), std=(0.4,)))
-    save_model(tmp_path / "dead.safetensors", dead, ModelInfo((), pipeline))
-    source, slow = TuneConfig(source=str(tmp_path / "dead.safetensors")), OptimConfig(lr=1e-12)
-    planted = config(method, tmp_path / "run", steps=200, batch_size=64, tune=source, optim=slow)
+    planted = config(method, tmp_path / "run", steps=200, **save_dead(tmp_path / "dead.safetensors", kept))
     with pytest.raises(CollapseError, match=kind):
         pretrain(planted)
     printed = capsys.readouterr().out
@@ -117,6 +123,35 @@ def test_a_collapsed_encoder_is_named(tmp_path, capsys, method, kept, kind):
     if method == "mae":
         free = dataclasses.replace(planted, monitor=dataclasses.replace(planted.monitor, stop=False))
         assert pretrain(free, resume=True).model.exists()  # as the message says
+
+
+def test_a_plan_does_not_stop_for_a_collapse(tmp_path, monkeypatch):
+    """Its steps have the learning rate of the middle of a run from the first one on."""
+    monkeypatch.setattr(trials, "_MIN_STEPS", trials._MAX_STEPS)  # enough for three checks in a row
+    planned = plan(config("mae", tmp_path / "run", **save_dead(tmp_path / "dead.safetensors", 0)))
+    assert planned.steps_timed == trials._MAX_STEPS
+
+
+@pytest.mark.parametrize("method", ["mae", "dino"])
+def test_the_output_of_a_teacher_is_judged_after_the_warm_up_alone(tmp_path, monkeypatch, method):
+    monkeypatch.setattr("vitreous.train.pretrain.run._finish", lambda session: None)
+    for objective in (Mae, Dino):
+        monkeypatch.setattr(objective, "find_collapse", lambda self, embeddings: "uniform")
+    short, long = (
+        config(method, tmp_path / f"{warmup}", steps=60, batch_size=64, optim=OptimConfig(warmup=warmup))
+        for warmup in (0.1, 0.9)
+    )
+    with pytest.raises(CollapseError, match="by step 41: uniform"):
+        pretrain(short)
+    with contextlib.nullcontext() if method == "dino" else pytest.raises(CollapseError, match="by step 41: uniform"):
+        pretrain(long)
+
+
+def test_a_number_of_classes_is_refused(vitreous):
+    refused = vitreous("pretrain", "digits", "--model.num_classes=10")
+    assert refused.returncode == 2
+    assert "--model.num_classes has no effect here: pretraining has no classes" in refused.stderr
+    assert vitreous("plan", "digits", "--method=mae", "--model.num_classes=10").returncode == 2
 
 
 def test_features_are_measured_before_a_model_is_continued(tmp_path, capsys):

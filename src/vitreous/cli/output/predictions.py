@@ -99,8 +99,10 @@ def _write_csv(thresholds: Collection[str], stream: TextIO, top_k: int) -> Itera
             stream.write(csv_line([result.name, *[""] * (2 * top_k + len(thresholds)), result.reason]))
         else:
             top = [field for label, probability in result.top for field in (label, _round(probability))]
-            decided = to_record(result)
-            stream.write(csv_line([result.name, *top, *(json_text(decided[name]) for name in thresholds), ""]))
+            record = to_record(result)
+            decided = [record[name] for name in thresholds]
+            cells = [each if isinstance(each, list) else json_text(each) for each in decided]
+            stream.write(csv_line([result.name, *top, *cells, ""]))
 
     yield write
 

@@ -62,9 +62,11 @@ def run(argv: Sequence[str]) -> int:
     config, explicit, typed = _resolved(words)
     if typed.get("show_batch") or typed.get("print_config"):
         raise UsageError("--show-batch and --print-config train nothing, so there is nothing to plan: remove them")
-    source_files = data_files(config.data.source, config.data.dir, config.data.exclude)
+    sources = [data_files(config.data.source, config.data.dir, config.data.exclude)]
+    if config.aux.unlabelled:
+        sources.append(data_files(config.aux.unlabelled))
     models = map(model_files, (config.tune.source, config.distil.teacher, config.aux.model))
-    files = make_outputs(typed, inputs=(source_files, *models))
+    files = make_outputs(typed, inputs=(*sources, *models))
     files.claim("--json", typed.get("json"))
     from vitreous.train.planning.plan import plan
 

@@ -133,10 +133,14 @@ def _base_config(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> Pretrai
 
 
 def _reject_other_methods(typed: Mapping[str, Any], config: Any) -> None:
-    """Reject options of a method that is not the chosen one."""
+    """Reject options of a method that is not the chosen one, and of a head."""
     groups = {*PRETRAINING, "views"} - {config.method} - ({"views"} if config.compares_views else set())
     if idle := sorted(f"--{group}.{name}" for group in groups for name in typed.get(group) or ()):
         raise UsageError(f"{' and '.join(idle)}: no effect with --method {config.method}. Remove it")
+    if typed.get("model", {}).get("num_classes"):
+        raise UsageError(
+            "--model.num_classes has no effect here: pretraining has no classes and saves no head. Omit it"
+        )
 
 
 def _parser_with_defaults(words: Sequence[str]) -> tuple[Parser, str]:

@@ -23,15 +23,19 @@ _MOST_CELLS = 2**30  # of the matrix of labels: 1 GiB
 
 
 def check_readable(
-    config: DataConfig, entries: Sequence[Entry], scanned: Sequence[Scanned]
+    config: DataConfig, entries: Sequence[Entry], scanned: Sequence[Scanned], *, needs_any: bool = True
 ) -> list[tuple[ImagePath, str]]:
-    """Return the files that cannot be decoded, with reasons; raise with `strict`, or if no file can be."""
+    """Return the files that cannot be decoded, with reasons.
+
+    Raises:
+        DataError: With `strict`, if there is one; if no file can be decoded and the source `needs_any`.
+    """
     files = {entry.path for entry in entries}
     found = zip(entries, scanned, strict=True)
     # Once each: a table may repeat a file.
     bad = list({entry.path: (entry, file.facts.reason) for entry, file in found if file.facts.reason}.values())
     named = first_ten([f"{entry.name}: {reason}" for entry, reason in bad], "; ")
-    if len(bad) == len(files):
+    if needs_any and len(bad) == len(files):
         raise DataError(f"{config.source}: none of {pluralize(len(files), 'image')} can be read ({named})")
     if bad and config.strict:
         raise DataError(

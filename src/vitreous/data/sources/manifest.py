@@ -251,7 +251,7 @@ def _columns_for(role: str, header: Sequence[str]) -> list[str]:
 
 def _needed(manifest: Path, header: Sequence[str], roles: Sequence[str] = ("path", "label")) -> list[str]:
     """Return the columns to read, in the header's order; those of the roles must be there."""
-    counts = Counter(name.strip().lower() for name in header)
+    counts = Counter(plain_name(name).strip().lower() for name in header)
     twice = [repr(name) for name, count in counts.items() if count > 1 and name]  # spreadsheets leave some unnamed
     if twice:
         raise DataError(f"{manifest} has more than one column {first_ten(twice)}: rename or remove all but one")

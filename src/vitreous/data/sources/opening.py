@@ -23,7 +23,7 @@ from vitreous.data.sources.checks import check_readable, label_all, refuse_sever
 from vitreous.data.sources.folders import list_folder
 from vitreous.data.sources.image_data import ImageData, Split
 from vitreous.data.sources.known import KNOWN, PixelSet, load_known
-from vitreous.data.sources.listing import Entry, Listing, match_exclusions, pluralize
+from vitreous.data.sources.listing import Listing, match_exclusions, pluralize
 from vitreous.data.sources.locating import find_source
 from vitreous.data.sources.manifest import list_manifest
 from vitreous.data.sources.scan import Progress, content_hash, scan, unopened
@@ -72,18 +72,19 @@ def open_source(
             that cannot be decoded.
     """
     listed = list_source(config, needs_labels=needs_labels, sets_aside=unlabelled != "refused")
-    more = _list_beside(config, beside) if beside is not None else []
+    more = _list_beside(config, beside) if beside is not None else None
     if isinstance(listed, PixelSet):
         data = _from_pixels(config, listed, record)
-        return with_unlabelled(config, data, more, progress, by_pixels=True) if more else data
+        return data if more is None else with_unlabelled(config, data, (), progress, beside=more, by_pixels=True)
     if not several:
         refuse_several_labels(config.source, listed)
-    listed = without_excluded(config, replace(listed, unlabelled=[*listed.unlabelled, *more]))
+    listed = without_excluded(config, listed)
     data = _from_files(config, listed, progress, hold_out, record, needs_labels=needs_labels)
-    if not (aside := listed.unlabelled):
+    aside = listed.unlabelled
+    if more is not None or (aside and unlabelled == "kept"):
+        return with_unlabelled(config, data, aside, progress, beside=more, by_pixels=listed.trusted)
+    if not aside:
         return data
-    if unlabelled == "kept":
-        return with_unlabelled(config, data, aside, progress, by_pixels=listed.trusted)
     tasks = "`--aux mae`" if data.several else "`--aux mae` or fixmatch"
     data.notes.append(
         f"{pluralize(len(aside), 'image')} without a label left out: {tasks}, with aux.unlabelled_ratio above 0, or "
@@ -92,12 +93,24 @@ def open_source(
     return data
 
 
-def _list_beside(config: DataConfig, source: str) -> list[Entry]:
-    """List a source of images whose labels do not matter, less those that are excluded."""
-    listed = list_source(replace(config, source=source), needs_labels=False)
+def _list_beside(config: DataConfig, source: str) -> tuple[DataConfig, Listing]:
+    """List a source of images whose labels do not matter, less those that are excluded; also return its configuration.
+
+    Raises:
+        DataError: If none of them is left, or of a known dataset.
+    """
+    config = replace(config, source=source)
+    listed = list_source(config, needs_labels=False)
     if isinstance(listed, PixelSet):
         raise DataError(f"{source} cannot be unlabelled images: give a folder of images, a manifest or shards")
-    return without_excluded(config, Listing(listed.root, [], unlabelled=listed.entries)).unlabelled
+    entries, notes = without_excluded(config, listed).entries, list(listed.notes)
+    if excluded := len(listed.entries) - len(entries):
+        notes.append(f"{pluralize(excluded, 'image')} excluded by {config.exclude}")
+    if all(entry.split not in (None, "train") for entry in entries):
+        raise DataError(
+            f"{source} has no image to learn from, only {pluralize(len(entries), 'image')} of val or test: give others"
+        )
+    return config, replace(listed, entries=entries, notes=notes)
 
 
 def without_excluded(config: DataConfig, listing: Listing) -> Listing:

@@ -20,13 +20,19 @@ from vitreous.errors import DataError
 
 __all__ = ["list_unlabelled", "with_unlabelled", "without_labels"]
 
+_BARE_FOLDERS = ("unlabelled", "unlabeled")  # in lower case; STL-10 has one beside train and test
 _GROUP = 64  # images that are fetched and decoded at once to compare their pixels
 
 
 def list_unlabelled(root: Path) -> Listing:
     """List all images under a folder. One in a class folder has that label, any other is :data:`UNLABELLED`.
 
-    Folders are splits if one of them is named `train` (or `training`). Images beside them are left out.
+    Folders with the name of a split (:data:`SPLIT_NAMES`) are splits, and all other images are of train. Where one of
+    these folders is `train`, images outside the splits are left out, except those of a folder `unlabelled` (or
+    `unlabeled`).
+
+    Raises:
+        DataError: If there are no images, or all are of val or test.
     """
     images, others, notes, _ = find_images(root)
     found = [(path, path.relative_to(root).parts) for path in images]
@@ -41,15 +47,21 @@ def without_labels(
         rest = f" (it has {pluralize(len(others), 'other file')})" if others else ""
         rest += "".join(f"; {note}" for note in notes)
         raise DataError(f"folder {root} holds no images{rest}: give a folder of images, at any depth")
-    has_splits = any(len(parts) > 1 and SPLIT_NAMES.get(parts[0].lower()) == "train" for _, parts in relative)
+    folders = [parts[0].lower() if len(parts) > 1 else "" for _, parts in relative]
+    splits = {SPLIT_NAMES[folder] for folder in folders if folder in SPLIT_NAMES}
     entries = []
-    for path, parts in relative:
-        split = SPLIT_NAMES.get(parts[0].lower()) if has_splits and len(parts) > 1 else None
-        if has_splits and split is None:
+    for (path, parts), folder in zip(relative, folders, strict=True):
+        split, is_bare = SPLIT_NAMES.get(folder), folder in _BARE_FOLDERS
+        if "train" in splits and split is None and not is_bare:
             continue
-        below = parts[1:] if has_splits else parts
-        label = plain_name(below[0]) if len(below) > 1 else UNLABELLED
-        entries.append(Entry(path, "/".join(parts), label, split))
+        below = parts[1:] if split else parts
+        label = UNLABELLED if is_bare or len(below) < 2 else plain_name(below[0])
+        entries.append(Entry(path, "/".join(parts), label, split or ("train" if splits else None)))
+    if splits and all(entry.split != "train" for entry in entries):
+        raise DataError(
+            f"{root} has no image to learn from, only {pluralize(len(entries), 'image')} in folders of val or test: "
+            "give others, at any depth"
+        )
     if others:
         notes.append(f"{pluralize(len(others), 'file')} ignored, not images (first: {others[0]})")
     if beside := len(relative) - len(entries):
@@ -63,28 +75,35 @@ def with_unlabelled(
     entries: Sequence[Entry],
     progress: Progress | None = None,
     *,
+    beside: tuple[DataConfig, Listing] | None = None,
     by_pixels: bool = False,
 ) -> ImageData:
     """Add images without a label to opened data.
 
     Left out, with a note, are images that are also in another split, by their content, and those that the entries
-    themselves hold for `val` or `test`.
+    themselves hold for `val` or `test`. Files that cannot be decoded are left out and listed.
 
     Args:
-        config: How strict to be.
+        config: The source of the data, and how strict to be.
         data: The labelled images.
-        entries: Where the unlabelled ones are. Labels do not matter.
+        entries: The images of the same source without a label.
         progress: Called with (done, total) while files are read.
+        beside: A further source and its images, whose labels do not matter.
         by_pixels: Compare decoded pixels, with those of val and test only, because `data` has no hash of each file.
+
+    Raises:
+        DataError: If no image of the further source can be decoded.
     """
-    held = [entry for entry in entries if entry.split not in (None, "train")]
-    entries = sorted(
-        (entry for entry in entries if entry.split in (None, "train")), key=lambda entry: (entry.name, str(entry.path))
-    )
-    notes = [f"{pluralize(len(held), 'unlabelled image')} of val or test left out"] if held else []
-    scanned = scan([entry.path for entry in entries], progress=progress)
-    unreadable = check_readable(config, entries, scanned) if entries else []
-    read = [(entry, file.digest) for entry, file in zip(entries, scanned, strict=True) if not file.facts.reason]
+    read, unreadable, held = _read(config, entries, progress, needs_any=False)
+    notes: list[str] = []
+    if beside is not None:
+        further, listing = beside
+        more, damaged, of_further = _read(further, listing.entries, progress)
+        read, unreadable, held = read + more, unreadable + damaged, held + of_further
+        notes += [f"{further.source}: {note}" for note in listing.notes]
+    if held:
+        notes.append(f"{pluralize(held, 'unlabelled image')} of val or test left out")
+    read.sort(key=lambda each: (each[0].name, str(each[0].path)))
     split = _split_of(read)
     of_split = _pixel_hashes if by_pixels else _file_hashes
     compared = {name: own for name, own in data.splits.items() if name != "train" or not by_pixels}
@@ -100,6 +119,21 @@ def with_unlabelled(
         unreadable=data.unreadable + unreadable,
         notes=data.notes + notes,
     )
+
+
+def _read(
+    config: DataConfig, entries: Sequence[Entry], progress: Progress | None, *, needs_any: bool = True
+) -> tuple[list[tuple[Entry, str]], list[tuple[ImagePath, str]], int]:
+    """Read the images of a source that are not of val or test.
+
+    Returns:
+        The readable ones with the hashes of their content; the others with reasons; how many are of val or test.
+    """
+    training = [entry for entry in entries if entry.split in (None, "train")]
+    scanned = scan([entry.path for entry in training], progress=progress)
+    unreadable = check_readable(config, training, scanned, needs_any=needs_any)
+    read = [(entry, file.digest) for entry, file in zip(training, scanned, strict=True) if not file.facts.reason]
+    return read, unreadable, len(entries) - len(training)
 
 
 def _split_of(read: Sequence[tuple[Entry, str]]) -> Split:

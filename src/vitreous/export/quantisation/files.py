@@ -73,5 +73,12 @@ class Int8:
     def _quantised(self, graph: Any, runtime: Runtime) -> Quantised:
         accuracy = replace(self.accuracy, runtime=runtime)
         return quantise(
-            graph, self.calibration, accuracy, self.max_drop, self.tell, weights=self.weights, runtime=runtime
+            graph,
+            self.calibration,
+            accuracy,
+            self.max_drop,
+            self.tell,
+            weights=self.weights,
+            runtime=runtime,
+            several=accuracy.labels.ndim == 2,
         )

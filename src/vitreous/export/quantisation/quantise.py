@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -118,6 +119,7 @@ def quantise(
     weights: Mapping[str, NDArray[Any]] | None = None,
     time_batch: int | None = _TIMED_BATCH,
     runtime: Runtime = OPENVINO,
+    several: bool = False,
 ) -> Quantised:
     """Quantise a float OpenVINO graph with one input to int8; the same arguments give the same graph.
 
@@ -133,6 +135,7 @@ def quantise(
         weights: The model's parameters by name, which give layers their names in the report.
         time_batch: Number of images in the batch that is timed, or None for no timing.
         runtime: Computes the graphs, for whatever is measured here.
+        several: Whether an image may have several labels, each with a probability of its own.
 
     Raises:
         MissingExtraError: OpenVINO or NNCF is missing.
@@ -144,7 +147,7 @@ def quantise(
     if not max_drop >= 0:
         raise UsageError(f"--max-drop is {max_drop:g}, it must be 0 or more points of accuracy")
     images = _single_images(calibration)
-    task = _Task(graph, images, accuracy, tell, runtime)
+    task = _Task(graph, images, accuracy, tell, runtime, difference=partial(logit_error, several=several))
     tell("int8: measuring the float graph")
     before = task.measured(graph, "float32")
     if not runtime.has_bf16:
@@ -171,7 +174,8 @@ def _kept(
     """Choose a setting, and return layers to float until the accuracy is close enough to that before."""
     candidates, tried = _candidates(task, before, max_drop)
     if not candidates:
-        raise OutputError(_collapsed_message(tried))
+        found = "; ".join(f"{each.setting}: logits off by {each.error:.0%}" for each in tried)
+        raise OutputError(f"int8 destroys this model ({found}): calibrate on images like those to come, or omit int8")
     setting, model, after = min(candidates, key=lambda each: _preference(each[0], before, max_drop, tried))
     names = layer_names(task.graph, weights)
     units = quantised_units(model, names)
@@ -214,9 +218,11 @@ class _Task:
         accuracy: Accuracy,
         tell: Callable[[str], None],
         runtime: Runtime,
+        *,
+        difference: Callable[..., float],
     ) -> None:
         self.graph, self.images, self.tell, self._accuracy = graph, images, tell, accuracy
-        self.runtime = runtime
+        self.runtime, self.difference = runtime, difference
         self.rest: Precision = "fastest"
         self.compared = images[:: -(-len(images) // _COMPARED_IMAGES)]  # of all classes, if they are sorted by class
         self._expected = runtime.logits_of(graph, self.compared)
@@ -240,7 +246,7 @@ class _Task:
     def error(self, graph: Any, step: int = 1) -> float:
         """Return the error of a graph's logits on every `step`-th of the compared images."""
         logits = self.runtime.logits_of(graph, self.compared[::step], self.rest)
-        return logit_error(logits, self._expected[::step])
+        return self.difference(logits, self._expected[::step])
 
 
 def _single_images(calibration: Iterable[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -318,7 +324,7 @@ def _restore_until(
 def _folded(task: _Task, model: Any, least: float, accuracy: float) -> tuple[Any, float, float]:
     """Fold SmoothQuant's factors if the accuracy stays at least `least`; return graph, accuracy and logits' error."""
     error, folded = task.error(model), fold(model)
-    change = logit_error(*(task.runtime.logits_of(each, task.compared, "float32") for each in (folded, model)))
+    change = task.difference(*(task.runtime.logits_of(each, task.compared, "float32") for each in (folded, model)))
     if change < max(_ROUNDING, error / 2):
         value = task.measured(folded)
         if value >= least - 1e-11:
@@ -330,11 +336,6 @@ def _batch(images: list[NDArray[Any]], size: int) -> NDArray[Any]:
     """Return a batch of so many images of the first one's size, repeated if there are fewer."""
     same = [image for image in images if image.shape == images[0].shape]
     return np.concatenate([same[i % len(same)] for i in range(size)])
-
-
-def _collapsed_message(tried: list[Tried]) -> str:
-    each = "; ".join(f"{one.setting}: logits off by {one.error:.0%}" for one in tried)
-    return f"int8 destroys this model ({each}): calibrate on images like those to come, or export without int8"
 
 
 def _speed_line(speed: Speed) -> str:

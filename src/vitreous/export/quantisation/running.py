@@ -63,17 +63,19 @@ def logits_of(graph: Any, batches: Iterable[NDArray[Any]], precision: Precision 
     return np.concatenate([np.array(compiled([batch])[output], np.float32) for batch in batches])
 
 
-def logit_error(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+def logit_error(logits: NDArray[np.float32], expected: NDArray[np.float32], *, several: bool = False) -> float:
     """Return the size of the error of logits (B, K) as a part of what varies between images; infinity if not finite.
 
-    Both are centred for each image first: a constant added to all logits changes no probability. 0 is exact. Logits
-    that are the same for every image, or unrelated to the expected ones, have 1 or more.
+    Both are centred for each image first: a constant added to all logits changes no probability of a softmax. It
+    changes those of a sigmoid, so that logits of ``several`` labels are compared as they are. 0 is exact. Logits that
+    are the same for every image, or unrelated to the expected ones, have 1 or more.
     """
     if not np.isfinite(logits).all():
         return math.inf
-    centred, truth = (each - each.mean(1, keepdims=True) for each in (logits, expected))
-    varying = truth - truth.mean(0) if len(truth) > 1 else truth
-    return float(np.linalg.norm(centred - truth) / max(float(np.linalg.norm(varying)), 1e-12))
+    if not several:
+        logits, expected = (each - each.mean(1, keepdims=True) for each in (logits, expected))
+    varying = expected - expected.mean(0) if len(expected) > 1 else expected
+    return float(np.linalg.norm(logits - expected) / max(float(np.linalg.norm(varying)), 1e-12))
 
 
 @dataclass(frozen=True)

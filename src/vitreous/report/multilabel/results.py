@@ -185,7 +185,7 @@ def predictions_csv(result: LabelResult) -> Iterator[str]:
     yield csv_line(("image", "true", "predicted", "correct", *given.classes))
     true = given.labels.cpu().bool()
     for n, name in enumerate(given.names):
-        sets = (json_text(names_of(given.classes, each[n])) for each in (true, result.present))
+        sets = (names_of(given.classes, each[n]) for each in (true, result.present))
         right = int(bool((true[n] == result.present[n]).all()))
         yield csv_line((name, *sets, right, *(float(f"{p:.6g}") for p in result.probabilities[n].tolist())))
 

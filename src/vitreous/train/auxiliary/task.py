@@ -149,8 +149,8 @@ def no_unlabelled_images(config: RunConfig) -> ConfigError:
     if given is None:
         return ConfigError(f"aux {method} learns from images without a label, and there are none: {remedy}")
     return ConfigError(
-        f"aux {method} learns from images without a label, and of {given} none is left: images that are also in train, "
-        "val or test are left out. Name others with `--unlabelled`"
+        f"aux {method} learns from images without a label, and of {given} none is left: those of val or test, those "
+        "that are also in DATA, and those that cannot be read are left out. Name others with `--unlabelled`"
     )
 
 

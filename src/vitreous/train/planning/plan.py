@@ -99,7 +99,7 @@ def plan(config: RunConfig, *, explicit: Collection[str] = (), started: float | 
     silent.counting = view.counting  # type: ignore[method-assign]  # shows progress bars and nothing else
     budget = parse_duration(config.budget) if config.budget is not None else None
     with silence_lightning(), tempfile.TemporaryDirectory(prefix="vitreous-plan-") as folder:
-        begin, kit = _kind_of(config)
+        config, begin, kit = _kind_of(config)
         setup = begin(dataclasses.replace(config, loggers=(), budget=None), explicit, view)
         meter = MemoryMeter(setup.device)
         with lock_run_dir(Path(folder), recipe_text(setup.config), resume=False) as run_dir:
@@ -113,14 +113,21 @@ def plan(config: RunConfig, *, explicit: Collection[str] = (), started: float | 
     return dataclasses.replace(found, advice=(_STAGES, *found.advice)) if has_stages else found
 
 
-def _kind_of(config: RunConfig) -> tuple[Callable[[RunConfig, Collection[str], Display], Setup], Kit | None]:
-    """Return what prepares a run, and what it is assembled with; None: that of its labels."""
+def _kind_of(
+    config: RunConfig,
+) -> tuple[RunConfig, Callable[[RunConfig, Collection[str], Display], Setup], Kit | None]:
+    """Return the configuration of the trial steps, what prepares a run, and its kit.
+
+    The kit is None for that of a run on labels.
+    """
     if config.verb != "pretrain":
-        return prepare, None
+        return config, prepare, None
     from vitreous.train.pretrain import run as pretraining  # no other plan pays for it
     from vitreous.train.pretrain.setup import prepare as prepare_pretraining
 
-    return prepare_pretraining, pretraining.KIT
+    own: Any = config  # the steps skip the warm-up, and may collapse where the run does not
+    unwatched: RunConfig = dataclasses.replace(own, monitor=dataclasses.replace(own.monitor, stop=False))
+    return unwatched, prepare_pretraining, pretraining.KIT
 
 
 def _rehearse_teacher(setup: Setup) -> float:

@@ -89,7 +89,7 @@ class PretrainModule(VitModule):
         torch.manual_seed(model_seed(self.augment.seed, batch))  # masks, slices and dropout
         loss, embeddings, features = self._learn(views)
         if self.watch is not None:
-            self.watch.see(self.global_step, embeddings, features)
+            self.watch.see(self.global_step, embeddings, features, in_warmup=progress < self.optim.warmup)
         return loss
 
     def _learn(self, views: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -54,20 +54,23 @@ class CollapseWatch:
         self.objective, self.method = objective, method
         self._in_a_row, self._checked = 0, -1  # steps
 
-    def see(self, step: int, embeddings: Tensor, features: Tensor | None = None) -> None:
+    def see(self, step: int, embeddings: Tensor, features: Tensor | None = None, *, in_warmup: bool = False) -> None:
         """Look at the embeddings of a step, counted from 0 over the whole run; only at its first micro-batch.
 
         Args:
             step: The step.
             embeddings: What the objective looks at, (B, D).
             features: Those of the backbone, (B, F), if the embeddings are others: a projector can hide their collapse.
+            in_warmup: Whether the learning rate still rises.
         """
         if step < _FIRST or step % _EVERY or len(embeddings) < 4 or step == self._checked:
             return
         self._checked = step
         if not bool(embeddings.isfinite().all()):
             return  # what watches the loss and the gradients names where that began
-        found = self.objective.find_collapse(embeddings.float())
+        found = None
+        if not in_warmup or self.objective.watched_in_warmup:
+            found = self.objective.find_collapse(embeddings.float())
         if found is None and features is not None:
             found = find_line(features.float())
         self._in_a_row = self._in_a_row + 1 if found else 0

@@ -82,6 +82,9 @@ class Objective(nn.Module):
     part_names: ClassVar[tuple[str, ...]] = ()
     """Names of the terms of the loss."""
 
+    watched_in_warmup: ClassVar[bool] = True
+    """Whether what :meth:`find_collapse` names is a collapse during warm-up too."""
+
     remedy: ClassVar[str] = "Lower --optim.lr, or lengthen --optim.warmup"
     """What to change after a collapse."""
 

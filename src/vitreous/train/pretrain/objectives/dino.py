@@ -79,6 +79,7 @@ class Dino(MultiView):
 
     remedy = "Keep dino.center_momentum below 1 and dino.teacher_temperature low, or lower --optim.lr"
     part_names = ("teacher_entropy", "divergence")
+    watched_in_warmup = False  # centring makes the output of a teacher that has learnt little nearly uniform
     center: Tensor
 
     def __init__(
