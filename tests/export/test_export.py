@@ -20,6 +20,7 @@ from sklearn.datasets import load_sample_images
 
 import vitreous
 from vitreous.checkpoint.model_file import ModelInfo
+from vitreous.checkpoint.opening import open_checkpoint
 from vitreous.cli.main import main
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
@@ -28,6 +29,7 @@ from vitreous.evaluate.multilabel.rule import LabelRule
 from vitreous.export import onnx_file
 from vitreous.export.description import describe
 from vitreous.export.formats import FORMS
+from vitreous.export.graph.core import Core, output_names, tap_names
 from vitreous.inspection.maps.gradient_attention import GradientAttention
 from vitreous.predictor import load
 
@@ -174,6 +176,28 @@ def test_every_family_is_exported_and_verified(tmp_path, capfd, changes):
     photo = Image.fromarray(load_sample_images().images[0])
     expected = load(source, device="cpu", engine="torch").embed(photo)
     np.testing.assert_allclose(graph.embed(photo), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("block", ["pre-norm", "norm-after", "parallel"])
+def test_taps_have_the_names_of_the_layers_that_computed_them(tmp_path, block):
+    model, info = open_checkpoint(saved(tmp_path, block=block))
+    first, computed = model.blocks[0], {}
+    layers = {"attention norm": first.norm1, "attention": first.attn, "MLP": first.mlp}
+    layers |= {"MLP norm": first.norm2} if block != "parallel" else {}
+    for name, layer in layers.items():
+        layer.register_forward_hook(lambda *given, name=name: computed.update({f"block 0 {name}": given[-1]}))
+    with torch.no_grad():
+        values = Core(model, info).eval()(torch.rand(2, 3, 32, 48) * 255)
+    found = dict(zip([*output_names(info), *tap_names(model)], values, strict=True))
+    assert len(computed) == len(layers)
+    assert all(torch.equal(found[name], value) for name, value in computed.items())
+
+
+def test_a_page_whose_filter_has_no_operator_resizes_exactly(tmp_path, capfd):
+    source = saved(tmp_path, depth=1, rules=False, **QUICK)
+    assert main(["export", str(source), str(tmp_path / "page.html"), "--to", "web"]) == 0
+    assert "resize exact" in capfd.readouterr().err
+    assert (tmp_path / "page.html").is_file()
 
 
 def test_weights_above_the_limit_of_one_file_go_into_a_second(model_file, tmp_path, monkeypatch):

@@ -56,11 +56,13 @@ def test_another_grid_is_resampled_and_zeros_are_similar_to_nothing() -> None:
     assert position_similarity(model).similarity.max() == 0
 
 
-@pytest.mark.parametrize("kind", IN_ATTENTION)
+@pytest.mark.parametrize("position", [*IN_ATTENTION, {"kind": "rope-2d", "absolute": "cls"}], ids=str)
 @pytest.mark.parametrize("fast", [False, True])
-def test_scores_are_means_over_pairs_of_each_offset(kind: str, fast: bool) -> None:
-    model = model_of(fast, position=kind, registers=1)
+def test_scores_are_means_over_pairs_of_each_offset(position: str | dict[str, str], fast: bool) -> None:
+    """Also where learned vectors are added to the tokens as well, as in EVA-02."""
+    model = model_of(fast, position=position, registers=1)
     images, (h, w), c = images_of(model, 3), model.config.grid, model.config
+    kind = c.position.kind
     seen: Seen = {}
     reference(images, {n: t.detach() for n, t in model.state_dict().items()}, c, seen=seen)
     P, N, d = c.prefix_tokens, h * w, c.width // c.heads

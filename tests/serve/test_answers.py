@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from services import write_model
 from vitreous.errors import DataError, UsageError
 
 
@@ -271,6 +272,20 @@ def test_the_client_has_the_interface_of_a_loaded_model(service, local, images, 
     assert client.embed([]).shape == (0, local.features)
     assert client.logits(images) == pytest.approx(local.logits(images), abs=1e-4)
     assert client.explain(file, target="bee", render="map").startswith(b"\x89PNG")
+    client.close()
+
+
+def test_a_class_by_number_is_not_the_one_that_is_called_so(launch, images, tmp_path):
+    """Classes are in the order of their names as texts: number 2 is class 10."""
+    import vitreous
+
+    path = write_model(tmp_path / "numbers.safetensors", classes=("0", "1", "10", "2"))
+    client = vitreous.Client(launch(path, "--access-log", "false").url)
+    by_number, by_name, other = (client.explain(images[0], each, render="patches") for each in (2, "10", "2"))
+    assert by_number == by_name
+    assert by_number != other
+    with pytest.raises(UsageError, match="target is 10, it must be a class name or a number from 0 to 3"):
+        client.explain(images[0], 10)
     client.close()
 
 

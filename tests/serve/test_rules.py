@@ -12,6 +12,7 @@ from vitreous.client.images import to_bytes
 from vitreous.errors import DataError, UsageError
 from vitreous.serve.engine.admission import Admission
 from vitreous.serve.engine.engine_process import Pace
+from vitreous.serve.engine.model_stamp import WEIGHTS, model_stamp
 from vitreous.serve.http.keys import KeyFile, new_key
 from vitreous.serve.metrics import Metrics
 from vitreous.serve.settings import parse_models
@@ -124,6 +125,44 @@ def test_drift_is_the_confidence_less_what_the_file_expects():
     assert float(text.split('vitreous_confidence_expected{model="n"} ')[1].split()[0]) == pytest.approx(0.9)
     assert float(text.split('vitreous_confidence_drift{model="n"} ')[1].split()[0]) == pytest.approx(-0.15)
     assert 'vitreous_predictions_total{label="(all)",model="n"} 1500.0' in text
+
+
+def test_a_new_version_has_no_confidence_of_the_one_before():
+    metrics = Metrics()
+    metrics.model_loaded("m", {"classes": ["a"], "scores": {"test": {"top1": 0.8}}})
+    metrics.predicted("m", {"label": "a", "probability": 0.5})
+    assert 'vitreous_confidence_drift{model="m"}' in metrics.exposition(lambda: None).decode()
+    metrics.model_loaded("m", {"classes": ["a"], "scores": {}})
+    text = metrics.exposition(lambda: None).decode()
+    assert "vitreous_confidence_drift{" not in text
+    assert "vitreous_confidence_expected{" not in text
+    metrics.model_loaded("m", {"classes": ["a"], "scores": {"test": {"top1": 0.9}}})
+    assert 'vitreous_confidence_expected{model="m"} 0.9\n' in metrics.exposition(lambda: None).decode()
+
+
+def test_a_model_that_is_written_anew_is_noticed_whatever_its_files_are_called(tmp_path, monkeypatch):
+    from vitreous.checkpoint.untrusted.tensors import SUFFIXES
+
+    assert WEIGHTS == SUFFIXES
+    for name in ("open_clip_model.safetensors", "dinov3.pth", "model.npz", "model-00001-of-00002.safetensors"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_bytes(b"old")
+        (folder / "config.json").write_text("{}")
+        before = model_stamp(str(folder))
+        (folder / "notes.txt").write_text("mine")
+        assert model_stamp(str(folder)) == before
+        (folder / name).write_bytes(b"newer")
+        assert model_stamp(str(folder)) != before
+    for name in ("model.safetensors", "last.pt", "graph.onnx", "graph.onnx.data"):
+        (tmp_path / name).write_bytes(b"old")
+    run, graph = model_stamp(str(tmp_path)), model_stamp(str(tmp_path / "graph.onnx"))
+    (tmp_path / "last.pt").write_bytes(b"state of a training")
+    assert model_stamp(str(tmp_path)) == run
+    (tmp_path / "graph.onnx.data").write_bytes(b"newer")
+    assert model_stamp(str(tmp_path / "graph.onnx")) != graph
+    monkeypatch.chdir(tmp_path)
+    assert model_stamp("timm/vit_small_patch16_224") == ()
 
 
 def test_each_label_of_an_image_with_several_is_counted():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitreous.client.exchange import Exchange, UnreadableError
 from vitreous.client.images import chunks, one_or_all, to_bytes
-from vitreous.errors import ConfigError
+from vitreous.errors import ConfigError, UsageError
 from vitreous.predictions import Embedding, Failure, Prediction
 
 if TYPE_CHECKING:
@@ -142,12 +142,21 @@ class Client:
             DataError: If the image cannot be read.
             UsageError: If the class, or an option, does not fit.
         """
-        query = {name: str(value) for name, value in {"target": target, **options}.items() if value is not None}
+        given = {"target": self._class_word(target), **options}
+        query = {name: str(value) for name, value in given.items() if value is not None}
         return self._request("POST", "/v1/explain", query, to_bytes(image), "application/octet-stream")
 
     def close(self) -> None:
         """Close the connections to the service; the client can still be used."""
         self._exchange.close()
+
+    def _class_word(self, target: str | int | None) -> str | None:
+        """Return a class as the service takes it: a number only if no class has that number for its name."""
+        if target is None or isinstance(target, str) or not (classes := self.classes):
+            return target if target is None else str(target)
+        if isinstance(target, bool) or not hasattr(target, "__index__") or not 0 <= int(target) < len(classes):
+            raise UsageError(f"target is {target!r}, it must be a class name or a number from 0 to {len(classes) - 1}")
+        return classes[int(target)] if str(int(target)) in classes else str(int(target))
 
     def _request(self, method: str, path: str, query: Mapping[str, str], body: bytes = b"", kind: str = "") -> bytes:
         words = dict(query) | ({"model": self.model} if self.model is not None else {})

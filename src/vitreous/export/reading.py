@@ -19,6 +19,7 @@ from vitreous.errors import CheckpointError, VitreousError, first_line
 from vitreous.export.aot_file import is_compiled
 from vitreous.export.description import Described, parse
 from vitreous.export.formats import AOT, FORMS, SUFFIXES, require
+from vitreous.files.locating import expand_home
 
 __all__ = ["ExportedFile", "is_exported", "open_exported", "placed"]
 
@@ -65,7 +66,7 @@ class ExportedFile:
 def is_exported(source: str | os.PathLike[str]) -> bool:
     """Return whether a path names an existing file with the ending of an exported one."""
     try:
-        path = Path(source).expanduser()
+        path = expand_home(source)
         return path.suffix in SUFFIXES and path.is_file()
     except (OSError, RuntimeError, ValueError):
         return False
@@ -79,7 +80,7 @@ def open_exported(source: str | os.PathLike[str], trust_code: bool = False) -> E
             trusted.
         MissingExtraError: If the runtime is not installed.
     """
-    file = Path(source).expanduser()
+    file = expand_home(source)
     form = SUFFIXES[file.suffix]
     if trust_code and form == "torch" and is_compiled(file):
         form = AOT  # otherwise the reader of torch files refuses code

@@ -26,6 +26,7 @@ from vitreous.errors import CheckpointError, OutputError, UsageError, first_line
 from vitreous.export.class_map import INPUTS, class_map, compare
 from vitreous.export.description import parse
 from vitreous.export.shared_weights import halve, is_quantised, share
+from vitreous.files.locating import expand_home
 from vitreous.files.text import visible
 from vitreous.files.writing import Outputs
 from vitreous.model.config import pair
@@ -87,7 +88,7 @@ def export_web(
         OutputError: If it cannot be written, or is too large for one file.
         CheckpointError: If the graph has no classes or no description, or gives other numbers once it is rewritten.
     """
-    target = Path(destination).expanduser()
+    target = expand_home(destination)
     with _destination(target, overwrite, graph) as install:
         contents, known = _contents(Path(graph), model, info, tell)
         page = _single(title, known, contents) if _is_single(target) else local_page(title, known)
@@ -230,7 +231,7 @@ def check_destination(
         UsageError: If the destination exists, or is not one that an earlier export wrote.
         OutputError: If its folder does not exist.
     """
-    with _destination(Path(destination).expanduser(), overwrite, source):
+    with _destination(expand_home(destination), overwrite, source):
         pass
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vitreous.checkpoint.conversion.destination import Destination
 from vitreous.checkpoint.opening import OpenOptions, open_with_details
+from vitreous.export.onnx_file import NATIVE_FILTERS
 from vitreous.export.run import Export, Options, check_options, export_opened
 from vitreous.export.web import check_destination, export_web
 
@@ -27,8 +28,8 @@ def export_page(
 ) -> Export:
     """Export a model (file, folder or hub id) as a page: a folder, or one file that ends in ``.html``.
 
-    The resize is the runtime's own unless `options` says otherwise: whole-number products take WebAssembly seconds for
-    a photograph of many megapixels.
+    The resize is the runtime's own, unless `options` says otherwise or it lacks the model's filter: whole-number
+    products take WebAssembly seconds for a photograph of many megapixels.
 
     Raises:
         VitreousError: As :func:`.run.export` and :func:`.web.export_web`.
@@ -42,7 +43,8 @@ def export_page(
     info = opened.info.without_thresholds() if options.ignore_thresholds else opened.info
     with tempfile.TemporaryDirectory() as folder:
         graph = Path(folder) / "model.onnx"
-        inner = replace(options, resize=options.resize or "native")
+        has_operator = opened.info.pipeline.config.interpolation in NATIVE_FILTERS
+        inner = replace(options, resize=options.resize or ("native" if has_operator else "exact"))
         found = export_opened(opened, Destination("onnx", graph, source, False), "onnx", inner, tell=tell)
         if options.quantise is not None:
             tell("int8: speed and accuracy are those of ONNX Runtime on this machine; a browser has another speed")

@@ -1,7 +1,7 @@
 """What a model knows about positions (figures 7, centre, and 10 of arXiv 2010.11929).
 
-An embedding that is added to the tokens is compared with itself. Positions that act in attention have no embedding;
-for them, the mean attention score is shown as a function of the offset between two patches.
+An embedding that is added to the tokens is compared with itself. For positions that act in attention, which may have
+an embedding too, the mean attention score is shown as a function of the offset between two patches.
 
 Shapes: (h, w) patches down and across, N = h w patches, P prefix tokens ([CLS] and registers), B images, L blocks,
 H heads, D width. An offset is (row, column) of the key minus that of the query.
@@ -97,7 +97,7 @@ def position_scores(model: Any, images: Images, batch_size: int = BATCH_SIZE) ->
         DataError: If there are no images.
     """
     position = model.config.position
-    if position.has_embedding or not position.acts_in_blocks:
+    if not position.acts_in_attention:
         remedy = "use position_similarity" if position.has_embedding else "attention does not know the offset"
         raise ConfigError(f"position {position.kind} does not act in attention: {remedy}")
     product: Tensor | None = None

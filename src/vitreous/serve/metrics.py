@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -65,6 +66,9 @@ class Metrics:
         self._counted[name] = len(description.get("classes", ())) <= _MOST_LABELS
         self._recent[name] = deque(maxlen=_WINDOW)
         self._reference[name] = expected_confidence(description)
+        for gauge in (self.expected, self.drift):  # of the version before
+            with contextlib.suppress(KeyError):
+                gauge.remove(name)
         if (reference := self._reference[name]) is not None:
             self.expected.labels(name).set(reference)
         for counter in (self.engine_restarts, self.unsure, self.unreadable):

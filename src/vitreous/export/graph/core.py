@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.export.graph.thresholds import holds, is_unsure
+from vitreous.model.block import NormAfterBlock
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["CLASS_MAP", "PIXELS", "Core", "output_names", "tap_names"]
@@ -92,6 +93,8 @@ def _tapped(model: VisionTransformer) -> list[tuple[str, nn.Module, bool]]:
     ]
     for index, block in enumerate(model.blocks):
         parts = {"attention norm": "norm1", "attention": "attn", "MLP norm": "norm2", "MLP": "mlp"}
+        if isinstance(block, NormAfterBlock):
+            parts = {name: parts[name] for name in ("attention", "attention norm", "MLP", "MLP norm")}
         found += [(f"block {index} {name}", getattr(block, part, None), False) for name, part in parts.items()]
         found.append((f"block {index}", block, False))
     ends = {

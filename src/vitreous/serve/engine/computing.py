@@ -65,11 +65,10 @@ class Computing:
         self, path: str, options: Mapping[str, Any], effort: Effort, tell: Callable[[str], None] = lambda line: None
     ) -> None:
         keep_freed_memory()
-        self.path, self.options = path, dict(options)
+        self.options = dict(options)
         self.can_improve = self.has_converted = False
         self._tell, self._may_convert = tell, True
         self.source = load(path, tell=self._hear, **self.options)
-        self._explained: Classifier | None = None
         self.engine = self._choose_engine(effort)
         self.computing = _without_resizing(self.source)
         self.seconds = self._time_of_one()
@@ -85,7 +84,8 @@ class Computing:
             engine = self.source.prepare(_MANY, _USUAL_BATCH)
         except _WouldConvert:
             engine = self.source.prepare(1, _USUAL_BATCH)
-        if is_auto and engine.name == "torch" and self.has_maps and not self.can_improve:
+            self.can_improve = True
+        if is_auto and engine.name == "torch" and self.source.engine == "auto":
             # `auto` would convert the model later, in the middle of a request.
             self.source = self._with_torch(engine.precision)
             engine = self.source.prepare(1, _USUAL_BATCH)
@@ -167,15 +167,16 @@ class Computing:
         Raises:
             Refused: If the image cannot be read, or the model, the method or the class has no map.
         """
-        from vitreous.inspection.explain import explain  # only when asked: the service starts sooner
+        from vitreous.inspection.explain import ModelInMemory, explain  # only when asked: the service starts sooner
 
-        given = dict(options)
+        given, source = dict(options), self.source
         render, target = given.pop("render"), given.pop("target", None)
-        if isinstance(target, str) and target not in self.source.classes and target.isdecimal():
+        if isinstance(target, str) and target not in source.classes and target.isdecimal():
             target = int(target)
         try:
             image = read_image(content)
-            found = explain(self._explainable(), image, target, **given)
+            # By PyTorch, whatever engine predicts, and from the weights in memory: the file may be another one by now.
+            found = explain(ModelInMemory(source.model, source.info, source.device), image, target, **given)
         except DataError as error:
             raise _unreadable(error) from error
         except (CheckpointError, ConfigError, UsageError) as error:
@@ -197,14 +198,6 @@ class Computing:
         if render == "map":
             return png(magnitude_colours(values))
         return png(overlaid(reduced(image, _MAX_MAP_SIDE).resize((width, height)), values))
-
-    def _explainable(self) -> Classifier:
-        """Return the model in PyTorch, whose values inside a map needs; an exported graph says that it has none."""
-        if not self.has_maps or self.source.engine in ("auto", "torch"):
-            return self.source
-        if self._explained is None:
-            self._explained = load(self.path, **self.options | {"engine": "torch", "precision": "float32"})
-        return self._explained
 
 
 def _unreadable(error: DataError) -> Refused:

@@ -7,19 +7,17 @@ is prepared. Jobs of a process that died are sent once more; after a second time
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any
 
 from vitreous.serve.engine.admission import Admission
 from vitreous.serve.engine.effort import AT_ONCE, CONVERT, STORED, Effort
 from vitreous.serve.engine.engine_process import EngineFailed, EngineProcess, Job, Pace
+from vitreous.serve.engine.model_stamp import model_stamp
 from vitreous.serve.engine.wire import Frame
 from vitreous.serve.metrics import Metrics
 from vitreous.serve.problems import Problem
@@ -57,7 +55,7 @@ class ServedModel:
         self._others: set[EngineProcess] = set()  # starting, or finishing their last jobs
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = False
-        self._stamp = _stamp(source.path)
+        self._stamp = model_stamp(source.path)
 
     @property
     def name(self) -> str:
@@ -201,9 +199,8 @@ class ServedModel:
             return
 
     async def _look_after(self) -> None:
-        """Open a faster engine once, then look at the model file and at the engine's health."""
-        if self._engine is not None and self._engine.can_improve:
-            await self._replace(CONVERT, why="a faster engine")
+        """Open a faster engine once for each version, and look at the model file and at the engine's health."""
+        await self._improve()
         seen = self._stamp
         while True:
             await asyncio.sleep(_LOOKING)
@@ -212,21 +209,26 @@ class ServedModel:
                 if engine is not None and engine.jobs and now - engine.heard > self.limits.seconds + 10:
                     logger.error("the engine of model %s does not answer: it is ended", self.name)
                     engine.kill()
-            stamp = _stamp(self.source.path) if self._reload else self._stamp
+            stamp = model_stamp(self.source.path) if self._reload else self._stamp
             if stamp != self._stamp and stamp == seen and stamp:  # changed, and no longer changing
                 self._stamp = stamp
-                await self._replace(STORED, why="the changed file")
+                if await self._replace(STORED, why="the changed file"):
+                    await self._improve()
             seen = stamp
 
-    async def _replace(self, effort: Effort, why: str) -> None:
-        """Start another process beside the one that answers, and let it take over if it is ready, and better."""
+    async def _improve(self) -> None:
+        if self._engine is not None and self._engine.can_improve:
+            await self._replace(CONVERT, why="a faster engine")
+
+    async def _replace(self, effort: Effort, why: str) -> bool:
+        """Start another process beside the one that answers; return whether it took over, as it is ready and better."""
         try:
             engine = await self._launch(effort)
             await engine.ready()
             if effort == CONVERT and engine.description["engine"] == "torch":
                 await engine.stop()
                 logger.info("model %s stays with torch: nothing is faster here", self.name)
-                return
+                return False
             if engine.has_converted:
                 await engine.stop()  # a conversion leaves much memory behind
                 engine = await self._launch(STORED)
@@ -234,10 +236,11 @@ class ServedModel:
         except EngineFailed as failed:
             logger.error("model %s goes on as it is, %s does not load: %s", self.name, why, failed.reason)
             self.metrics.reloads.labels(self.name, "failed").inc()
-            return
+            return False
         self._take_over(engine)
         self.metrics.reloads.labels(self.name, "improved" if effort == CONVERT else "loaded").inc()
         logger.info("model %s: %s answers, computed by %s", self.name, why, engine.description["engine"])
+        return True
 
     def _pump(self) -> None:
         """Send jobs, as many as fill the batch that is computed and the next one, which is decoded meanwhile."""
@@ -270,19 +273,6 @@ class ServedModel:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _stamp(path: str) -> tuple[tuple[str, int, int, int], ...]:
-    """Return what changes when a model file is written anew; empty if there is none, as for a hub id."""
-    place = Path(path).expanduser()
-    names = ("model.safetensors", "pytorch_model.bin", "config.json")
-    files = [place / name for name in names] if place.is_dir() else [place, place.with_suffix(".bin")]
-    found = []
-    for file in files:
-        with contextlib.suppress(OSError):
-            status = os.stat(file)
-            found.append((file.name, status.st_mtime_ns, status.st_size, status.st_ino))
-    return tuple(found)
 
 
 def _digest(description: dict[str, Any], stamp: object) -> str:

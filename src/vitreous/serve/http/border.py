@@ -55,7 +55,7 @@ class Border:
         self.app, self.service, self.public, self.policy = app, service, public, policy
         self.known = known
         settings = service.settings
-        self._hosts = settings.hosts or (_LOOPBACK if settings.is_loopback else ())
+        self._hosts = [name.lower() for name in settings.hosts or (_LOOPBACK if settings.is_loopback else ())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -70,7 +70,7 @@ class Border:
         has made to point here (Host).
         """
         host = headers.get("host", "")
-        if self._hosts and _without_port(host) not in self._hosts:
+        if self._hosts and _without_port(host).lower() not in self._hosts:
             names = ", ".join(self._hosts)
             raise Problem(400, f"the Host header is '{host[:100]}': this service is {names}; see --allowed-hosts")
         origin = headers.get("origin")

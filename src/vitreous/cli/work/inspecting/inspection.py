@@ -231,7 +231,7 @@ def _measures(
         notes.append("Measures of attention and tokens need images: give IMAGES, or --data.")
         return
     images = images[:_MEASURED]
-    if position.acts_in_blocks and not position.has_embedding:
+    if position.acts_in_attention:
         yield "position_scores", position_scores(model, images, batch_size)
     yield "attention_distance", attention_distance(model, images, batch_size)
     yield "token_norms", token_norms(model, images, batch_size)
