@@ -137,6 +137,8 @@ def test_json_is_alone_on_standard_output(vitreous, photos_with_faults):
         (("set", "--html", "no/such/folder/a.html"), 1, "cannot write 'no/such/folder/a.html'"),
         (("set", "--model", "nothing.safetensors"), 1, "nothing.safetensors"),
         (("set", "--workers", "0"), 2, "--workers is '0', it must be a whole number of at least 1"),
+        (("set", "--device=cpu"), 2, "--device is for a model: give --model too, or remove it"),
+        (("set", "--batch-size", "8"), 2, "--batch-size is for a model: give --model too, or remove it"),
     ],
 )
 def test_usage_errors_are_one_line(vitreous, photos_with_faults, words, code, message):

@@ -199,3 +199,24 @@ def test_the_gain_of_test_time_augmentation_is_measured_on_the_users_images(vitr
     points = 100 * (gain["top1"] - gain["top1_without"])
     assert re.search(rf"gain\s+{re.escape(f'{points:+.2f}')} points\s+[+-]0\.\d{{4}}", run.stdout)
     assert re.search(rf"images corrected, made wrong\s+{gain['put_right']}, {gain['put_wrong']}\s", run.stdout)
+
+
+def test_a_table_of_test_images_alone_is_scored_and_what_is_ignored_is_said(vitreous, model_file, digits, tmp_path):
+    files = sorted(digits.rglob("*.png"))
+    rows = "".join(f"{file},{file.parent.name},a digit,test\n" for file in files[:30])
+    (tmp_path / "test.csv").write_text("path,label,class,split\n" + rows)
+    run = vitreous("evaluate", model_file, "test.csv", "--json", "-", "--device=cpu")
+    assert run.returncode == 0, run.stderr
+    assert "label is read from column 'label', not from 'class', which differs\n" in run.stderr
+    document = json.loads(run.stdout)
+    assert (document["data"]["split"], document["data"]["pictures"]) == ("test", 30)
+    labels, probabilities = by_hand(model_file, digits)
+    assert document["scores"]["top1"] == pytest.approx(accuracy_score(labels[:30], probabilities[:30].argmax(1)))
+
+
+def test_test_images_that_are_also_in_train_are_said(vitreous, model_file, digits, tmp_path):
+    for split in ("train", "test"):
+        shutil.copytree(digits, tmp_path / "whole" / split)
+    run = vitreous("evaluate", model_file, "whole")
+    assert run.returncode == 0, run.stderr
+    assert "60 test images also in train: test/" in run.stderr

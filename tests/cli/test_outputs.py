@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from vitreous.checkpoint.model_file import load_model
+
 TINY = [f"--model.{field}" for field in ("width=16", "depth=1", "heads=1", "mlp_dim=16", "patch_size=4")]
 RUN = ["--epochs=1", "--batch-size=64", *TINY, "--model.stem=patch", "--device=cpu", "--precision=float32"]
 
@@ -144,6 +146,16 @@ def test_convert_never_overwrites_its_source(vitreous, words, tmp_path):
         run = vitreous("convert", "folder", target, "--to=timm", "--activation=gelu", "--overwrite")
         assert (run.returncode, "contains the source" in run.stderr) == (2, True), run.stderr
     assert (tmp_path / "folder" / "model.safetensors").exists()
+
+
+@pytest.mark.usefixtures("words")
+def test_a_document_never_replaces_what_the_command_has_just_written(vitreous, tmp_path):
+    run = vitreous("convert", "m.safetensors", "out.safetensors", "--to=vitreous", "--json", "out.safetensors")
+    assert run.returncode == 1
+    assert "'out.safetensors' was created by another process meanwhile and is left as it is" in run.stderr
+    assert len(load_model(tmp_path / "out.safetensors")[1].classes) == 10
+    (document,) = tmp_path.glob("out.safetensors.*")
+    assert json.loads(document.read_text())["to"] == "vitreous"
 
 
 JSON = {

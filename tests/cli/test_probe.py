@@ -104,6 +104,8 @@ def test_unreadable_images_are_skipped_and_reported(vitreous, model_file, parity
         (("--k", "0"), 2, "--k is '0', it must be whole numbers of at least 1"),
         (("--seeds", "0"), 2, "--seeds is '0', it must be a whole number of at least 1"),
         (("--l2", "-3", "--shots", "1"), 2, "l2 is -3.0, it must be a number above 0"),
+        (("--shots=none", "--whiten"), 2, "--seeds, --whiten and --l2 are for few shots, which --shots none skips"),
+        (("--shots=none", "--seeds=9"), 2, "--seeds, --whiten and --l2 are for few shots, which --shots none skips"),
         (("--temperature=0",), 2, "temperature is 0.0, it must be a number above 0"),
         (("--device", "quantum"), 2, "device 'quantum' is unknown"),
     ],

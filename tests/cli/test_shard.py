@@ -102,3 +102,13 @@ def test_select_asks_for_the_files_themselves(vitreous, photos, model_file):
         run = vitreous("select", model_file, data, "-o", "t.csv", "--count", "2")
         assert run.returncode == 2
         assert f"DATA is '{data}', which has shards: give the folder of images" in run.stderr
+
+
+def test_data_in_the_folder_of_the_shards_is_never_removed(vitreous, photos, tmp_path):
+    assert vitreous("shard", photos, "shards").returncode == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "shards").iterdir()}
+    name = next(name for name in before if name.endswith(".tar"))
+    run = vitreous("shard", f"shards/{name}", "shards", "--overwrite")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.startswith("vitreous: DATA lies in DEST, 'shards', which the shards replace: name another folder")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "shards").iterdir()} == before

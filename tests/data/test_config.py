@@ -55,9 +55,10 @@ def test_without_a_near_choice_all_of_them_are_named(make: type[Any], field: str
 @pytest.mark.parametrize(
     ("make", "fields"),
     [
-        (DataConfig, {"val_fraction": 1.0, "split": "x"}),
+        (DataConfig, {"val_fraction": 1.0, "split": "x", "workers": -1}),
         (PreprocessConfig, {"crop_ratio": 2.0, "std": (0.0,), "mean": (float("nan"),), "fit": "x"}),
         (AugmentConfig, {"flip": 2.0, "small_first": (2.0,), "resized_crop": 0.0, "mixup": -1.0, "policy": "x"}),
+        *((AugmentConfig, {"resized_crop_ratio": ratio}) for ratio in ((0.0, 1.0), (-1.0, 1.0), (2.0, 0.5), (1.0,))),
     ],
 )
 def test_all_problems_come_in_one_error(make: type[Any], fields: dict[str, Any]):

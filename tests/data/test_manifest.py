@@ -318,3 +318,24 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingExtraError, match=r"pip install 'vitreous\[table\]'"):
         list_manifest(write(tmp_path / "m.parquet", ""))
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_blank_lines_at_the_start_are_skipped_and_counted(tmp_path, delimiter):
+    lines = ("", delimiter * 2, "path,label,split", "a.jpg,x,train", "b.jpg,y,val")
+    text = "\n".join(line.replace(",", delimiter) for line in lines)
+    found = [(each.name, each.label, each.split) for each in list_manifest(write(tmp_path / "m.csv", text)).entries]
+    assert found == [("a.jpg", "x", "train"), ("b.jpg", "y", "val")]
+    with pytest.raises(DataError, match=r"rows 5 \(held\) have another"):
+        list_manifest(write(tmp_path / "m.csv", text.replace("val", "held")))
+
+
+def test_the_line_of_a_broken_object_is_named(tmp_path):
+    with pytest.raises(DataError, match="cannot be read as JSON lines in UTF-8, line 4: "):
+        list_manifest(write(tmp_path / "m.jsonl", '\n{"path": "a", "label": "x"}\n\n{"path": \n'))
+
+
+def test_paths_that_are_bytes_have_further_columns_too(tmp_path):
+    cells = {"path": [b"a.jpg", "\u00fc.jpg".encode()], "label": ["x", "y"], "site": ["east", "west"]}
+    pyarrow.parquet.write_table(pyarrow.table(cells), tmp_path / "m.parquet")
+    assert read_columns(tmp_path / "m.parquet", ["\u00fc.jpg", "a.jpg"]) == {"site": ["west", "east"]}

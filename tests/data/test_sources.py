@@ -302,3 +302,22 @@ def test_without_hold_out_the_data_stays_as_it_is(jpegs, tmp_path):
     data = open_source(DataConfig(source=str(halves)), hold_out=False)
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 10, "test": 5}
     assert data.notes == ["1 of 2 classes without a test image: y"]
+
+
+def test_without_hold_out_train_may_be_missing_or_lack_classes(jpegs, tmp_path):
+    root = tree(tmp_path, jpegs, {"x": 3, "y": 3, "z": 3})
+    paths = sorted(root.rglob("*.jpg"))
+    for splits, counts in (
+        (["train"] * 6 + ["test"] * 3, {"train": 6, "test": 3}),
+        (["val"] * 4 + ["test"] * 5, {"val": 4, "test": 5}),
+        (["test"] * 9, {"test": 9}),
+    ):
+        rows = [f"{path},{path.parent.name},{split}\n" for path, split in zip(paths, splits, strict=True)]
+        (tmp_path / f"{splits[0]}.csv").write_text("path,label,split\n" + "".join(rows))
+        data = open_source(DataConfig(source=str(tmp_path / f"{splits[0]}.csv")), hold_out=False)
+        assert data.classes == ("x", "y", "z")
+        assert {name: len(split) for name, split in data.splits.items()} == counts
+    with pytest.raises(DataError, match="test has classes that train does not have: z; train has x, y"):
+        opened(tmp_path / "train.csv")
+    with pytest.raises(DataError, match=r"test\.csv has no class in train, at least two are needed"):
+        opened(tmp_path / "test.csv")

@@ -139,9 +139,12 @@ def test_an_existing_file_needs_overwrite_before_the_work(tmp_path):
     assert (tmp_path / "f").read_text() == "new"
 
 
-def test_a_file_created_meanwhile_is_kept_and_so_is_the_result(tmp_path):
+@pytest.mark.parametrize("when", ["before the writing", "during it"])
+def test_a_file_created_meanwhile_is_kept_and_so_is_the_result(tmp_path, when):
     outputs = Outputs()
     outputs.claim("-o", tmp_path / "f")
+    if when == "before the writing":  # a document is written after the work
+        (tmp_path / "f").write_text("theirs")
 
     def work() -> None:
         with outputs.atomic_write(tmp_path / "f") as temporary:

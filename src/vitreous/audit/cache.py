@@ -32,6 +32,7 @@ __all__ = ["Cache", "cache_folder", "stamp_of"]
 _VERSIONS = ["3", PIL.__version__, imagehash.__version__]  # increase the first with any change to the inspection
 _MAX_BYTES = 4 << 30  # about three million images
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, MemoryError)
+_UNKEPT = "the results of the inspection cannot be cached for the next audit"
 
 Stamp = tuple[int, int]
 """Size of a file in bytes, and its modification time in nanoseconds."""
@@ -48,9 +49,14 @@ class Cache:
     def __init__(self, root: Path, fresh: bool = False) -> None:
         real = os.path.realpath(root)
         name = hashlib.blake2b(os.fsencode(real), digest_size=16).hexdigest()
-        folder = cache_folder()
-        is_in_data = Path(os.path.realpath(folder)).is_relative_to(real)
-        self.file = None if is_in_data else folder / f"{name}.npz"  # the data may be the home folder
+        self.file: Path | None = None
+        self.problem = ""  # why nothing is kept, although it might be
+        try:
+            folder = cache_folder()
+            if not Path(os.path.realpath(folder)).is_relative_to(real):  # the data may be the home folder
+                self.file = folder / f"{name}.npz"
+        except OSError as error:  # there is no home folder
+            self.problem = f"{_UNKEPT}: {error.strerror}"
         self.facts: dict[str, tuple[Stamp, Inspection]] = {}  # by absolute path
         self.pixels: dict[str, str] = {}  # hash of the pixels by digest of the file
         if self.file is not None and not fresh:
@@ -74,7 +80,7 @@ class Cache:
     def save(self) -> str:
         """Write the cache; return an error message, or an empty string."""
         if self.file is None:
-            return ""
+            return self.problem
         digests = {facts.digest for _, facts in self.facts.values()}
         header = {
             "version": _VERSIONS,
@@ -91,7 +97,7 @@ class Cache:
                     thumbs=np.frombuffer(thumbs, np.uint8).reshape(-1, THUMB * THUMB),
                 )
         except (OSError, OutputError) as error:
-            return f"the results of the inspection cannot be cached for the next audit: {error}"
+            return f"{_UNKEPT}: {error}"
         return ""
 
     def _read(self, file: Path) -> None:

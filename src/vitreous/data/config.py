@@ -54,6 +54,8 @@ class DataConfig:
         problems = []
         if self.shuffle_shards < 1:
             problems.append(f"shuffle_shards is {self.shuffle_shards}, it must be at least 1")
+        if self.workers is not None and self.workers < 0:
+            problems.append(f"workers is {self.workers}, it cannot be negative")
         if not 0 <= self.cache_gb < 1 << 20:
             problems.append(f"cache_gb is {self.cache_gb}, it must be between 0 and 1,048,576")
         if not 0 < self.val_fraction < 1:
@@ -156,6 +158,9 @@ class AugmentConfig:
             problems.append(f"small_first is {self.small_first}, each must be a fraction of the side in (0, 1]")
         if not 0 < self.resized_crop <= 1:
             problems.append(f"resized_crop is {self.resized_crop}, it must be in (0, 1]")
+        ratio = self.resized_crop_ratio
+        if len(ratio) != 2 or not 0 < ratio[0] <= ratio[1] < math.inf:
+            problems.append(f"resized_crop_ratio is {ratio}, it must be two numbers above 0, the smaller one first")
         problems += [
             f"{name} is {getattr(self, name)}, it cannot be negative"
             for name in ("pad_crop", "mixup", "cutmix", "mix_after", "color_jitter", "policy_ops", "policy_magnitude")

@@ -43,8 +43,8 @@ def atomic_write(
         keep: Where to move the previous file, in the same folder; None deletes it.
         follow: Whether to follow links and write to pipes and devices. False replaces them by a regular file: use it in
             folders that may be untrusted, where a link may point to any file of the user.
-        exclusive: Whether to leave a file alone that another process creates at ``path`` in the meantime. The result is
-            then kept beside it, and the error names it.
+        exclusive: Whether to leave a file alone that is at ``path``, or that another process creates there in the
+            meantime. The result is then kept beside it, and the error names it.
     """
     path = Path(path)
     if _is_own_stream(path):
@@ -61,7 +61,7 @@ def atomic_write(
     temporary = target.with_name(f".{short_name}.{secrets.token_hex(4)}.tmp")
     try:
         with _named_errors(path):
-            before = os.lstat(target) if os.path.lexists(target) else None
+            before = os.lstat(target) if os.path.lexists(target) and not exclusive else None
             mode = _create(temporary, before)
             yield temporary
             os.chmod(temporary, mode)  # some writers create the file anew, with another mode
@@ -71,7 +71,7 @@ def atomic_write(
             _sync(temporary)
             if keep is not None and target.exists():
                 os.replace(target, keep)
-            _install(temporary, target, path, exclusive and before is None)
+            _install(temporary, target, path, exclusive)
             _sync(target.parent)
     finally:
         with contextlib.suppress(OSError):  # already renamed, or the disk is gone

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vitreous.errors import OutputError, UsageError
+from vitreous.files.locating import expand_home
 from vitreous.files.opening import read_regular
 from vitreous.files.writing import atomic_write
 from vitreous.runs.folder_content import FILES, read_report, refuse_outward_links, remove_preamble, remove_unfinished
@@ -82,7 +83,7 @@ def choose_run_dir(out: str | None, name: str, recipe: str, resume: bool) -> tup
         return _numbered_dir(name, recipe if resume else None)
     if not out.strip():
         raise UsageError("--out is empty: name a folder, or omit it for runs/NAME-1")
-    run_dir = Path(out).expanduser()
+    run_dir = expand_home(out)
     missing = [each for each in (run_dir, *run_dir.parents) if not each.exists()]
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ from jsonargparse.typing import PositiveInt
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate
 from vitreous.errors import OutputError, UsageError
+from vitreous.files.locating import expand_home
 
 if TYPE_CHECKING:
     from vitreous.predictor import Classifier
@@ -97,7 +98,7 @@ def split_on(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 def _parts(options: Namespace) -> Path | None:
     """Return the folder of the finished parts; None if the output is no file, and so has no folder beside it."""
     if options.parts:
-        folder = Path(options.parts).expanduser()
+        folder = expand_home(options.parts)
         if folder.exists() and not folder.is_dir():
             raise OutputError(f"--parts is '{options.parts}', which is a file: name a folder")
         return folder

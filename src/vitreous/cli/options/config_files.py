@@ -12,6 +12,7 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from vitreous.cli.options.conflicts import reject_synonyms
 from vitreous.errors import UsageError, did_you_mean
+from vitreous.files.locating import expand_home
 from vitreous.files.opening import read_regular
 from vitreous.files.text import printable
 
@@ -54,11 +55,11 @@ def read_config(name: str, groups: Collection[str]) -> str:
     A file that exceeds a limit, or has aliases, tags or duplicate names, is a usage error.
     """
     try:
-        text = read_regular(Path(name).expanduser(), _MAX_BYTES).decode("utf-8-sig")
+        text = read_regular(expand_home(name), _MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         message = f"--config '{name}' is not a text file (byte {error.start:,}): give a YAML file of options"
         raise UsageError(message) from error
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"--config '{name}' cannot be read: {_read_failure(name, error)}") from error
     try:
         problem = next(_problems(text, groups), None)

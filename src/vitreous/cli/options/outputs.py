@@ -14,6 +14,7 @@ from jsonargparse import Namespace
 from vitreous.cli.options.parser import Parser
 from vitreous.data.config import DataConfig
 from vitreous.errors import VitreousError
+from vitreous.files.locating import expand_home
 from vitreous.files.text import json_text
 from vitreous.files.writing import Outputs, Read
 
@@ -57,7 +58,7 @@ def model_files(source: str | None) -> Callable[[], Iterable[Path]]:
     """Return a function that lists the local files a model is read from."""
 
     def list_files() -> Iterable[Path]:
-        path = Path(source or "").expanduser()
+        path = expand_home(source or "")
         if source and path.is_file():
             yield from (path, path.with_suffix(".json"), *(path.parent / name for name in _CONFIG_FILES))
         elif source and path.is_dir():
@@ -71,8 +72,8 @@ def data_files(source: str, folder: str | None = None, *lists: str | None) -> Ca
     """Return a function that lists the files of DATA, with ``folder`` that of the known datasets, and further files."""
 
     def list_files() -> Iterable[Path]:
-        yield from (Path(each).expanduser() for each in lists if each)
-        path = Path(source).expanduser()
+        yield from (expand_home(each) for each in lists if each)
+        path = expand_home(source)
         with contextlib.suppress(VitreousError):  # reported when the data is opened
             if path.is_file():
                 from vitreous.data.sources.manifest import list_manifest  # imports Pillow
@@ -85,7 +86,7 @@ def data_files(source: str, folder: str | None = None, *lists: str | None) -> Ca
                 yield from find_images(path)[0]
                 yield from (*path.glob("*.tar"), *path.glob("*.parquet"), path / "index.json")  # shards
             else:
-                for parent, _, names in os.walk(Path(folder or DataConfig.dir).expanduser()):
+                for parent, _, names in os.walk(expand_home(folder or DataConfig.dir)):
                     yield from (Path(parent, name) for name in names)
 
     return list_files

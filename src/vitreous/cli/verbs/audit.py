@@ -24,6 +24,7 @@ from vitreous.cli.options.model import (
 from vitreous.cli.options.outputs import add_json_options, data_files, make_outputs, model_files, write_document
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate, print_table, progress_bar
+from vitreous.errors import UsageError
 from vitreous.files.text import printable, visible
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ def _parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; exit code 1 if there is an error and --strict was given."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    _refuse_idle(parser, options)
     inputs = (data_files(options.data, options.data_dir, options.exclude), model_files(options.model))
     files = make_outputs(options, inputs)
     for option in ("html", "json", "write_exclude"):
@@ -124,6 +127,13 @@ def run(argv: Sequence[str]) -> int:
     for line in _advice(result, options):
         narrate(line)
     return int(options.strict and result.counts()["error"] > 0)
+
+
+def _refuse_idle(parser: Parser, options: Namespace) -> None:
+    """Raise if options of a model are given without one."""
+    for name in ("batch_size", "device", "image_size", "resample") if options.model is None else ():
+        if options[name] != parser.get_default(name):
+            raise UsageError(f"--{name.replace('_', '-')} is for a model: give --model too, or remove it")
 
 
 def _advice(result: Audit, options: Namespace) -> Iterator[str]:

@@ -24,7 +24,7 @@ def _parser() -> Parser:
         "exit code is 1 if a test fails.",
         [
             ("vitreous doctor", "the whole examination: some seconds, longer the first time"),
-            ("vitreous doctor --json", "the same as JSON, to attach to a bug report"),
+            ("vitreous doctor --json -", "the same as JSON, to attach to a bug report"),
         ],
     )
     add_json_options(parser)

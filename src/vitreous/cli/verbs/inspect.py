@@ -20,6 +20,7 @@ from vitreous.cli.options.outputs import add_json_options, data_files, make_outp
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate, print_table
 from vitreous.errors import OutputError, UsageError
+from vitreous.files.locating import expand_home
 from vitreous.files.text import visible
 
 if TYPE_CHECKING:
@@ -149,9 +150,9 @@ def _outputs(options: Namespace) -> Outputs:
 
 def _out_folder(options: Namespace) -> Path:
     """Return the folder to write to, which exists or can be created."""
-    source = Path(options.model).expanduser()
+    source = expand_home(options.model)
     beside = source if source.is_dir() else source.parent if source.exists() else Path()
-    folder = Path(options.out).expanduser() if options.out else beside / "inspection"
+    folder = expand_home(options.out) if options.out else beside / "inspection"
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"cannot write to '{visible(str(folder))}': it is a file; name a folder with --out")
     if not folder.parent.is_dir():

@@ -49,9 +49,12 @@ def _parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
     neighbours = _parse_numbers("--k", options.k)
     shots = () if options.shots == "none" else _parse_numbers("--shots", options.shots)
+    if not shots and (options.whiten or options.l2 is not None or options.seeds != parser.get_default("seeds")):
+        raise UsageError("--seeds, --whiten and --l2 are for few shots, which --shots none skips: remove them")
     files = make_outputs(options, (model_files(options.model), data_files(options.data, options.data_dir)))
     files.claim("--json", options.json)
     from vitreous.cli.work import probing  # imports torch

@@ -15,6 +15,7 @@ from vitreous.cli.options.model import add_inference_options, add_threshold_opti
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate
 from vitreous.errors import UsageError
+from vitreous.files.locating import expand_home
 from vitreous.files.text import printable, visible
 from vitreous.serve.settings import Limits, Settings, parse_models
 
@@ -133,7 +134,7 @@ def _settings(options: Namespace) -> Settings:
         host=options.host,
         port=options.port,
         limits=limits,
-        keys=Path(options.api_keys).expanduser() if options.api_keys else None,
+        keys=expand_home(options.api_keys) if options.api_keys else None,
         hosts=tuple(options.allowed_hosts),
         reload=options.reload,
         access_log=options.access_log,
@@ -152,7 +153,7 @@ def _make_key(options: Namespace) -> int:
 
     if options.api_keys is None:
         raise UsageError("--new-key needs a file: add --api-keys FILE, the same as for the service")
-    key = new_key(Path(options.api_keys).expanduser(), options.new_key)
+    key = new_key(expand_home(options.api_keys), options.new_key)
     sys.stdout.write(f"{key}\n")
     narrate(f"this key is shown once; {options.api_keys} has its SHA-256. Send it as 'Authorization: Bearer KEY'")
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from jsonargparse.typing import PositiveInt
 
@@ -13,6 +12,7 @@ from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate, progress_bar
 from vitreous.data.sources.urls import is_store, refuse_url
 from vitreous.errors import UsageError
+from vitreous.files.locating import expand_home
 from vitreous.files.text import visible
 
 __all__ = ["run"]
@@ -76,9 +76,13 @@ def run(argv: Sequence[str]) -> int:
         destination = RemoteDestination(options.dest, overwrite=options.overwrite)
     else:
         refuse_url(options.dest, as_data=True)
-        destination = LocalDestination(Path(options.dest).expanduser(), overwrite=options.overwrite)
+        destination = LocalDestination(expand_home(options.dest), overwrite=options.overwrite)
     if _place(options.data) == _place(options.dest):
         raise UsageError(f"DATA and DEST are both '{visible(options.dest)}': name another folder for the shards")
+    if _is_file_in(options.data, options.dest):
+        raise UsageError(
+            f"DATA lies in DEST, '{visible(options.dest)}', which the shards replace: name another folder for them"
+        )
     written = write_shards(
         config,
         destination,
@@ -107,4 +111,12 @@ def run(argv: Sequence[str]) -> int:
 
 def _place(word: str) -> str:
     """Return where a path or address leads."""
-    return word.rstrip("/") if is_store(word) else str(Path(word).expanduser().resolve())
+    return word.rstrip("/") if is_store(word) else str(expand_home(word).resolve())
+
+
+def _is_file_in(data: str, dest: str) -> bool:
+    """Whether DATA is a file of the folder DEST, such as one of its shards."""
+    if is_store(data) or is_store(dest):
+        return False
+    path = expand_home(data)
+    return path.is_file() and path.resolve().parent == expand_home(dest).resolve()

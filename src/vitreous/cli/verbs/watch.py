@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
@@ -14,6 +13,7 @@ from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate
 from vitreous.data.sources.listing import pluralize
 from vitreous.errors import DataError, UsageError
+from vitreous.files.locating import expand_home
 from vitreous.files.text import visible
 
 __all__ = ["run"]
@@ -48,10 +48,10 @@ def _parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     """Run the verb."""
     options = _parser().parse_args(argv)
-    folder = Path(options.folder).expanduser()
+    folder = expand_home(options.folder)
     if not folder.is_dir():
         raise DataError(f"'{visible(options.folder)}' is no folder: name one whose images to classify")
-    output = Path(options.output).expanduser() if options.output else folder / "predictions.csv"
+    output = expand_home(options.output) if options.output else folder / "predictions.csv"
     if output.is_dir():
         raise UsageError(f"-o is '{visible(str(output))}', a folder: name a file in it")
     from vitreous.serve.folder_watch import FolderWatch, Table, columns

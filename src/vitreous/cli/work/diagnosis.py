@@ -41,8 +41,6 @@ def facts() -> Sequence[tuple[str, str]]:
     memory = "" if machine.memory_gib is None else f", {machine.memory_gib:g} GiB"
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     optional = [f"{name} {version}" for name, version in installed_versions(_OPTIONAL).items()]
-    cache = cache_folder()
-    home = next((folder for folder in (cache, *cache.parents) if folder.is_dir()), cache)
     file = shipped_file()
     return (
         ("vitreous", f"{found.pop('vitreous')}, Python {found.pop('python')}, {found.pop('platform')}"),
@@ -50,9 +48,19 @@ def facts() -> Sequence[tuple[str, str]]:
         ("optional", ", ".join(optional) or "none"),
         ("CPU", f"{machine.cpu}, {machine.cores} cores{memory}, bf16 {'yes' if machine.bf16 else 'no'}"),
         ("GPU", ", ".join(gpus) or machine.gpu or "none that PyTorch can use"),
-        ("cache", f"{cache}, {shutil.disk_usage(home).free / 2**30:,.1f} GiB free"),
+        ("cache", _cache()),
         ("backbone", f"{file}, {file.stat().st_size / 1e6:.1f} MB, {describe_licence(LICENCE)}"),
     )
+
+
+def _cache() -> str:
+    """Return where converted graphs are kept, and the space that is free there."""
+    try:
+        cache = cache_folder()
+    except OSError as error:  # there is no home folder
+        return f"none: {error.strerror}"
+    home = next((folder for folder in (cache, *cache.parents) if folder.is_dir()), cache)
+    return f"{cache}, {shutil.disk_usage(home).free / 2**30:,.1f} GiB free"
 
 
 def examine_engines() -> list[EngineTest]:

@@ -65,7 +65,7 @@ def label_all(
         labels, without = label_matrix(classes, entries), "labels that no train image has"
     else:
         if needs_labels:
-            classes = listing.classes or _classes_of(source, entries, least=2 if hold_out else 1)
+            classes = listing.classes or _classes_of(source, entries, for_training=hold_out)
         else:
             classes = listing.classes or ordered_classes({entry.label for entry in entries})
         index = {name: n for n, name in enumerate(classes)}
@@ -75,15 +75,17 @@ def label_all(
     return classes, labels, [f"{without}, left out: {first_ten(sorted(lost))}"] if lost else []
 
 
-def _classes_of(source: str, entries: Sequence[Entry], least: int) -> tuple[str, ...]:
-    """Return the classes of train, and check that there are enough and that the other splits have no more."""
+def _classes_of(source: str, entries: Sequence[Entry], for_training: bool) -> tuple[str, ...]:
+    """Return the classes. For training they are those of train, at least two, and the other splits may have no more."""
+    if not for_training:
+        return ordered_classes({entry.label for entry in entries})
     classes = ordered_classes({entry.label for entry in entries if entry.split in (None, "train")})
     for split in ("val", "test"):
         unknown = {entry.label for entry in entries if entry.split == split} - set(classes)
-        if unknown:
+        if unknown and classes:
             extra = first_ten(sorted(unknown))
             raise DataError(f"{split} has classes that train does not have: {extra}; train has {first_ten(classes)}")
-    if len(classes) < least:
+    if len(classes) < 2:
         inner = sorted({parts[1] for entry in entries if len(parts := Path(entry.name).parts) > 2 and not entry.split})
         hint = ""
         if len(inner) > 1:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from vitreous.data.sources.listing import Entry, Listing
 from vitreous.errors import DataError
+from vitreous.files.locating import expand_home
 
 __all__ = ["KNOWN", "KnownSet", "PixelSet", "load_known"]
 
@@ -111,7 +112,7 @@ def load_known(name: str, folder: str) -> PixelSet | Listing:
     """Load a known dataset, a key of :data:`KNOWN`, from the data folder, after downloading it if it is not there."""
     if name == "digits":
         return _digits()
-    root = Path(folder).expanduser()
+    root = expand_home(folder)
     official = {split: _torchvision_set(name, root, options) for split, options in KNOWN[name].splits.items()}
     classes = _class_names(name, official["train"])
     contents = {split: _contents(dataset) for split, dataset in official.items()}

@@ -192,23 +192,22 @@ def read_columns(manifest: Path, names: Sequence[str]) -> dict[str, list[str | N
     ``names`` are paths as the table has them. If a path is in several rows, the first counts. Columns of Parquet and
     JSON lines that are not text, numbers or booleans are left out.
     """
-    header, columns, _ = read_table(manifest, _path_and_further, "plain")
+    paths = read_table(manifest, _path)[1][0]  # which may be bytes, unlike the others
+    header, columns, _ = read_table(manifest, _further, "plain")
     row_of: dict[str, int] = {}
-    paths = columns[header.index(_columns_for("path", header)[0])]
     for n, path in enumerate(paths):
         row_of.setdefault(path, n)
     rows = [row_of[name] for name in names]
-    return {
-        name: [column[n] or None for n in rows]
-        for name, column in zip(header, columns, strict=True)
-        if column is not paths
-    }
+    return {name: [column[n] or None for n in rows] for name, column in zip(header, columns, strict=True)}
 
 
-def _path_and_further(manifest: Path, header: Sequence[str]) -> list[str]:
-    path = _columns_for("path", header)[0]
+def _path(manifest: Path, header: Sequence[str]) -> list[str]:
+    return _columns_for("path", header)[:1]
+
+
+def _further(manifest: Path, header: Sequence[str]) -> list[str]:
     known = _needed(manifest, header, ("path",))
-    return [name for name in header if name == path or (name not in known and name.strip())]
+    return [name for name in header if name not in known and name.strip()]
 
 
 def _check_cells(

@@ -57,7 +57,8 @@ def open_source(
         config: What to open, how to split it, and how strict to be.
         progress: Called with (done, total) while files are read.
         hold_out: Split val off train if the data has no val, as training needs it. If False, data without any split is
-            a single split `all`, and one class is enough; evaluation needs no more.
+            a single split `all`, one class is enough, and train may be missing or lack classes; evaluation needs no
+            more.
         record: What the training of a model held out of this source, from its model file; these images become val.
         needs_labels: If False, images without a label have the class :data:`~vitreous.data.sources.listing.UNLABELLED`,
             and no class needs to be in every split.

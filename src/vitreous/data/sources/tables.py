@@ -65,7 +65,7 @@ def _read_csv(manifest: Path, choose: Choose) -> Table:
             io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file,
         ):
             lines = _lines(file)
-            start = next(lines, "")
+            skipped, start = _first_filled(lines)
             delimiter = max("\t;,", key=start.count)
             reader = csv.reader(itertools.chain([start], lines), delimiter=delimiter, strict=True)
             header = next((row for row in reader if row), None)
@@ -80,9 +80,9 @@ def _read_csv(manifest: Path, choose: Choose) -> Table:
                 if len(row) == len(header):
                     for column, n in zip(columns, index, strict=True):
                         column.append(row[n].strip())
-                    numbers.append(reader.line_num)
+                    numbers.append(skipped + reader.line_num)
                 elif row:
-                    ragged.append(reader.line_num)
+                    ragged.append(skipped + reader.line_num)
                 _check_rows(manifest, len(numbers))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
@@ -92,27 +92,36 @@ def _read_csv(manifest: Path, choose: Choose) -> Table:
     return needed, columns, numbers
 
 
+def _first_filled(lines: Iterator[str]) -> tuple[int, str]:
+    """Return how many lines at the start have nothing but separators, and the line after them; empty if all have."""
+    for skipped, line in enumerate(lines):
+        if line.strip("\t;, \r\n"):
+            return skipped, line
+    return 0, ""
+
+
 def _read_json_lines(manifest: Path, choose: Choose, fit: Fit) -> Table:
     """Read the chosen fields of a file with one JSON object per line; a field that an object lacks is empty."""
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []
+    number = 1  # of the line that is read
     try:
         with (
             open_regular(manifest, _CSV_BYTES) as raw,
             io.TextIOWrapper(raw, encoding="utf-8-sig") as file,
         ):
-            for number, line in enumerate(_lines(file), start=1):
-                if not line.strip():
-                    continue
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise DataError(f'{manifest}: line {number} is no JSON object such as {{"path": "a.jpg"}}')
-                rows.append(row)
-                numbers.append(number)
-                _check_rows(manifest, len(rows))
+            for line in _lines(file):
+                if line.strip():
+                    row = json.loads(line)
+                    if not isinstance(row, dict):
+                        raise DataError(f'{manifest}: line {number} is no JSON object such as {{"path": "a.jpg"}}')
+                    rows.append(row)
+                    numbers.append(number)
+                    _check_rows(manifest, len(rows))
+                number += 1
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
-        where = "" if isinstance(error, OSError) else f", line {numbers[-1] + 1 if numbers else 1}"
+        where = "" if isinstance(error, OSError) else f", line {number}"
         raise DataError(f"{manifest} cannot be read as JSON lines in UTF-8{where}: {reason}") from error
     header = list(dict.fromkeys(name for row in rows for name in row))
     if not header:

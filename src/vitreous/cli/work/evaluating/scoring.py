@@ -116,6 +116,7 @@ def unreadable_note(data: ImageData) -> Iterator[str]:
 def data_notes(info: ModelInfo, data: ImageData, split: str) -> Iterator[str]:
     """Yield remarks for the reader of the scores."""
     yield from unreadable_note(data)
+    yield from data.notes
     if is_trained_on(info, data.fingerprint):
         if split in ("train", "all"):
             yield "the model was trained on some of these images: the scores say little about new ones"
