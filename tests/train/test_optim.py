@@ -13,7 +13,14 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer
 from vitreous.train.config import OptimConfig
 from vitreous.train.loop import optim
-from vitreous.train.loop.optim import MuonWithAdamW, build_optimizer, parameter_groups, schedule, set_learning_rate
+from vitreous.train.loop.optim import (
+    MuonWithAdamW,
+    build_optimizer,
+    layer_factors,
+    parameter_groups,
+    schedule,
+    set_learning_rate,
+)
 
 
 def tiny(**options) -> VisionTransformer:
@@ -92,6 +99,15 @@ def test_only_the_matrices_of_linear_and_convolution_layers_decay(options):
     words = ("bias", "norm", "pos_embed", "cls_token", "reg_token", "latent", "gamma")
     assert [n for n in decaying if any(word in n for word in words)] == []
     assert all(dict(model.named_parameters())[n].ndim >= 2 for n in decaying)
+
+
+def test_blocks_of_a_resnet_stem_have_the_rate_of_the_stem():
+    model = tiny(stem={"kind": "resnet", "layers": (1, 3), "width": 32}, patch_size=8, image_size=16)
+    factors = layer_factors((name for name, _ in model.named_parameters()), 0.5)
+    stem = {name: factor for name, factor in factors.items() if name.startswith("patch_embed.")}
+    assert any(".blocks.2." in name for name in stem)  # more than the encoder has
+    assert set(stem.values()) == {factors["cls_token"]} == {0.5**3}
+    assert [factors[f"blocks.{index}.attn.qkv.weight"] for index in range(2)] == [0.5**2, 0.5]
 
 
 def test_muon_trains_the_blocks_matrices_and_equals_both_of_torchs_optimisers():

@@ -50,6 +50,14 @@ def test_figures_follow_from_the_data_and_the_model():
     assert list(Path().iterdir()) == []
 
 
+def test_steps_that_fill_no_epoch_end_with_a_whole_validation():
+    planned = plan(small(steps=2))
+    assert planned.epochs == 2 / planned.steps_per_epoch < 1
+    forward = cost(replace(small().model, num_classes=10)).flops
+    of_steps = planned.total_flops - planned.pictures["val"] * forward
+    assert 2.8 * forward * 2 * 64 < of_steps < 3.02 * forward * 2 * 64
+
+
 def test_a_budget_says_how_many_epochs_fit():
     planned = plan(small(budget="10h"))
     assert planned.total_seconds == 36000

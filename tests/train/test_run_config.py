@@ -58,3 +58,22 @@ def test_choices_and_ranges_are_in_one_error():
 def test_a_mode_of_fine_tuning_is_suggested_too():
     with pytest.raises(ConfigError, match=r"tune is 'linaer', it must be .* Did you mean 'linear'\?"):
         TuneConfig("model.safetensors", "linaer")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"betas": (0.9, 1.0)}, r"betas are \(0\.9, 1\.0\), they must be two numbers in \[0, 1\)"),
+        ({"betas": (-0.1, 0.9)}, "two numbers"),
+        ({"betas": (0.9,)}, "two numbers"),
+        ({"momentum": -0.1}, r"momentum is -0\.1, it must be in \[0, 1\)"),
+        ({"momentum": 1.0}, r"momentum is 1\.0"),
+        ({"final_lr": -0.5}, r"final_lr is -0\.5, it cannot be negative"),
+        ({"weight_decay": -1.0}, r"weight_decay is -1\.0, it cannot be negative"),
+        *(({name: float("nan")}, f"{name} is nan") for name in ("lr", "muon_lr", "weight_decay", "final_lr", "clip")),
+    ],
+    ids=str,
+)
+def test_settings_with_which_no_optimiser_works_are_refused(options, problem):
+    with pytest.raises(ConfigError, match=problem):
+        OptimConfig(**options)

@@ -147,7 +147,7 @@ class FastVisionTransformer(VisionTransformer):
         """
         # If the head reads only the class token, the last block need not compute the other tokens.
         queries = self.config.pool.tokens_read(self.config) if output != "tokens" and not record else None
-        z = self._encode(x_p, grid, queries, branch_factors, record or {})
+        z = self._encode(x_p, grid, queries, branch_factors, record)
         if output == "tokens":
             return z
         features = self.read_out(z)
@@ -172,7 +172,7 @@ class FastVisionTransformer(VisionTransformer):
             kept: Raster indices of the patches to keep, (B, n).
             branch_factors: As in :meth:`from_patches`.
         """
-        return self._encode(x_p, grid, None, branch_factors, {}, kept=kept)
+        return self._encode(x_p, grid, None, branch_factors, None, kept=kept)
 
     def _encode(
         self,
@@ -180,14 +180,14 @@ class FastVisionTransformer(VisionTransformer):
         grid: tuple[int, int],
         queries: int | None,
         branch_factors: Sequence[Tensor | None] | None,
-        record: Mapping[int, Record],
+        record: Mapping[int, Record] | None,
         *,
         kept: Tensor | None = None,
     ) -> Tensor:
         """Return the tokens after the encoder, or only the first ``queries`` of them."""
         z, kept = self._embed(x_p, grid, kept)
         if self.merging and not self.training:
-            if record:
+            if record is not None:  # also where no block is recorded: the tokens are merged
                 raise ConfigError(
                     "a model that merges tokens has no intermediate values of single patches: "
                     "load it without merge_tokens, or call merge_tokens(model, 0)"
@@ -205,7 +205,7 @@ class FastVisionTransformer(VisionTransformer):
             if recompute:
                 z = checkpoint(block, z, seen, None, first, factors, use_reentrant=False)
             else:
-                z = block(z, seen, record.get(index), first, factors)
+                z = block(z, seen, record.get(index) if record else None, first, factors)
         return cast(Tensor, self.norm(z))
 
     def _embed(self, x_p: Tensor, grid: tuple[int, int], kept: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

@@ -94,17 +94,17 @@ class OptimConfig:
     def __post_init__(self) -> None:
         """Check choices and ranges, and report all problems in one error."""
         object.__setattr__(self, "betas", tuple(self.betas))
-        problems = list(unknown_choices(self))
-        problems += [
-            f"{name} is {getattr(self, name)}, it must be above 0"
-            for name in ("lr", "muon_lr")
-            if getattr(self, name) <= 0
-        ]
+        problems, values = list(unknown_choices(self)), vars(self)
+        positive, not_negative = ("lr", "muon_lr"), ("weight_decay", "final_lr")
+        problems += [f"{n} is {values[n]}, it must be above 0" for n in positive if not values[n] > 0]
+        problems += [f"{n} is {values[n]}, it cannot be negative" for n in not_negative if not values[n] >= 0]
         if not 0 <= self.warmup < 1:
             problems.append(f"warmup is {self.warmup}, it is a fraction of the run and must be in [0, 1)")
-        if self.weight_decay < 0:
-            problems.append(f"weight_decay is {self.weight_decay}, it cannot be negative")
-        if self.clip is not None and self.clip <= 0:
+        if not 0 <= self.momentum < 1:
+            problems.append(f"momentum is {self.momentum}, it must be in [0, 1)")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            problems.append(f"betas are {self.betas}, they must be two numbers in [0, 1)")
+        if self.clip is not None and not self.clip > 0:
             problems.append(f"clip is {self.clip}, it must be above 0, or null to disable it")
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             problems.append(f"layer_decay is {self.layer_decay}, it must be in (0, 1], or null to disable it")

@@ -15,17 +15,20 @@ from vitreous.accelerate.cost import cost
 from vitreous.accelerate.model import build
 from vitreous.checkpoint.model_file import ModelInfo, load_model, save_model
 from vitreous.cli.main import main
+from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.config import AugmentConfig, PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.errors import CheckpointError, UsageError
+from vitreous.errors import CheckpointError, NonFiniteError, UsageError
 from vitreous.model.config import ViTConfig
 from vitreous.runs.state_file import read_state
 from vitreous.train.assembly import own_share
+from vitreous.train.config import OptimConfig
 from vitreous.train.console import Display
 from vitreous.train.distil.answers import FOLDER, Answers, AnswerStore
 from vitreous.train.distil.config import DistilConfig
 from vitreous.train.distil.phase import answer_once, answering_seconds
 from vitreous.train.planning.plan import plan
+from vitreous.train.resume.replay import REPLAY, replay
 from vitreous.train.setup import prepare
 
 PLAIN = AugmentConfig(flip=0.0)
@@ -81,6 +84,25 @@ def test_a_killed_run_ends_in_the_same_bits(runs, selected, tmp_path, teacher, a
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert torch.equal(*selected)
+
+
+def test_a_replay_shows_the_images_of_the_view_that_failed(runs, tmp_path, teacher, monkeypatch):
+    shown, original = [], BatchAugment.augment_batch
+
+    def look(self, batch, progress=0.0):
+        images, targets = original(self, batch, progress)
+        shown.append(images)
+        return images, targets
+
+    monkeypatch.setattr(BatchAugment, "augment_batch", look)
+    run_config = asked(runs, tmp_path / "run", teacher, AugmentConfig(flip=0.5, pad_crop=2), views=2)
+    diverges = OptimConfig(name="sgd", lr=1e30, schedule="constant", warmup=0.0)
+    with pytest.raises(NonFiniteError):
+        runs.train(dataclasses.replace(run_config, optim=diverges))
+    failed = shown[-1]
+    shown.clear()
+    replay(tmp_path / "run" / REPLAY)
+    assert torch.equal(shown[0], failed)
 
 
 def test_answers_are_stored_once_per_view_and_reused(runs, tmp_path, teacher, cache):

@@ -13,6 +13,7 @@ from vitreous.checkpoint.adapters.common import join_first
 from vitreous.checkpoint.conversion.writing import FILES, resolve_destination
 from vitreous.checkpoint.model_card import CARD, is_written_here
 from vitreous.errors import OutputError, UsageError
+from vitreous.files.locating import expand_home
 from vitreous.files.opening import read_regular
 from vitreous.files.writing import Outputs
 
@@ -30,7 +31,7 @@ class Destination:
     def __init__(
         self, form: str, destination: str | os.PathLike[str], source: str | os.PathLike[str], overwrite: bool
     ) -> None:
-        self._target = Path(destination).expanduser()
+        self._target = expand_home(destination)
         self._weights, self.is_folder = resolve_destination(form, self._target)
         self._outputs = Outputs(overwrite)
         self._outputs.reads(each=lambda: _source_files(source))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from vitreous.errors import OutputError, UsageError
+from vitreous.files.locating import expand_home
 from vitreous.files.text import visible
 from vitreous.report.evaluation.documents import per_class_csv, predictions_csv, to_json
 from vitreous.report.evaluation.page import page
@@ -29,7 +30,7 @@ def check_report_folder(path: str | os.PathLike[str], overwrite: bool = False) -
             earlier report without `overwrite`.
         OutputError: If the parent folder does not exist or cannot be written.
     """
-    folder, shown = Path(path).expanduser(), visible(os.fspath(path))
+    folder, shown = expand_home(path), visible(os.fspath(path))
     target = Path(os.path.realpath(folder.parent)) / folder.name if folder.name not in ("", "..") else folder.resolve()
     if target.is_symlink() or (os.path.lexists(target) and not target.is_dir()):
         raise UsageError(f"--report '{shown}' is not a folder: name a folder that does not exist, or an earlier report")

@@ -15,6 +15,7 @@ from vitreous.checkpoint.hub import answers, cached_commit
 from vitreous.checkpoint.pretrained import ROWS, Row, find_row
 from vitreous.checkpoint.shipped import IMAGE_SIZE, SHIPPED
 from vitreous.data.sources.opening import ImageData
+from vitreous.files.locating import expand_home
 from vitreous.machine.free_memory import memory_left
 from vitreous.machine.speed import training_rate
 from vitreous.model.config import Size2d
@@ -82,7 +83,7 @@ def choice_to_resume(config: RunConfig, explicit: Collection[str]) -> Resolved:
     No recipe tells a model that was chosen from one that was named. So of several runs it is one with the settings of
     this command, before others, and one that is not finished, and the newest. Without any the choice stays open.
     """
-    folders = [Path(config.out).expanduser()] if config.out is not None else list(Path("runs").glob("*"))
+    folders = [expand_home(config.out)] if config.out is not None else list(Path("runs").glob("*"))
     begun = [found for folder in folders if (found := _read_start(folder, config)) is not None]
     if not begun:
         return config, explicit

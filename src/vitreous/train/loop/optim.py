@@ -86,7 +86,8 @@ def layer_factors(names: Iterable[str], layer_decay: float | None) -> dict[str, 
     names = list(names)
     if layer_decay is None:
         return dict.fromkeys(names, 1.0)
-    block_of = {name: int(found[1]) for name in names if (found := re.search(r"(?:^|\.)blocks\.(\d+)\.", name))}
+    of_encoder = [name for name in names if not name.startswith(_EMBEDDINGS)]  # a ResNet stem has blocks of its own
+    block_of = {n: int(found[1]) for n in of_encoder if (found := re.search(r"(?:^|\.)blocks\.(\d+)\.", n))}
     blocks = 1 + max(block_of.values(), default=-1)
     layers_up = {name: blocks + 1 if name.startswith(_EMBEDDINGS) else 0 for name in names}
     layers_up |= {name: blocks - block for name, block in block_of.items()}

@@ -165,9 +165,11 @@ def _measure(session: Session, meter: MemoryMeter, budget: float | None, before:
     epochs = config.epochs if config.steps is None else config.steps / per_epoch
     if budget is not None:
         epochs = max(0.0, (budget - starting - ending) / epoch_seconds)
-    total = budget if budget is not None else starting + epochs * epoch_seconds + ending
+    validations = epochs if budget is not None else math.ceil(epochs)  # one follows steps that fill no epoch too
+    training = epochs * epoch_seconds + (validations - epochs) * validation
+    total = budget if budget is not None else starting + training + ending
     images = epochs * per_epoch * min(config.batch_size, len(setup.data.splits["train"]))
-    validated = epochs * len(setup.data.splits["val"])
+    validated = validations * len(setup.data.splits["val"])
     return Plan(
         model=describe_model(config.model, setup.cost.parameters, setup.cost.flops),
         machine=describe_hardware(setup.device, setup.precision),

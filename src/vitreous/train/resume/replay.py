@@ -74,6 +74,7 @@ def write_replay(path: Path, setup: Setup, error: NonFiniteStepError) -> None:
             "progress": error.progress,
             "behind": error.behind,
             "teacher": config.distil.teacher,
+            "views": config.distil.views if config.distil.teacher is not None else None,
             "labels": dataclasses.asdict(config.labels) if setup.data.several else None,
             "auxiliary": config.aux.method if config.aux.has_task else None,
             "weights": error.weights,
@@ -136,8 +137,9 @@ def _restore(stored: Mapping[str, Any]) -> tuple[nn.Module, BatchAugment]:
     except RuntimeError as error:
         raise ValueError("the weights do not fit the model") from error
     freeze_modules(model)
-    augment = AugmentConfig(**_fields(stored["augment"]))
-    return model, BatchAugment(augment, pipeline, stored["classes"], stored["seed"], stored["label_smoothing"])
+    augment, smoothing = AugmentConfig(**_fields(stored["augment"])), stored["label_smoothing"]
+    views = stored.get("views")  # files of earlier versions lack it
+    return model, BatchAugment(augment, pipeline, stored["classes"], stored["seed"], smoothing, views=views)
 
 
 def _config(stored: Mapping[str, Any]) -> ViTConfig:
