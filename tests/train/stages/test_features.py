@@ -159,6 +159,7 @@ def test_a_killed_extraction_goes_on_where_it_stopped(folder, source, monkeypatc
     split = setup.data.splits["train"]
     whole = Extractor(setup, False, print)
     monkeypatch.setattr("vitreous.train.finetune.stages.features._BATCH", 4)
+    monkeypatch.setattr("vitreous.train.finetune.stages.features._MOST", 4)
     monkeypatch.setattr("vitreous.train.finetune.stages.features._SHARD", 4)
     original, calls = whole._run, []
 

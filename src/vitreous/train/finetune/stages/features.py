@@ -6,6 +6,7 @@ Shapes: n images, F features that the head reads, P prefix tokens, N patches, D 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ from vitreous.train.setup import Setup
 __all__ = ["Extractor", "Features"]
 
 _BATCH = 32  # images of a forward pass, as in `vitreous embed`
+_MOST, _PATCHES = 128, 4096  # images, and patches of more images: each thread then has images of its own
 _FIRST_BATCH = 2  # where time is short, to see how long an image takes
 _SHARD, _SHARD_SECONDS = 2048, 15.0  # images, and time, after which features are stored
 
@@ -152,10 +154,11 @@ class Extractor:
         if not positions:
             return
         started, split, deadline = time.monotonic(), wanted.split, wanted.deadline
-        self._engine = self._choice.engine(len(split), min(_BATCH, len(positions)))
+        most = max(_BATCH, min(_MOST, _PATCHES // math.prod(self.setup.config.model.grid)))
+        self._engine = self._choice.engine(len(split), min(most, len(positions)))
         self._opening = time.monotonic() - started
-        decoded = map_ahead(lambda _, n: (n, self.views.pixels(split, n, wanted.view)), positions, ahead=2 * _BATCH)
-        size, done, started = _BATCH if deadline is None else _FIRST_BATCH, 0, time.monotonic()
+        decoded = map_ahead(lambda _, n: (n, self.views.pixels(split, n, wanted.view)), positions, ahead=2 * most)
+        size, done, started = most if deadline is None else _FIRST_BATCH, 0, time.monotonic()
         while chunk := list(itertools.islice(decoded, size)):
             batch = [n for n, _ in chunk]
             rows.fill(batch, self._run(np.stack([pixels for _, pixels in chunk]), wanted.kinds))
@@ -167,7 +170,7 @@ class Extractor:
                 if left <= 0:
                     decoded.close()  # type: ignore[attr-defined]  # a generator, whose threads end with it
                     return
-                size = max(1, min(_BATCH, int(left * done / seconds)))
+                size = max(1, min(most, int(left * done / seconds)))
 
     @torch.inference_mode()
     def _run(self, pixels: npt.NDArray[np.uint8], kinds: Sequence[str]) -> dict[str, Tensor]:
