@@ -16,7 +16,6 @@ import json
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -27,7 +26,7 @@ import torch
 from vitreous import __version__
 from vitreous.errors import OutputError
 from vitreous.files.private import check_private, digest_private, make_private_folder, read_private, write_private
-from vitreous.files.user_cache import check_cache, make_cache, remove, remove_oldest, user_cache
+from vitreous.files.user_cache import check_cache, make_cache, remove, remove_abandoned, remove_oldest, user_cache
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["FOLDER", "GraphCache", "cache_folder", "digest", "remember_speed", "remembered_speed"]
@@ -37,7 +36,6 @@ FOLDER = "engine-cache"
 _RECORD, _SPEED = "record.json", "speed.json"
 _LARGEST_RECORD = 1 << 20  # bytes
 _MOST_BYTES = 4 << 30  # of all graphs together; the least recently used are removed first
-_ABANDONED = 24 * 3600  # seconds after which an unfinished graph is that of a process that died
 
 
 def digest(model: VisionTransformer) -> str:
@@ -181,10 +179,7 @@ def _publish(unfinished: Path, graph: Path, origin: dict[str, Any]) -> None:
 
 def _clean_up(folder: Path, kept: Path) -> None:
     """Remove the unfinished graphs of processes that died, and others than `kept` beyond `_MOST_BYTES`."""
-    for unfinished in folder.glob(".*-*.*"):
-        with contextlib.suppress(OSError):
-            if time.time() - unfinished.lstat().st_mtime > _ABANDONED:
-                remove(unfinished)
+    remove_abandoned(folder.glob(".*-*.*"))
     graphs = []
     for graph in folder.glob("[!.]*"):
         with contextlib.suppress(OSError):  # another process is removing it

@@ -68,7 +68,7 @@ def is_exported(source: str | os.PathLike[str]) -> bool:
     try:
         path = expand_home(source)
         return path.suffix in SUFFIXES and path.is_file()
-    except (OSError, RuntimeError, ValueError):
+    except (OSError, ValueError):
         return False
 
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from vitreous.files.private import check_private, make_private_folder
 
-__all__ = ["check_cache", "make_cache", "remove", "remove_oldest", "user_cache"]
+__all__ = ["check_cache", "make_cache", "remove", "remove_abandoned", "remove_oldest", "user_cache"]
 
+_ABANDONED = 24 * 3600  # seconds after which an unfinished file or folder is that of a process that died
 _OTHERS_WRITE = 0o002  # the parent folder may be group-writable, as a umask of 002 makes it
 
 
@@ -56,6 +58,14 @@ def remove(path: Path) -> None:
     else:
         with suppress(OSError):
             path.unlink(missing_ok=True)
+
+
+def remove_abandoned(unfinished: Iterable[Path]) -> None:
+    """Remove those unfinished files and folders that processes left which died: no one wrote to them for a day."""
+    for path in unfinished:
+        with suppress(OSError):  # another process is removing it
+            if time.time() - path.lstat().st_mtime > _ABANDONED:
+                remove(path)
 
 
 def remove_oldest(entries: Iterable[tuple[bool, float, int, Path]], most: int, more: int = 0) -> int:

@@ -27,7 +27,7 @@ from vitreous.train.advice import imbalance_note
 from vitreous.train.config import AUTO
 from vitreous.train.console import Display
 from vitreous.train.loop.optim import schedule
-from vitreous.train.loop.out_of_memory import free_memory
+from vitreous.train.loop.out_of_memory import release_memory
 from vitreous.train.loop.progress import Budget
 from vitreous.train.recipe_file import recipe_text
 from vitreous.train.results import SelectedWeights, SplitScores
@@ -226,9 +226,9 @@ def fit(session: Session) -> None:
         except Exception as error:
             smaller = after_failure(session, error)
         if smaller is not None:  # not in `except`, where the traceback would keep the step's tensors alive
-            free_memory()
+            release_memory()
             session.rebuild(smaller)
-            free_memory()
+            release_memory()
 
 
 def select_weights(session: Session) -> tuple[SelectedWeights, AnyScores]:

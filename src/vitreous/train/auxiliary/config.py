@@ -41,7 +41,8 @@ class AuxConfig:
         weight: Share of the reconstruction in the loss of mae, in (0, 1); classification has the rest.
         classify: What mae classifies: the `visible` patches that it encodes anyway, or in a second pass the `whole`
             image.
-        end: Fraction of the run after which mae leaves classification of whole images alone, in (0, 1].
+        end: Fraction of the run after which mae leaves classification of whole images alone, in (0, 1]. With 1 and
+            `visible`, a run never trains on a whole image.
         pseudo_weight: Weight of the unlabelled images in the loss of fixmatch, beside 1 of the labelled ones; above 0.
         threshold: Probability from which a prediction becomes a label, in (0, 1].
         begin: Fraction of the run after which fixmatch uses the unlabelled images, in [0, 1): early predictions

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import CheckpointError, OutputError
-from vitreous.files.user_cache import check_cache, make_cache, remove_oldest
+from vitreous.files.user_cache import check_cache, make_cache, remove_abandoned, remove_oldest
 from vitreous.runs.state_file import read_state, write_state
 
 __all__ = ["FOLDER", "AnswerStore", "Answers", "gather"]
@@ -30,7 +29,6 @@ __all__ = ["FOLDER", "AnswerStore", "Answers", "gather"]
 FOLDER = "teacher-cache"
 """The folder of teachers' answers in the user's cache."""
 _MOST_BYTES = 8 << 30  # of all files together; the least recently used are removed first
-_ABANDONED = 24 * 3600  # seconds after which an unfinished file is that of a process that died
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +99,7 @@ class AnswerStore:
             return
         try:
             folder = make_cache(FOLDER)
-            _remove_unfinished(folder)
+            remove_abandoned(folder.glob(".*.state.*.tmp"))  # how files/writing.py names a file until it is complete
             content = {"origin": self._origin, "logits": answers.logits, "features": answers.features}
             write_state(self._path(folder, view), content)
         except (OSError, OutputError) as error:
@@ -119,11 +117,3 @@ class AnswerStore:
             with contextlib.suppress(OSError):  # another process is removing it
                 status = path.lstat()
                 yield path.name.startswith(self._name), status.st_mtime, status.st_size, path
-
-
-def _remove_unfinished(folder: Path) -> None:
-    """Remove what killed processes have left half written; a link is removed, not what it leads to."""
-    for path in folder.glob(".*.state.*.tmp"):  # how files/writing.py names a file until it is complete
-        with contextlib.suppress(OSError):  # another process is removing it
-            if time.time() - path.lstat().st_mtime > _ABANDONED:
-                path.unlink()

@@ -7,7 +7,7 @@ import re
 
 import torch
 
-__all__ = ["free_memory", "is_out_of_memory", "more_parts"]
+__all__ = ["is_out_of_memory", "more_parts", "release_memory"]
 
 _MESSAGES = (  # patterns of plain RuntimeErrors
     "out of memory",  # CUDA and MPS
@@ -31,7 +31,7 @@ def more_parts(batch_size: int, parts: int) -> int | None:
     return next((n for n in range(2 * parts, batch_size + 1) if batch_size % n == 0), None)
 
 
-def free_memory() -> None:
+def release_memory() -> None:
     """Release the memory of a failed step."""
     gc.collect()
     if torch.cuda.is_available():

@@ -19,7 +19,7 @@ from vitreous.errors import TrainingError
 from vitreous.machine.peak_memory import MemoryMeter
 from vitreous.model.vit import VisionTransformer
 from vitreous.train.assembly import Session
-from vitreous.train.loop.out_of_memory import free_memory, is_out_of_memory, more_parts
+from vitreous.train.loop.out_of_memory import is_out_of_memory, more_parts, release_memory
 from vitreous.train.loop.trainer import build_trainer
 from vitreous.train.setup import Setup
 
@@ -69,7 +69,7 @@ class Trials:
                     "a single image does not fit into memory: choose a smaller --model or a smaller image size"
                 )
             self.growth = {tried: growth for tried, growth in self.growth.items() if tried <= size}
-            free_memory()
+            release_memory()
             self.session.setup.data_module.set_accumulation(parts)
 
     def probe(self, size: int) -> None:
@@ -157,7 +157,7 @@ class Trials:
                     raise
             else:
                 return largest
-            free_memory()
+            release_memory()
             largest = max(size, int(largest * (1 - _KEPT_FREE)))
         return largest
 

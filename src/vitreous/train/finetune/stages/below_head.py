@@ -16,7 +16,7 @@ from vitreous.train.finetune.stages.training import (
     train_stage,
 )
 from vitreous.train.finetune.starting_point import free_memory
-from vitreous.train.loop.out_of_memory import free_memory as release_memory
+from vitreous.train.loop.out_of_memory import release_memory
 from vitreous.train.setup import Setup
 
 if TYPE_CHECKING:
@@ -116,11 +116,12 @@ def _steps(setup: Setup, start: Candidate, left: float | None) -> tuple[dict[str
     A mode is left out if not one image of its step fits into memory.
     """
     whole, last = variant(setup, start, "full"), f"last-{min(LAST, setup.config.model.depth)}"
+    quick = None
     if left is not None:
         quick = quick_step_seconds(whole)
         if quick is not None and quick * setup.data_module.steps_per_epoch > _HOPELESS * left:
             return dict.fromkeys(TRAININGS, quick), quick
-    full = step_seconds(whole, _timing_seconds(left) / 2)
+    full = step_seconds(whole, _timing_seconds(left) / 2, quick)
     upper = step_seconds(variant(setup, start, last), _timing_seconds(left) / 2)
     steps = {} if full is None else {"full": full[0], "lora": full[0]}
     steps |= {} if upper is None else {f"last-{LAST}": upper[0]}

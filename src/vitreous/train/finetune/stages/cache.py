@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from vitreous.errors import CheckpointError, OutputError
 from vitreous.files.private import check_private, make_private_folder
-from vitreous.files.user_cache import make_cache, remove_oldest
+from vitreous.files.user_cache import make_cache, remove_abandoned, remove_oldest
 from vitreous.runs.state_file import read_state, write_state
 
 __all__ = ["FOLDER", "MOST_BYTES", "FeatureCache"]
@@ -34,7 +33,6 @@ FOLDER = "feature-cache"
 MOST_BYTES = 4 << 30
 """Most bytes of all features in the cache folder."""
 
-_ABANDONED = 24 * 3600  # seconds after which files without a list are those of a process that died
 _LIST, _VALUES = ".images", ".values"
 
 
@@ -106,11 +104,8 @@ class FeatureCache:
         folders = []
         for folder in self._folder.parent.iterdir():
             with contextlib.suppress(OSError):  # another process is removing it
-                files = [(file, file.lstat()) for file in folder.iterdir()]
-                for file, status in files:
-                    if time.time() - status.st_mtime > _ABANDONED and not _is_listed(file):
-                        file.unlink()
-                used = sum(status.st_size for _, status in files)
+                remove_abandoned(file for file in list(folder.iterdir()) if not _is_listed(file))
+                used = sum(file.lstat().st_size for file in folder.iterdir())
                 folders.append((folder == self._folder, folder.lstat().st_mtime, used, folder))
         if remove_oldest(folders, MOST_BYTES, size) > MOST_BYTES:
             raise OSError(f"they would take more than {MOST_BYTES >> 30} GiB")

@@ -28,7 +28,7 @@ from vitreous.train.finetune.stages.outcome import Candidate, Outcome, beats
 from vitreous.train.finetune.stages.staging import Staging, variant, whole_state
 from vitreous.train.finetune.stages.writers import guarded_writer
 from vitreous.train.finetune.trainable import freeze_modules, merge_adapters
-from vitreous.train.loop.out_of_memory import free_memory, is_out_of_memory
+from vitreous.train.loop.out_of_memory import is_out_of_memory, release_memory
 from vitreous.train.loop.progress import Budget
 from vitreous.train.phases import ask_teacher, check_budget, fit, score, select_weights
 from vitreous.train.planning.trials import synchronize
@@ -63,15 +63,16 @@ def quick_step_seconds(setup: Setup) -> float | None:
     return seconds * batch / count
 
 
-def step_seconds(setup: Setup, at_most: float) -> tuple[float, float] | None:
+def step_seconds(setup: Setup, at_most: float, quick: float | None = None) -> tuple[float, float] | None:
     """Measure the time of a training step of the model and a teacher: the mean over the run, and that of a whole step.
 
-    About `at_most` seconds are spent on it, by the time of a few images. None if not one image fits into memory.
+    About `at_most` seconds are spent on it, by the time of a few images: `quick`, if :func:`quick_step_seconds` has
+    found it already. None if not one image fits into memory.
 
     A run may begin with smaller images, or drop patches at first.
     """
     config, batch = setup.config, _batch_of(setup)
-    if (quick := quick_step_seconds(setup)) is None:
+    if quick is None and (quick := quick_step_seconds(setup)) is None:
         return None
     whole = _Step(setup.pipeline.size, 0.0)
     shares: dict[_Step, float] = {whole: 0.0}
@@ -112,7 +113,7 @@ def _time_fitting(setup: Setup, step: _Step, most: int, repeats: int = _REPEATS)
             if not is_out_of_memory(error):
                 raise
         count //= 2
-        free_memory()
+        release_memory()
     return None
 
 
