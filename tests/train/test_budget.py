@@ -11,7 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
+from torch import nn
 
 from vitreous.errors import TrainingError
 from vitreous.recipes import recipe
@@ -87,6 +89,20 @@ def test_what_a_validation_does_besides_is_reserved_too(monkeypatch):
         steps.validate(3.0)
         assert steps.budget.reserve == pytest.approx(20 + 3 + extra)
     assert reserves[1] == pytest.approx(reserves[0] + 10)
+
+
+def test_the_scoring_in_float32_is_reserved_by_its_measured_time(monkeypatch):
+    steps = Steps(monkeypatch)
+    steps.validate(2.0)
+    assert steps.budget.reserve == pytest.approx(20 + 2 + 5 * 3 * 2)  # a guess of three times
+    steps.trainer.world_size = 1
+    steps.module.device, steps.module.pipeline = torch.device("cpu"), SimpleNamespace(normalise=lambda images: images)
+    steps.module.eval_model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 1000))
+    steps.stop.on_validation_batch_end(steps.trainer, steps.module, None, {"images": torch.zeros(64, 3, 32, 32)}, 0)
+    steps.validate(2.0)
+    ratio = (steps.budget.reserve - 20 - 2) / 2 / 5
+    assert ratio != 3
+    assert 0.01 < ratio < 100
 
 
 def test_one_slow_validation_does_not_end_the_run(monkeypatch):

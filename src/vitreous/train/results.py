@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 _SAVE_EVERY = 10.0  # seconds between two writes of the best model so far
-_FLOAT32_OVER_BF16 = 3.0  # time of a forward pass in float32 over bf16, on a CPU with bf16 in hardware
+_FLOAT32_OVER_BF16 = 3.0  # time of a forward pass in float32 over bf16 until measured, with bf16 in hardware
 _TIMED_IMAGES = 500  # images whose figures are computed to estimate the time of the report
 _THUMBNAILS = 112  # most images of the page
 _MARGIN = 2.0  # time reserved for the report over its estimate
@@ -299,13 +299,17 @@ def _predictions(result: SplitScores, split: Split) -> Predictions:
     return Predictions(result.logits, result.labels, split.image, split.name_of)
 
 
-def scoring_seconds(validation: float, test_share: float, precision: str) -> float:
+def scoring_seconds(
+    validation: float, test_share: float, precision: str, float32_over_bf16: float | None = None
+) -> float:
     """Estimate the seconds needed to evaluate the selected weights in float32, where training has not done so.
 
     This covers the test split and, after training in bf16, the validation split again. `validation` is the time of a
-    validation during training, `test_share` the size of the test split over that of the validation split.
+    validation during training, `test_share` the size of the test split over that of the validation split,
+    `float32_over_bf16` the ratio of their times on this machine if it is known.
     """
-    return validation * (_FLOAT32_OVER_BF16 * (1 + test_share) if precision == "bf16" else test_share)
+    ratio = _FLOAT32_OVER_BF16 if float32_over_bf16 is None else float32_over_bf16
+    return validation * (ratio * (1 + test_share) if precision == "bf16" else test_share)
 
 
 def ending(setup: Setup, budget: float) -> tuple[float, float]:

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import lightning
+import torch
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 
 from vitreous.errors import OutputError
 from vitreous.files.writing import atomic_write
@@ -34,6 +36,7 @@ _UNSURE = 0.5  # share of the time left that may be reserved on the word of fewe
 _VALIDATIONS = 3  # last validations, whose median time counts
 _APPEND = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _EVALUATION_SPEED = 2.0  # cautious guess of images/s in evaluation over training, until a validation is timed
+_COMPARED, _COMPARED_SECONDS = (2, 8, 32), 0.1  # images on which precisions are timed, more while they take less time
 
 
 class StopWhenOver(Callback):
@@ -55,6 +58,7 @@ class StopWhenOver(Callback):
         self.clock, self._val_images, self._compiling = clock, val_images, compiled
         self._test_share, self._precision = test_share, precision
         self._validations: deque[float] = deque(maxlen=_VALIDATIONS)
+        self._float32_over_bf16: float | None = None  # time of a forward pass; None until measured
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Start the clock."""
@@ -89,13 +93,24 @@ class StopWhenOver(Callback):
     def _reserve(self, validation: float, is_sure: bool = True) -> None:
         """Reserve time for a last validation, the evaluation of the selected weights, and the report."""
         if isinstance(self.clock, Budget):
-            after = validation + scoring_seconds(validation, self._test_share, self._precision)
+            after = validation + scoring_seconds(validation, self._test_share, self._precision, self._float32_over_bf16)
             left = self.clock.started + self.clock.seconds - self.clock.ending - time.monotonic()
             self.clock.reserve = self.clock.ending + (after if is_sure else min(after, _UNSURE * max(0.0, left)))
 
     def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Time the validation."""
         self._validation_started = time.monotonic()
+
+    def on_validation_batch_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, *_: Any
+    ) -> None:
+        """Measure once how much slower float32 is, in which the selected weights are scored after training in bf16."""
+        # Not in several processes: parts of a sharded model wait for each other.
+        compares = self._precision == "bf16" and trainer.world_size == 1 and isinstance(self.clock, Budget)
+        if compares and self._float32_over_bf16 is None:
+            began = time.monotonic()
+            self._float32_over_bf16 = _float32_over_bf16(cast(VitModule, pl_module), batch["images"])
+            self._validation_started += time.monotonic() - began
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Update the reserve by the measured time, and check the clock."""
@@ -106,6 +121,28 @@ class StopWhenOver(Callback):
         self._compiling = False
         if self.clock.over(trainer.global_step):
             trainer.should_stop = True
+
+
+@torch.no_grad()
+def _float32_over_bf16(module: VitModule, images: Tensor) -> float:
+    """Measure the time of a forward pass in float32 over that in bf16, on a few images (B, C, H, W) in [0, 255]."""
+    for count in _COMPARED:
+        inputs = module.pipeline.normalise(images[:count])
+        float32, bf16 = (_forward_seconds(module, inputs, in_bf16) for in_bf16 in (False, True))
+        if float32 > _COMPARED_SECONDS:
+            break
+    return float32 / bf16
+
+
+def _forward_seconds(module: VitModule, inputs: Tensor, in_bf16: bool) -> float:
+    """Return the shorter of two times: the first has to warm up."""
+    times = []
+    with torch.autocast(module.device.type, torch.bfloat16, in_bf16):
+        for _ in range(2):
+            started = time.perf_counter()
+            module.eval_model.forward(inputs).cpu()  # waits for a GPU; a call would compile a compiled model again
+            times.append(time.perf_counter() - started)
+    return min(times)
 
 
 class WeightSelection(Callback):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["Budget", "Clock", "Steps", "exit_after"]
 
-_EXIT_OVER_IMPORT = 0.35  # on exit, unloading the libraries takes this share of the time it took to import them
+_EXIT_OVER_IMPORT = 0.1  # on exit, unloading the libraries takes this share of the time it took to import them
 
 
 def exit_after(started: float) -> float:

@@ -46,6 +46,8 @@ def finish(staging: Staging) -> RunResult:
             session, selected, tested, selected.scores, finetune=_section(staging, best), origin=best.stage
         )
     run_dir.lock.record(phase="writing the report")
+    if staging.budget is not None:  # the class maps take what is left, or give what is missing
+        writer.map_seconds = max(0.0, staging.map_seconds + staging.budget - staging.used - staging.reporting)
     temperature = choose_temperature(selected.logits, selected.labels)
     writer.save_model(selected, temperature, tested)
     example = writer.example_image()
