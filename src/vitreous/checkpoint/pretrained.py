@@ -140,18 +140,18 @@ ROWS: tuple[Row, ...] = (
     # MAE, arXiv 2111.06377. The hub's card of the first says Apache-2.0, the authors' own LICENSE says CC BY-NC.
     Row("mae-b", "facebook/vit-mae-base", "f4bf8a536816f4f7d5c8b7fbd4621396c195001f", _BIN,
         85_798_656, *_B, 224, 16, "ImageNet-1k, no labels", "CC-BY-NC-4.0", False, 68.0, None, 83.7, _MAE, 448),
-    Row("mae-l", "timm/vit_large_patch16_224.mae", None, _SAFE,
+    Row("mae-l", "timm/vit_large_patch16_224.mae", "c6421a822d7e8973bab74ed0d00695a506410faf", _SAFE,
         303_301_632, *_L, 224, 16, "ImageNet-1k, no labels", "CC-BY-NC-4.0", False, 75.8, None, 86.0, _MAE, 1210),
     # DINOv3, arXiv 2508.10104
-    Row("dinov3-s", "facebook/dinov3-vits16-pretrain-lvd1689m", None, _SAFE,
+    Row("dinov3-s", "facebook/dinov3-vits16-pretrain-lvd1689m", "114c1379950215c8b35dfcd4e90a5c251dde0d32", _SAFE,
         21_586_944, *_S, 224, 16, _LVD1689M, "DINOv3", True, 81.4, None, None, _PROBES, None),
     Row("dinov3-s+", "timm/vit_small_plus_patch16_dinov3.lvd1689m", "c35074f0e1a65242948168c9358ce26705c4deb2", _SAFE,
         28_683_264, *_S, 256, 16, _LVD1689M, "DINOv3", False, 82.9, None, None, _PROBES, 115),
-    Row("dinov3-b", "timm/vit_base_patch16_dinov3.lvd1689m", None, _SAFE,
+    Row("dinov3-b", "timm/vit_base_patch16_dinov3.lvd1689m", "c6a5fb7d12bbd3cf3b0079253141c3332aaed7da", _SAFE,
         85_641_216, *_B, 256, 16, _LVD1689M, "DINOv3", False, 85.0, None, None, _PROBES, None),
-    Row("dinov3-l", "timm/vit_large_patch16_dinov3_qkvb.lvd1689m", None, _SAFE,
+    Row("dinov3-l", "timm/vit_large_patch16_dinov3_qkvb.lvd1689m", "3653d393df9fd16a9c1bae8a6c5a514f683b70ce", _SAFE,
         303_128_576, *_L, 256, 16, _LVD1689M, "DINOv3", False, 87.4, None, None, _PROBES, 1210),
-    Row("dinov3-h+", "timm/vit_huge_plus_patch16_dinov3.lvd1689m", None, _SAFE,
+    Row("dinov3-h+", "timm/vit_huge_plus_patch16_dinov3.lvd1689m", "dd0addc09788111fa893d24799a44744ba022eee", _SAFE,
         840_509_440, 1280, 32, 256, 16, _LVD1689M, "DINOv3", False, 87.7, None, None, _PROBES, 3360),
 )  # fmt: skip
 """The table of `vitreous models --pretrained`: one row per backbone, with its source and scores."""
