@@ -39,6 +39,7 @@ import transformers
 from safetensors.torch import load_file
 from timm.models import save_for_hf
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vitreous.checkpoint.conversion.witness import reference_outputs, run_huggingface
 from vitreous.checkpoint.conversion.writing import adopted, export, write_files
@@ -204,7 +205,13 @@ def timm_row(entry: str, parameters: float, changes: dict[str, Any], largest: fl
         dynamic = model if entry.startswith("naflexvit") else None
     with tempfile.TemporaryDirectory() as folder:
         save_for_hf(model, folder, model_args=changes or None, safe_serialization=True)
-        return check(entry, parameters, Path(folder), model, dynamic, "timm")
+        return check(entry, parameters, Path(folder), lambda batch: model(whole(batch, model)), dynamic, "timm")
+
+
+def whole(batch: Tensor, model: nn.Module) -> Tensor:
+    """Add what a model of timm takes and leaves out: the pixels behind the last whole patch."""
+    height, width = getattr(model.patch_embed, "img_size", None) or batch.shape[2:]
+    return functional.pad(batch, (0, width - batch.shape[3], 0, height - batch.shape[2]), value=1.0)
 
 
 def hugging_face_rows(wanted: Callable[[str], bool], largest: float) -> Iterator[Row]:

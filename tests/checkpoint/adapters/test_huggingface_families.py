@@ -130,6 +130,22 @@ def test_the_image_tower_of_siglip(tmp_path):
         assert difference(expected, alone(images).pooler_output) <= BOUND
 
 
+def test_patches_that_do_not_tile_the_image_leave_out_its_last_pixels(tmp_path):
+    """As in SigLIP's So400m at 384 pixels with patches of 14."""
+    theirs = randomise(transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**{**SMALL, "image_size": 54})))
+    theirs.save_pretrained(tmp_path / "in")
+    opened = open_with_details(tmp_path / "in", OpenOptions())
+    assert opened.model.config.image_size == 48
+    assert any("of the stated 54 x 54, patches leave out" in reason for reason in opened.reasons)
+    images = random_images(2, 54)
+    with torch.inference_mode():
+        assert difference(theirs(images).pooler_output, opened.model(images[..., :48, :48])) <= BOUND
+    convert(tmp_path / "in", tmp_path / "out", "huggingface")
+    before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("in", "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
 def test_a_classifier_that_does_not_read_its_pooling(tmp_path):
     config = transformers.SiglipConfig(vision_config=SMALL, num_labels=3)
     theirs = randomise(transformers.SiglipForImageClassification(config))

@@ -87,6 +87,21 @@ def test_outputs_and_the_way_back(tmp_path, name):
                 assert difference(theirs(images), ours(images)) <= BOUND
 
 
+def test_patches_that_do_not_tile_the_image_leave_out_its_last_pixels(tmp_path):
+    entry, arguments = "vit_so400m_patch14_siglip_gap_384", SMALL | {"img_size": 61}
+    theirs = saved(tmp_path / "in", entry, arguments)
+    ours, info = open_checkpoint(tmp_path / "in")
+    assert ours.config.image_size == 56
+    assert info.pipeline.size == (56, 56)
+    images = random_images(2, 61)
+    with torch.inference_mode():
+        assert difference(theirs(images), ours(images[..., :56, :56])) <= BOUND
+    convert(tmp_path / "in", tmp_path / "out", "timm")
+    before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("in", "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
 @pytest.mark.parametrize(
     ("entry", "reason"),
     [

@@ -158,7 +158,8 @@ def _positions(
 ) -> dict[str, Any]:
     """Return the fields of the position embeddings: the image size they are for, and which prefix tokens have one.
 
-    The stated size is used if it fits the number of positions, else the size is that of a square of patches.
+    The stated size is used if it fits the number of positions, without the pixels behind the last whole patch, which
+    other libraries leave out. Else the size is that of a square of patches.
     """
     patch, has_cls = pair(fields["patch_size"]), "cls_token" in state
     in_attention = _position_in_attention(state) | fields.get("position", {})
@@ -180,10 +181,16 @@ def _positions(
     if fields["registers"] == 0:
         prefixes.pop("all")
     if stated is not None:
-        patches = (stated[0] // patch[0]) * (stated[1] // patch[1])
+        rows, columns = stated[0] // patch[0], stated[1] // patch[1]
+        size = rows * patch[0], columns * patch[1]
         for prefix, num_prefix in prefixes.items():
-            if count == patches + num_prefix:
-                return {"image_size": plain_size(stated), "position": with_prefix(prefix, num_prefix)}
+            if count == rows * columns + num_prefix:
+                if size != stated:
+                    reasons.append(
+                        f"images have {size[0]} x {size[1]} pixels: of the stated {stated[0]} x {stated[1]}, patches "
+                        "leave out the last rows and columns"
+                    )
+                return {"image_size": plain_size(size), "position": with_prefix(prefix, num_prefix)}
         reasons.append(f"the stated image size {stated[0]} x {stated[1]} does not fit the {count} positions: ignored")
     for prefix, num_prefix in prefixes.items():
         side = math.isqrt(max(0, count - num_prefix))
