@@ -250,7 +250,9 @@ class FastVisionTransformer(VisionTransformer):
     def _for_grid(self, name: str, grid: tuple[int, int], make: Callable[[], _Table]) -> _Table:
         """Return a table of the position embedding, cached unless it is made of parameters at their own grid."""
         sources = [attrgetter(parameter)(self) for parameter in self._sources[name]]
-        return make() if sources and grid == self.config.grid else self._cached((name, grid), make, sources)
+        if sources and grid == self.config.grid:
+            return make()
+        return self._cached((name, *map(int, grid)), make, sources)  # a tracer's own integers have no hash
 
     def _cached(self, name: Hashable, make: Callable[[], _Table], sources: Sequence[Tensor]) -> _Table:
         """Return a cached table.
