@@ -31,6 +31,7 @@ __all__ = [
     "distinct",
     "has_decoder",
     "join_first",
+    "note_on_epsilon",
 ]
 
 State = dict[str, Tensor]
@@ -138,6 +139,11 @@ def beyond_the_paper(c: ViTConfig) -> dict[str, bool]:
         "another number of heads or another MLP in its pooling": isinstance(c.pool, AttentionPool)
         and not (c.pool.heads in (None, c.heads) and c.pool.mlp_dim in (None, c.mlp_dim)),
     }
+
+
+def note_on_epsilon(program: str, epsilon: float, config: ViTConfig) -> str:
+    """Return the line for the user on the epsilon of norms, which a program fixes at another value than the model's."""
+    return f"{program} normalises with epsilon {epsilon:g}, this model with {config.norm_eps:g}"
 
 
 def join_first(items: Iterable[str]) -> str:

@@ -21,6 +21,7 @@ from vitreous.checkpoint.adapters.common import (
     State,
     beyond_the_paper,
     has_decoder,
+    note_on_epsilon,
 )
 from vitreous.checkpoint.adapters.releases import images_of_dinov3, to_dinov2
 from vitreous.checkpoint.adapters.sidecar import make_sidecar
@@ -155,8 +156,7 @@ def fixed_constants(config: ViTConfig) -> tuple[dict[str, Any], list[str]]:
     eps = 1e-5 if kind == "DINOv3" else 1e-6
     if config.norm_eps == eps:
         return {}, []
-    note = f"facebookresearch's {kind} normalises with epsilon {eps:g}, this model with {config.norm_eps:g}"
-    return {"norm_eps": eps}, [note]
+    return {"norm_eps": eps}, [note_on_epsilon(f"facebookresearch's {kind}", eps, config)]
 
 
 def write(model: OutgoingModel) -> ForeignCheckpoint:

@@ -26,6 +26,7 @@ from vitreous.checkpoint.adapters.common import (
     OutgoingModel,
     State,
     beyond_the_paper,
+    note_on_epsilon,
 )
 from vitreous.checkpoint.adapters.shapes import config_from
 from vitreous.checkpoint.adapters.sidecar import make_sidecar, read_sidecar
@@ -208,7 +209,7 @@ def fixed_constants(config: ViTConfig) -> tuple[dict[str, Any], list[str]]:
     notes = []
     if config.norm_eps != 1e-6:
         changes["norm_eps"] = 1e-6
-        notes.append(f"Google's code normalises with epsilon 1e-06, this model with {config.norm_eps:g}")
+        notes.append(note_on_epsilon("Google's code", 1e-6, config))
     if isinstance(config.stem, ResNetStem) and config.stem.norm != "google":
         changes["stem"] = replace(config.stem, norm="google")
         notes.append("Google's ResNet stem standardises with epsilons 1e-5 and 1e-6")

@@ -14,6 +14,7 @@ from vitreous.checkpoint.adapters.common import (
     OutgoingModel,
     State,
     beyond_the_paper,
+    note_on_epsilon,
 )
 from vitreous.checkpoint.adapters.shapes import config_from
 from vitreous.checkpoint.adapters.sidecar import make_sidecar, read_sidecar
@@ -109,7 +110,7 @@ def fixed_constants(config: ViTConfig) -> tuple[dict[str, Any], list[str]]:
     """Return the fields that torchvision fixes at other values, and one line for the user on each."""
     if config.norm_eps == 1e-6:
         return {}, []
-    return {"norm_eps": 1e-6}, [f"torchvision normalises with epsilon 1e-06, this model with {config.norm_eps:g}"]
+    return {"norm_eps": 1e-6}, [note_on_epsilon("torchvision", 1e-6, config)]
 
 
 def write(model: OutgoingModel) -> ForeignCheckpoint:

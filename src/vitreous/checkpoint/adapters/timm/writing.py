@@ -7,7 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.checkpoint.adapters import pipelines
-from vitreous.checkpoint.adapters.common import OWN, ForeignCheckpoint, OutgoingModel, beyond_the_paper
+from vitreous.checkpoint.adapters.common import (
+    OWN,
+    ForeignCheckpoint,
+    OutgoingModel,
+    beyond_the_paper,
+    note_on_epsilon,
+)
 from vitreous.checkpoint.adapters.releases import to_dinov2
 from vitreous.checkpoint.adapters.shapes import is_gated, plain_size
 from vitreous.checkpoint.adapters.timm.entries import entry_arguments
@@ -43,7 +49,7 @@ def fixed_constants(config: ViTConfig) -> tuple[dict[str, Any], list[str]]:
     notes = []
     if config.norm_eps not in (1e-6, 1e-5):
         changes["norm_eps"] = 1e-6
-        notes.append(f"timm normalises with epsilon 1e-06, this model with {config.norm_eps:g}")
+        notes.append(note_on_epsilon("timm", 1e-6, config))
     if isinstance(config.stem, ResNetStem) and config.stem.norm != "timm":
         changes["stem"] = replace(config.stem, norm="timm")
         notes.append("timm's ResNet stem standardises with epsilons 1e-8 and 1e-5")
