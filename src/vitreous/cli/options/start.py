@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitreous.checkpoint.shipped import SHIPPED
 from vitreous.errors import UsageError, VitreousError
+from vitreous.train.finetune.free_options import free_options
 
 if TYPE_CHECKING:
     from vitreous.train.config import RunConfig
@@ -20,12 +21,6 @@ START = "start"
 _MOST_IMAGES = 20_000
 """Not measured beyond a few thousand (docs/explanation/start.md): with many more, a larger model from random weights
 may win."""
-
-_MAY_DIFFER = {
-    *("image_size", "dropout", "patch_dropout", "num_classes", "attention.dropout", "attention.proj_dropout"),
-    *("block.drop_path", "block.checkpoint", "block.zero_residual", "head.zero"),
-}
-"""Options of the model that do not ask for another architecture: fine-tuning may change them (initialisation.py)."""
 
 
 def starts_from_shipped(source: str, typed: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
@@ -88,9 +83,11 @@ def _other_models(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> Iterat
             yield f"--recipe {fields['recipe']}"
         if fields.get("size"):
             yield f"--model {fields['size']}"
+    # An image size does not change the architecture; an initialisation asks for random weights.
+    may_differ = {"image_size", *free_options()} - {"init"}
     for name, value in {**stored.get("model", {}), **typed.get("model", {})}.items():
         options = [f"{name}.{option}" for option in value] if isinstance(value, Mapping) else [name]
-        if not _MAY_DIFFER.issuperset(options):
+        if not may_differ.issuperset(options):
             yield f"--model.{name}"
     if {**stored.get("tune", {}), **typed.get("tune", {})}.get("source"):
         yield "--tune.source"

@@ -19,16 +19,11 @@ from vitreous.errors import CheckpointError, ConfigError
 from vitreous.model.config import Size2d, ViTConfig, pair
 from vitreous.model.vit import VisionTransformer
 from vitreous.train.config import RunConfig
+from vitreous.train.finetune.free_options import FREE_FIELDS, FREE_OF_PARTS, free_options
 
 __all__ = ["Pretrained", "in_pixels", "open_pretrained"]
 
-_FREE: dict[str, tuple[str, ...]] = {  # options that fine-tuning may change: they affect no tensor that is kept
-    "attention": ("dropout", "proj_dropout"),
-    "block": ("drop_path", "zero_residual", "checkpoint"),
-    "head": ("zero",),
-}
 _FREE_IF_SET = ("shift", "jitter", "rescale")  # of rotary positions, in training alone; else as in the source
-_FREE_FIELDS = ("num_classes", "init", "dropout", "patch_dropout")
 _FROM_SOURCE = ("image_size", "patch_size", "position.resample", "mlp.activation")  # unless the user sets them
 
 
@@ -95,9 +90,9 @@ def open_pretrained(config: RunConfig, explicit: Collection[str]) -> tuple[RunCo
     method = _resampling(asked, own) if "position.resample" in explicit else None
     check_image(name, own, opened.info.pipeline, image_size, patch_size)
     model, state, record = resize_model(own, opened.model.state_dict(), image_size, patch_size, method)
-    for part, options in _FREE.items():
+    for part, options in FREE_OF_PARTS.items():
         model = model.with_options({part: {option: getattr(getattr(asked, part), option) for option in options}})
-    model = model.with_options({field: getattr(asked, field) for field in _FREE_FIELDS})
+    model = model.with_options({field: getattr(asked, field) for field in FREE_FIELDS})
     chosen = [option for option in _FREE_IF_SET if f"position.{option}" in explicit]
     if chosen and model.position.kind == asked.position.kind:
         model = model.with_options({"position": {option: getattr(asked.position, option) for option in chosen}})
@@ -137,8 +132,7 @@ def _resampling(asked: ViTConfig, own: ViTConfig) -> Resample | None:
 
 def _check(name: str, model: ViTConfig, asked: ViTConfig, explicit: Collection[str]) -> None:
     """Refuse an architecture, set by the user, that differs from that of the pretrained model."""
-    free = {*_FREE_FIELDS, *_FROM_SOURCE, *(f"position.{option}" for option in _FREE_IF_SET)}
-    free |= {*(f"{part}.{name}" for part, options in _FREE.items() for name in options)}
+    free = {*free_options(), *_FROM_SOURCE, *(f"position.{option}" for option in _FREE_IF_SET)}
     values, theirs = _by_option(asked), _by_option(model)
     differing = [
         f"model.{option.removesuffix('.kind')} is {values[option]}, but '{name}' has {theirs.get(option)}"
