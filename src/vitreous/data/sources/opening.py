@@ -28,7 +28,7 @@ from vitreous.data.sources.locating import find_source
 from vitreous.data.sources.manifest import list_manifest
 from vitreous.data.sources.scan import Progress, content_hash, scan, unopened
 from vitreous.data.sources.split import absent_classes, copies_across, held_out, hold_out_val
-from vitreous.data.sources.unlabelled import list_unlabelled, with_unlabelled
+from vitreous.data.sources.unlabelled import check_any_to_learn_from, list_unlabelled, with_unlabelled
 from vitreous.data.sources.urls import is_store
 from vitreous.errors import DataError
 
@@ -107,10 +107,7 @@ def _list_beside(config: DataConfig, source: str) -> tuple[DataConfig, Listing]:
     entries, notes = without_excluded(config, listed).entries, list(listed.notes)
     if excluded := len(listed.entries) - len(entries):
         notes.append(f"{pluralize(excluded, 'image')} excluded by {config.exclude}")
-    if all(entry.split not in (None, "train") for entry in entries):
-        raise DataError(
-            f"{source} has no image to learn from, only {pluralize(len(entries), 'image')} of val or test: give others"
-        )
+    check_any_to_learn_from(source, entries, "of val or test", "give others")
     return config, replace(listed, entries=entries, notes=notes)
 
 

@@ -18,7 +18,7 @@ from vitreous.data.sources.listing import SPLIT_NAMES, UNLABELLED, Entry, Listin
 from vitreous.data.sources.scan import Progress, content_hash, scan
 from vitreous.errors import DataError
 
-__all__ = ["list_unlabelled", "with_unlabelled", "without_labels"]
+__all__ = ["check_any_to_learn_from", "list_unlabelled", "with_unlabelled", "without_labels"]
 
 _BARE_FOLDERS = ("unlabelled", "unlabeled")  # in lower case; STL-10 has one beside train and test
 _GROUP = 64  # images that are fetched and decoded at once to compare their pixels
@@ -57,16 +57,29 @@ def without_labels(
         below = parts[1:] if split else parts
         label = UNLABELLED if is_bare or len(below) < 2 else plain_name(below[0])
         entries.append(Entry(path, "/".join(parts), label, split or ("train" if splits else None)))
-    if splits and all(entry.split != "train" for entry in entries):
-        raise DataError(
-            f"{root} has no image to learn from, only {pluralize(len(entries), 'image')} in folders of val or test: "
-            "give others, at any depth"
-        )
+    check_any_to_learn_from(root, entries, "in folders of val or test", "give others, at any depth")
     if others:
         notes.append(f"{pluralize(len(others), 'file')} ignored, not images (first: {others[0]})")
     if beside := len(relative) - len(entries):
         notes.append(f"{pluralize(beside, 'image')} ignored, beside the folders of the splits")
     return Listing(root, entries, notes)
+
+
+def check_any_to_learn_from(source: object, entries: Sequence[Entry], held: str, remedy: str) -> None:
+    """Refuse images that are all of val or test, where training needs some.
+
+    Args:
+        source: What the user gave, for the message.
+        entries: The images.
+        held: Where those of val and test are, in words.
+        remedy: What to do, in words.
+
+    Raises:
+        DataError: If no image is of train or of no split.
+    """
+    if all(entry.split not in (None, "train") for entry in entries):
+        images = pluralize(len(entries), "image")
+        raise DataError(f"{source} has no image to learn from, only {images} {held}: {remedy}")
 
 
 def with_unlabelled(
