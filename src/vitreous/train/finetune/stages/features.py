@@ -51,7 +51,7 @@ class Features:
     """Features of a view of a split: of all its images, or of those that the time allowed."""
 
     pooled: Tensor  # (n, F) float32, what the head reads
-    tokens: Tensor | None  # (n, T, D), all tokens after the final norm, float16 or float32; None if not wanted
+    tokens: Tensor | None  # (n, T, D), all tokens after the final norm, float16 or float32; None if not asked for
     labels: npt.NDArray[np.int64]  # (n,)
     positions: list[int]  # of the images in the split
     computed: int  # forward passes of this process; the others were in the cache
@@ -114,8 +114,8 @@ class Extractor:
         started, self._opening = time.monotonic(), 0.0
         kinds = ("pooled", tokens) if self.with_tokens and tokens != "none" else ("pooled",)
         rows = _Rows(len(split))
-        wanted = _Wanted(split, view, kinds, deadline, lambda: progress(len(rows.filled), len(split)))
-        computed = self._fill(rows, wanted)
+        request = _Request(split, view, kinds, deadline, lambda: progress(len(rows.filled), len(split)))
+        computed = self._fill(rows, request)
         kept, seconds = sorted(rows.filled), time.monotonic() - started
         if computed:
             self.images_per_second = computed / max(seconds - self._opening, 1e-9)
@@ -123,14 +123,14 @@ class Extractor:
         pooled = features.get("pooled", torch.empty(0, self.setup.config.model.features))
         return Features(pooled, features.get(tokens), split.labels[kept], kept, computed, seconds)
 
-    def _fill(self, rows: _Rows, wanted: _Wanted) -> int:
+    def _fill(self, rows: _Rows, request: _Request) -> int:
         """Fill in features from the cache, compute and store the others, and return how many were computed."""
-        split, cache = wanted.split, FeatureCache({**self._made_from, **self.views.to_dict(wanted.view)})
-        for positions, features in _stored(cache, split.digests, wanted.kinds):
+        split, cache = request.split, FeatureCache({**self._made_from, **self.views.to_dict(request.view)})
+        for positions, features in _stored(cache, split.digests, request.kinds):
             rows.fill(positions, features)
-        wanted.progress()
+        request.progress()
         order: Iterable[int] = range(len(split))
-        if wanted.deadline is not None:
+        if request.deadline is not None:
             order = np.random.default_rng(self.setup.config.seed % 2**64).permutation(len(split)).tolist()
         missing = [n for n in order if n not in rows.filled]
 
@@ -139,7 +139,7 @@ class Extractor:
                 cache.add([split.digests[n] for n in positions], rows.of(positions))
 
         with ThreadPoolExecutor(1, "vitreous-features") as writer:  # the next images do not wait for the disk
-            shards = _in_shards(self._compute(rows, wanted, missing))
+            shards = _in_shards(self._compute(rows, request, missing))
             writes = [writer.submit(store, positions) for positions in shards]
         for write in writes:
             write.result()
@@ -149,20 +149,20 @@ class Extractor:
             self._notify(cache.problem)
         return computed
 
-    def _compute(self, rows: _Rows, wanted: _Wanted, positions: Sequence[int]) -> Iterator[list[int]]:
+    def _compute(self, rows: _Rows, request: _Request, positions: Sequence[int]) -> Iterator[list[int]]:
         """Fill in features batch by batch, decoding ahead in threads, until the deadline; yield the positions."""
         if not positions:
             return
-        started, split, deadline = time.monotonic(), wanted.split, wanted.deadline
+        started, split, deadline = time.monotonic(), request.split, request.deadline
         most = max(_BATCH, min(_MOST, _PATCHES // math.prod(self.setup.config.model.grid)))
         self._engine = self._choice.engine(len(split), min(most, len(positions)))
         self._opening = time.monotonic() - started
-        decoded = map_ahead(lambda _, n: (n, self.views.pixels(split, n, wanted.view)), positions, ahead=2 * most)
+        decoded = map_ahead(lambda _, n: (n, self.views.pixels(split, n, request.view)), positions, ahead=2 * most)
         size, done, started = most if deadline is None else _FIRST_BATCH, 0, time.monotonic()
         while chunk := list(itertools.islice(decoded, size)):
             batch = [n for n, _ in chunk]
-            rows.fill(batch, self._run(np.stack([pixels for _, pixels in chunk]), wanted.kinds))
-            wanted.progress()
+            rows.fill(batch, self._run(np.stack([pixels for _, pixels in chunk]), request.kinds))
+            request.progress()
             yield batch
             done += len(batch)
             if deadline is not None:
@@ -189,7 +189,7 @@ class Extractor:
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _Request:
     """Which features are computed, and until when."""
 
     split: Split
