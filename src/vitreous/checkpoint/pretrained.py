@@ -121,7 +121,7 @@ ROWS: tuple[Row, ...] = (
         85_843_200, *_B, 256, 16, "WebLI, texts", "Apache-2.0", False, None, None, None, _CARD, None),
     Row("siglip2-so400m", "timm/vit_so400m_patch14_siglip_224.v2_webli", "897c2e2e04a678247ec4d1c12cd267c5f9073395",
         _SAFE, 427_680_704, 1152, 27, 224, 14, "WebLI, texts", "Apache-2.0", False, None, None, None, _CARD, 1710),
-    # CLIP, arXiv 2103.00020; the second brings its text tower along
+    # CLIP, arXiv 2103.00020; the file of the second also holds its text tower
     Row("clip-b32", "timm/vit_base_patch32_clip_224.openai_ft_in1k", "099338905d92785fb969bb047d469a9c6102fed4", _SAFE,
         87_456_000, *_B, 224, 32, _WIT_1K, "Apache-2.0", False, None, None, 81.9, _TIMM, 353),
     Row("clip-b", "openai/clip-vit-base-patch16", "refs/pr/10", _SAFE,

@@ -1,4 +1,7 @@
-"""The types that adapters exchange: a foreign checkpoint, the model read from it, and a model to write."""
+"""The types that adapters exchange: a foreign checkpoint, the model read from it, and a model to write.
+
+Below them are the checks and messages that several adapters share.
+"""
 
 from __future__ import annotations
 

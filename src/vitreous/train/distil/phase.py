@@ -82,7 +82,7 @@ def check_answers(distiller: Distiller, stored: dict[str, Any] | None) -> None:
 def answering_seconds(setup: Setup, distiller: Distiller, at_most: float = math.inf) -> float:
     """Estimate the seconds that :func:`answer_once` takes; 0 for answers that exist, or that are asked in each step.
 
-    About `at_most` seconds are spent on it: of a teacher too slow to rehearse, the time of few images counts.
+    The estimate itself takes about `at_most` seconds: a teacher too slow to rehearse is timed on a few images.
     """
     if distiller.views is None or distiller.answers is not None:
         return 0.0
@@ -99,7 +99,7 @@ def answering_seconds(setup: Setup, distiller: Distiller, at_most: float = math.
 
 
 def _time_few(setup: Setup, distiller: Distiller) -> float:
-    """Return the seconds that the teacher takes for an image by PyTorch, without images that were decoded."""
+    """Return the seconds that the teacher takes for an image in PyTorch, measured on blank images."""
     compute = distiller.teacher.in_loop(setup.device, distiller.kind)
     images, times = torch.zeros(_FEW, setup.pipeline.channels, *setup.pipeline.size, device=setup.device), []
     for _ in range(2):  # the first time has to warm up
@@ -134,7 +134,7 @@ def rehearse(setup: Setup, distiller: Distiller) -> float:
 
 
 def _fastest(setup: Setup, distiller: Distiller, images: int) -> tuple[Compute, str]:
-    """Return what computes the teacher with the fastest engine, and the name of that."""
+    """Return a function that computes the teacher with the fastest engine, and a description of that engine."""
     teacher = distiller.teacher
     model, with_patches = teacher.model.to(setup.device), distiller.kind == "patches"
     computed = tokens_alone(model).to(setup.device).eval() if with_patches else model

@@ -71,14 +71,16 @@ def is_eligible(row: Row) -> bool:
 def choose(rows: Sequence[Row], situation: Situation, cached: Collection[Row] = ()) -> Choice:
     """Return the most accurate row that fits in time and memory; if none does, the cheapest one.
 
-    Download and training have to fit in time; rows that are `cached` need no download. In the mode `auto` features of
-    all images take the place of training: what is trained below the heads is decided later, by the steps as measured.
+    Download and training have to fit in time; rows that are `cached` need no download. In the mode `auto`, computing
+    the features of all images takes the place of training: which weights below the head are trained is decided later,
+    from measured steps.
 
-    Chosen are only rows for which :func:`is_eligible` holds, and whose patches tile an image size that the user asked
-    for. Accuracy is that of a linear probe, which is what few images can make of a model; rows without one come last.
+    Only rows are considered for which :func:`is_eligible` holds, and whose patches tile the image size, if the user set
+    one. Accuracy is that of a linear probe, which shows what few images can gain from a model; rows without one come
+    last.
 
     Raises:
-        ConfigError: If the patches of no row tile that size.
+        ConfigError: If no eligible row has patches that tile the image size.
     """
     candidates, untiled = _tiling(rows, situation)
     share = _SHARE_OF_FEATURES if situation.mode == AUTO else _SHARE

@@ -80,8 +80,8 @@ def choose_start(
 def choice_to_resume(config: RunConfig, explicit: Collection[str]) -> Resolved:
     """Return the choice of the run to resume: of the one in `config.out`, or else of one on the same images.
 
-    No recipe tells a model that was chosen from one that was named. So of several runs it is one with the settings of
-    this command, before others, and one that is not finished, and the newest. Without any the choice stays open.
+    A recipe does not say whether its model was chosen or named. Runs with the settings of this command therefore come
+    first, then runs that are not finished, then the newest. Without any, the choice stays open.
     """
     folders = [expand_home(config.out)] if config.out is not None else list(Path("runs").glob("*"))
     begun = [found for folder in folders if (found := _read_start(folder, config)) is not None]

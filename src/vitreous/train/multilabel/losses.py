@@ -1,6 +1,6 @@
 """Losses of several labels. B images, K labels; logits and targets are (B, K), targets in [0, 1].
 
-:func:`choose_loss` also gives the loss of one class, so that what trains needs not know which data it has.
+:func:`choose_loss` also gives the loss of one class, so that the training step does not depend on the kind of data.
 """
 
 from __future__ import annotations

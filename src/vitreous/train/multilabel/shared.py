@@ -25,6 +25,6 @@ class _ShardedLabelsWriter(ShardedWriter, LabelsWriter):
 
 
 def shared_kit(sharing: Replicated, setup: Setup) -> Kit:
-    """Return the kit of the processes that share a model so, with the writer of several labels."""
+    """Return the kit of processes that share a model in this way, with a writer of several labels."""
     writer = partial(_ShardedLabelsWriter, sharing.layout) if isinstance(sharing, Sharded) else None
     return replace(sharing.kit(setup), writer=writer or partial(_SharedLabelsWriter, sharing.team), ending=ending)

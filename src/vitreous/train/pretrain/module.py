@@ -113,7 +113,7 @@ class PretrainModule(VitModule):
         self.objective.after_update(progress)
 
     def on_validation_epoch_start(self) -> None:
-        """Discard what an interrupted pass has left."""
+        """Discard the sums of an interrupted validation pass."""
         self._sums, self._validated = {}, 0
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:

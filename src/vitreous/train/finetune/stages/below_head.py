@@ -30,7 +30,7 @@ _VALIDATION_OVER_STEP = 0.25  # time of an image in a validation over that in a 
 
 
 def train_below_head(staging: Staging) -> None:
-    """Train weights below the head from the best head, in one mode after the other as long as that helps."""
+    """Train weights below the head from the best head, in one mode after another until one does not help."""
     heads = [outcome for outcome in staging.outcomes if not outcome.history]
     start = best_of(heads, staging.setup.config.select)
     assert start is not None
@@ -133,7 +133,7 @@ def _timing_seconds(left: float | None) -> float:
 
 
 def _free_memory(setup: Setup) -> int | None:
-    """Return the free memory of the device, of which nothing is kept that the timing of steps needed."""
+    """Return the free memory of the device, after releasing what the timing of steps used."""
     release_memory()
     return free_memory(setup.device)
 

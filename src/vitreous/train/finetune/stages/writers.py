@@ -1,4 +1,4 @@
-"""What writes the models of a run in stages, and how long its end takes: of one class, or of several labels."""
+"""Writers of the models of a run in stages, with one class or several labels, and how long the end of the run takes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TIMED, _QUICK_SECONDS = (2, 8, 32), 0.1  # images on which scoring is timed: mo
 
 
 def writer_of(setup: Setup) -> type[RunWriter]:
-    """Return what writes the models of a run in one process on these data."""
+    """Return the class that writes the models of a run in one process on this data."""
     return LabelsWriter if setup.data.several else RunWriter
 
 
@@ -47,7 +47,7 @@ def seconds_of_test(setup: Setup) -> float:
 
 @torch.no_grad()
 def _time_scoring(setup: Setup, count: int) -> float:
-    """Return the seconds in which so many validation images are decoded, and scored by PyTorch in float32."""
+    """Return the seconds that PyTorch takes to score ``count`` validation images in float32, decoding included."""
     model, split = setup.model.to(setup.device), setup.data.splits["val"]
     started = time.monotonic()
     decoded = map_ahead(lambda _, n: setup.pipeline.pixels(split.image(n)), range(count), ahead=count)
@@ -58,7 +58,7 @@ def _time_scoring(setup: Setup, count: int) -> float:
 
 
 def guarded_writer(setup: Setup, folder: Path, incumbent: Candidate) -> RunWriter:
-    """Return what writes the best model of a training only if it beats those of earlier stages."""
+    """Return a writer that saves the best model of a training only if it beats those of earlier stages."""
     kind = _GuardedLabels if setup.data.several else _Guarded
     return kind(incumbent, setup, folder)
 
