@@ -65,7 +65,7 @@ def hf_server():
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         with faulty(server.server_address[1]) as (address, faults):
-            environment = {"HF_ENDPOINT": address, "HF_TOKEN": HF_TOKEN}
+            environment = {"HF_ENDPOINT": address, "HF_TOKEN": HF_TOKEN, "HF_HUB_OFFLINE": "0"}
             yield "hf://datasets/someone/photos/some", environment, HF_TOKEN, faults
     finally:
         server.shutdown()

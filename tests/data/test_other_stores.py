@@ -45,6 +45,7 @@ def server(request):
             was, here = constants.ENDPOINT, environment["HF_ENDPOINT"]
             template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(was, here)
             patch.setattr(constants, "ENDPOINT", here)
+            patch.setattr(constants, "HF_HUB_OFFLINE", False)  # other tests in this process go offline
             patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         patch.setattr(requests, "_PAUSE", 0.0002)
         yield address, secret, faults
