@@ -1,6 +1,6 @@
 """The small backbone that the package contains, `backbone.safetensors`, for training without a network.
 
-The recipe `backbone` trained it; `benchmarks/accuracy/backbone.py` built its images and packed its weights.
+The recipe `backbone` trained it; `benchmarks/training/backbone.py` built its images and packed its weights.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compares a second task beside classification with classification alone at equal wall-clock time.
 
-    python benchmarks/accuracy/auxiliary.py flowers/ --budget 13m --seeds 0 1 2 --out runs/auxiliary
-    python benchmarks/accuracy/few_labels.py cifar10/ few/ --seeds 0 1 2
-    python benchmarks/accuracy/auxiliary.py few/{seed}.csv --method fixmatch --recipe cifar10-cpu --budget 60m \
+    python benchmarks/training/auxiliary.py flowers/ --budget 13m --seeds 0 1 2 --out runs/auxiliary
+    python benchmarks/training/few_labels.py cifar10/ few/ --seeds 0 1 2
+    python benchmarks/training/auxiliary.py few/{seed}.csv --method fixmatch --recipe cifar10-cpu --budget 60m \
         --out runs/few
 
 Both train from random weights, as a user runs them; further options of `vitreous train` go to both after `--both`, to

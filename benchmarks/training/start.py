@@ -1,6 +1,6 @@
 """Compares the backbone in the package with random weights at equal wall-clock time, as a user runs them.
 
-    python benchmarks/accuracy/start.py flowers/ --counts 20 100 all --budgets 1m 3m 10m --seeds 0 1 2 --out runs/start
+    python benchmarks/training/start.py flowers/ --counts 20 100 all --budgets 1m 3m 10m --seeds 0 1 2 --out runs/start
 
 The folder has train/ and val/. A count is the number of training images of each class: the first ones in an order drawn
 from the seed 0, as links. The score is that of the saved model on all of val, on which the epoch was selected, for both

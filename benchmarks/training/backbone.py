@@ -1,6 +1,6 @@
 """Makes the backbone that the package contains: its images, and its file from a finished run.
 
-    python benchmarks/accuracy/backbone.py images TINY_IMAGENET CIFAR10 tiny
+    python benchmarks/training/backbone.py images TINY_IMAGENET CIFAR10 tiny
     vitreous train tiny --recipe backbone --budget 80m --data.memory_gb 3 --out runs/backbone
     vitreous finetune tiny --recipe backbone --from runs/backbone --tune full --no-probe --batch-size 512 --seed 1 \\
         --budget 75m --data.memory_gb 3 --out runs/backbone-2
@@ -9,7 +9,7 @@
     vitreous finetune tiny --recipe backbone --from runs/backbone-3 --model.image_size 64 --tune full --no-probe \\
         --batch-size 512 --augment.mix_chance 0.5 --optim.lr 0.0015 --optim.muon_lr 0.008 --augment.small_first 0.75 \\
         --augment.small_until 0.35 --seed 3 --budget 64m --data.memory_gb 3 --out runs/backbone-4
-    python benchmarks/accuracy/backbone.py pack runs/backbone-4
+    python benchmarks/training/backbone.py pack runs/backbone-4
 
 TINY_IMAGENET has folders train/CLASS and val/CLASS with images of ImageNet at 64 px; CIFAR10 is torchvision's folder.
 CIFAR-10's test split is not read: of each class, 100 images of the train split are for validation. Images of

@@ -1,7 +1,7 @@
 """Writes manifests in which a part of the training images has labels, of CIFAR-10 or of a folder with train/ and val/.
 
-    python benchmarks/accuracy/few_labels.py cifar10/ few/ --share 0.1 --seeds 0 1 2
-    python benchmarks/accuracy/few_labels.py flowers/ few-flowers/ --share 0.05 --val 0.25
+    python benchmarks/training/few_labels.py cifar10/ few/ --share 0.1 --seeds 0 1 2
+    python benchmarks/training/few_labels.py flowers/ few-flowers/ --share 0.05 --val 0.25
 
 The first folder is what `vitreous train cifar10` keeps (cifar-10-batches-py), whose images are written beside the
 manifests, or has train/ and val/ with one folder per class. The labelled images are drawn with the seed, the same share

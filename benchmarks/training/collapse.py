@@ -1,6 +1,6 @@
 """Counts false alarms of the watch for collapses: healthy pretrainings, of which none should be stopped.
 
-    python benchmarks/accuracy/collapse.py digits cifar10 photos/ --methods mae mpp visreg lejepa --seeds 0 1 2 \
+    python benchmarks/training/collapse.py digits cifar10 photos/ --methods mae mpp visreg lejepa --seeds 0 1 2 \
         --out runs/collapse -- --data.dir ~/data
 
 Runs `vitreous pretrain` for --steps steps with the settings of each method's recipe; options behind -- go to all runs.

@@ -1,6 +1,6 @@
 """Compare distillation with plain training at equal wall clock, the teacher's training included.
 
-    python benchmarks/accuracy/distil.py --data-dir ~/data --work runs/distil
+    python benchmarks/training/distil.py --data-dir ~/data --work runs/distil
 
 For each seed: trains an S-size teacher for --teacher-budget, distils it for --student-budget into the 128-wide model of
 the recipe cifar10-cpu, and trains the same model by the recipe alone for the sum of both budgets. Another plain run, of

@@ -1,7 +1,7 @@
 """Run the GPU recipes, and the tutorials' settings beside ours, one after another.
 
-    python benchmarks/accuracy/gpu_records.py --out runs/records
-    python benchmarks/accuracy/gpu_records.py --out runs/records --only tutorial
+    python benchmarks/training/gpu_records.py --out runs/records
+    python benchmarks/training/gpu_records.py --out runs/records --only tutorial
 
 Each run is a command of `vitreous train`, printed before it starts. A tutorial's setting runs as published, then our
 recipe runs with a model of its size for as many epochs. Records run with three seeds, tutorials with one. Missing data

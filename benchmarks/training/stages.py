@@ -1,7 +1,7 @@
 """Checks what fine-tuning in stages promises: the best stage wins, the budget is kept, and cached features are reused.
 
     vitreous train cifar10 --recipe cifar10-cpu --budget 60m --out runs/source
-    python benchmarks/accuracy/stages.py runs/source flowers/ --budget 3m --seeds 0 1 2 --out runs/stages
+    python benchmarks/training/stages.py runs/source flowers/ --budget 3m --seeds 0 1 2 --out runs/stages
 
 For each seed, fine-tunes with an empty feature cache, between two runs of `vitreous embed` on the same training images,
 and then once more with the features of the first run. Prints the top-1 on val of every stage and of the saved model as

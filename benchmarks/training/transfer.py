@@ -1,6 +1,6 @@
 """Measure transfer on CIFAR-10: train on seven classes, fine-tune on the other three at a higher resolution.
 
-    python benchmarks/accuracy/transfer.py --data-dir ~/data --work runs/transfer
+    python benchmarks/training/transfer.py --data-dir ~/data --work runs/transfer
 
 For each seed, trains a model on seven classes. On the three unseen classes it then compares k nearest neighbours and a
 linear probe on the frozen features, fine-tuning by each protocol, and training from scratch with as many images, epochs

@@ -1,6 +1,6 @@
 """A dataset with several labels from CIFAR-10: mosaics of one to three images, some of which overlap.
 
-    python benchmarks/accuracy/mosaics.py OUT --data-dir DIR [--train N] [--test N]
+    python benchmarks/training/mosaics.py OUT --data-dir DIR [--train N] [--test N]
 
 writes OUT/train/*.png, OUT/test/*.png and OUT/mosaics.csv with the columns path, split and labels. A mosaic has 64 x 64
 pixels of grey, on which one, two or three photographs of 32 pixels lie at random places; a later one may hide up to

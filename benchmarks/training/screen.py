@@ -1,6 +1,6 @@
 """Compare settings of a recipe on a validation split in short runs, as docs/explanation/log/cifar10.md does.
 
-    python benchmarks/accuracy/screen.py --steps 400 'baseline=' 'rotary=--model.position rope-2d' \\
+    python benchmarks/training/screen.py --steps 400 'baseline=' 'rotary=--model.position rope-2d' \\
         -- cifar10 --recipe cifar10-cpu --data.val_fraction 0.2 --data-dir ~/data
 
 Each variant has a name and options of `vitreous train`, added to those after `--`. A variant trains for --steps steps

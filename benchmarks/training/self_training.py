@@ -1,7 +1,7 @@
 """Compares self-training with the labels alone at equal wall-clock time.
 
-    python benchmarks/accuracy/few_labels.py cifar10/ few/ --seeds 0 1 2
-    python benchmarks/accuracy/self_training.py few/{seed}.csv --budgets 15m 45m --both "--recipe cifar10-cpu" \
+    python benchmarks/training/few_labels.py cifar10/ few/ --seeds 0 1 2
+    python benchmarks/training/self_training.py few/{seed}.csv --budgets 15m 45m --both "--recipe cifar10-cpu" \
         --out runs/self
 
 The first run learns from the labels alone for the first budget. Each later one learns from the labels that the one
