@@ -8,7 +8,7 @@ import pytest
 
 from vitreous.model.config import ViTConfig
 from vitreous.train.finetune.stages.decisions import (
-    Means,
+    Resources,
     further_views,
     images_for_heads,
     no_time_for_a_view,
@@ -16,7 +16,7 @@ from vitreous.train.finetune.stages.decisions import (
     tuning_modes,
 )
 
-MEANS = Means(
+RESOURCES = Resources(
     images=1000, classes=5, depth=12, parameters=22_000_000, step_seconds={"full": 2.0, "last-2": 0.5, "lora": 2.0},
     steps_per_epoch=10, validation_seconds=2.0, epochs=20, left=None, memory=8 << 30, has_lora=True,
     verb="finetune",
@@ -24,7 +24,7 @@ MEANS = Means(
 
 
 def modes(**changes):
-    return tuning_modes(dataclasses.replace(MEANS, **changes))
+    return tuning_modes(dataclasses.replace(RESOURCES, **changes))
 
 
 def test_without_a_budget_each_mode_is_tried_in_turn():
@@ -60,7 +60,7 @@ def test_too_few_images_are_left_to_frozen_features():
 def test_adapters_stand_for_weights_that_do_not_fit_into_memory():
     tried, skipped = modes(parameters=1_000_000_000)
     assert tried == ["last-2", "lora"]
-    assert "1e+03 M weights" in skipped["full"]
+    assert "1,000 M weights" in skipped["full"]
     tried, skipped = modes(parameters=1_000_000_000, has_lora=False)
     assert tried == ["last-2"]
     assert "peft" in skipped["lora"]
@@ -92,7 +92,7 @@ def test_the_answers_of_a_teacher_take_time_before_the_first_step():
 def test_a_shallow_model_has_no_last_blocks():
     tried, skipped = modes(depth=2)
     assert tried == ["full"]
-    assert skipped["last-2"] == "the model has 2 blocks: full trains them all"
+    assert skipped["last-2"] == "full trains all 2 blocks"
 
 
 def test_views_take_at_most_a_twentieth_of_the_time_left():

@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from vitreous.train.finetune.stages.decisions import LAST, TRAININGS, Means, too_few_images, tuning_modes
+from vitreous.train.finetune.stages.decisions import LAST, TRAININGS, Resources, too_few_images, tuning_modes
 from vitreous.train.finetune.stages.outcome import Candidate, Outcome, best_of
 from vitreous.train.finetune.stages.staging import Staging, variant
 from vitreous.train.finetune.stages.training import (
@@ -85,7 +85,7 @@ def _modes(staging: Staging, start: Candidate) -> tuple[list[str], dict[str, str
     def remaining() -> float | None:
         return None if (now := staging.left) is None else now - 4 * validation
 
-    means = Means(
+    resources = Resources(
         images=len(train),
         classes=classes,
         depth=setup.config.model.depth,
@@ -99,11 +99,11 @@ def _modes(staging: Staging, start: Candidate) -> tuple[list[str], dict[str, str
         has_lora=find_spec("peft") is not None,
         verb=setup.config.verb,
     )
-    modes, skipped = tuning_modes(means)
+    modes, skipped = tuning_modes(resources)
     if modes and setup.distiller is not None:  # a training without time needs no answers
         answers = _answers_seconds(setup, setup.distiller, staging.left)
-        means = replace(means, answers_seconds=answers, left=remaining(), memory=_free_memory(setup))
-        modes, skipped = tuning_modes(means)
+        resources = replace(resources, answers_seconds=answers, left=remaining(), memory=_free_memory(setup))
+        modes, skipped = tuning_modes(resources)
     if begun:
         modes = [mode for mode in TRAININGS if mode in begun or mode in modes]
         skipped = {mode: reason for mode, reason in skipped.items() if mode not in modes}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from vitreous.model.config import ViTConfig
@@ -11,7 +11,7 @@ from vitreous.train.console import duration
 __all__ = [
     "LAST",
     "TRAININGS",
-    "Means",
+    "Resources",
     "further_views",
     "images_for_heads",
     "no_time_for_a_view",
@@ -85,7 +85,7 @@ def no_time_for_a_view(view_seconds: float, left: float, fits_head: float) -> st
 
 
 @dataclass(frozen=True)
-class Means:
+class Resources:
     """What a decision about training depends on.
 
     Args:
@@ -138,48 +138,52 @@ def too_few_images(images: int, classes: int) -> str | None:
     )
 
 
-def tuning_modes(means: Means) -> tuple[list[str], dict[str, str]]:
+def tuning_modes(resources: Resources) -> tuple[list[str], dict[str, str]]:
     """Return the modes of training below the head to try, the cheaper first, and why others are skipped.
 
     With a budget it is one mode, the one that changes most among those with time for a few epochs. Without one, each
     mode in turn, as long as it helps.
     """
-    last, whole, other = f"last-{LAST}", "full", "lora"
-    skipped: dict[str, str] = {}
-    if (reason := too_few_images(means.images, means.classes)) is not None:
-        return [], dict.fromkeys((last, other, whole), reason)
-    if means.fits_whole:
-        skipped[other] = "all weights fit into memory, so adapters save nothing"
-    else:
-        skipped[whole] = f"{means.parameters / 1e6:.3g} M weights with gradients and moments do not fit into memory"
-        whole, other = other, whole
-        if not means.has_lora:
-            skipped["lora"] = "it needs peft: pip install 'vitreous[lora]'"
-    if means.depth <= LAST:
-        skipped[last] = f"the model has {means.depth} blocks: full trains them all"
-    for mode in (last, whole):
-        if mode not in means.step_seconds:
-            skipped.setdefault(mode, "not one image of a training step fits into memory")
-    modes = [mode for mode in (last, whole) if mode not in skipped]
-    for mode in list(modes):
-        if (reason := _too_slow(means, mode)) is not None:
+    if (reason := too_few_images(resources.images, resources.classes)) is not None:
+        return [], dict.fromkeys(TRAININGS, reason)
+    skipped = dict(_unsuited(resources))
+    for mode in TRAININGS:
+        if mode not in skipped and (reason := _unaffordable(resources, mode)) is not None:
             skipped[mode] = reason
-            modes.remove(mode)
-    if means.left is not None and len(modes) > 1:
-        skipped[modes[0]] = f"the budget has time for {modes[-1]}, which trains more"
-        modes = modes[-1:]
+    modes = [mode for mode in TRAININGS if mode not in skipped]
+    if resources.left is not None and len(modes) > 1:
+        *cheaper, most = modes
+        skipped |= dict.fromkeys(cheaper, f"the budget has time for {most}, which trains more")
+        modes = [most]
     return modes, skipped
 
 
-def _too_slow(means: Means, mode: str) -> str | None:
-    seconds, before = means.epoch_seconds(mode), means.answers_seconds
-    if means.left is None:
-        if (whole := before + means.epochs * seconds) <= _UNASKED:
+def _unsuited(resources: Resources) -> Iterator[tuple[str, str]]:
+    """Yield each mode that does not suit the model or the memory, and why."""
+    if resources.fits_whole:
+        yield "lora", "all weights fit into memory, so adapters save nothing"
+    else:
+        yield "full", (f"{resources.parameters / 1e6:,.0f} M weights with gradients and moments do not fit into memory")
+        if not resources.has_lora:
+            yield "lora", "it needs peft: pip install 'vitreous[lora]'"
+    if resources.depth <= LAST:
+        yield (
+            f"last-{LAST}",
+            f"full trains all {resources.depth} blocks" if resources.depth > 1 else "full trains the only block",
+        )
+
+
+def _unaffordable(resources: Resources, mode: str) -> str | None:
+    if mode not in resources.step_seconds:
+        return "not one image of a training step fits into memory"
+    seconds, before = resources.epoch_seconds(mode), resources.answers_seconds
+    if resources.left is None:
+        if (whole := before + resources.epochs * seconds) <= _UNASKED:
             return None
-        asked = f"{means.epochs:.3g} epochs would take about {duration(whole)}"
-        or_tune = f", or --tune {mode}" if means.verb == "finetune" else ""
+        asked = f"{resources.epochs:.3g} epochs would take about {duration(whole)}"
+        or_tune = f", or --tune {mode}" if resources.verb == "finetune" else ""
         return f"{asked}, more than {duration(_UNASKED)}: give a --budget{or_tune}"
-    if (needed := before + _FEWEST_EPOCHS * seconds) <= means.left:
+    if (needed := before + _FEWEST_EPOCHS * seconds) <= resources.left:
         return None
-    left = max(0.0, means.left)
+    left = max(0.0, resources.left)
     return f"{_FEWEST_EPOCHS} epochs would take about {needed:,.1f} s, and {left:,.1f} s of the budget are left"
