@@ -72,6 +72,17 @@ def test_maps_of_every_part_equal_the_reference(case: dict[str, object], fast: b
     assert max(found.values()) < BOUND, found
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1e-6, 1e-9])
+def test_what_attention_adds_is_not_lost_where_it_is_little(scale: float) -> None:
+    """As with a head that is not trained yet: the rows by which attention changes the map are scaled to sum to 1."""
+    model = small({"pool": "mean"})
+    with torch.no_grad():
+        model.head.weight *= scale
+    images = images_of(model.config)
+    found = map_method("gradient-attention")(model, images, TARGETS).values
+    assert distance(found, Reference(model, images, TARGETS).gradient_attention()) < BOUND
+
+
 @pytest.mark.parametrize("case", [{}, {"pool": "mean"}, {"pool": "seq", "patch_size": (4, 2)}], ids=str)
 def test_occlusion_equals_the_reference(case: dict[str, object]) -> None:
     model = small(case)

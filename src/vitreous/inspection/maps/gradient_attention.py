@@ -43,12 +43,12 @@ class GradientAttention(MapMethod):
             row = readout(model, values, gradients[-1] if values.pooling else None)  # B 1 T
             if is_mean:
                 row = _contributions(values.tokens, of_tokens, row > 0)
-            start = row
             # The row times (I + A_L) ... (I + A_1) from the left: T^2 products per layer, where R itself takes T^3.
+            # What attention adds is summed apart: where it is little, a difference of rows would be all rounding.
+            added = torch.zeros_like(row)
             for layer, gradient in reversed(list(zip(values.layers, gradients, strict=False))):
-                row = row + row @ positive_weights(layer, gradient)
-            if is_mean:
-                row = start + _shares(row - start)
+                added = added + (row + added) @ positive_weights(layer, gradient)
+            row = row + (_shares(added) if is_mean else added)
         return ClassMaps(on_grid(row, values), values.logits, targets)
 
 
