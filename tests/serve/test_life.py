@@ -198,6 +198,23 @@ def test_two_models_keys_and_a_changed_file(launch, model_path, images, tmp_path
     assert service.problem("GET", "/v1/model", **bearer)[0] == 401
 
 
+@linux_only
+def test_the_socket_listens_when_that_is_announced(model_path):
+    """Whoever starts a service and waits for the line may connect at once."""
+    from vitreous.serve.run import serve
+    from vitreous.serve.settings import Settings, parse_models
+
+    heard = []
+
+    def announce(line: str) -> None:
+        heard.append(line.partition(" http")[0])
+        with socket.create_connection(("127.0.0.1", int(line.rpartition(":")[2])), timeout=5):
+            signal.raise_signal(signal.SIGTERM)
+
+    serve(Settings(parse_models([str(model_path)], {"engine": "torch"}), port=0), announce)
+    assert heard[0] == "listening on"
+
+
 def test_sigterm_answers_what_was_accepted(small, slow_image):
     service = small
     with concurrent.futures.ThreadPoolExecutor(4) as pool:

@@ -47,7 +47,7 @@ def serve(settings: Settings, announce: Callable[[str], None]) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
+    """Return a socket that has the address and does not listen yet.
 
     Raises:
         UsageError: If the address cannot be bound.
@@ -135,6 +135,7 @@ async def _listen(
 
     loading.add_done_callback(loaded)
     with _signals(server):
+        listener.listen(_BACKLOG)  # uvicorn would only after the announcement, and refuse who is faster
         announce(f"listening on {address}")
         await server.serve(sockets=[listener])
     watching.cancel()
