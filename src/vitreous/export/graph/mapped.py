@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from vitreous.checkpoint.model_info import ModelInfo
 from vitreous.export.graph.core import Core, output_names
 from vitreous.export.graph.gradients import FREE_BATCH, trace_gradients
-from vitreous.inspection.maps.gradient_attention import GradientAttention
+from vitreous.inspection.maps.gradient_attention import GradientAttention, rounding
 from vitreous.model.vit import VisionTransformer
 
-__all__ = ["Mapped", "class_map"]
+__all__ = ["Mapped", "class_map", "class_map_rounding"]
 
 
 class Mapped(nn.Module):
@@ -50,9 +50,17 @@ class Mapped(nn.Module):
 
 def class_map(model: VisionTransformer, info: ModelInfo, images: Tensor) -> Tensor:
     """Return the class map as PyTorch computes it, (B, h, w), for normalised images (B, C, H, W)."""
-    with torch.no_grad():
-        targets = _most_probable(info, model(images))
-    return GradientAttention()(model, images, targets).values
+    return GradientAttention()(model, images, _explained(model, info, images)).values
+
+
+def class_map_rounding(model: VisionTransformer, info: ModelInfo, images: Tensor) -> Tensor:
+    """Return how far rounding may move these maps, as shares of their largest values, (B,)."""
+    return rounding(model, images, _explained(model, info, images))
+
+
+@torch.no_grad()
+def _explained(model: VisionTransformer, info: ModelInfo, images: Tensor) -> Tensor:
+    return _most_probable(info, model(images))
 
 
 def _most_probable(info: ModelInfo, logits: Tensor) -> Tensor:

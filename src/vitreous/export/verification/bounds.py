@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BOUNDS", "NATIVE_LEVELS", "NATIVE_PIXELS", "Bounds", "bounds_of"]
+__all__ = ["BOUNDS", "NATIVE_LEVELS", "NATIVE_PIXELS", "ROUNDINGS", "Bounds", "bounds_of"]
 
 NATIVE_LEVELS = 2
 """Largest change of a pixel by a native resize, of 255 levels: each of its two passes may round to another level."""
@@ -15,6 +15,12 @@ Pillow. In small images of noise ties are frequent, up to 12 % were measured; on
 changes none."""
 
 _NATIVE, _NATIVE_VALUES = {"probabilities": 5e-3, "class_map": 1e-1}, 2e-2  # of outputs after such a resize
+
+ROUNDINGS = 4
+"""A class map may differ by so many times what float32 can give of it, where that is above its bound.
+
+Both sides are rounded, each by up to 1.2 times :func:`vitreous.inspection.maps.gradient_attention.rounding`, and they
+add in another order."""
 
 _CLASS_MAP = 1e-4  # of the largest value
 

@@ -17,7 +17,7 @@ from vitreous.export.graph.core import PIXELS, tap_names
 from vitreous.export.verification.bounds import NATIVE_LEVELS, NATIVE_PIXELS
 from vitreous.export.verification.reference import Reference
 
-__all__ = ["cause", "first_difference", "pixel_difference", "relative_difference"]
+__all__ = ["cause", "first_difference", "pixel_difference", "relative_difference", "relative_differences"]
 
 Array = npt.NDArray[Any]
 
@@ -74,16 +74,21 @@ def pixel_difference(pixels: Array, expected: Array, resize: str) -> str:
 
 
 def relative_difference(value: Array, expected: Array) -> float:
-    """Return the largest difference in any image, relative to its largest value; infinity if shapes or dtypes differ.
-
-    Values are (B, ...). A NaN where none is expected counts as infinite.
-    """
+    """Return the largest difference in any image, as :func:`relative_differences`; infinity if shapes differ."""
     if value.shape != expected.shape or not len(value):
         return float("inf")
+    return float(relative_differences(value, expected).max())
+
+
+def relative_differences(value: Array, expected: Array) -> npt.NDArray[np.float64]:
+    """Return the largest difference in each image, relative to its largest value, (B,).
+
+    Values are (B, ...), of one shape. A NaN where none is expected counts as infinite.
+    """
     value, expected = (each.reshape(len(each), -1).astype(np.float64) for each in (value, expected))
     scale = np.maximum(abs(expected).max(axis=1), 1e-6)
-    difference = float((abs(value - expected).max(axis=1) / scale).max())
-    return difference if np.isfinite(difference) else float("inf")
+    differences: npt.NDArray[np.float64] = abs(value - expected).max(axis=1) / scale
+    return np.where(np.isfinite(differences), differences, np.inf)
 
 
 def cause(output: str) -> str:

@@ -5,7 +5,7 @@ Shapes: B batch, h x w pixels of the images, C channels, H x W pixels of the mod
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.evaluate.trust.conformal import ConformalSets
 from vitreous.evaluate.trust.thresholds import is_unsure
 from vitreous.export.graph.core import CLASS_MAP, PIXELS, Core, output_names, tap_names
-from vitreous.export.graph.mapped import class_map
+from vitreous.export.graph.mapped import class_map, class_map_rounding
+from vitreous.export.verification.bounds import ROUNDINGS
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["Expected", "Reference"]
@@ -32,6 +33,14 @@ class Expected:
 
     outputs: dict[str, Array]
     close: dict[str, Array]  # by output, of the same shape: True where either decision is right
+    rounding: dict[str, Array] = field(
+        default_factory=dict
+    )  # by output, (B,): what float32 can give, where it is known
+
+    def bounds(self, output: str, bound: float) -> Array:
+        """Return the bound of an output for each image, (B,)."""
+        rounding = self.rounding.get(output, np.zeros(len(self.outputs[output])))
+        return np.maximum(bound, ROUNDINGS * rounding)
 
 
 class Reference:
@@ -56,6 +65,7 @@ class Reference:
         if self.with_map:
             x = self.info.pipeline.normalise(torch.from_numpy(np.ascontiguousarray(self.pixels(images))))
             expected.outputs[CLASS_MAP] = class_map(self.model, self.info, x).numpy()
+            expected.rounding[CLASS_MAP] = class_map_rounding(self.model, self.info, x).numpy()
             best = np.sort(expected.outputs["probabilities"], axis=1)[:, ::-1]
             tied = best[:, 0] - best[:, 1] <= 2 * margin if best.shape[1] > 1 else np.zeros(len(best), bool)
             expected.close[CLASS_MAP] = tied

@@ -20,7 +20,7 @@ from vitreous.errors import CheckpointError, first_line
 from vitreous.export.example import reader
 from vitreous.export.graph.core import CLASS_MAP, PIXELS
 from vitreous.export.verification.bounds import BOUNDS, Bounds, bounds_of
-from vitreous.export.verification.layers import cause, first_difference, pixel_difference, relative_difference
+from vitreous.export.verification.layers import cause, first_difference, pixel_difference, relative_differences
 from vitreous.export.verification.reference import Expected, Reference
 from vitreous.export.verification.samples import Sample, files, samples
 
@@ -98,9 +98,9 @@ class _Comparison:
         found = self._run(sample)
         which = np.arange(sample.batch) % len(sample.images)
         for name, values in expected.outputs.items():
-            bound = bounds_of(self.bounds, name, is_resized, self.resize)
+            bounds = expected.bounds(name, bounds_of(self.bounds, name, is_resized, self.resize))
             repeated = _repeated(expected, name, which)
-            problem = self._problem(name, found[name], values[which], repeated, bound)
+            problem = self._problem(name, found[name], values[which], repeated, bounds[which])
             if problem:
                 layer = self._first_difference(sample, name)
                 raise CheckpointError(
@@ -148,26 +148,30 @@ class _Comparison:
                 f"the written file does not run on {sample.name}, in {self.verified.by}: {reason}; {_KEPT}"
             ) from error
 
-    def _problem(self, name: str, found: Array, expected: Array, close: Array | None, bound: float) -> str:
-        """Return what is wrong with an output, or an empty string; `close` marks decisions not to compare."""
+    def _problem(self, name: str, found: Array, expected: Array, close: Array | None, bounds: Array) -> str:
+        """Return what is wrong with an output, or an empty string; `close` marks decisions not to compare.
+
+        Bounds are by image, (B,).
+        """
         if found.shape != expected.shape or found.dtype != expected.dtype:
             shapes = f"{found.dtype} {found.shape}, expected {expected.dtype} {expected.shape}"
             return f"{name} is {shapes}"
         if name == CLASS_MAP:
             assert close is not None
-            found, expected = found[~close], expected[~close]
+            found, expected, bounds = found[~close], expected[~close], bounds[~close]
             if not len(found):
                 return ""
         elif close is not None:
             wrong = int(((found != expected) & ~close).sum())
             return f"{wrong} of {found.size} values of {name} differ" if wrong else ""
-        difference = relative_difference(found, expected)
+        differences = relative_differences(found, expected)
         if name == "probabilities":
-            difference = float(abs(found - expected).max())
-        self.verified.differences[name] = max(self.verified.differences.get(name, 0.0), difference)
-        if not difference <= bound:
-            return f"{name} by {difference:.1e}, the bound is {bound:g}"
-        if name == "probabilities" and _other_classes(found, expected, bound):
+            differences = abs(found - expected).max(axis=1)
+        self.verified.differences[name] = max(self.verified.differences.get(name, 0.0), float(differences.max()))
+        if not (differences <= bounds).all():
+            worst = int((differences / bounds).argmax())
+            return f"{name} by {differences[worst]:.1e}, the bound is {bounds[worst]:g}"
+        if name == "probabilities" and _other_classes(found, expected, float(bounds[0])):
             return "another class is the most probable"
         return ""
 
