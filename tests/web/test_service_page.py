@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -17,9 +19,11 @@ from driving import choose, drop, results, visit
 from small import model_and_info
 
 from browser import Browser, wait
-from vitreous.checkpoint.model_file import save_model
+from vitreous.checkpoint.model_file import ModelInfo, save_model
 from vitreous.evaluate.multilabel.rule import LabelRule
 from vitreous.inspection.explain import explain
+from vitreous.inspection.maps import MAPS
+from vitreous.model.vit import VisionTransformer
 from vitreous.predictor import load
 from vitreous.report.drawing import magnitude_colours
 
@@ -128,6 +132,28 @@ def test_code_for_several_labels_prints_those_given(view: Browser, tmp_path: Pat
     try:
         visit(view, service.url)
         assert view.js(PYTHON).endswith("\nprint(prediction.labels)")
+    finally:
+        service.close()
+
+
+def test_a_model_without_a_head_says_what_it_has(view: Browser, images: list[Path], tmp_path: Path) -> None:
+    model, info = model_and_info()
+    headless = VisionTransformer(dataclasses.replace(model.config, num_classes=0)).eval()
+    bare = ModelInfo((), info.pipeline)
+    save_model(tmp_path / "headless.safetensors", headless, bare)
+    service = Service(tmp_path / "headless.safetensors")
+    try:
+        from vitreous.serve.http.routes import METHODS  # needs the extra `serve`
+
+        with urlopen(f"{service.url}v1/model") as answer:
+            maps = json.load(answer)["explain"]
+        assert maps["methods"] == [kind.kind for kind in MAPS if kind.kind in METHODS and not kind.uses_class]
+        assert maps["with_layer"] == ["attention"]
+        visit(view, service.url)
+        assert "no classification head" in view.js("document.getElementById('problems').textContent")
+        choose(view, images[0])
+        (shown,) = results(view, 1)
+        assert shown["failure"].endswith("no classification head: POST /v1/embed gives its features.")
     finally:
         service.close()
 

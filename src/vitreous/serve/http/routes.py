@@ -38,6 +38,7 @@ METHODS = ("gradient-attention", "legrad", "grad-cam", "rollout", "attention")
 """Map methods that take a few passes; those that take hundreds are for `vitreous inspect`."""
 
 _WITH_LAYER = ("grad-cam", "attention")
+_WITHOUT_CLASS = ("rollout", "attention")  # what a model without a head has
 _EXPLAIN_WEIGHT = 4  # images that a class map counts for
 _RETRY = 2  # seconds after which to repeat what took too long
 _IMAGES = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503)
@@ -175,9 +176,10 @@ async def describe(request: Request, model: ModelName = None) -> Response:
     served.check_ready()
     limits = service.settings.limits
     bounds = {name: getattr(limits, name) for name in ("body_bytes", "pixels", "images", "seconds", "queue")}
+    methods = METHODS if served.description["classes"] else _WITHOUT_CLASS
     explained = {
-        "methods": METHODS if served.description["maps"] else (),
-        "with_layer": _WITH_LAYER,
+        "methods": methods if served.description["maps"] else (),
+        "with_layer": [method for method in methods if method in _WITH_LAYER],
         "render": ("overlay", "map", "patches"),
     }
     names = {"name": served.name, "version": served.version, "models": sorted(service.models)}

@@ -2,6 +2,7 @@
 const MAPS = true, PROMISE = "Images are sent to this server and are not stored.";
 const TRIES = 5, LONGEST_WAIT = 30; // attempts for one request, and seconds between two
 const MOST_CLASSES = 1000; // that the service returns
+const NO_HEAD = "This model has no classification head, so that there is nothing to classify: POST /v1/embed gives the features of images.";
 
 class Remote {
   // say(text): tells the user what happens. Path and query of the page choose the model, as ?model=NAME.
@@ -21,7 +22,7 @@ class Remote {
     this.chosen = this.model.name;
     showPython(Boolean(this.model.multilabel));
     this.offerModels(this.model.models ?? []);
-    return [];
+    return this.model.classes.length ? [] : [NO_HEAD];
   }
 
   // Lets the user choose, if the service has several models; the address names the choice.
@@ -37,7 +38,8 @@ class Remote {
   async start() {} // the service restarts its own engine
 
   async predict(file) {
-    const answer = await (await this.request("v1/predict", { top_k: Math.min(MOST_CLASSES, this.model.classes.length) }, file)).json();
+    const top_k = Math.max(1, Math.min(MOST_CLASSES, this.model.classes.length)); // without a head, the service says why not
+    const answer = await (await this.request("v1/predict", { top_k }, file)).json();
     const [found] = answer.predictions;
     if (found.error) throw new Unreadable(found.error);
     const number = new Map(this.model.classes.map((name, index) => [name, index]));
