@@ -29,6 +29,9 @@ OWN: list[dict[str, object]] = [
     {"pool": "mean", "final_norm": "pooled", "head": "mlp", "block": {"layer_scale": 0.4}},
     {"stem": "conv", "final_norm": "none"},
     {"attention": "axial", "pool": "mean", "depth": 3},
+    {"block": "parallel", "norm": "rms", "attention": {"qk_norm": True}},
+    {"block": "norm-after", "mlp": "gated", "input_norm": True, "pool": "mean"},
+    {"attention": {"out_norm": True, "key_bias": False}, "position": {"kind": "rope-2d", "absolute": "all"}},
 ]
 
 
