@@ -37,7 +37,8 @@ class Hub(ThreadingHTTPServer):
     """Serves ``root/<owner>/<name>/<files>``.
 
     ``asked`` records every request, ``spoil`` corrupts large files, ``cut`` truncates them, ``slow`` takes seconds to
-    send them, and ``failing`` maps ids to a status and an error code.
+    send them, ``resumes`` answers requests for the rest of a file, as the hub does, and ``failing`` maps ids to a
+    status and an error code.
     """
 
     daemon_threads = True
@@ -45,7 +46,7 @@ class Hub(ThreadingHTTPServer):
     def __init__(self, root: Path) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.root, self.asked, self.spoil, self.cut = root, list[str](), False, False
-        self.slow = False
+        self.slow = self.resumes = False
         self.failing: dict[str, tuple[int, str]] = {}
 
     @property
@@ -102,12 +103,15 @@ class Answer(BaseHTTPRequestHandler):
         digest = etag(path, path.stat().st_mtime_ns)
         if self.server.spoil and path.suffix in LARGE:
             content = content[:-1] + bytes([content[-1] ^ 1])
-        return self._send(
-            content, {"ETag": f'"{digest}"', "X-Repo-Commit": commit_of(revision), "Accept-Ranges": "bytes"}, body
-        )
+        headers = {"ETag": f'"{digest}"', "X-Repo-Commit": commit_of(revision), "Accept-Ranges": "bytes"}
+        asked = re.fullmatch("bytes=([0-9]+)-", self.headers.get("Range", ""))
+        if self.server.resumes and asked is not None:
+            first, size = int(asked[1]), len(content)
+            return self._send(content[first:], headers | {"Content-Range": f"bytes {first}-{size - 1}/{size}"}, body)
+        return self._send(content, headers, body)
 
     def _send(self, content: bytes, headers: dict[str, str], body: bool) -> None:
-        self.send_response(200)
+        self.send_response(206 if "Content-Range" in headers else 200)
         for key, value in (headers | {"Content-Length": str(len(content))}).items():
             self.send_header(key, value)
         self.end_headers()

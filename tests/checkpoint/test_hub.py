@@ -191,6 +191,38 @@ def test_interrupted_download_is_an_error_and_can_be_repeated(repositories, at_h
     assert whole["width"] == 32
 
 
+def test_a_server_that_cannot_resume_is_given_up(repositories, at_hub, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)  # some bytes come before each break
+    monkeypatch.setattr("vitreous.checkpoint.broken_downloads._MOST_BREAKS", 2)
+    with serving(repositories) as hub:
+        at_hub(hub)
+        hub.cut = True
+        (broken,) = loaded(["me/own"])
+        assert "the connection broke off 3 times, each time after 0.0" in broken["error"]
+        assert not list(tmp_path.rglob("*.incomplete"))
+        hub.resumes = True
+        (whole,) = loaded(["me/own"])  # each request brings half of what is left
+    assert whole["width"] == 32
+    weights = [line for line in hub.asked if line.startswith("GET") and line.endswith("model.safetensors")]
+    assert len(weights) > 4
+
+
+def test_what_a_killed_download_left_is_removed_by_the_next(repositories, at_hub, tmp_path):
+    filelock = pytest.importorskip("filelock")
+    model = tmp_path / "hub" / "models--me--own"
+    killed, running = (model / "blobs" / f"{name * 32}.0a1b2c3d.incomplete" for name in ("ab", "cd"))
+    killed.parent.mkdir(parents=True)
+    killed.write_bytes(b"half")
+    running.write_bytes(b"half")
+    locks = tmp_path / "hub" / ".locks" / model.name
+    locks.mkdir(parents=True)
+    with serving(repositories) as hub, filelock.FileLock(locks / f"{'cd' * 32}.lock"):
+        at_hub(hub)
+        fetch("me/own")
+        assert not killed.exists()
+        assert running.exists()  # of a process that still holds the lock
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_a_download_and_leaves_nothing_partial(repositories, tmp_path, number, code):

@@ -8,16 +8,13 @@ import hashlib
 import ipaddress
 import os
 import re
-import signal
 import socket
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from vitreous.checkpoint.broken_downloads import ending_at_sigterm, giving_up, nothing_partial
 from vitreous.checkpoint.pretrained import find_hub_id
 from vitreous.errors import CheckpointError
 
@@ -34,9 +31,6 @@ _TAGS = {  # by size; timm's repositories on the hub end in the tag of their wei
     "huge": "orig_in21k",
 }
 _OUTSIDE = "192.0.2.1"  # an address that belongs to nobody (RFC 5737)
-_PARTIAL = "*.incomplete"
-_STALE = 3600.0  # seconds since the last byte, after which no other program is still writing
-_TERMINATED = 143  # 128 + SIGTERM, as shells report it
 _PATIENCE = 3.0  # seconds that the hub may take to answer
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC)
 _NOT_FOUND = {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError"}
@@ -81,7 +75,8 @@ def fetch(name: str) -> Path:
     try:
         info = huggingface_hub.HfApi().model_info(repository, revision=revision)
         selected = _select(repository, [sibling.rfilename for sibling in info.siblings or []])
-        with _nothing_partial(Path(constants.HF_HUB_CACHE), repository), _ending_at_sigterm():
+        kept = _model_folder(Path(constants.HF_HUB_CACHE), repository)
+        with nothing_partial(kept), giving_up(kept), ending_at_sigterm():
             order = [*selected[1:], selected[0]]  # a cache that has the weights, or their index, has all
             bar = tqdm(order, desc=f"Fetching {len(selected)} files")
             for file in bar:  # in this thread: Ctrl-C ends it at once
@@ -109,41 +104,6 @@ def _add_documents(hub: Any, repository: str, revision: str | None) -> None:
                 kinds = {kind.__name__ for kind in type(error).__mro__}
                 if not kinds & _NOT_FOUND or "LocalEntryNotFoundError" in kinds:
                     return
-
-
-@contextlib.contextmanager
-def _nothing_partial(cache: Path, repository: str) -> Iterator[None]:
-    """Remove what a download that is broken off leaves in the cache, and what one that was killed has left there."""
-    blobs = _model_folder(cache, repository) / "blobs"
-    before = set(blobs.glob(_PARTIAL))
-    for path in before:
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _STALE:
-                path.unlink()
-    try:
-        yield
-    except BaseException:
-        for path in set(blobs.glob(_PARTIAL)) - before:
-            with contextlib.suppress(OSError):
-                path.unlink()
-        raise
-
-
-@contextlib.contextmanager
-def _ending_at_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that what is partial can be removed; a handler that is set already stays."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(_TERMINATED)
-
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def cached_commit(repository: str, revision: str | None) -> Path | None:
