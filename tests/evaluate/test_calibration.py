@@ -70,6 +70,14 @@ def test_temperature_of_a_coin_in_closed_form() -> None:
     assert fit_temperature(logits, torch.tensor([0, 0, 0, 1])) == pytest.approx(2.5 / math.log(3), rel=1e-6)
 
 
+def test_logits_that_hardly_differ_get_a_temperature(overconfident: tuple[torch.Tensor, torch.Tensor]) -> None:
+    # A head with strong regularisation ranks classes well, with probabilities of about 1 / K for all of them.
+    logits, labels = overconfident
+    once = fit_temperature(logits, labels)
+    assert fit_temperature(logits / 1e4, labels) == pytest.approx(once / 1e4, rel=1e-8)
+    assert choose_temperature(logits / 1e4, labels) == pytest.approx(once / 1e4, rel=1e-8)
+
+
 @pytest.mark.parametrize(
     ("logits", "labels", "expected"),
     [

@@ -145,7 +145,7 @@ def _calibration(found: Mapping[str, Any]) -> str:
     where = "on halves of val, each with the temperature fitted on the other" if found["cross_fitted"] else "on test"
     return (
         f"calibration error (ECE) {100 * found['ece_after']:.1f} points, {100 * found['ece_before']:.1f} without "
-        f"the temperature {found['temperature']:.2f}, which is fitted on val; measured {where}"
+        f"the temperature {found['temperature']:.3g}, which is fitted on val; measured {where}"
     )
 
 

@@ -41,7 +41,10 @@ __all__ = [
 ]
 
 LOWEST, HIGHEST = 0.05, 20.0
-"""Bounds of a fitted temperature: beyond them every probability is practically 0, 1 or 1/K."""
+"""Bounds of a fitted temperature: beyond them every probability is practically 0, 1 or 1/K.
+
+The lower one is that of logits whose highest is 1 or more above the second; below, it is proportional to this gap.
+"""
 
 Floats = npt.NDArray[np.float64]
 
@@ -101,7 +104,8 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """Return the temperature that minimises the log loss of `softmax(logits / temperature)` (section 4.2).
 
     The log loss is convex in the inverse temperature b, with slope mean(sum_k p_k z_k - z_label), p = softmax(b z). Its
-    root in [0.05, 20] is found by bracketing, which is deterministic. If the loss still falls at the lower bound, as
+    root in [0.05, 20] is found by bracketing, which is deterministic; logits that hardly differ, as those of a strongly
+    regularised head, have a lower bound in proportion. If the loss still falls at the lower bound, as
     when all predictions are correct, the labels are smoothed to a probability of (N + 1) / (N + 2), Platt's targets
     (1999, section 2.2). If it still falls at the upper bound, the logits are unrelated to the labels, and that is
     returned. The result is 1.0 for fewer than two images or if all logits are equal.
@@ -116,7 +120,8 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         p = torch.softmax(logits * math.exp(log_inverse), dim=1)  # (N, K)
         return float((p * logits).sum(dim=1).mean() - target)
 
-    coldest, hottest = -math.log(LOWEST), -math.log(HIGHEST)
+    gap = float(-logits.topk(min(2, logits.shape[1])).values[:, -1].mean())  # of the highest to the second
+    coldest, hottest = -math.log(LOWEST * min(1.0, gap or 1.0)), -math.log(HIGHEST)
     if slope(coldest) <= 0:
         smoothing, others = 1 / (len(logits) + 2), (logits.sum(1).mean() - target) / max(1, logits.shape[1] - 1)
         target = (1 - smoothing) * target + smoothing * others
