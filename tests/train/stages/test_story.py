@@ -200,6 +200,22 @@ def test_a_run_that_is_killed_in_any_stage_ends_as_one_that_was_not(digits, whol
     assert scores[0] == scores[1]
 
 
+def test_a_resumed_run_counts_the_time_of_features_that_was_killed(digits, whole, tmp_path, monkeypatch):
+    def killed(*_):
+        raise KilledError
+
+    monkeypatch.setattr("vitreous.train.finetune.stages.staging._KEPT_EVERY", 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(story, "Heads", killed)
+        with pytest.raises(KilledError):
+            start(digits, tmp_path / "run", "--budget=600s", started=time.monotonic() - 500)
+    with pytest.raises(TrainingError, match=r"used up before the first head: (59|6\d)\d s"):
+        start(digits, tmp_path / "run", "--budget=600s", resume=True, started=time.monotonic() - 95)
+    with pytest.raises(TrainingError, match="used up before the first head"):
+        start(digits, tmp_path / "new", "--budget=20s", started=time.monotonic() - 100)
+    assert not (tmp_path / "new").exists()  # with the time that it had written
+
+
 def test_a_finished_run_whose_report_is_damaged_writes_it_again(digits, whole, tmp_path, monkeypatch):
     folder = Path(shutil.copytree(whole[0].folder, tmp_path / "run"))
     (folder / "report.json").write_text("{")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from vitreous.train.setup import Setup
 __all__ = ["Staging", "selected_weights", "variant", "whole_state"]
 
 _REPORT, _REPORT_SHARE = 10.0, 0.4  # seconds for the report and late imports until measured; at most of what is left
+_KEPT_EVERY = 5.0  # seconds after which the time used is written while features are computed
 _FIELDS = (
     *("stage", "seconds", "detail", "correct", "images", "skipped"),
     *("mean_ap", "macro_f1", "log_loss", "trained", "strength", "history"),
@@ -130,6 +132,27 @@ class Staging:
             writer = writer_of(self.setup)(variant(self.setup, best.candidate), self.run_dir.path)
             writer.save_calibrated(selected)
         self._write()
+
+    def keeping_time(self, progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
+        """Return a progress function that also writes the time used every few seconds.
+
+        A run that is killed before its first head has used a part of its budget too.
+        """
+        written = time.monotonic()
+
+        def show(done: int, total: int) -> None:
+            nonlocal written
+            progress(done, total)
+            if self.budget is not None and time.monotonic() - written > _KEPT_EVERY:
+                self._write()
+                written = time.monotonic()
+
+        return show
+
+    def discard_if_empty(self) -> None:
+        """Remove the journal of a run that fails before its first stage: there is nothing to resume."""
+        if not self.outcomes:
+            self._journal.unlink(missing_ok=True)
 
     @property
     def _journal(self) -> Path:

@@ -63,6 +63,10 @@ def run_stages(
             return finish(staging)
         except Stopped as stopped:
             return _end_interrupted(staging, run_dir, setup, view, stopped)
+        except Exception:
+            if staging is not None:
+                staging.discard_if_empty()
+            raise
 
 
 def _fit_heads(staging: Staging) -> None:
@@ -107,7 +111,9 @@ def _features(staging: Staging, extractor: Extractor, name: str) -> Features:
     split, left, began = staging.setup.data.splits[name], staging.left, time.monotonic()
     deadline = began + (1 - _HEADS_SHARE) * left if left is not None else None
     with staging.view.counting(f"{name} features"[:9]) as count:
-        features = extractor.extract(split, 0, deadline, count, tokens="exact" if name == "val" else "half")
+        features = extractor.extract(
+            split, 0, deadline, staging.keeping_time(count), tokens="exact" if name == "val" else "half"
+        )
     _add_seconds(staging, "features", features.seconds)
     staging.keeps_features = extractor.keeps
     done, kept = len(features.labels), ", which are kept for a second run" if staging.keeps_features else ""
@@ -158,7 +164,7 @@ def _fit_more_views(staging: Staging, extractor: Extractor, heads: Heads, linear
     deadline = time.monotonic() + _VIEWS_SHARE * left if left is not None else None
     for view in range(1, 1 + count):
         with staging.view.counting("views") as progress:
-            features = extractor.extract(split, view, deadline, progress, tokens="none")
+            features = extractor.extract(split, view, deadline, staging.keeping_time(progress), tokens="none")
         _add_seconds(staging, "features", features.seconds)
         if len(features.labels) < len(split):
             break
