@@ -114,16 +114,20 @@ def test_fine_tuning_is_advised_for_few_images_only(images, classes, side, top1,
     assert not advice or f" of {classes} labels are few" in next(iter(few_images(setup, top1)))
 
 
-def test_offline_fine_tuning_is_advised_only_from_the_cache(online, monkeypatch, tmp_path):
+def test_offline_fine_tuning_is_advised_from_the_cache_or_the_package(online, monkeypatch, tmp_path):
     monkeypatch.setattr(online, "HF_HUB_OFFLINE", True)
     data = SimpleNamespace(splits={"train": range(300)}, classes=range(5), median_size=(300, 300), several=False)
     setup = SimpleNamespace(data=data, pretrained=None, config=configure(["photos", "--start", "none"])[0])
-    assert list(few_images(setup)) == []
+    said, command = few_images(setup)
+    assert "Fine-tuning the small backbone in this package, which saw ImageNet (research use), usually does" in said
+    assert command == ["vitreous", "finetune", "photos", "--from", "shipped"]
+    begun = SimpleNamespace(data=data, pretrained=object(), config=configure(["photos", "--start", "shipped"])[0])
+    assert list(few_images(begun)) == []  # it has nothing else to start from
     row = find_row("dinov2-s")
     kept = tmp_path / "cache" / f"models--{row.hub_id.replace('/', '--')}" / "snapshots" / row.revision
     kept.mkdir(parents=True)
     (kept / row.file).touch()
-    assert list(few_images(setup)) == []  # a download that broke off
+    assert list(few_images(setup))[-1][-1] == "shipped"  # a download that broke off
     (kept / "config.json").touch()
     assert list(few_images(setup))[-1] == ["vitreous", "finetune", "photos", "--from", "dinov2-s"]
 

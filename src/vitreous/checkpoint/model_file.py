@@ -29,6 +29,7 @@ from vitreous.checkpoint.stored_thresholds import THRESHOLDS, parse_thresholds, 
 from vitreous.checkpoint.untrusted.container import Header, read_header
 from vitreous.checkpoint.untrusted.documents import parse_object
 from vitreous.data.preprocess import EvalPipeline
+from vitreous.data.sources.listing import pluralize
 from vitreous.errors import CheckpointError, ConfigError, OutputError, did_you_mean, first_line
 from vitreous.files.writing import atomic_write
 from vitreous.model.config import ViTConfig
@@ -239,9 +240,11 @@ def _parse_config(file: Path, document: dict[str, Any], header: Header) -> ViTCo
         raise CheckpointError(f"'{file}' cannot be read: {reason}")
     in_blocks = [name.split(".")[1] for name in header.shapes if name.startswith("blocks.")]
     if (blocks := len(set(in_blocks))) != config.depth:  # building the claimed depth would take time and memory
-        raise CheckpointError(f"'{file}' has weights of {blocks} blocks, expected depth {config.depth}")
+        raise CheckpointError(f"'{file}' has weights of {pluralize(blocks, 'block')}, expected depth {config.depth}")
     if len(in_blocks) < _FEWEST_OF_BLOCK * blocks:  # likewise
-        raise CheckpointError(f"'{file}' has {len(in_blocks)} weights in {blocks} blocks, too few for whole blocks")
+        raise CheckpointError(
+            f"'{file}' has {len(in_blocks)} weights in {pluralize(blocks, 'block')}, too few for whole blocks"
+        )
     if (layers := sum(getattr(config.stem, "layers", ()))) > len(header.shapes):  # likewise
         raise CheckpointError(f"'{file}' has {len(header.shapes)} weights, too few for its {layers} resnet layers")
     return config

@@ -15,6 +15,7 @@ from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.checkpoint.opening import open_checkpoint
 from vitreous.data.images.inputs import ImageInput, to_source
 from vitreous.data.images.reading import read_image
+from vitreous.data.sources.listing import pluralize
 from vitreous.errors import ConfigError, UsageError, did_you_mean
 from vitreous.files.text import visible
 from vitreous.inspection.explanation import Explanation
@@ -141,8 +142,8 @@ def _class_number(target: int | str, classes: tuple[str, ...]) -> int:
         raise ConfigError("the model has no classes, so there is no class to explain: use a model with a head")
     if isinstance(target, str):
         if target not in classes:
-            near = did_you_mean(target, classes)
-            raise UsageError(f"the model has no class '{visible(target)}'.{near} It has {len(classes)} classes")
+            near, count = did_you_mean(target, classes), pluralize(len(classes), "class", "classes")
+            raise UsageError(f"the model has no class '{visible(target)}'.{near} It has {count}")
         return classes.index(target)
     if isinstance(target, bool) or not hasattr(target, "__index__") or not 0 <= int(target) < len(classes):
         raise UsageError(f"target is {target!r}, it must be a class name or a number from 0 to {len(classes) - 1}")

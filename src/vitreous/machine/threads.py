@@ -34,7 +34,8 @@ def choose_threads(recorded: int | None, device: torch.device) -> tuple[int, str
     cores = os.cpu_count() or 1
     if recorded > max(_PER_CORE * cores, _AT_LEAST):
         return default, (
-            f", with {_threads(default)} instead of {recorded}, too many for {cores} cores: the last bits differ"
+            f", with {_threads(default)} instead of {recorded}, too many for {cores} core{'s' * (cores != 1)}: "
+            "the last bits differ"
         )
     if most < recorded:
         raise TrainingError(

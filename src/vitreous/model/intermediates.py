@@ -144,7 +144,9 @@ def _layer_numbers(layers: Sequence[int] | None, depth: int) -> list[int]:
         return list(range(depth))
     if wrong := [layer for layer in layers if not -depth <= to_index(layer) < depth]:
         names = ", ".join(map(str, wrong))
-        raise ConfigError(f"layers has {names}, the model has {depth} blocks: use {-depth} to {depth - 1}")
+        raise ConfigError(
+            f"layers has {names}, the model has {depth} block{'s' * (depth != 1)}: use {-depth} to {depth - 1}"
+        )
     numbers = [to_index(layer) % depth for layer in layers]
     if twice := sorted({number for number in numbers if numbers.count(number) > 1}):
         raise ConfigError(f"layers names block {', '.join(map(str, twice))} twice: name each once")

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from vitreous.data.sources.listing import pluralize
 from vitreous.files.text import json_text, json_values
 from vitreous.report.document import document, safe
 from vitreous.report.drawing import data_uri
@@ -114,7 +115,7 @@ def _curves(report: PretrainReport, theme: Theme) -> bytes:
     rank.set(title="Dimensions that the features use")
     for axes in (loss, probe, rank):
         finish_axes(axes)
-    return to_png(figure, f"{len(report.history)} epochs of pretraining", report.about)
+    return to_png(figure, f"{pluralize(len(report.history), 'epoch')} of pretraining", report.about)
 
 
 def _reconstructions(report: PretrainReport, theme: Theme) -> bytes:

@@ -36,7 +36,7 @@ def few_images(setup: Setup, score: float | None = None) -> Iterator[str | list[
     """Advise fine-tuning instead of training from scratch, with the command, if there are few training images.
 
     Not if the score of the run, top-1 or mAP, is high already. Only if there is something to start from: a way to the
-    hub, or a model of the table in its cache.
+    hub, a model of the table in its cache, or for a run from random weights the backbone in the package.
     """
     images, classes = len(setup.data.splits["train"]), len(setup.data.classes)
     few = images < _FEW or images / classes < _FEW_PER_CLASS
@@ -44,20 +44,23 @@ def few_images(setup: Setup, score: float | None = None) -> Iterator[str | list[
     shipped = setup.config.tune.source == SHIPPED
     if (setup.pretrained is not None and not shipped) or not few or small or (score is not None and score >= _GOOD):
         return
-    from_cached: list[str] = []
+    chosen: list[str] = []
+    better = "a large pretrained one" if shipped else "a pretrained one"
     if not is_reachable():
         usable = [row for row in ROWS if row.linear is not None and LICENCES[row.licence].permissive]
         cached = [row for row in usable if cached_commit(row.hub_id, row.revision)]
+        if not cached and shipped:
+            return  # nothing else to start from
         if not cached:
-            return  # nothing to start from
-        from_cached = ["--from", min(cached, key=lambda row: row.parameters).name]
+            better = "the small backbone in this package, which saw ImageNet (research use),"
+        chosen = ["--from", min(cached, key=lambda row: row.parameters).name if cached else SHIPPED]
     kinds = pluralize(classes, "label") if setup.data.several else pluralize(classes, "class", "classes")
     yield (
         f"{pluralize(images, 'training image')} of {kinds} are few for a Vision "
-        f"Transformer {'from a small backbone' if shipped else 'from random weights'}. Fine-tuning "
-        f"{'a large' if shipped else 'a'} pretrained one usually does far better:"
+        f"Transformer {'from a small backbone' if shipped else 'from random weights'}. Fine-tuning {better} usually "
+        "does far better:"
     )
-    yield ["vitreous", "finetune", setup.config.data.source, *from_cached, *_data_options(setup)]
+    yield ["vitreous", "finetune", setup.config.data.source, *chosen, *_data_options(setup)]
 
 
 def _data_options(setup: Setup) -> Iterator[str]:

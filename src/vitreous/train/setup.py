@@ -18,6 +18,7 @@ from vitreous.accelerate.cost import Cost, cost
 from vitreous.accelerate.model import FastVisionTransformer, build
 from vitreous.data.batches.loaders import ImageLoaders
 from vitreous.data.preprocess import EvalPipeline
+from vitreous.data.sources.listing import pluralize
 from vitreous.data.sources.opening import ImageData, Split, open_source
 from vitreous.errors import ConfigError
 from vitreous.machine.allocator import keep_freed_memory
@@ -233,7 +234,7 @@ def describe_hardware(device: torch.device, precision: str) -> str:
     """Describe the hardware and the precision, such as ``2 CPU cores, bf16``."""
     machine = describe_machine(device)
     used = torch.get_num_threads()
-    cores = f"{used} of {machine.cores} CPU cores" if used < machine.cores else f"{machine.cores} CPU cores"
+    cores = f"{used} of {machine.cores} CPU cores" if used < machine.cores else pluralize(machine.cores, "CPU core")
     note = ", which this hardware only emulates: float32 is faster" if precision == "bf16" and not machine.bf16 else ""
     return f"{machine.gpu or cores}, {precision}{note}"
 

@@ -92,7 +92,7 @@ def test_the_answers_of_a_teacher_take_time_before_the_first_step():
 def test_a_shallow_model_has_no_last_blocks():
     tried, skipped = modes(depth=2)
     assert tried == ["full"]
-    assert skipped["last-2"] == "full trains all 2 blocks"
+    assert skipped["last-2"] == "the model has 2 blocks: full trains all"
 
 
 def test_views_take_at_most_a_twentieth_of_the_time_left():

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitreous.checkpoint.adapters.common import Hints, State
 from vitreous.checkpoint.model_config import invalid_fields
+from vitreous.data.sources.listing import pluralize
 from vitreous.errors import CheckpointError, ConfigError
 from vitreous.model.config import ViTConfig, pair
 from vitreous.model.stems import ResNetStem
@@ -236,11 +237,14 @@ def _describe(c: ViTConfig) -> str:
     """Describe the recovered configuration in one line."""
     (height, width), (ph, pw) = pair(c.image_size), pair(c.patch_size)
     parts = [
-        f"width {c.width}, {c.depth} blocks, {c.heads} heads, MLP {c.mlp_dim}, patch {ph}x{pw} on {height}x{width} px",
+        f"width {c.width}, {pluralize(c.depth, 'block')}, {pluralize(c.heads, 'head')}, MLP {c.mlp_dim}",
+        f"patch {ph}x{pw} on {height}x{width} px",
         f"pool {c.pool.kind}",
     ]
-    parts += [f"{c.registers} registers"] * bool(c.registers) + ["LayerScale"] * (c.block.layer_scale is not None)
+    parts += [pluralize(c.registers, "register")] * bool(c.registers) + ["LayerScale"] * (
+        c.block.layer_scale is not None
+    )
     parts += ["QK-norm"] * c.attention.qk_norm + ["pre_logits"] * (c.head.kind == "mlp")
     if isinstance(c.stem, ResNetStem):
         parts.append(f"ResNet stem {c.stem.layers}")
-    return f"{', '.join(parts)}, {c.num_classes} classes: the tensors' shapes"
+    return f"{', '.join(parts)}, {pluralize(c.num_classes, 'class', 'classes')}: the tensors' shapes"

@@ -12,6 +12,7 @@ import torch
 
 from vitreous.checkpoint.licence import describe_licence
 from vitreous.checkpoint.shipped import LICENCE, shipped_file
+from vitreous.data.sources.listing import pluralize
 from vitreous.engines.cache import cache_folder
 from vitreous.engines.check import TOLERANCE, check_images
 from vitreous.engines.names import EngineName
@@ -46,7 +47,7 @@ def facts() -> Sequence[tuple[str, str]]:
         ("vitreous", f"{found.pop('vitreous')}, Python {found.pop('python')}, {found.pop('platform')}"),
         ("packages", ", ".join(f"{name} {version}" for name, version in found.items())),
         ("optional", ", ".join(optional) or "none"),
-        ("CPU", f"{machine.cpu}, {machine.cores} cores{memory}, bf16 {'yes' if machine.bf16 else 'no'}"),
+        ("CPU", f"{machine.cpu}, {pluralize(machine.cores, 'core')}{memory}, bf16 {'yes' if machine.bf16 else 'no'}"),
         ("GPU", ", ".join(gpus) or machine.gpu or "none that PyTorch can use"),
         ("cache", _cache()),
         ("backbone", f"{file}, {file.stat().st_size / 1e6:.1f} MB, {describe_licence(LICENCE)}"),

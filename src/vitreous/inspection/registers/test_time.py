@@ -141,7 +141,8 @@ def _check(model: Any, by_block: dict[int, list[int]]) -> None:
     for block, indices in by_block.items():
         if not 0 <= block < depth or not all(0 <= index < width for index in indices):
             raise ConfigError(
-                f"block {block} with neurons {indices} does not exist: the model has {depth} blocks of {width} neurons"
+                f"block {block} with neurons {indices} does not exist: "
+                f"the model has {depth} block{'s' * (depth != 1)} of {width} neurons"
             )
         if type(model.blocks[block].mlp) is not Mlp:
             kind = type(model.blocks[block].mlp).__name__

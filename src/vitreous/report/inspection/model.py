@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitreous.data.sources.listing import pluralize
 from vitreous.inspection.attention_distance import AttentionDistance
 from vitreous.inspection.depth import DepthProbe
 from vitreous.inspection.filters import Filters
@@ -102,7 +103,7 @@ def _distance(found: AttentionDistance) -> Iterator[str]:
         Chart(
             [Series(found.distance[:, n].tolist(), "blue", False, f"head {n}") for n in range(heads)],
             "distance, pixels",
-            f"Attention distance of {heads} heads in {len(found.distance)} blocks, {span}",
+            f"Attention distance of {pluralize(heads, 'head')} in {pluralize(len(found.distance), 'block')}, {span}",
             reference=found.uniform,
         ),
     )

@@ -215,7 +215,8 @@ class Distiller(nn.Module):
         learnt = [f"logits (temperature {options.temperature:g}, weight {options.weight:g})"] * options.uses_logits
         if options.uses_features:
             own = f", projected from {self.projection.in_features}" if isinstance(self.projection, nn.Linear) else ""
-            learnt.append(f"{options.features} features of width {self.teacher.feature_width(self.kind)}{own}")
+            kind = options.features.replace("patches", "patch")
+            learnt.append(f"{kind} features of width {self.teacher.feature_width(self.kind)}{own}")
         if self.views is None:
             return f"{' and '.join(learnt)}; computes in every step"
         kind = "the images and their mirror images" if self.views.are_flips else f"{self.views.count} views per image"

@@ -21,6 +21,7 @@ from vitreous.checkpoint.licence import recorded_licence
 from vitreous.checkpoint.opening import OpenOptions, open_with_details
 from vitreous.checkpoint.pretrained import find_row
 from vitreous.data.preprocess import EvalPipeline
+from vitreous.data.sources.listing import pluralize
 from vitreous.engines.cache import digest
 from vitreous.engines.names import Precision
 from vitreous.engines.torch_engine import TorchEngine
@@ -158,8 +159,8 @@ def class_order(teacher: Teacher, classes: Sequence[str], data: str, several: bo
         ]
         twice = [] if len(theirs) == len(teacher.classes) else ["it names a class twice"]
         raise ConfigError(
-            f"the teacher '{teacher.name}' has {len(teacher.classes)} classes, {data} has {len(classes)}: "
-            f"{'; '.join(differing + twice)}. Logits need the same classes by name: {remedy}"
+            f"the teacher '{teacher.name}' has {pluralize(len(teacher.classes), 'class', 'classes')}, {data} has "
+            f"{len(classes):,}: {'; '.join(differing + twice)}. Logits need the same classes by name: {remedy}"
         )
     place = {name: index for index, name in enumerate(teacher.classes)}
     return torch.tensor([place[name] for name in classes])

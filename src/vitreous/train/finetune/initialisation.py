@@ -15,6 +15,7 @@ from vitreous.checkpoint.memory_check import check_image
 from vitreous.checkpoint.opening import OpenOptions, open_with_details
 from vitreous.checkpoint.resize import Resample, resize_model
 from vitreous.data.config import PreprocessConfig
+from vitreous.data.sources.listing import pluralize
 from vitreous.errors import CheckpointError, ConfigError
 from vitreous.model.config import Size2d, ViTConfig, pair
 from vitreous.model.vit import VisionTransformer
@@ -61,7 +62,8 @@ class Pretrained:
     def describe(self, new: ViTConfig) -> str:
         """Describe the model and how its classes, size and position embeddings change, in one line."""
         size = " -> ".join(dict.fromkeys(in_pixels(c.image_size) for c in (self.config, new)))
-        text = f"{self.name} ({self.family}), {len(self.classes)} classes -> {new.num_classes}, {size} px"
+        classes = f"{pluralize(len(self.classes), 'class', 'classes')} -> {new.num_classes:,}"
+        text = f"{self.name} ({self.family}), {classes}, {size} px"
         if "positions" in self.resampled:
             grids = " -> ".join("x".join(map(str, self.resampled["positions"][end])) for end in ("from", "to"))
             text += f", positions {grids} as {self.resampled['positions']['method']}"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.accelerate.model import FastVisionTransformer
+from vitreous.data.sources.listing import pluralize
 from vitreous.errors import ConfigError, MissingExtraError
 from vitreous.model.vit import VisionTransformer
 from vitreous.train.config import TuneConfig
@@ -32,7 +33,9 @@ def choose_trained(model: FastVisionTransformer, config: TuneConfig) -> FastVisi
     """Set ``requires_grad`` of all parameters, and add adapters for `lora`, in place; return the same model."""
     depth = len(model.blocks)
     if (config.blocks or 0) > depth:
-        raise ConfigError(f"tune is {config.mode}, but the model has {depth} blocks: last-{depth} trains them all")
+        raise ConfigError(
+            f"tune is {config.mode}, but the model has {pluralize(depth, 'block')}: last-{depth} trains all"
+        )
     model.requires_grad_(config.mode == "full")
     trained: list[nn.Module] = [model.head]
     if config.mode == "lora":

@@ -115,7 +115,9 @@ def _layers(given: Sequence[int], depth: int) -> list[int]:
     """Return the blocks whose attention is shown, ascending."""
     if wrong := [layer for layer in given if not -depth <= layer < depth]:
         names = ", ".join(map(str, wrong))
-        raise UsageError(f"--layers has {names}, the model has {depth} blocks: use {-depth} to {depth - 1}")
+        raise UsageError(
+            f"--layers has {names}, the model has {pluralize(depth, 'block')}: use {-depth} to {depth - 1}"
+        )
     return sorted({layer % depth for layer in given}) or list(range(depth))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from vitreous.data.sources.listing import pluralize
 from vitreous.model.config import ViTConfig
 from vitreous.train.console import duration
 
@@ -133,8 +134,8 @@ def too_few_images(images: int, classes: int) -> str | None:
     if images >= max(_FEWEST_IMAGES, _FEWEST_PER_CLASS * classes):
         return None
     return (
-        f"{images:,} training images of {classes:,} classes: it takes {_FEWEST_PER_CLASS} a class, and "
-        f"{_FEWEST_IMAGES} in all, to improve on frozen features"
+        f"{pluralize(images, 'training image')} of {pluralize(classes, 'class', 'classes')}: it takes "
+        f"{_FEWEST_PER_CLASS} a class, and {_FEWEST_IMAGES} in all, to improve on frozen features"
     )
 
 
@@ -169,7 +170,7 @@ def _unsuited(resources: Resources) -> Iterator[tuple[str, str]]:
     if resources.depth <= LAST:
         yield (
             f"last-{LAST}",
-            f"full trains all {resources.depth} blocks" if resources.depth > 1 else "full trains the only block",
+            f"the model has {pluralize(resources.depth, 'block')}: full trains all",
         )
 
 
