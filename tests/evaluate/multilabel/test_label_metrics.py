@@ -129,3 +129,13 @@ def test_calibration_error_is_that_of_each_label_by_torchmetrics():
 def test_bad_input_is_refused(logits, labels, error, message):
     with pytest.raises(error, match=message):
         evaluate_labels(logits, labels)
+
+
+def test_halves_that_are_calibrated_apart_are_ranked_by_the_model():
+    logits = torch.tensor([[3.0], [1.0], [-1.0], [-3.0]])
+    labels = torch.tensor([[True], [True], [False], [False]])
+    apart = logits + torch.tensor([[-5.0], [0.0], [0.0], [5.0]])  # another offset of each half
+    assert evaluate_labels(apart, labels).mean_ap < 1
+    scores = evaluate_labels(apart, labels, ranked=logits)
+    assert scores.mean_ap == scores.per_label[0].ap == 1
+    assert scores.log_loss == evaluate_labels(apart, labels).log_loss

@@ -98,7 +98,7 @@ def test_the_scores_of_the_report_are_those_of_the_saved_model(trained):
         logits = torch.from_numpy(classifier.logits([str(path) for path in split.paths]))
         rule, labels = classifier.info.multilabel, torch.from_numpy(split.labels)
         given = cross_fitted(logits, labels) if name == "val" else (rule.calibrated(logits), rule.present(logits))
-        scores = evaluate_labels(given[0], labels, given[1]).summary()
+        scores = evaluate_labels(given[0], labels, given[1], ranked=logits).summary()
         assert {key: report["scores"][name][key] for key in scores} == pytest.approx(scores, rel=1e-4, abs=1e-6)
 
 

@@ -109,17 +109,21 @@ def check_label_sets(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return logits, labels.bool()
 
 
-def evaluate_labels(logits: Tensor, labels: Tensor, present: Tensor | None = None) -> MultiLabelScores:
+def evaluate_labels(
+    logits: Tensor, labels: Tensor, present: Tensor | None = None, *, ranked: Tensor | None = None
+) -> MultiLabelScores:
     """Score calibrated logits and true labels, both (N, K), in float64.
 
-    ``present``, bool (N, K), are the labels that are given; None gives those with a probability of at least 0.5.
+    ``present``, bool (N, K), are the labels that are given; None gives those with a probability of at least 0.5. The
+    average precision is that of ``ranked``, (N, K), where the images are calibrated in parts whose values do not
+    compare; None takes the logits.
     """
     logits, true = check_label_sets(logits, labels)
     given = (logits.sigmoid() >= 0.5 if present is None else present.cpu().bool()).numpy()
     has = true.numpy()
     hits, support, predicted = (has & given).sum(0), has.sum(0), given.sum(0)  # K each
     precision, recall, f1 = counted_shares(hits, support, predicted)
-    aps = average_precisions(logits.numpy(), has)
+    aps = average_precisions((logits if ranked is None else ranked.double().cpu()).numpy(), has)
     micro = counted_shares(*(each.sum(keepdims=True) for each in (hits, support, predicted)))
     return MultiLabelScores(
         n=len(has),

@@ -109,12 +109,13 @@ def measure(given: LabelInput) -> LabelResult:
     raw = given.logits.double().cpu()
     calibrated, present = given.fitted or (given.rule.calibrated(raw), given.rule.present(raw))
     true, probabilities = given.labels.cpu().bool(), calibrated.sigmoid()
-    scores = evaluate_labels(calibrated, true, present)
+    ranked = raw if given.fitted else calibrated  # halves that are calibrated apart have no common order
+    scores = evaluate_labels(calibrated, true, present, ranked=ranked)
     missed, wrong = true & ~present, present & ~true
     return LabelResult(
         given,
         scores,
-        label_intervals(scores, calibrated, true, present),
+        label_intervals(scores, ranked, true, present),
         probabilities,
         present,
         (label_calibration_error(raw, true), label_calibration_error(calibrated, true)),

@@ -49,7 +49,7 @@ class LabelsWriter(RunWriter):
         if tested is not None:
             raw = tested.logits.double()
             test = evaluate_labels(rule.calibrated(raw), tested.labels, rule.present(raw))
-        val = evaluate_labels(fitted[0], selected.labels, fitted[1])
+        val = evaluate_labels(fitted[0], selected.labels, fitted[1], ranked=selected.logits)
         self._rule, self._scored = rule, Scored(rule, val, test, fitted)
         return self._scored
 
