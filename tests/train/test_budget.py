@@ -156,6 +156,8 @@ def test_a_budget_is_counted_from_the_start_of_the_process():
 
 def test_a_budget_that_is_used_up_before_the_first_step_is_an_error(tmp_path):
     asked = dataclasses.replace(recipe("digits"), out=str(tmp_path / "run"), budget="30s", device="cpu")
-    with pytest.raises(TrainingError, match=r"budget of 30 s is used up before the first step: \d+ s went into"):
+    with pytest.raises(
+        TrainingError, match=r"budget of 30 s is used up before the first step: \d+ s went into start-up and reading,"
+    ):
         run(asked, view=Display(Console(file=io.StringIO())), started=time.monotonic() - 60)
     assert not (tmp_path / "run" / "model.safetensors").exists()

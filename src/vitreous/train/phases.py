@@ -189,14 +189,23 @@ def _ask_for_all(session: Session, distiller: Distiller, views: int) -> None:
     view.line("teacher", f"answers to {pluralize(views, 'view')} per image {source}, in {seconds:.0f} s")
 
 
-def check_budget(clock: Budget) -> None:
-    """Raise an error if no time is left to train, because the model would learn nothing."""
-    if clock.over(0):
+def check_budget(session: Session) -> None:
+    """Raise an error if a budget leaves no time to train, because the model would learn nothing."""
+    clock = session.clock
+    if isinstance(clock, Budget) and clock.over(0):
         used = time.monotonic() - clock.started
         raise TrainingError(
-            f"the budget of {clock.seconds:.0f} s is used up before the first step: {used:.0f} s went into start-up, "
-            f"reading, probing and a teacher, {clock.reserve:.0f} s are reserved for the report. Give a larger --budget"
+            f"the budget of {clock.seconds:.0f} s is used up before the first step: {used:.0f} s went into "
+            f"{_before_training(session)}, {clock.reserve:.0f} s are reserved for the report. Give a larger --budget"
         )
+
+
+def _before_training(session: Session) -> str:
+    """Name what a run does before its first step."""
+    phases = ["start-up", "reading"]
+    phases += ["features", "heads"] * (session.kit.run_folder is not None)
+    phases += ["probing"] * (session.probe is not None) + ["a teacher"] * (session.setup.distiller is not None)
+    return f"{', '.join(phases[:-1])} and {phases[-1]}"
 
 
 def fit_once(session: Session) -> None:

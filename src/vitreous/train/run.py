@@ -184,8 +184,8 @@ def run_phases(
             session = assemble(setup, run_dir, view, signals, state, **times, kit=kit)
             probe(session)
             ask_teacher(session, state)
-            if state is None and isinstance(session.clock, Budget):
-                check_budget(session.clock)
+            if state is None:
+                check_budget(session)
             fit(session)
             return (finish or _finish)(session)
         except Stopped as stopped:

@@ -33,7 +33,7 @@ from vitreous.train.config import AUTO, RunConfig
 from vitreous.train.console import Display
 from vitreous.train.finetune.first_probe import ProbeResult
 from vitreous.train.finish import RunResult, announce_finished, end_interrupted, resume_command
-from vitreous.train.loop.progress import Budget, exit_after
+from vitreous.train.loop.progress import exit_after
 from vitreous.train.loop.silence import silence_lightning
 from vitreous.train.phases import announce, check_budget, fit_once, open_run_dir, select_weights, test_once
 from vitreous.train.recipe_file import recipe_text
@@ -275,8 +275,8 @@ def _train(session: Session, state: RunState | None, signals: SharedSignals, sha
     """Train until the clock, early stopping or a signal ends training."""
     leave_signals_alone(session.trainer)
     _probe(session, sharing.team)
-    if state is None and isinstance(session.clock, Budget):
-        check_budget(session.clock)
+    if state is None:
+        check_budget(session)
     sharing.begin(session)
     if not session.trained:
         fit_once(session)

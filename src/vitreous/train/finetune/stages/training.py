@@ -29,7 +29,6 @@ from vitreous.train.finetune.stages.staging import Staging, variant, whole_state
 from vitreous.train.finetune.stages.writers import guarded_writer
 from vitreous.train.finetune.trainable import freeze_modules, merge_adapters
 from vitreous.train.loop.out_of_memory import is_out_of_memory, release_memory
-from vitreous.train.loop.progress import Budget
 from vitreous.train.phases import ask_teacher, check_budget, fit, score, select_weights
 from vitreous.train.planning.trials import synchronize
 from vitreous.train.resume.saving import load_newest
@@ -216,8 +215,8 @@ def _open(staging: Staging, mode: str, start: Candidate) -> Session:
     times = {"started": staging.started - before, "exit_seconds": 0.0}
     session = assemble(setup, own_dir, view, staging.signals, state, **times, kit=kit)
     ask_teacher(session, state)
-    if state is None and isinstance(session.clock, Budget):
-        check_budget(session.clock)  # images were decoded, and a teacher asked
+    if state is None:
+        check_budget(session)  # images were decoded, and a teacher asked
     return session
 
 
