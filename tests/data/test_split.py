@@ -127,6 +127,15 @@ def test_where_no_class_is_large_enough_the_error_says_so():
     assert how == "split: train 3, val 3, by class and content; the same on every run"
 
 
+def test_where_labels_do_not_matter_the_split_is_by_content_and_no_class_is_named():
+    sides = np.full(6, "train")
+    with pytest.raises(DataError, match=r"val has no image: val_fraction is 0.05, and there are 6 images; add"):
+        hold_out_val(DataConfig(val_fraction=0.05), contents(6), None, sides)
+    split, how, _ = hold_out_val(DataConfig(val_fraction=0.5), contents(6), None, sides)
+    assert how == "split: train 3, val 3, by content; the same on every run"
+    assert (split == hold_out_val(DataConfig(val_fraction=0.5), contents(6), ["a"] * 6, sides)[0]).all()
+
+
 def test_the_rule_of_earlier_versions_has_a_name():
     digests = contents(100)
     sides = np.full(100, "train")

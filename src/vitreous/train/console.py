@@ -90,12 +90,16 @@ class Display:
             task = bar.add_task(label, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
-    def data(self, name: str, counts: Mapping[str, int], images: int) -> None:
-        """Print the numbers of images and classes, and the sizes of the first classes."""
+    def data(self, name: str, counts: Mapping[str, int], images: int, unlabelled: int = 0) -> None:
+        """Print the numbers of images and classes, and the sizes of the first classes, if there are any."""
+        if not counts:
+            self.line("data", f"{name}: {pluralize(images, 'image')}")
+            return
         shown = [f"{visible(label)} {count:,}" for label, count in list(counts.items())[:_NAMED_CLASSES]]
         more = f", and {len(counts) - _NAMED_CLASSES} more" if len(counts) > _NAMED_CLASSES else ""
         sizes = f"{pluralize(images, 'image')}, {pluralize(len(counts), 'class', 'classes')}"
-        self.line("data", f"{name}: {sizes}: {', '.join(shown)}{more}")
+        without = f"; {unlabelled:,} without a label" if unlabelled else ""
+        self.line("data", f"{name}: {sizes}: {', '.join(shown)}{more}{without}")
 
     def unreadable(self, files: Sequence[tuple[os.PathLike[str], str]], listed: Path) -> None:
         """Print the number of unreadable files, the first ten, and the file that lists all of them."""

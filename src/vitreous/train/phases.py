@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitreous.checkpoint.licence import describe_licence
 from vitreous.checkpoint.shipped import SHIPPED
-from vitreous.data.sources.listing import exclusion_line, pluralize
+from vitreous.data.sources.listing import UNLABELLED, exclusion_line, pluralize
 from vitreous.errors import TrainingError
 from vitreous.evaluate.scoring.any_labels import AnyScores, scores_of
 from vitreous.files.text import printable
@@ -85,7 +85,9 @@ def open_run_dir(
         # This comes first, because a directory with the new recipe and the old report would look finished.
         rename_report(folder, len(state.history))
     write_recipe(folder, recipe, threads, state.extended if state is not None else ())
-    view.data(data.name, data.counts(), sum(map(len, data.splits.values())))
+    counts = data.counts()
+    unlabelled = counts.pop(UNLABELLED, 0) if setup.config.verb == "pretrain" else 0  # a class of another verb
+    view.data(data.name, counts, sum(map(len, data.splits.values())), unlabelled)
     if data.unreadable:
         lines = (f"{exclusion_line(str(path))}: {printable(reason)}\n" for path, reason in data.unreadable)
         write_text(listed := folder / "unreadable.txt", "".join(lines))

@@ -308,6 +308,13 @@ def test_a_manifest_without_labels_ends_with_a_command_that_works(tmp_path, vitr
         assert command.split()[1:3] == ["vitreous", "finetune" if data.partition(".")[0] in found else "inspect"]
         with (tmp_path / name / "metrics.csv").open() as stream:
             probes = {column for column in next(csv.reader(stream)) if column.startswith(("val_knn", "val_linear"))}
+        said = {
+            "some.csv": "2 classes: even 4, odd 4; 4 without a label",
+            "sets.csv": "with labels, of 2 labels: even, odd",
+        }
+        assert said.get(data, "data  ") in done.stdout
+        assert "unlabelled" not in done.stdout
+        assert "by class" not in done.stdout
         if data == "single.csv":
             continue
         assert probes == found.get(data.partition(".")[0], set())

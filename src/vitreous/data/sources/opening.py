@@ -23,7 +23,7 @@ from vitreous.data.sources.checks import check_readable, label_all, refuse_sever
 from vitreous.data.sources.folders import list_folder
 from vitreous.data.sources.image_data import ImageData, Split
 from vitreous.data.sources.known import KNOWN, PixelSet, load_known
-from vitreous.data.sources.listing import Listing, match_exclusions, pluralize
+from vitreous.data.sources.listing import UNLABELLED, Listing, match_exclusions, pluralize
 from vitreous.data.sources.locating import find_source
 from vitreous.data.sources.manifest import list_manifest
 from vitreous.data.sources.scan import Progress, content_hash, scan, unopened
@@ -227,10 +227,11 @@ def _from_files(
     notes += copies_across(names, digests, sides)
     new_record = None
     if hold_out:
-        strata = labels if labels.ndim == 2 else labels.tolist() if needs_labels else [0] * len(labels)
+        strata = labels if labels.ndim == 2 else labels.tolist() if needs_labels else None
         sides, how, new_record = hold_out_val(config, digests, strata, sides, record)
         notes.append(how)
-    notes += absent_classes(classes, labels, sides)
+    named = classes if needs_labels else ["" if name == UNLABELLED else name for name in classes]
+    notes += absent_classes(named, labels, sides)
     splits, order = _by_split(classes, names, labels, digests, sides, paths=[entry.path for entry in entries])
     facts = [file.facts for file in measured if not file.facts.reason]
     sizes = np.asarray([fact.size for fact in facts])

@@ -37,13 +37,13 @@ _Sides = npt.NDArray[np.str_]
 def hold_out_val(
     config: DataConfig,
     digests: Sequence[str],
-    labels: Sequence[Hashable] | npt.NDArray[np.int64],
+    labels: Sequence[Hashable] | npt.NDArray[np.int64] | None,
     sides: _Sides,
     record: object = None,
 ) -> tuple[_Sides, str, str | None]:
     """Split val off train by content, if the data has no val of its own.
 
-    ``labels`` are the class of each image, or 0 and 1 for each label, (n, K).
+    ``labels`` are the class of each image, or 0 and 1 for each label, (n, K); None where they do not matter.
 
     ``record`` is what the training of a model held out, from :func:`record_of`. The images that it names become val,
     and no others, so that val contains no image the model was trained on, even if images were added or moved since. A
@@ -54,17 +54,19 @@ def hold_out_val(
     how, new_record = "as the data has it", None
     if "val" not in sides:
         index = np.flatnonzero(sides == "train")
-        contents, classes = [digests[n] for n in index.tolist()], _rows(labels, index)
+        contents = [digests[n] for n in index.tolist()]
         recorded = as_recorded(record, contents)
         if recorded.any() and not recorded.all():
             held, how = recorded, "as in the model's training"
         elif config.split == "hash":
             held, how = held_out(contents, config.val_fraction), "by content; the same on every run"
-        elif isinstance(classes, np.ndarray):
-            held = stratified_sets(contents, classes, config.val_fraction)
+        elif labels is None:
+            held, how = stratified(contents, [0] * len(index), config.val_fraction), "by content; the same on every run"
+        elif isinstance(labels, np.ndarray):
+            held = stratified_sets(contents, labels[index], config.val_fraction)
             how = "by label and content; the same on every run"
         else:
-            held = stratified(contents, classes, config.val_fraction)
+            held = stratified(contents, [labels[n] for n in index.tolist()], config.val_fraction)
             how = "by class and content; the same on every run"
         sides = sides.astype("<U5")
         sides[index[held]] = "val"
@@ -72,12 +74,9 @@ def hold_out_val(
     counts = {name: int((sides == name).sum()) for name in ("train", "val", "test")}
     for name in ("train", "val"):
         if not counts[name]:
-            sizes = labels.sum(axis=0).tolist() if isinstance(labels, np.ndarray) else Counter(labels).values()
-            largest = max(sizes, default=0)
             raise DataError(
-                f"{name} has no image: val_fraction is {config.val_fraction:g}, and the largest class has {largest:,} "
-                f"of {pluralize(len(sides), 'image')}; add images, change data.val_fraction, or make folders train/ "
-                "and val/"
+                f"{name} has no image: val_fraction is {config.val_fraction:g}, and {_available(labels, len(sides))}; "
+                "add images, change data.val_fraction, or make folders train/ and val/"
             )
     shown = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
     return sides, f"split: {shown}, {how}", new_record
@@ -175,21 +174,23 @@ def as_recorded(record: object, digests: Sequence[str]) -> npt.NDArray[np.bool_]
     return np.asarray([digest[:_RECORDED] in contents for digest in digests], np.bool_)
 
 
-def _rows(
-    labels: Sequence[Hashable] | npt.NDArray[np.int64], index: npt.NDArray[np.int64]
-) -> list[Hashable] | npt.NDArray[np.int64]:
-    return labels[index] if isinstance(labels, np.ndarray) else [labels[n] for n in index.tolist()]
+def _available(labels: Sequence[Hashable] | npt.NDArray[np.int64] | None, count: int) -> str:
+    """Say how many images there are to hold out from."""
+    if labels is None:
+        return f"there {'is' if count == 1 else 'are'} {pluralize(count, 'image')}"
+    sizes = labels.sum(axis=0).tolist() if isinstance(labels, np.ndarray) else Counter(labels).values()
+    return f"the largest class has {max(sizes, default=0):,} of {pluralize(count, 'image')}"
 
 
 def absent_classes(classes: Sequence[str], labels: npt.NDArray[np.int64], sides: _Sides) -> list[str]:
-    """Note the classes without an image in a split, whose scores there are undefined."""
-    notes = []
+    """Note the classes without an image in a split, whose scores there are undefined. An empty name is no class."""
+    notes, total = [], sum(map(bool, classes))
     for name in sorted(set(sides.tolist())):
         here = labels[sides == name]
         present = set((np.flatnonzero(here.any(axis=0)) if here.ndim == 2 else here).tolist())
-        absent = [label for n, label in enumerate(classes) if n not in present]
+        absent = [label for n, label in enumerate(classes) if label and n not in present]
         if absent:
-            notes.append(f"{len(absent):,} of {len(classes):,} classes without a {name} image: {first_ten(absent)}")
+            notes.append(f"{len(absent):,} of {total:,} classes without a {name} image: {first_ten(absent)}")
     return notes
 
 

@@ -19,7 +19,7 @@ from vitreous.data.batches.dataset import MemoryDataset
 from vitreous.data.batches.sampler import OrderedSampler
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import generator
-from vitreous.data.sources.listing import UNLABELLED, ordered_classes, pluralize
+from vitreous.data.sources.listing import UNLABELLED, first_ten, ordered_classes, pluralize
 from vitreous.data.sources.opening import ImageData, Split
 from vitreous.errors import TrainingError
 from vitreous.evaluate.features.labelled import Labelled
@@ -115,7 +115,7 @@ class FeatureMonitor:
         self._labels = {
             name: _matrix(split, sets, names) if sets else split.labels for name, split in self._splits.items()
         }
-        self.classes = len(names)
+        self.classes, self._names = len(names), names
         self._labelled = {name: np.flatnonzero(masks[_SPLIT_OF[name]][each]) for name, each in rows.items()}
         seen = self._labels["train"]
         self._differ = bool((seen != seen[:1]).any())
@@ -146,6 +146,14 @@ class FeatureMonitor:
             f"the features are not probed: train has {train}, val has {val}. Probes need labelled images of two "
             "classes in train, and one in val"
         )
+
+    @property
+    def several_labels(self) -> str | None:
+        """Which labels the features are probed with; None if an image has at most one."""
+        if not self.several:
+            return None
+        images, labels = pluralize(sum(self._counts.values()), "image"), pluralize(self.classes, "label")
+        return f"the features are probed on the {images} with labels, of {labels}: {first_ten(self._names)}"
 
     def measure(self, model: FastVisionTransformer, *, probes: bool) -> dict[str, float]:
         """Return the measures of a model in evaluation mode, in float32; with `probes` also their accuracy or mAP."""

@@ -62,9 +62,10 @@ def pretrain(
 
 
 def _prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setup:
-    """Prepare a run, and note if some images have labels and the features cannot be probed with them."""
+    """Prepare a run, and note with which of several labels the features are probed, or what labels lack for that."""
     setup = prepare(config, explicit, view)
-    if (note := _monitor(setup).missing_labels) is not None:
+    monitor = _monitor(setup)
+    if (note := monitor.missing_labels or monitor.several_labels) is not None:
         setup.data.notes.append(note)
     return setup
 
