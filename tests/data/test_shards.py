@@ -120,9 +120,46 @@ def test_shards_of_several_labels_are_the_table(several):
 
 def test_a_table_without_any_label_is_packed_as_images_alone(folder, tmp_path):
     (tmp_path / "m.csv").write_text("path,labels\n" + "".join(f"{path},\n" for path in folder.glob("a/*.png")))
-    with pytest.raises(DataError, match=r"m\.csv: no image has a label: .* with --no-labels"):
+    with pytest.raises(DataError, match=r"m\.csv: no image has a label: add some\. --no-labels packs"):
         pack(tmp_path / "m.csv", tmp_path / "s")
     pack(tmp_path / "m.csv", tmp_path / "s", needs_labels=False)
+    assert open_source(DataConfig(str(tmp_path / "s")), needs_labels=False).classes == ("unlabelled",)
+
+
+@pytest.mark.parametrize("form", ["columns", "lists"])
+def test_images_without_any_of_several_labels_are_packed_beside_the_others(folder, tmp_path, form):
+    paths = [path for path in sorted(folder.glob("?/*.*g")) if "\n" not in path.name]
+    if form == "columns":
+        cells = [f",{n % 3 % 2},{n % 2}" if n % 4 else ",," for n in range(len(paths))]
+        rows = [f'"{path}"{cell}\n' for path, cell in zip(paths, cells, strict=True)]
+        (table := tmp_path / "m.csv").write_text("path,zebra,dog\n" + "".join(rows))
+    else:
+        sets = [{"labels": [["zebra"], ["zebra", "dog"], []][n % 3]} if n % 4 else {} for n in range(len(paths))]
+        rows = [json.dumps({"path": str(path), **labels}) + "\n" for path, labels in zip(paths, sets, strict=True)]
+        (table := tmp_path / "m.jsonl").write_text("".join(rows))
+    with pytest.raises(
+        DataError, match=r"do not say which labels their image has: .* --no-labels packs images without"
+    ):
+        pack(table, tmp_path / "s")
+    pack(table, tmp_path / "s", needs_labels=False)
+    one, other = (
+        open_source(DataConfig(str(source), val_fraction=0.3), unlabelled="kept", several=True)
+        for source in (table, tmp_path / "s")
+    )
+    assert one.several
+    assert one.order == other.order
+    assert one.unlabelled.names == other.unlabelled.names
+    assert len(one.unlabelled) > 2
+    with pytest.raises(DataError, match=r"images without a label, packed with --no-labels: pack the labelled ones"):
+        open_source(DataConfig(str(tmp_path / "s")), several=True)
+    assert open_source(DataConfig(str(tmp_path / "s")), needs_labels=False).classes == ("unlabelled",)
+    assert json.loads((tmp_path / "s" / "index.json").read_text())["format_version"] == 3
+
+
+def test_labels_that_cannot_be_read_are_left_out_of_shards_with_a_note(folder, tmp_path):
+    (tmp_path / "m.csv").write_text("path,labels\n" + "".join(f"{path},['a']\n" for path in folder.glob("a/*.png")))
+    written = pack(tmp_path / "m.csv", tmp_path / "s", needs_labels=False)
+    assert any(note.startswith("labels are left out: ") for note in written.notes)
     assert open_source(DataConfig(str(tmp_path / "s")), needs_labels=False).classes == ("unlabelled",)
 
 
@@ -149,7 +186,7 @@ def _alone(index):
         (lambda index: index["shards"][0]["images"]["labels"].__setitem__(0, ["0"]), "labels of .* is not valid"),
         (_alone, "a label is not valid"),
         (lambda index: index.update(classes_have_order=False), "several labels is not valid"),
-        (lambda index: index.update(without_labels=True), "several labels is not valid"),
+        (lambda index: index.update(without_labels=True), "the version is not valid"),
         (lambda index: index.update(classes=["cat", "cat", "dog"]), "a class is not valid"),
     ],
     ids=["one kind", "order", "range", "text", "one label", "no order", "no labels", "twice"],
@@ -259,7 +296,7 @@ def test_a_changed_byte_is_named_with_its_image(shards, tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda index: index.update(format_version=3), "format_version 3, this version of vitreous reads up to 2"),
+        (lambda index: index.update(format_version=4), "format_version 4, this version of vitreous reads up to 3"),
         (lambda index: index.update(format_version=2), "the version is not valid"),
         (lambda index: index.update(format_version=2, several_labels=True), "a label is not valid"),
         (lambda index: index["shards"][0].update(file="../../etc/passwd"), "a file's name is not valid"),

@@ -141,7 +141,7 @@ def _with_training_splits(
     usable = [n for n, entry in enumerate(divided) if not facts[entry.path].reason]
     digests = [facts[entries[n].path].digest for n in usable]
     try:
-        strata = _strata(listing, [entries[n] for n in usable])
+        strata = _strata(listing, [entries[n] for n in usable]) if listing.entries else None
         all_splits[usable], note, _ = hold_out_val(config, digests, strata, all_splits[usable])
     except DataError as error:
         note = str(error)

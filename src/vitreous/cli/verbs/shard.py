@@ -50,7 +50,7 @@ def _parser() -> Parser:
         help="leave out the images of a list, as `vitreous audit` writes it",
     )
     add("--strict", type=bool, default=False, help="fail if a file cannot be read")
-    add("--no-labels", type=bool, default=False, help="images without labels too, for `vitreous pretrain`")
+    add("--no-labels", type=bool, default=False, help="images without a label too, for `vitreous pretrain` and --aux")
     add_json_options(parser, content="counts and the files left out")
     add_data_dir(parser)
     return parser

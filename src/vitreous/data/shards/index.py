@@ -26,6 +26,7 @@ MOST_BYTES = 4 << 30
 
 _FORMAT, _VERSION = "vitreous shards", 1
 _VERSION_OF_SEVERAL = 2  # of an index in which an image has several labels, so that earlier versions refuse it
+_LATEST = 3  # of one in which, besides, some images have no label
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _COLUMNS = ("names", "labels", "splits", "offsets", "lengths", "digests", "heights", "widths", "grey")
 _SPLITS = {None, "train", "val", "test"}
@@ -36,7 +37,8 @@ class Row(NamedTuple):
     """One image of a shard."""
 
     name: str
-    label: int | tuple[int, ...]  # position in the index's classes; all of them, ascending, if there may be several
+    label: int | tuple[int, ...] | None  # position in the index's classes; all of them, ascending, if there may be
+    # several, and None for an image that does not say which it has
     split: str | None  # as the data has it; None if it does not say
     offset: int
     length: int
@@ -82,7 +84,7 @@ class Index:
         has_order: Whether their order is official, so that a class without images counts too.
         shards: The shards.
         created_by: Program and version.
-        without_labels: Whether the class `unlabelled` stands for images without a label.
+        without_labels: Whether images may lack a label, which is then the class `unlabelled`, or None if `several`.
         several: Whether an image may have several labels, or none.
     """
 
@@ -95,12 +97,16 @@ class Index:
 
     def to_json(self) -> str:
         """Return the content of `index.json`."""
-        version = _VERSION_OF_SEVERAL if self.several else _VERSION
+        version = _version(several=self.several, without_labels=self.without_labels)
         head = {"format": _FORMAT, "format_version": version, "created_by": self.created_by}
         classes = {"classes": self.classes, "classes_have_order": self.has_order}
         classes |= {"without_labels": True} if self.without_labels else {}
         classes |= {"several_labels": True} if self.several else {}
         return json.dumps(head | classes | {"shards": [shard.to_dict() for shard in self.shards]})
+
+
+def _version(*, several: bool, without_labels: bool) -> int:
+    return _VERSION if not several else _LATEST if without_labels else _VERSION_OF_SEVERAL
 
 
 def is_index(start: bytes) -> bool:
@@ -115,23 +121,25 @@ def parse_index(content: bytes, name: str) -> Index:
         version = stored["format_version"] if stored["format"] == _FORMAT else None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{name} is damaged, or not an index of shards: write the shards again") from error
-    if type(version) is int and version > _VERSION_OF_SEVERAL:
+    if type(version) is int and version > _LATEST:
         raise DataError(
-            f"{name} has format_version {version}, this version of vitreous reads up to {_VERSION_OF_SEVERAL}: update "
+            f"{name} has format_version {version}, this version of vitreous reads up to {_LATEST}: update "
             "vitreous, or write the shards again"
         )
     try:
         several = stored.get("several_labels") is True
-        _require(version == (_VERSION_OF_SEVERAL if several else _VERSION), "the version")
+        without_labels = stored.get("without_labels") is True
+        _require(version == _version(several=several, without_labels=without_labels), "the version")
         classes = stored["classes"]
         _require(type(classes) is list and set(map(type, classes)) == {str} and "" not in classes, "a class")
         shards = [ShardEntry.from_dict(each, len(classes)) for each in stored["shards"]]
         _require(len({shard.file for shard in shards}) == len(shards), "the files' names")
-        has_order, without_labels = stored["classes_have_order"] is True, stored.get("without_labels") is True
+        has_order = stored["classes_have_order"] is True
         kinds = {type(row.label) for shard in shards for row in shard.rows}
-        _require(kinds <= {tuple if several else int}, "a label")
+        none = {type(None)} if without_labels else set()
+        _require(kinds <= ({tuple, *none} if several else {int}), "a label")
         _require(len(set(classes)) == len(classes), "a class")
-        _require(not several or (has_order and not without_labels), "several labels")
+        _require(not several or has_order, "several labels")
         return Index(tuple(classes), has_order, shards, str(stored["created_by"]), without_labels, several)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)[:200]
@@ -159,8 +167,9 @@ def _check_columns(columns: Mapping[str, list[Any]], file: str, size: int, num_c
 
 
 def _check_labels(labels: Sequence[Any], num_classes: int, what: str) -> None:
-    """Check that all are positions of classes, or all are tuples of them, each in ascending order."""
-    if set(map(type, labels)) == {tuple}:
+    """Check that all are positions of classes, or all are tuples of them, each in ascending order, or None."""
+    if set(map(type, labels)) <= {tuple, type(None)}:
+        labels = [label for label in labels if label is not None]
         _require(all(a < b for each in labels for a, b in itertools.pairwise(each)), what)
         labels = [label for each in labels for label in each]
     _require(set(map(type, labels)) <= {int} and all(0 <= label < num_classes for label in labels), what)

@@ -15,7 +15,7 @@ from typing import IO, Protocol, cast
 
 from vitreous.data.images.formats import image_extensions
 from vitreous.data.images.stored import Container, StoredImage
-from vitreous.data.shards.index import INDEX, MOST_BYTES, Row, is_index, parse_index
+from vitreous.data.shards.index import INDEX, MOST_BYTES, Index, Row, is_index, parse_index
 from vitreous.data.shards.local import LocalFile, LocalFolder
 from vitreous.data.shards.parquet import PARQUET_SUFFIXES, has_images, read_parquet
 from vitreous.data.shards.reader import ContainerReader
@@ -116,29 +116,33 @@ def list_shards(
     if not entries:
         raise DataError(f"{folder.name} has no image in its index: write the shards again")
     if needs_labels and index.without_labels:
-        return _with_labels(folder, entries, sets_aside=sets_aside)
+        return _with_labels(folder, entries, index, sets_aside=sets_aside)
     if index.several and not needs_labels and not reads_sets:
         return Listing(folder.root, [replace(entry, label=UNLABELLED, labels=None) for entry in entries])
     return Listing(folder.root, entries, classes=index.classes if index.has_order else None)
 
 
 def _entry(image: StoredImage, row: Row, classes: Sequence[str]) -> Entry:
+    if row.label is None:
+        return Entry(image, row.name, UNLABELLED, row.split)
     if isinstance(row.label, int):
         return Entry(image, row.name, classes[row.label], row.split)
     names = tuple(classes[label] for label in row.label)
     return Entry(image, row.name, SEPARATOR.join(names), row.split, names)
 
 
-def _with_labels(folder: ShardFolder, entries: list[Entry], *, sets_aside: bool) -> Listing:
+def _with_labels(folder: ShardFolder, entries: list[Entry], index: Index, *, sets_aside: bool) -> Listing:
     """Set the images aside that were packed without a label, or refuse them."""
-    aside = [entry for entry in entries if entry.label == UNLABELLED]
-    labelled = [entry for entry in entries if entry.label != UNLABELLED]
+    aside: list[Entry] = []
+    labelled: list[Entry] = []
+    for entry in entries:
+        (aside if entry.labels is None and entry.label == UNLABELLED else labelled).append(entry)
     if not labelled or (aside and not sets_aside):
         raise DataError(
             f"{folder.name}: {pluralize(len(aside), 'image')} without a label, packed with --no-labels: pack the "
             "labelled ones without that option, or use `vitreous pretrain`, which needs no labels"
         )
-    return Listing(folder.root, labelled, unlabelled=aside)
+    return Listing(folder.root, labelled, classes=index.classes if index.several else None, unlabelled=aside)
 
 
 def _list_foreign(folder: ShardFolder, *, needs_labels: bool) -> Listing:

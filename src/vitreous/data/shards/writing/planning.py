@@ -30,7 +30,7 @@ class Planned:
 
     path: ImagePath
     name: str
-    label: int | tuple[int, ...]  # positions in the classes
+    label: int | tuple[int, ...] | None  # positions in the classes; None if several are possible and none is given
     split: str | None  # as the data has it
     length: int
     scanned: Scanned
@@ -69,8 +69,8 @@ def plan_shards(
     """
     index = {name: n for n, name in enumerate(classes)}
     digests = [one.digest for one in scanned]
-    has_several = bool(entries) and entries[0].labels is not None
-    labels = [_positions(entry, index) for entry in entries]
+    has_several = any(entry.labels is not None for entry in entries)
+    labels = [_positions(entry, index, has_several=has_several) for entry in entries]
     strata = label_matrix(classes, entries) if has_several else labels
     sides = np.asarray([entry.split or "train" for entry in entries], "<U5")
     with contextlib.suppress(DataError):  # too few images to hold any out: all are named after what there is
@@ -86,8 +86,10 @@ def plan_shards(
     return plans
 
 
-def _positions(entry: Entry, index: Mapping[str, int]) -> int | tuple[int, ...]:
-    return index[entry.label] if entry.labels is None else tuple(sorted(index[name] for name in entry.labels))
+def _positions(entry: Entry, index: Mapping[str, int], *, has_several: bool) -> int | tuple[int, ...] | None:
+    if entry.labels is None:
+        return None if has_several else index[entry.label]
+    return tuple(sorted(index[name] for name in entry.labels))
 
 
 def _cut(split: str, images: Sequence[Planned], shard_bytes: int) -> list[ShardPlan]:

@@ -8,6 +8,7 @@ Threads write the shards. Reading, hashing and decoding release Python's lock, s
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -91,8 +92,8 @@ def write_shards(
     plans = plan_shards(config, entries, scanned, lengths, classes, shard_bytes=shard_bytes)
     destination.keep_only({plan.file for plan in plans})
     shards, reused = _write_all(plans, destination, workers, bar)
-    without_labels = not needs_labels and UNLABELLED in classes
-    several = entries[0].labels is not None
+    without_labels = not needs_labels and any(e.labels is None and e.label == UNLABELLED for e in entries)
+    several = any(entry.labels is not None for entry in entries)
     index = Index(classes, listing.classes is not None, shards, f"vitreous {__version__}", without_labels, several)
     destination.finish(index.to_json())
     total = sum(shard.bytes for shard in shards)
@@ -100,7 +101,7 @@ def write_shards(
 
 
 def _list(config: DataConfig, *, needs_labels: bool) -> tuple[Listing, list[str]]:
-    listed = list_source(config, needs_labels=needs_labels)
+    listed = _list_labelled(config) if needs_labels else _list_any(config)
     listing = as_entries(listed, config) if isinstance(listed, PixelSet) else listed
     notes = list(listing.notes)
     if config.exclude:
@@ -108,11 +109,38 @@ def _list(config: DataConfig, *, needs_labels: bool) -> tuple[Listing, list[str]
         dropped, more = match_exclusions(config.exclude, names, paths, listing.root)
         listing.entries = [entry for n, entry in enumerate(listing.entries) if n not in dropped]
         notes += more
-    if listing.classes == ():
-        raise DataError(f"{config.source}: no image has a label: add some, or pack the images alone with --no-labels")
     if not listing.entries:
         raise DataError(f"{config.source}: no image is left, {config.exclude} excludes all of them")
     return listing, notes
+
+
+def _list_labelled(config: DataConfig) -> PixelSet | Listing:
+    """List images that all have a label; where only labels are missing, the error says how to do without."""
+    try:
+        listed = list_source(config)
+        if listed.classes == ():
+            raise DataError(f"{config.source}: no image has a label: add some")
+    except DataError as error:
+        with contextlib.suppress(DataError):
+            list_source(config, needs_labels=False)
+            error = DataError(f"{error}. --no-labels packs images without a label too")
+        raise error from None
+    return listed
+
+
+def _list_any(config: DataConfig) -> PixelSet | Listing:
+    """List images with a label, or several, and without; labels that cannot be read are none, with a note."""
+    note = None
+    try:
+        listed = list_source(config, needs_labels=False, reads_sets=True)
+        if listed.classes != ():
+            return listed
+    except DataError as error:
+        note = f"labels are left out: {error}"
+    listed = list_source(config, needs_labels=False)
+    if note is not None and isinstance(listed, Listing):
+        listed.notes.append(note)
+    return listed
 
 
 def _length(entry: Entry) -> int:
@@ -171,8 +199,8 @@ def _write_one(plan: ShardPlan, digest: str, destination: Destination) -> ShardE
     return shard
 
 
-def _label_file(label: int | tuple[int, ...]) -> tuple[str, bytes]:
-    """Return ending and content of the file beside an image that has its label, or all of them."""
+def _label_file(label: int | tuple[int, ...] | None) -> tuple[str, bytes]:
+    """Return ending and content of the file beside an image that has its label, or all of them, null if not given."""
     if isinstance(label, int):
         return ".cls", str(label).encode()
     return ".json", json.dumps({"labels": label}).encode()
