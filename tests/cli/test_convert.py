@@ -151,6 +151,17 @@ def test_several_labels_are_several_labels_for_transformers(model_file, tmp_path
     assert first == second
 
 
+def test_what_is_left_out_is_not_said_of_a_model_that_is_refused(tmp_path, capfd):
+    model = create("mu/8", image_size=48, num_classes=3, position="rope-2d")
+    pipeline = EvalPipeline((48, 48), 3, PreprocessConfig(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4)))
+    info = ModelInfo(CLASSES, pipeline, multilabel=LabelRule((0.3, 0.5, 0.6), (1.0, 2.0, 1.0), (0.0, 0.5, 0.0)))
+    save_model(tmp_path / "model.safetensors", model, info)
+    assert convert(tmp_path / "model.safetensors", tmp_path / "h", "--to", "huggingface") == 1
+    said = capfd.readouterr().err
+    assert "cannot express this model" in said
+    assert "left out" not in said
+
+
 @pytest.mark.parametrize("licence", ["Apache-2.0", "DINOv3", "MIT AND ImageNet-research", "open: 'rail'"])
 def test_a_licence_stays_with_a_converted_folder(licence, model_file, tmp_path, capfd):
     model, info = load_model(model_file)

@@ -16,7 +16,7 @@ from vitreous.cli.output.predictions import writer
 from vitreous.data.config import PreprocessConfig
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.files.writing import Outputs
-from vitreous.predictions import Prediction
+from vitreous.predictions import Failure, Prediction
 
 PACE = r"{} images in [\d.]+ s, [\d,.]+ img/s: torch, float32, cpu\n"
 NAMES = ["b.png", 'a "quoted", [x] 犬.JPG', "deep/er/c.webp"]
@@ -61,6 +61,25 @@ def test_lists_in_csv_are_read_back_exactly_and_are_no_formulas(capsys):
     assert json.loads(row["labels"]) == list(few)
     for separator in ";|":
         assert [cell for cell in next(csv.reader([line], delimiter=separator)) if re.match(" *[=+@-]", cell)] == []
+
+
+def test_tables_say_which_of_several_labels_are_below_their_threshold(capsys):
+    likely = (("cat", 0.6), ("dog", 0.3), ("owl", 0.1))
+    said = Prediction("cat", 0.6, likely, "1.png", labels=("dog",))  # whose threshold is lower than that of cat
+    none = Prediction("cat", 0.6, likely, "2.png", labels=())
+    with writer("table", None, 3, {}, Outputs()) as write:
+        write(said)
+    name, labels, *rows = capsys.readouterr().out.splitlines()
+    assert (name, labels) == ("1.png", "dog")
+    assert ["below its threshold" in row for row in rows] == [True, False, True]
+    with writer("table", None, 3, {}, Outputs()) as write:
+        for each in (said, none, Failure("3.png", "not an image")):
+            write(each)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["image", "labels", "most", "probable"]
+    assert lines[3].split(None, 2) == ["1.png", "dog", "cat 60.0%, dog 30.0%, owl 10.0%  "]
+    assert lines[4].split(None, 2) == ["2.png", "none", "cat 60.0%, dog 30.0%, owl 10.0%  "]
+    assert lines[5].split() == ["3.png", "not", "an", "image"]
 
 
 def test_folders_are_searched_recursively(vitreous, model_file, folder):

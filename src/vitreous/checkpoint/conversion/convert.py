@@ -87,6 +87,7 @@ def convert(
     for reason in opened.reasons:
         tell(reason)
     used, notes = adopted(opened, to)
+    written = None if to == "vitreous" else export(used, to)  # refuses what the family cannot express, before the notes
     rule = opened.info.multilabel
     if to != "vitreous" and rule is not None and rule != LabelRule.plain(rule.labels):
         notes = [*notes, _RULE_OMITTED]
@@ -97,12 +98,13 @@ def convert(
     for note in notes:
         tell(note)
     with target.temporary() as weights:
-        if to == "vitreous":
+        if written is None:
             decoder = {name: tensor for name, tensor in used.kept.items() if name.startswith(DECODER)}
             save_model(weights, used.model, used.info, kept=decoder)
             files = [weights]
         else:
-            files = write_files(export(used, to), weights)
+            files = write_files(written, weights)
+            del written  # frees memory for the comparison
             if target.is_folder and (licence := recorded_licence(used.info.provenance)) is not None:
                 files.append(weights.with_name(CARD))
                 files[-1].write_text(card_of(licence), encoding="utf-8")

@@ -22,6 +22,7 @@ __all__ = ["to_record", "writer"]
 
 Write = Callable[[Prediction | Failure], None]
 _FRAME = len("probability") + 4 * 3 + 1  # columns of a table besides file name, label and next classes
+_BELOW = "below its threshold"
 _NAME_WIDTH = 36  # columns; names are shortened to that before next classes are left out
 _REASON_WIDTH = 24  # columns; with fewer there is no room for the reason of a failure
 
@@ -117,9 +118,11 @@ def _write_table(stream: TextIO, top_k: int) -> Iterator[Write]:
         if len(results) == 1 and predictions:
             stream.write(f"{visible(predictions[0].name)}\n")
             table = Table(box=None, show_header=False)
+            given = predictions[0].labels
             for label, probability in predictions[0].top:
                 bar = "\u2501" * round(30 * probability)
-                table.add_row(Text(visible(label)), f"{probability:7.2%}", bar)
+                marks = [] if given is None else ["" if label in given else _BELOW]
+                table.add_row(Text(visible(label)), f"{probability:7.2%}", *marks, bar)
             if predictions[0].unsure or predictions[0].labels is not None:
                 stream.write(f"{_label(predictions[0])}\n")
             print_table(table, stream, shorten=(0,))
@@ -130,11 +133,10 @@ def _write_table(stream: TextIO, top_k: int) -> Iterator[Write]:
 
 
 def _label(prediction: Prediction) -> str:
-    """Return the label as people read it: `cat`, `cat, dog`, `none (cat 0.41)` or `unsure (cat 0.41)`."""
+    """Return the label as people read it: `cat`, `cat, dog`, `none` or `unsure (cat 0.41)`."""
     label = visible(prediction.label)
     if prediction.labels is not None:
-        given = ", ".join(map(visible, prediction.labels))
-        return given or f"none ({label} {prediction.probability:.2f})"
+        return ", ".join(map(visible, prediction.labels)) or "none"
     return f"unsure ({label} {prediction.probability:.2f})" if prediction.unsure else label
 
 
@@ -147,21 +149,24 @@ def _set_names(prediction: Prediction) -> str:
 
 
 def _last_column(result: Prediction | Failure) -> list[str]:
-    """Return the set of classes, or the next classes with their probabilities."""
+    """Return the set of classes, or the next classes with their probabilities; with several labels, the first too."""
     if isinstance(result, Failure):
         return []
     if result.set is not None:
         return [_set_names(result)]
-    return [f"{visible(name)} {share:.1%}" for name, share in result.top[1:]]
+    first = 1 if result.labels is None else 0
+    return [f"{visible(name)} {share:.1%}" for name, share in result.top[first:]]
 
 
 def _table(results: Sequence[Prediction | Failure], width: int) -> Table:
     """Return a table with a row per image and, in its last column, as many next classes as fit into the width.
 
-    If the model has sets of classes, the last column is the set.
+    If the model has sets of classes, the last column is the set. With several labels it has the most probable ones,
+    also those below their threshold, and there is no column for the probability of one.
     """
     predictions = [result for result in results if isinstance(result, Prediction)]
     has_sets = bool(predictions) and predictions[0].set is not None
+    several = bool(predictions) and predictions[0].labels is not None
     names = [Text(visible(result.name)) for result in results]
     labels = [Text("" if isinstance(result, Failure) else _label(result)) for result in results]
     others = [_last_column(result) for result in results]
@@ -171,17 +176,21 @@ def _table(results: Sequence[Prediction | Failure], width: int) -> Table:
     while count and not has_sets and max(cell_len(", ".join(each[:count])) for each in others) > room:
         count -= 1
     has_next = count > 0 or room >= _REASON_WIDTH
-    last = _set_heading(predictions) if has_sets else "next"
-    table = Table("image", "label", "probability", *([last] if has_next else []), box=SIMPLE_HEAD)
-    table.columns[2].justify = "right"
+    last = _set_heading(predictions) if has_sets else "most probable" if several else "next"
+    table = Table("image", "labels" if several else "label", box=SIMPLE_HEAD)
+    if not several:
+        table.add_column("probability", justify="right")
+    if has_next:
+        table.add_column(last)
     for result, name, label, rest in zip(results, names, labels, others, strict=True):
         if isinstance(result, Failure):  # standard error has the full reason
             reason = Text(printable(result.reason, 500), style="red")
-            row = [name, Text(), Text(), reason] if has_next else [name, Text("not read", style="red"), Text()]
+            row = [name, Text() if has_next else Text("not read", style="red")]
+            shown = [reason] if has_next else []
         else:
-            further = [Text(", ".join(rest[:count]))] if has_next else []
-            row = [name, label, Text(f"{result.probability:.1%}"), *further]
-        table.add_row(*row)
+            row, shown = [name, label], [Text(", ".join(rest[:count]))] if has_next else []
+        number = Text("" if isinstance(result, Failure) else f"{result.probability:.1%}")
+        table.add_row(*row, *([] if several else [number]), *shown)
     return table
 
 

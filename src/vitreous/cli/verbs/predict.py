@@ -44,9 +44,9 @@ def _parser() -> Parser:
         "MODEL IMAGES... [options]",
         "Classify images: the most probable classes of each, with probabilities, calibrated if the model file has "
         "a temperature, as after `vitreous train`. After `vitreous calibrate`, a prediction below the threshold is "
-        "marked as unsure, and sets of classes are shown. A model with several labels gives those at or above their "
-        "threshold. An unreadable image is reported and skipped; the exit code "
-        "is then 1.",
+        "marked as unsure, and sets of classes are shown. With several labels, `labels` has those at or above their "
+        "threshold, and `label` the most probable one, also below it. An unreadable image is reported and skipped; the "
+        "exit code is then 1.",
         [
             ("vitreous predict runs/photos-1 cat.jpg", "one image; a run directory stands for its model.safetensors"),
             ("vitreous predict model.safetensors photos/ --format csv -o labels.csv", "a folder, at any depth"),
