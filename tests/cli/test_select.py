@@ -39,6 +39,9 @@ def photos(tmp_path, monkeypatch):
     return tmp_path / "photos"
 
 
+EMPTY = ("short.png", "empty.png")
+
+
 def rows_of(path):
     with open(path, encoding="utf-8", newline="") as stream:
         return list(csv.DictReader(stream))
@@ -65,6 +68,22 @@ def test_the_table_is_a_manifest_of_images_that_have_no_label_yet(photos, tmp_pa
         thumbnail = sheet.crop((8 + 56, 26 + 56, 8 + 72, 26 + 72)).convert("L")  # the first image, in its middle
     with Image.open(next(e.path for e in entries if e.name == rows[0]["path"])) as first:
         assert np.array_equal(thumbnail, first)
+
+
+def test_copies_of_labelled_images_and_of_each_other_are_not_proposed(photos, tmp_path, model_file, capsys):
+    known, first, second = sorted(photos.rglob("*.png"))[:3]
+    for source, name in ((known, "x.png"), (first, "y.png"), (first, "z.png")):
+        shutil.copy(source, photos / "c" / name)
+    (photos / "c" / "short.png").write_bytes(b"")
+    (photos / "c" / "empty.png").write_bytes(b"")
+    (tmp_path / "done.csv").write_text(f"path,label\n{known},cat\n")
+    assert select(model_file, "photos", "--count", 11, "--labelled", "done.csv", "-o", "one.csv") == 1  # unreadable
+    said = capsys.readouterr().err
+    assert "3 images left out as byte-for-byte copies of labelled or other ones: photos/c/x.png, " in said
+    assert said.count("empty, 0 bytes") == 2
+    names = {Path(row["path"]).name for row in rows_of("one.csv")}
+    assert names == {path.name for path in photos.rglob("*.png")} - {known.name, "x.png", "y.png", "z.png", *EMPTY}
+    assert second.name in names
 
 
 def test_what_is_labelled_is_not_proposed_again(photos, tmp_path, model_file, capsys):

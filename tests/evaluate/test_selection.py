@@ -49,10 +49,12 @@ def test_copies_make_no_more_clusters_than_distinct_rows():
 def test_typicality_is_the_inverse_mean_distance_to_neighbours():
     x = np.random.default_rng(0).standard_normal((50, 5)).astype("f4")
     distances = np.sort(np.linalg.norm(x[:, None].astype("f8") - x[None], axis=2), axis=1)[:, 1:]
-    np.testing.assert_allclose(typicality(x), 1 / (distances[:, :20].mean(1) + 1e-5), rtol=1e-4)
+    np.testing.assert_allclose(typicality(x), 1 / (distances[:, :20].mean(1)), rtol=1e-4)
     few = np.sort(np.linalg.norm(x[:6, None].astype("f8") - x[None, :6], axis=2), axis=1)[:, 1:]
-    np.testing.assert_allclose(typicality(x[:6]), 1 / (few[:, :3].mean(1) + 1e-5), rtol=1e-4)
+    np.testing.assert_allclose(typicality(x[:6]), 1 / (few[:, :3].mean(1)), rtol=1e-4)
     assert typicality(x[:1]).tolist() == [0.0]
+    copies = np.repeat(x[:1] / np.linalg.norm(x[:1]), 4, axis=0)
+    assert typicality(copies).tolist() == pytest.approx([1000.0] * 4)
 
 
 def test_typical_images_are_of_uncovered_large_clusters_first_and_not_at_their_edge():

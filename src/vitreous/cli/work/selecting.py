@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,9 @@ from vitreous.checkpoint.model_info import ModelInfo
 from vitreous.cli.options.inputs import expand
 from vitreous.cli.output.terminal import narrate, progress_bar
 from vitreous.data.config import DataConfig
-from vitreous.data.images.reading import read_image
+from vitreous.data.images.content import content_hash
+from vitreous.data.images.headers import UnreadableError
+from vitreous.data.images.reading import open_image_file, read_image
 from vitreous.data.shards.listing import find_shards
 from vitreous.data.sources.listing import UNLABELLED, Entry, Listing, first_ten, pluralize
 from vitreous.data.sources.opening import list_source
@@ -60,7 +63,7 @@ class Proposal:
 def find_pool(source: str, labelled: str | None, count: int) -> Pool:
     """List the images of a folder or manifest without those that have a label, there or in ``labelled``.
 
-    Images whose paths a table cannot hold are left out, with a note.
+    Images whose paths a table cannot hold are left out, with a note, as are copies of labelled images and of others.
 
     Where an image may have several labels, an empty list counts as no label in the source. In ``labelled`` it says that
     the image has none of the labels, as in training.
@@ -84,7 +87,7 @@ def find_pool(source: str, labelled: str | None, count: int) -> Pool:
         several |= also
     done = {os.path.realpath(path) for path in known}
     candidates = [path for path in dict.fromkeys(candidates) if os.path.realpath(path) not in done]
-    candidates = _without_odd(candidates)
+    candidates = _without_copies(_without_odd(candidates), known)
     _refuse_too_few(candidates, count)
     return Pool(candidates, list({os.path.realpath(path): path for path in known}.values()), several)
 
@@ -96,6 +99,42 @@ def _without_odd(candidates: list[str]) -> list[str]:
     if odd:
         narrate(f"{pluralize(len(odd), 'image')} left out: {_no_cell(odd)}")
     return kept
+
+
+def _without_copies(candidates: list[str], known: Sequence[str]) -> list[str]:
+    """Return the images that are no copy, byte for byte, of a labelled image or an earlier one; note the others.
+
+    Only files of equal size are read. Those that cannot be are kept, and reported when a model reads them.
+    """
+    sizes = {path: _size(path) for path in (*known, *candidates)}
+    shared = {size for size, count in Counter(sizes.values()).items() if size and count > 1}
+    seen: set[str] = set()
+    kept: list[str] = []
+    copies: list[str] = []
+    for n, path in enumerate((*known, *candidates)):
+        content = _digest(path) if sizes[path] in shared else None
+        if n >= len(known):
+            (copies if content in seen else kept).append(path)
+        if content is not None:
+            seen.add(content)
+    if copies:
+        shown = first_ten([visible(path) for path in copies])
+        narrate(
+            f"{pluralize(len(copies), 'image')} left out as byte-for-byte copies of labelled or other ones: {shown}"
+        )
+    return kept
+
+
+def _size(path: str) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return os.stat(path).st_size
+    return 0
+
+
+def _digest(path: str) -> str | None:
+    with contextlib.suppress(UnreadableError), open_image_file(path) as content:
+        return content_hash(content.data)
+    return None
 
 
 def _refuse_shards(source: str, name: str) -> None:

@@ -22,6 +22,7 @@ Choice = list[tuple[int, float]]
 _MOST_CLUSTERS = 500  # of the published code of TypiClust, as the two numbers below
 _SMALL = 5  # a cluster of at most so many images is asked last
 _NEIGHBOURS = 20
+_LEAST_DISTANCE = 1e-3  # between features of length 1; float32 tells smaller ones from 0 no longer
 _ITERATIONS = 50
 _POOL = 5  # uncertain images per chosen one, among which those that differ are chosen
 _ROWS = 4096  # of a matrix of distances at once
@@ -139,7 +140,8 @@ def _least(margins: Floats, probabilities: Floats, count: int, seed: int) -> Cho
 def typicality(x: Floats) -> npt.NDArray[np.float64]:
     """Return the inverse mean distance of each image to its nearest neighbours, (n,); 0 for one without any.
 
-    They are the 20 nearest of the features (n, F), or half of all if these are fewer.
+    They are the 20 nearest of the features (n, F), or half of all if these are fewer. It is at most 1,000, that of an
+    image whose neighbours all have its features.
     """
     count = min(_NEIGHBOURS, max(len(x) // 2, 1), len(x) - 1)
     if count < 1:
@@ -149,7 +151,7 @@ def typicality(x: Floats) -> npt.NDArray[np.float64]:
         squared = _squared(x[start : start + _ROWS], x)
         squared[np.arange(len(squared)), start + np.arange(len(squared))] = np.inf  # not the image itself
         means.append(np.sqrt(np.partition(squared, count - 1, axis=1)[:, :count].astype(np.float64)).mean(1))
-    return 1 / (np.concatenate(means) + 1e-5)
+    return 1 / np.maximum(np.concatenate(means), _LEAST_DISTANCE)
 
 
 def k_means(x: Floats, k: int, seed: int = 0) -> npt.NDArray[np.int64]:
