@@ -240,6 +240,10 @@ def test_files_without_a_state_dict(tmp_path):
 
 
 def test_folders(tmp_path):
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported" / "model.onnx").touch()
+    with pytest.raises(CheckpointError, match=r"an exported model: name its file, '.*exported.model\.onnx'"):
+        open_checkpoint(tmp_path / "exported")
     with pytest.raises(CheckpointError, match="no other weights"):
         open_checkpoint(tmp_path)
     for name in ("one", "two"):

@@ -59,7 +59,9 @@ def test_the_first_module_is_named(tmp_path, monkeypatch, capsys, tensor, value,
     assert main(["replay", file, "--json", "-"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert set(document) == {"file", "step", "module", "found", "notes"}
-    assert main(["replay", file]) == 0
+    assert main(["replay", str(tmp_path)]) == 2
+    assert f"'{tmp_path}' has no nonfinite.replay: only a run" in capsys.readouterr().err
+    assert main(["replay", str(tmp_path / "run")]) == 0
     output = capsys.readouterr().out
     named = re.search(r"^module +(.*)$", output, re.MULTILINE)[1]
     if module is not None:

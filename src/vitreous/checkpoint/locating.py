@@ -103,6 +103,9 @@ def _find_weights(folder: Path, name: str) -> Path:
     if len(found) == 1:
         return found[0]
     if not found:
+        exported = [file for file in folder.iterdir() if file.suffix in EXPORTED.values()]
+        if len(exported) == 1:
+            raise CheckpointError(f"the folder '{name}' has an exported model: name its file, '{exported[0]}'")
         runs = sorted(folder.glob("*/model.safetensors"), key=lambda file: file.stat().st_mtime)
         hint = f" The newest one below is '{runs[-1]}'." if runs else " `vitreous train` writes one at its end."
         raise CheckpointError(f"the folder '{name}' has no model.safetensors and no other weights.{hint}")

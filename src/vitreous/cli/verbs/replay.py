@@ -8,7 +8,8 @@ from pathlib import Path
 
 from vitreous.cli.options.outputs import add_json_options, make_outputs, write_document
 from vitreous.cli.options.parser import Parser
-from vitreous.files.text import printable
+from vitreous.errors import UsageError
+from vitreous.files.text import printable, visible
 
 __all__ = ["run"]
 
@@ -21,7 +22,9 @@ _EXAMPLES = (("vitreous replay runs/photos-1/nonfinite.replay", "the step that e
 
 def _parser() -> Parser:
     parser = Parser("replay", "FILE", _HELP, _EXAMPLES)
-    parser.add_argument("file", type=str, metavar="FILE", help="the nonfinite.replay of a run directory")
+    parser.add_argument(
+        "file", type=str, metavar="FILE", help="the nonfinite.replay of a run directory, or that folder"
+    )
     add_json_options(parser)
     return parser
 
@@ -32,8 +35,15 @@ def run(argv: Sequence[str]) -> int:
     file = Path(options.file)
     files = make_outputs(options, (lambda: [file],))
     files.claim("--json", options.json)
-    from vitreous.train.resume.replay import replay  # imports torch
+    from vitreous.train.resume.replay import REPLAY, replay  # imports torch
 
+    if file.is_dir():
+        file = file / REPLAY
+        if not file.exists():
+            raise UsageError(
+                f"'{visible(options.file)}' has no {REPLAY}: only a run that stopped at a loss or gradient that was "
+                "not finite has one"
+            )
     result = replay(file)
     lines = [f"step      {result.step}", f"module    {result.module or 'none'}", f"found     {result.text}"]
     if options.json != "-":
