@@ -65,9 +65,9 @@ def test_the_table_is_a_manifest_of_images_that_have_no_label_yet(photos, tmp_pa
     assert len({entry.path for entry in entries}) == 5
     with Image.open("out/round.png") as sheet:
         assert sheet.size == (5 * 136 + 8, 162)
-        thumbnail = sheet.crop((8 + 56, 26 + 56, 8 + 72, 26 + 72)).convert("L")  # the first image, in its middle
+        thumbnail = sheet.crop((8, 26, 8 + 128, 26 + 128)).convert("L")  # the first image, enlarged
     with Image.open(next(e.path for e in entries if e.name == rows[0]["path"])) as first:
-        assert np.array_equal(thumbnail, first)
+        assert np.array_equal(thumbnail, np.kron(first, np.ones((8, 8), np.uint8)))
 
 
 def test_copies_of_labelled_images_and_of_each_other_are_not_proposed(photos, tmp_path, model_file, capsys):

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import re
+import warnings
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import OptimConfig
 from vitreous.train.console import Display
 from vitreous.train.loop.module import VitModule
-from vitreous.train.resume.replay import REPLAY, replay
+from vitreous.train.resume.replay import REPLAY, _backward, replay
 from vitreous.train.run import run
 
 TINY = ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, width=16, depth=2, heads=2, mlp_dim=32)
@@ -69,6 +70,14 @@ def test_the_first_module_is_named(tmp_path, monkeypatch, capsys, tensor, value,
     else:
         assert named != "none", output
     assert (found or "") in output
+
+
+def test_the_operation_is_named_and_nothing_is_printed_beside():
+    x = torch.zeros(1, requires_grad=True)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert _backward((x.sqrt() * 0).sum()) == "SqrtBackward0"
+    assert seen == []
 
 
 def test_a_diverged_step_is_repeated_from_its_own_weights(tmp_path):

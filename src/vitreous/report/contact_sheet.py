@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
+from PIL.Image import Resampling
 
 from vitreous.report.drawing import reduced
 from vitreous.report.style import LIGHT
@@ -33,6 +34,16 @@ def save_contact_sheet(path: Path, images: Iterable[Image.Image | None], count: 
         place = (x, y + _CAPTION, x + _SIDE - 1, y + _CAPTION + _SIDE - 1)
         draw.rectangle(place, fill=LIGHT.empty)
         if image is not None:
-            small = reduced(image, _SIDE)
+            small = _fitted(image)
             sheet.paste(small, (x + (_SIDE - small.width) // 2, y + _CAPTION + (_SIDE - small.height) // 2))
     sheet.save(path, format="PNG")
+
+
+def _fitted(image: Image.Image) -> Image.Image:
+    """Reduce an image to a thumbnail, or enlarge a small one by a whole factor, so that it can be seen."""
+    factor = _SIDE // max(image.size)
+    return (
+        reduced(image, _SIDE)
+        if factor < 2
+        else image.resize((image.width * factor, image.height * factor), Resampling.NEAREST)
+    )

@@ -100,10 +100,9 @@ def _curves(report: PretrainReport, theme: Theme) -> bytes:
     terms = [name for name in terms if name != "val_loss" and not name.startswith(("val_knn", "val_linear"))]
     draw_line(loss, report.history, "train_loss", "train", color=theme.orange)
     draw_line(loss, report.history, "val_loss", "validation", color=theme.blue)
-    for name, style in zip(terms, ("--", ":", "-.", (0, (1, 3))), strict=False):
-        draw_line(
-            loss, report.history, name, name.removeprefix("val_").replace("_", " "), color=theme.muted, linestyle=style
-        )
+    styles = ((theme.green, "--"), (theme.red, ":"), (theme.muted, "-."), (theme.text, (0, (1, 3))))
+    for name, (color, style) in zip(terms, styles, strict=False):
+        draw_line(loss, report.history, name, name.removeprefix("val_").replace("_", " "), color=color, linestyle=style)
     loss.set(title="Loss and its terms")
     for end, measure in (("", ""), ("_map", ", mAP")):
         draw_line(probe, report.history, f"val_knn{end}", f"k nearest neighbours{measure}", color=theme.blue)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -237,7 +238,8 @@ def _check_gradients(model: nn.Module) -> tuple[str, str] | None:
 def _backward(loss: Tensor) -> str | None:
     """Compute the gradients under torch's anomaly detection; return the operation that it reports, if any."""
     try:
-        with torch.autograd.set_detect_anomaly(True):
+        with torch.autograd.set_detect_anomaly(True), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Error detected in", UserWarning)  # the error itself names the operation
             loss.backward()
     except RuntimeError as error:
         if "returned nan values" not in str(error):
