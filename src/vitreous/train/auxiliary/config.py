@@ -83,41 +83,44 @@ class AuxConfig:
         problems = [*unknown_choices(self), *self._out_of_range()]
         if self.method == "self-training" and self.model is None:
             problems.append(
-                "model is not set, but aux self-training needs a trained classifier that labels the images: train one "
-                "on the labelled images alone, and give its run directory, as in --aux.model runs/first"
+                "aux.model is not set, but aux self-training needs a trained classifier that labels the images: train "
+                "one on the labelled images alone, and give its run directory, as in --aux.model runs/first"
             )
         if self.method == "fixmatch" and self.unlabelled_ratio == 0:
             problems.append(
-                "unlabelled_ratio is 0, but aux fixmatch learns from unlabelled images: set it above 0, or omit aux"
+                "aux.unlabelled_ratio is 0, but aux fixmatch learns from unlabelled images: set it above 0, or omit aux"
             )
         elif self.unlabelled is not None and self.unlabelled_ratio == 0 and self.method != "self-training":
             problems.append(
-                f"unlabelled_ratio 0 leaves out the images of unlabelled {self.unlabelled}: omit one of them"
+                f"aux.unlabelled_ratio 0 leaves out the images of unlabelled {self.unlabelled}: omit one of them"
             )
         if self.unlabelled is not None:
             check_address(self.unlabelled)
         if problems:
             raise ConfigError("; ".join(problems))
         if self.method == "mae":
-            _ = self.mae  # which checks its own ranges
+            try:
+                _ = self.mae  # which checks its own ranges
+            except ConfigError as error:
+                raise ConfigError(str(error).replace("mae.", "aux.")) from None
 
     def _out_of_range(self) -> Iterator[str]:
         if not 0 < self.weight < 1:
-            yield f"weight is {self.weight}, it is a share of the loss and must be in (0, 1)"
+            yield f"aux.weight is {self.weight}, it is a share of the loss and must be in (0, 1)"
         if not 0 < self.pseudo_weight < math.inf:
-            yield f"pseudo_weight is {self.pseudo_weight}, it must be a number above 0"
+            yield f"aux.pseudo_weight is {self.pseudo_weight}, it must be a number above 0"
         if not 0 < self.threshold <= 1:
-            yield f"threshold is {self.threshold}, it is a probability and must be in (0, 1]"
+            yield f"aux.threshold is {self.threshold}, it is a probability and must be in (0, 1]"
         if not 0 <= self.begin < 1:
-            yield f"begin is {self.begin}, it is a fraction of the run and must be in [0, 1)"
+            yield f"aux.begin is {self.begin}, it is a fraction of the run and must be in [0, 1)"
         if not 0 < self.end <= 1:
-            yield f"end is {self.end}, it is a fraction of the run and must be in (0, 1]"
+            yield f"aux.end is {self.end}, it is a fraction of the run and must be in (0, 1]"
         if not 0 <= self.min_probability < 1:
-            yield f"min_probability is {self.min_probability}, it is a probability and must be in [0, 1)"
+            yield f"aux.min_probability is {self.min_probability}, it is a probability and must be in [0, 1)"
         if not 0 <= self.unlabelled_ratio <= _MOST_UNLABELLED:
             yield (
-                f"unlabelled_ratio is {self.unlabelled_ratio}, it is a number of images for each labelled one and must "
-                f"be between 0 and {_MOST_UNLABELLED}"
+                f"aux.unlabelled_ratio is {self.unlabelled_ratio}, it is a number of images for each labelled one and "
+                f"must be between 0 and {_MOST_UNLABELLED}"
             )
 
     @property

@@ -40,7 +40,7 @@ class MonitorConfig:
     def __post_init__(self) -> None:
         """Check ranges, and report all problems in one error."""
         problems = [
-            f"{name} is {getattr(self, name)}, it must be at least {least}"
+            f"monitor.{name} is {getattr(self, name)}, it must be at least {least}"
             for name, least in (("every", 1), ("images", 2))
             if getattr(self, name) < least
         ]

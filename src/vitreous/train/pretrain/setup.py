@@ -92,7 +92,7 @@ def describe_targets(objective: Objective, data: ImageData, pipeline: EvalPipeli
     entropy, what = objective.target_entropy(torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous())
     if entropy < _LEAST_ENTROPY:
         raise DataError(
-            f"the targets are constant: {what} have an entropy of {entropy:.2g} nats in {len(pixels):,} images of "
-            f"{data.name}, so that there is nothing to learn. `vitreous audit` finds blank and repeated images"
+            f"the targets are constant, with an entropy of {abs(entropy):.2g} nats ({what}, in {len(pixels):,} images "
+            f"of {data.name}): there is nothing to learn. `vitreous audit` finds blank and repeated images"
         )
     return f"the targets have an entropy of {entropy:.2f} nats ({what}, in {len(pixels):,} images)"

@@ -56,17 +56,17 @@ class DinoConfig:
     def __post_init__(self) -> None:
         """Check ranges, and report all problems in one error."""
         problems = [
-            f"{name} is {getattr(self, name)}, it must be from 2 to 1048576"
+            f"dino.{name} is {getattr(self, name)}, it must be from 2 to 1048576"
             for name in ("outputs", "hidden", "bottleneck")
             if not 2 <= getattr(self, name) <= 1 << 20
         ]
         problems += [
-            f"{name} is {getattr(self, name)}, it must be in [0, 1]"
+            f"dino.{name} is {getattr(self, name)}, it must be in [0, 1]"
             for name in ("momentum", "center_momentum")
             if not 0 <= getattr(self, name) <= 1
         ]
         problems += [
-            f"{name} is {getattr(self, name)}, it must be above 0"
+            f"dino.{name} is {getattr(self, name)}, it must be above 0"
             for name in ("teacher_temperature", "student_temperature")
             if not getattr(self, name) > 0
         ]

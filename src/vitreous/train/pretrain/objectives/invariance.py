@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class RegulariserConfig:
         outputs: Outputs of the projector.
     """
 
+    group: ClassVar[str] = "visreg"  # of the options, as errors name them
     weight: float = 0.5
     slices: int = 512
     hidden: int = 512
@@ -42,9 +43,9 @@ class RegulariserConfig:
 
     def __post_init__(self) -> None:
         """Check ranges, and report all problems in one error."""
-        problems = [] if 0 <= self.weight <= 1 else [f"weight is {self.weight}, it must be in [0, 1]"]
+        problems = [] if 0 <= self.weight <= 1 else [f"{self.group}.weight is {self.weight}, it must be in [0, 1]"]
         problems += [
-            f"{name} is {getattr(self, name)}, it must be from 1 to 65536"
+            f"{self.group}.{name} is {getattr(self, name)}, it must be from 1 to 65536"
             for name in ("slices", "hidden", "outputs")
             if not 1 <= getattr(self, name) <= 65536
         ]

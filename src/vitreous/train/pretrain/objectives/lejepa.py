@@ -9,6 +9,7 @@ Shapes: V views, B batch, D outputs of the projector, S slices, T frequencies.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class LeJepaConfig(RegulariserConfig):
         outputs: Outputs of the projector.
     """
 
+    group: ClassVar[str] = "lejepa"
     weight: float = 0.05
 
 

@@ -75,9 +75,9 @@ class MaeConfig:
         """Check ranges, and report all problems in one error."""
         problems = []
         if not 0 < self.mask < 1:
-            problems.append(f"mask is {self.mask}, it is a fraction of the patches and must be in (0, 1)")
+            problems.append(f"mae.mask is {self.mask}, it is a fraction of the patches and must be in (0, 1)")
         problems += [
-            f"{name} is {value}, it must be from 1 to {most}"
+            f"mae.{name} is {value}, it must be from 1 to {most}"
             for name, most in (("decoder_width", 4096), ("decoder_depth", 64), ("decoder_heads", 64))
             if (value := getattr(self, name)) is not None and not 1 <= value <= most
         ]
@@ -159,7 +159,7 @@ class Mae(Objective):
         patches = flatten_patches(pixels.float(), self.backbone.patch_embed.patch).flatten(0, 1)  # (B N, V)
         varied = patches[patches.std(1) > _FLAT]
         if not len(varied):
-            return 0.0, "the patches, all of them flat"
+            return 0.0, "all patches are flat"
         _, counts = torch.unique(varied, dim=0, return_counts=True)
         return entropy(counts), "the patches that are not flat"
 

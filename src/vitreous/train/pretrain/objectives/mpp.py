@@ -46,11 +46,11 @@ class MppConfig:
         """Check ranges, and report all problems in one error."""
         problems = []
         if not 0 < self.corrupted < 1:
-            problems.append(f"corrupted is {self.corrupted}, it is a fraction of the patches and must be in (0, 1)")
+            problems.append(f"mpp.corrupted is {self.corrupted}, it is a fraction of the patches and must be in (0, 1)")
         if min(self.masked, self.replaced) < 0 or self.masked + self.replaced > 1:
             problems.append(
-                f"masked is {self.masked} and replaced {self.replaced}, they are fractions of the corrupted patches "
-                "and must be at least 0 and together at most 1"
+                f"mpp.masked is {self.masked} and mpp.replaced {self.replaced}, they are fractions of the corrupted "
+                "patches and must be at least 0 and together at most 1"
             )
         if problems:
             raise ConfigError("; ".join(problems))

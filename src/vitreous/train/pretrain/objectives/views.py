@@ -50,13 +50,13 @@ class ViewsConfig:
         object.__setattr__(self, "local_area", tuple(self.local_area))
         problems = []
         if not 2 <= self.count <= 16:
-            problems.append(f"count is {self.count}, it must be from 2 to 16")
+            problems.append(f"views.count is {self.count}, it must be from 2 to 16")
         if not 0 <= self.local <= 32:
-            problems.append(f"local is {self.local}, it must be from 0 to 32")
+            problems.append(f"views.local is {self.local}, it must be from 0 to 32")
         if self.local_size is not None and self.local_size < 1:
-            problems.append(f"local_size is {self.local_size}, it must be at least 1")
+            problems.append(f"views.local_size is {self.local_size}, it must be at least 1")
         if not 0 < self.local_area[0] <= self.local_area[1] <= 1:
-            problems.append(f"local_area is {self.local_area}, it must be two rising fractions of the image")
+            problems.append(f"views.local_area is {self.local_area}, it must be two rising fractions of the image")
         if problems:
             raise ConfigError("; ".join(problems))
 

@@ -44,7 +44,7 @@ class VisRegConfig(RegulariserConfig):
     def __post_init__(self) -> None:
         """Check ranges."""
         super().__post_init__()
-        negative = [f"{n} is {getattr(self, n)}" for n in ("scale", "shape", "center") if getattr(self, n) < 0]
+        negative = [f"visreg.{n} is {getattr(self, n)}" for n in ("scale", "shape", "center") if getattr(self, n) < 0]
         if negative:
             raise ConfigError(f"{'; '.join(negative)}: a weight cannot be negative")
 
