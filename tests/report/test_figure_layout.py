@@ -22,6 +22,8 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.report import style
 from vitreous.report.batch_figure import save_batch_figure
 from vitreous.report.figures import draw_curves
+from vitreous.report.pretraining import Figures, PretrainReport
+from vitreous.report.pretraining import _curves as draw_pretraining
 
 GAP = 6  # pixels that two texts side by side keep apart
 
@@ -120,6 +122,19 @@ def test_curves(lr, epochs):
     scores = {"top1": 1.0, "macro_f1": 1.0}
     _, _, texts = draw_checked(lambda: draw_curves(history(epochs, lr), epochs, scores, "bf16"))
     assert "Learning rate" in texts
+
+
+@pytest.mark.parametrize("terms", [("agreement", "scale", "shape", "center"), ("teacher entropy", "divergence"), ()])
+def test_the_terms_of_a_pretraining_loss_can_be_told_apart_and_no_legend_hides_them(terms):
+    rows = [{"epoch": e, "train_loss": 2 / e, "val_loss": 1.0, "effective_rank": 3.0, "rankme": 4.0} for e in (1, 2, 3)]
+    rows = [{**row, **{f"val_{name}": 0.1 * n for n, name in enumerate(terms)}} for row in rows]
+    report = PretrainReport("run", "about", {}, rows, Figures([], [], []))
+    _, figure, texts = draw_checked(lambda: draw_pretraining(report, style.LIGHT))
+    loss = figure.axes[0]
+    assert {"train", "validation", *terms} <= set(texts)
+    assert len({line.get_color() for line in loss.lines}) == 2 + len(terms)
+    if terms:
+        assert loss.get_legend().get_window_extent().y1 < loss.get_window_extent().y0
 
 
 def test_curves_without_data():

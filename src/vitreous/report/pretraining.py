@@ -114,6 +114,8 @@ def _curves(report: PretrainReport, theme: Theme) -> bytes:
     rank.set(title="Dimensions that the features use")
     for axes in (loss, probe, rank):
         finish_axes(axes)
+    if terms:  # too many lines for a legend among them
+        loss.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3, fontsize=9, columnspacing=1.0)
     return to_png(figure, f"{pluralize(len(report.history), 'epoch')} of pretraining", report.about)
 
 
