@@ -1,7 +1,7 @@
 """The table of pretrained models to start from. To add one, add a row to ``ROWS``: it is data, with its sources.
 
 :mod:`vitreous.train.finetune.choice` selects a row for a machine and a set of images, :mod:`hub` downloads it. A fact
-that no source states is None, never a guess: a revision that is not known in full is not pinned.
+that no source states is None, never a guess; a model of which no source states a commit or a hash in full has no row.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Row:
 
     name: str  # short name, as in `--from dinov2-s`
     hub_id: str
-    revision: str | None  # commit or pull request; None: main, not pinned
+    revision: str  # commit, or pull request where sha256 is given
     file: str  # of the weights
     parameters: int  # of the backbone, without a head or a text tower
     width: int
@@ -63,12 +63,7 @@ class Row:
     @property
     def full_id(self) -> str:
         """The id with its revision, as every `--from` takes it."""
-        return f"{self.hub_id}@{self.revision}" if self.revision else self.hub_id
-
-    @property
-    def is_pinned(self) -> bool:
-        """Whether the downloaded bytes are fixed: by the hash of a commit, or by that of the file."""
-        return self.sha256 is not None or re.fullmatch("[0-9a-f]{40}", self.revision or "") is not None
+        return f"{self.hub_id}@{self.revision}"
 
     @property
     def download_bytes(self) -> float:
@@ -133,8 +128,6 @@ ROWS: tuple[Row, ...] = (
     # DeiT III, arXiv 2204.07118
     Row("deit3-s", "timm/deit3_small_patch16_224.fb_in22k_ft_in1k", "0c14598baba9dff214e388f4ea18a1ccf40f3981", _SAFE,
         21_674_496, *_S, 224, 16, _IN21K_1K, "Apache-2.0", False, None, None, 83.1, _TIMM, 88.3),
-    Row("deit3-b", "timm/deit3_base_patch16_224.fb_in22k_ft_in1k", None, _SAFE,
-        85_816_320, *_B, 224, 16, _IN21K_1K, "Apache-2.0", False, None, None, 85.7, _TIMM, 346),
     Row("deit3-l", "timm/deit3_large_patch16_224.fb_in22k_ft_in1k", "51971edc9c4b1a58901ac0c441592a6e98f2b713", _SAFE,
         303_349_760, *_L, 224, 16, _IN21K_1K, "Apache-2.0", False, None, None, 87.0, _TIMM, 1220),
     # MAE, arXiv 2111.06377. The hub's card of the first says Apache-2.0, the authors' own LICENSE says CC BY-NC.

@@ -29,8 +29,8 @@ def pretrained_models(names: Sequence[str], json: str | None, files: Outputs) ->
         for source in dict.fromkeys(row.source for row in rows):
             narrate(f"source of {', '.join(row.name for row in rows if row.source == source)}: {source}")
         narrate(
-            "linear, k-NN, fine-tuned: published top-1 on ImageNet-1k in %, - where none is stated. Revision main is "
-            "not pinned. `vitreous finetune DATA --from NAME` starts from a row; without --from, one is chosen"
+            "linear, k-NN, fine-tuned: published top-1 on ImageNet-1k in %, - where none is stated. `vitreous finetune "
+            "DATA --from NAME` starts from a row; without --from, one is chosen"
         )
     if json:
         write_document(files, json, {"pretrained": [_to_dict(row) for row in rows]})
@@ -50,7 +50,6 @@ def _to_dict(row: Row) -> dict[str, object]:
     licence = LICENCES[row.licence]
     return {
         **asdict(row),
-        "pinned": row.is_pinned,
         "commercial_use": licence.commercial,
         "licence_terms": licence.terms,
     }
@@ -75,6 +74,6 @@ def _table(rows: Sequence[Row]) -> Table:
             "yes" if row.gated else "no",
             row.data,
             row.hub_id,
-            (row.revision or "main")[:12],
+            row.revision[:12],
         )
     return table

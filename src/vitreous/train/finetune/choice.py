@@ -64,8 +64,8 @@ class Choice:
 
 
 def is_eligible(row: Row) -> bool:
-    """Return whether a row may be chosen unasked: a permissive licence, no gate, and bytes that are pinned."""
-    return LICENCES[row.licence].permissive and not row.gated and row.is_pinned
+    """Return whether a row may be chosen unasked: a permissive licence, and no gate."""
+    return LICENCES[row.licence].permissive and not row.gated
 
 
 def choose(rows: Sequence[Row], situation: Situation, cached: Collection[Row] = ()) -> Choice:
