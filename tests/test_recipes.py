@@ -284,7 +284,7 @@ def test_the_cpu_recipe_fixes_nothing_about_its_data_but_the_image_size():
 
 def test_a_gpus_runs_are_commands_that_train_takes(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-    gpu_records = importlib.import_module("accuracy.gpu_records")
+    gpu_records = importlib.import_module("training.gpu_records")
     configs = {name: configure(words.split())[0] for name, (words, _) in gpu_records.commands().items()}
     assert len(configs) == 10
     for name in gpu_records.TUTORIALS:
