@@ -17,7 +17,7 @@ from converting import one_operator_table  # noqa: E402, F401  fixture
 @pytest.fixture(scope="session")
 def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with a class token, learned positions and thresholds."""
-    return saved(tmp_path_factory.mktemp("model"))
+    return saved(tmp_path_factory.mktemp("model"), depth=2)
 
 
 @pytest.fixture(scope="session")

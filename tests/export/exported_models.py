@@ -31,7 +31,7 @@ def saved(
     folder: Path, fit: str = "crop", interpolation: str = "bicubic", rules: bool = True, **changes: object
 ) -> Path:
     """Save a model whose weights are all non-zero; `changes` are fields of its configuration."""
-    small = {"image_size": (32, 48), "patch_size": 8, "num_classes": 3, "width": 32, "depth": 2, "heads": 2}
+    small = {"image_size": (32, 48), "patch_size": 8, "num_classes": 3, "width": 32, "depth": 1, "heads": 2}
     torch.manual_seed(0)
     config = ViTConfig(**{**small, "mlp_dim": 64, "init": "timm", **changes})
     model = build(config).eval()

@@ -48,7 +48,7 @@ VARIANTS = {  # each stem, pooling, position, block, norm, MLP, head and extra t
         "pool": "cls-mean",
         "head": {"kind": "mlp", "hidden": 20},
     },
-    "positions before every block": {"position": {"layers": "every"}, "registers": 1, "fit": "pad"},
+    "positions before every block": {"position": {"layers": "every"}, "depth": 2, "registers": 1, "fit": "pad"},
     "axial attention": {"attention": "axial", "pool": "mean", "fit": "squash"},
     "distillation token": {
         "registers": 1,
@@ -194,7 +194,7 @@ def test_taps_have_the_names_of_the_layers_that_computed_them(tmp_path, block):
 
 
 def test_a_page_whose_filter_has_no_operator_resizes_exactly(tmp_path, capfd):
-    source = saved(tmp_path, depth=1, rules=False, **QUICK)
+    source = saved(tmp_path, rules=False, **QUICK)
     assert main(["export", str(source), str(tmp_path / "page.html"), "--to", "web"]) == 0
     assert "resize exact" in capfd.readouterr().err
     assert (tmp_path / "page.html").is_file()
@@ -336,7 +336,7 @@ def test_a_class_map_is_that_of_explain(tmp_path, photos):
 
     The other formats take 10 and 20 s more, from the same trace; each export compares its file with PyTorch.
     """
-    model = saved(tmp_path, pool="map", depth=1, rules=False, **QUICK)
+    model = saved(tmp_path, pool="map", rules=False, **QUICK)
     file = tmp_path / "mapped.pt2"
     assert main(["export", str(model), str(file), "--to", "torch", "--class-map"]) == 0
     exported, classifier = load(file), load(model, device="cpu", engine="torch")

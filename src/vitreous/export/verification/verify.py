@@ -170,7 +170,7 @@ class _Comparison:
         self.verified.differences[name] = max(self.verified.differences.get(name, 0.0), float(differences.max()))
         if not (differences <= bounds).all():
             worst = int((differences / bounds).argmax())
-            return f"{name} by {differences[worst]:.1e}, the bound is {bounds[worst]:g}"
+            return f"{name} by {differences[worst]:.1e}, the bound is {bounds[worst]:.2g}"
         if name == "probabilities" and _other_classes(found, expected, float(bounds[0])):
             return "another class is the most probable"
         return ""
