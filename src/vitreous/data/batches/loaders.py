@@ -230,7 +230,10 @@ class BatchLoader(DataLoader[Batch | VitreousError]):
         self._yielded = self.sampler.start if isinstance(self.sampler, TrainSampler) else 0
         for batch in super().__iter__():
             if isinstance(batch, VitreousError):
-                raise batch
+                try:
+                    raise batch
+                finally:
+                    del batch  # a cycle: torch waits 10 seconds for each worker that the garbage collector ends
             self._yielded += 1
             yield batch
 
