@@ -12,9 +12,11 @@ import time
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
+import pytest
+from huggingface_hub import file_download
 from huggingface_hub.utils import enable_progress_bars
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -148,3 +150,8 @@ def serving(root: Path) -> Iterator[Hub]:
         finally:
             hub.shutdown()
             thread.join()
+
+
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the client resume a download that breaks off at once, where it waits a second before each attempt."""
+    monkeypatch.setattr(file_download, "time", SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None}))

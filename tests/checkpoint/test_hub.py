@@ -17,7 +17,7 @@ import hub_loading
 import pytest
 import torch
 from hub_loading import loaded
-from hub_server import Hub, serving
+from hub_server import Hub, serving, without_pauses
 
 from vitreous.accelerate.model import create
 from vitreous.checkpoint.conversion.convert import convert
@@ -65,6 +65,7 @@ def at_hub(tmp_path, monkeypatch):
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))  # as HF_HOME places it
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        without_pauses(monkeypatch)
 
     return at
 

@@ -12,7 +12,7 @@ import pytest
 import timm
 import torch
 import transformers
-from hub_server import COMMIT, serving
+from hub_server import COMMIT, serving, without_pauses
 from safetensors.torch import load_file
 from timm.models import save_for_hf
 from torch import nn
@@ -92,6 +92,7 @@ def at_home(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    without_pauses(monkeypatch)
 
 
 def test_the_table_is_sound():
