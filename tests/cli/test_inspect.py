@@ -271,7 +271,7 @@ def test_probes_are_fitted_to_all_classes_of_a_large_folder(vitreous, model_file
         folder = tmp_path / "photos" / classes[data.target[n]]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray((data.images[n] * 255 / 16).astype(np.uint8)).save(folder / f"{n:04}.png")
-    run = vitreous("inspect", model_file, "--data", "photos", "--budget=5s", "--out", "out", "--json=-", "--device=cpu")
+    run = vitreous("inspect", model_file, "--data", "photos", "--budget=1s", "--out", "out", "--json=-", "--device=cpu")
     assert run.returncode == 0, run.stderr
     depth = json.loads(run.stdout)["measures"]["depth"]
     assert depth["train_images"] >= 100

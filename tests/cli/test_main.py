@@ -203,7 +203,7 @@ def test_the_version_is_the_package_version():
 @pytest.mark.parametrize(
     ("command", "code"),
     [
-        ("models >&-", 0),
+        ("models mu >&-", 0),
         ("--help >&-", 0),
         ("unknown 2>&-", 2),
         ("predict shipped - <&- 2>/dev/null", 2),

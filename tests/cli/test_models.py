@@ -7,8 +7,8 @@ from vitreous.cli.verbs.models import _cost
 from vitreous.model.sizes import SIZES, config_of
 
 
-def test_parameter_counts_are_the_published_ones(command, vitreous):
-    run = command("models", "B/16", "Ti")
+def test_parameter_counts_are_the_published_ones(vitreous):
+    run = vitreous("models", "B/16", "Ti")
     assert run.returncode == 0
     rows = {line.split()[0]: line.split() for line in run.stdout.splitlines() if line.strip()}
     assert rows["B/16"][1:9] == ["224", "16", "768", "12", "12", "3072", "197", "86,567,656"]
