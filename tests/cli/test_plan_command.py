@@ -54,7 +54,7 @@ def test_with_a_method_pretraining_is_planned(vitreous, digits):
 
 
 def test_of_a_run_in_stages_the_training_of_all_weights_is_planned(vitreous, digits):
-    run = vitreous("plan", digits, "--device", "cpu", "--model.image_size=32", "--json=-")
+    run = vitreous("plan", digits, "--device", "cpu", "--model.image_size=32", "--batch-size=8", "--json=-")
     assert run.returncode == 0, run.stderr
     said = json.loads(run.stdout)
     assert said["memory"]["weights"] > 4 * 2.9 * said["parameters"]  # weights, gradients, and a moment of Muon
