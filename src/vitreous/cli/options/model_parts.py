@@ -47,12 +47,13 @@ def add_model_options(parser: ArgumentParser) -> Parts:
         name = f"--model.{part}"
         summaries = " ".join(" ".join(str(kind.__doc__).split("\n\n")[0].split()) for kind in kinds)
         parser.add_argument(name, type=dict | str, metavar="KIND", help=f"{descriptions[part]} {summaries}")
-        found[name] = {kind.kind: option_types(kind) for kind in kinds}
-        options = dict.fromkeys(option for kind in kinds for option in option_types(kind))
-        for option in options:
-            having = [kind for kind in kinds if option in option_types(kind)]
-            hint = reduce(or_, dict.fromkeys(option_types(kind)[option] for kind in having))
-            text = field_descriptions(having[0])[option]
+        types = {kind: option_types(kind) for kind in kinds}
+        texts = {kind: field_descriptions(kind) for kind in kinds}
+        found[name] = {kind.kind: types[kind] for kind in kinds}
+        for option in dict.fromkeys(option for kind in kinds for option in types[kind]):
+            having = [kind for kind in kinds if option in types[kind]]
+            hint = reduce(or_, dict.fromkeys(types[kind][option] for kind in having))
+            text = texts[having[0]][option]
             owners = "" if len(kinds) == 1 else f"({', '.join(kind.kind for kind in having)}) "
             parser.add_argument(f"{name}.{option}", type=hint, help=owners + text)
     return found
