@@ -210,7 +210,7 @@ def test_weights_above_the_limit_of_one_file_go_into_a_second(model_file, tmp_pa
 
 
 def test_half_precision_is_kept_if_it_agrees(tmp_path):
-    source = saved(tmp_path, rules=False, **QUICK)  # decisions at a threshold may differ
+    source = saved(tmp_path, depth=2, rules=False, **QUICK)  # decisions may differ
     words = ["export", str(source), str(tmp_path / "m.pt2"), "--to", "torch", "--precision", "bf16"]
     assert main([*words, "--json", str(tmp_path / "report.json")]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
