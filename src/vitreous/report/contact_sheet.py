@@ -42,8 +42,6 @@ def save_contact_sheet(path: Path, images: Iterable[Image.Image | None], count: 
 def _fitted(image: Image.Image) -> Image.Image:
     """Reduce an image to a thumbnail, or enlarge a small one by a whole factor, so that it can be seen."""
     factor = _SIDE // max(image.size)
-    return (
-        reduced(image, _SIDE)
-        if factor < 2
-        else image.resize((image.width * factor, image.height * factor), Resampling.NEAREST)
-    )
+    if factor < 2:
+        return reduced(image, _SIDE)
+    return image.resize((image.width * factor, image.height * factor), Resampling.NEAREST)

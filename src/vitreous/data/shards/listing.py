@@ -133,10 +133,8 @@ def _entry(image: StoredImage, row: Row, classes: Sequence[str]) -> Entry:
 
 def _with_labels(folder: ShardFolder, entries: list[Entry], index: Index, *, sets_aside: bool) -> Listing:
     """Set the images aside that were packed without a label, or refuse them."""
-    aside: list[Entry] = []
-    labelled: list[Entry] = []
-    for entry in entries:
-        (aside if entry.labels is None and entry.label == UNLABELLED else labelled).append(entry)
+    aside = [entry for entry in entries if entry.is_unlabelled]
+    labelled = [entry for entry in entries if not entry.is_unlabelled]
     if not labelled or (aside and not sets_aside):
         raise DataError(
             f"{folder.name}: {pluralize(len(aside), 'image')} without a label, packed with --no-labels: pack the "

@@ -57,6 +57,11 @@ class Entry:
     split: str | None  # `train`, `val` or `test`; None if the data does not say
     labels: tuple[str, ...] | None = None  # class names, in data where an image has several or none
 
+    @property
+    def is_unlabelled(self) -> bool:
+        """Whether the data does not say which label the image has; an image that has none of several is labelled."""
+        return self.labels is None and self.label == UNLABELLED
+
 
 @dataclass
 class Listing:

@@ -230,8 +230,7 @@ def _from_files(
         strata = labels if labels.ndim == 2 else labels.tolist() if needs_labels else None
         sides, how, new_record = hold_out_val(config, digests, strata, sides, record)
         notes.append(how)
-    named = classes if needs_labels else ["" if name == UNLABELLED else name for name in classes]
-    notes += absent_classes(named, labels, sides)
+    notes += absent_classes(classes, labels, sides, no_class=None if needs_labels else UNLABELLED)
     splits, order = _by_split(classes, names, labels, digests, sides, paths=[entry.path for entry in entries])
     facts = [file.facts for file in measured if not file.facts.reason]
     sizes = np.asarray([fact.size for fact in facts])

@@ -182,13 +182,18 @@ def _available(labels: Sequence[Hashable] | npt.NDArray[np.int64] | None, count:
     return f"the largest class has {max(sizes, default=0):,} of {pluralize(count, 'image')}"
 
 
-def absent_classes(classes: Sequence[str], labels: npt.NDArray[np.int64], sides: _Sides) -> list[str]:
-    """Note the classes without an image in a split, whose scores there are undefined. An empty name is no class."""
-    notes, total = [], sum(map(bool, classes))
+def absent_classes(
+    classes: Sequence[str], labels: npt.NDArray[np.int64], sides: _Sides, *, no_class: str | None = None
+) -> list[str]:
+    """Note the classes without an image in a split, whose scores there are undefined.
+
+    ``no_class`` is the name that stands for images without a label.
+    """
+    notes, total = [], len(set(classes) - {no_class})
     for name in sorted(set(sides.tolist())):
         here = labels[sides == name]
         present = set((np.flatnonzero(here.any(axis=0)) if here.ndim == 2 else here).tolist())
-        absent = [label for n, label in enumerate(classes) if label and n not in present]
+        absent = [label for n, label in enumerate(classes) if label != no_class and n not in present]
         if absent:
             notes.append(f"{len(absent):,} of {total:,} classes without a {name} image: {first_ten(absent)}")
     return notes

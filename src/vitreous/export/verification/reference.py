@@ -33,9 +33,7 @@ class Expected:
 
     outputs: dict[str, Array]
     close: dict[str, Array]  # by output, of the same shape: True where either decision is right
-    rounding: dict[str, Array] = field(
-        default_factory=dict
-    )  # by output, (B,): what float32 can give, where it is known
+    rounding: dict[str, Array] = field(default_factory=dict)  # by output, (B,): what float32 can give, where known
 
     def bounds(self, output: str, bound: float) -> Array:
         """Return the bound of an output for each image, (B,)."""

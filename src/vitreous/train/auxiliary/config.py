@@ -15,7 +15,7 @@ from vitreous.data.sources.urls import check_address
 from vitreous.errors import ConfigError
 
 if TYPE_CHECKING:  # runs without a second task do not import it
-    from vitreous.train.pretrain.objectives.mae import MaeConfig
+    from vitreous.train.pretrain.objectives.mae import AuxMaeConfig
 
 __all__ = ["AuxConfig"]
 
@@ -99,10 +99,7 @@ class AuxConfig:
         if problems:
             raise ConfigError("; ".join(problems))
         if self.method == "mae":
-            try:
-                _ = self.mae  # which checks its own ranges
-            except ConfigError as error:
-                raise ConfigError(str(error).replace("mae.", "aux.")) from None
+            _ = self.mae  # which checks its own ranges
 
     def _out_of_range(self) -> Iterator[str]:
         if not 0 < self.weight < 1:
@@ -144,11 +141,11 @@ class AuxConfig:
         return self.method in ("mae", "fixmatch")
 
     @property
-    def mae(self) -> MaeConfig:
+    def mae(self) -> AuxMaeConfig:
         """The options of the masked autoencoder."""
-        from vitreous.train.pretrain.objectives.mae import MaeConfig
+        from vitreous.train.pretrain.objectives.mae import AuxMaeConfig
 
-        return MaeConfig(self.mask, self.decoder_width, self.decoder_depth, self.decoder_heads, self.normalise)
+        return AuxMaeConfig(self.mask, self.decoder_width, self.decoder_depth, self.decoder_heads, self.normalise)
 
     def conflicts(self, mode: str, *, teacher: bool, compiles: bool, processes: int) -> Iterator[str]:
         """Yield a sentence for each contradiction to other options of a run with a second task.

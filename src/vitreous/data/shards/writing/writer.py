@@ -28,7 +28,7 @@ from vitreous.data.shards.writing.destination import Destination
 from vitreous.data.shards.writing.known import as_entries
 from vitreous.data.shards.writing.planning import Planned, ShardPlan, plan_shards
 from vitreous.data.sources.known import PixelSet
-from vitreous.data.sources.listing import UNLABELLED, Entry, Listing, first_ten, match_exclusions, ordered_classes
+from vitreous.data.sources.listing import Entry, Listing, first_ten, match_exclusions, ordered_classes
 from vitreous.data.sources.opening import list_source
 from vitreous.data.sources.scan import Progress, scan
 from vitreous.errors import DataError
@@ -92,7 +92,7 @@ def write_shards(
     plans = plan_shards(config, entries, scanned, lengths, classes, shard_bytes=shard_bytes)
     destination.keep_only({plan.file for plan in plans})
     shards, reused = _write_all(plans, destination, workers, bar)
-    without_labels = not needs_labels and any(e.labels is None and e.label == UNLABELLED for e in entries)
+    without_labels = not needs_labels and any(entry.is_unlabelled for entry in entries)
     several = any(entry.labels is not None for entry in entries)
     index = Index(classes, listing.classes is not None, shards, f"vitreous {__version__}", without_labels, several)
     destination.finish(index.to_json())

@@ -164,14 +164,11 @@ def _unsuited(resources: Resources) -> Iterator[tuple[str, str]]:
     if resources.fits_whole:
         yield "lora", "all weights fit into memory, so adapters save nothing"
     else:
-        yield "full", (f"{resources.parameters / 1e6:,.0f} M weights with gradients and moments do not fit into memory")
+        yield "full", f"{resources.parameters / 1e6:,.0f} M weights with gradients and moments do not fit into memory"
         if not resources.has_lora:
             yield "lora", "it needs peft: pip install 'vitreous[lora]'"
     if resources.depth <= LAST:
-        yield (
-            f"last-{LAST}",
-            f"the model has {pluralize(resources.depth, 'block')}: full trains all",
-        )
+        yield f"last-{LAST}", f"the model has {pluralize(resources.depth, 'block')}: full trains all"
 
 
 def _unaffordable(resources: Resources, mode: str) -> str | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,7 @@ from vitreous.train.pretrain.objectives.base import (
 from vitreous.train.pretrain.objectives.spread import find_line
 
 __all__ = [
+    "AuxMaeConfig",
     "Mae",
     "MaeConfig",
     "MaeDecoder",
@@ -65,6 +67,7 @@ class MaeConfig:
         normalise: Whether the targets are normalised patch by patch, which the paper found better than plain pixels.
     """
 
+    group: ClassVar[str] = "mae"  # of the options, as errors name them
     mask: float = 0.75
     decoder_width: int | None = None
     decoder_depth: int = 2
@@ -75,14 +78,21 @@ class MaeConfig:
         """Check ranges, and report all problems in one error."""
         problems = []
         if not 0 < self.mask < 1:
-            problems.append(f"mae.mask is {self.mask}, it is a fraction of the patches and must be in (0, 1)")
+            problems.append(f"{self.group}.mask is {self.mask}, it is a fraction of the patches and must be in (0, 1)")
         problems += [
-            f"mae.{name} is {value}, it must be from 1 to {most}"
+            f"{self.group}.{name} is {value}, it must be from 1 to {most}"
             for name, most in (("decoder_width", 4096), ("decoder_depth", 64), ("decoder_heads", 64))
             if (value := getattr(self, name)) is not None and not 1 <= value <= most
         ]
         if problems:
             raise ConfigError("; ".join(problems))
+
+
+@dataclass(frozen=True)
+class AuxMaeConfig(MaeConfig):
+    """Masked autoencoder beside classification: the same, but that errors name the options of `aux`."""
+
+    group: ClassVar[str] = "aux"
 
 
 class Mae(Objective):
