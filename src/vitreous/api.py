@@ -16,8 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitreous.data.sources.listing import pluralize
-from vitreous.errors import UsageError
+from vitreous.errors import UsageError, pluralize
 from vitreous.files.html import html_table
 from vitreous.files.text import visible
 

@@ -34,6 +34,7 @@ __all__ = [
     "VitreousError",
     "did_you_mean",
     "first_line",
+    "pluralize",
 ]
 
 _MAX_MESSAGE = 1600  # characters of a line
@@ -113,3 +114,8 @@ def did_you_mean(word: str, known: Iterable[str], folder: str = "") -> str:
         return ""
     near = difflib.get_close_matches(word, [one for one in known if len(one) <= MAX_NAME_LENGTH], n=1, cutoff=0.55)
     return f" Did you mean '{visible(os.path.join(folder, near[0]))}'?" if near else ""
+
+
+def pluralize(count: int, what: str, plural: str | None = None) -> str:
+    """Return a count with its noun: ``1 image``, ``2 images``. ``plural`` is given if it is not formed with an s."""
+    return f"{count:,} {what if count == 1 else plural or what + 's'}"

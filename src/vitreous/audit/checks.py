@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from vitreous.audit.findings import AuditImage, Finding
 from vitreous.audit.watch import DECODER_EXIT_PREFIX
-from vitreous.data.sources.listing import Listing, first_ten, pluralize
+from vitreous.data.sources.listing import Listing, first_ten
+from vitreous.errors import pluralize
 from vitreous.files.text import visible
 
 __all__ = ["check_classes", "check_files", "reason_kind"]

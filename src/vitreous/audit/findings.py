@@ -11,7 +11,7 @@ from PIL import Image
 
 from vitreous.audit.look import Inspection
 from vitreous.data.images.stored import ImagePath
-from vitreous.data.sources.listing import pluralize
+from vitreous.errors import pluralize
 
 __all__ = ["KINDS", "LEVELS", "Audit", "AuditImage", "Finding", "Kind"]
 

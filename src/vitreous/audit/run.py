@@ -23,11 +23,11 @@ from vitreous.data.config import DataConfig
 from vitreous.data.images.stored import ImagePath
 from vitreous.data.sources.checks import label_matrix
 from vitreous.data.sources.known import PixelSet
-from vitreous.data.sources.listing import UNLABELLED, Entry, Listing, exclusion_line, pluralize, read_list
+from vitreous.data.sources.listing import UNLABELLED, Entry, Listing, exclusion_line, read_list
 from vitreous.data.sources.opening import list_source, open_source, without_excluded
 from vitreous.data.sources.scan import Progress, content_hash
 from vitreous.data.sources.split import hold_out_val
-from vitreous.errors import DataError
+from vitreous.errors import DataError, pluralize
 
 __all__ = ["audit", "exclusions"]
 

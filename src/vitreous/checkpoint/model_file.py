@@ -29,8 +29,7 @@ from vitreous.checkpoint.stored_thresholds import THRESHOLDS, parse_thresholds, 
 from vitreous.checkpoint.untrusted.container import Header, read_header
 from vitreous.checkpoint.untrusted.documents import parse_object
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.data.sources.listing import pluralize
-from vitreous.errors import CheckpointError, ConfigError, OutputError, did_you_mean, first_line
+from vitreous.errors import CheckpointError, ConfigError, OutputError, did_you_mean, first_line, pluralize
 from vitreous.files.writing import atomic_write
 from vitreous.model.config import ViTConfig
 from vitreous.model.vit import VisionTransformer

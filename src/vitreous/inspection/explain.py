@@ -15,8 +15,7 @@ from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.checkpoint.opening import open_checkpoint
 from vitreous.data.images.inputs import ImageInput, to_source
 from vitreous.data.images.reading import read_image
-from vitreous.data.sources.listing import pluralize
-from vitreous.errors import ConfigError, UsageError, did_you_mean
+from vitreous.errors import ConfigError, UsageError, did_you_mean, pluralize
 from vitreous.files.text import visible
 from vitreous.inspection.explanation import Explanation
 from vitreous.inspection.maps import MAPS

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from threadpoolctl import threadpool_limits
 
-from vitreous.errors import TrainingError
+from vitreous.errors import TrainingError, pluralize
 
 __all__ = ["choose_threads", "one_thread", "one_thread_with_blas", "torch_threads"]
 
@@ -34,7 +34,7 @@ def choose_threads(recorded: int | None, device: torch.device) -> tuple[int, str
     cores = os.cpu_count() or 1
     if recorded > max(_PER_CORE * cores, _AT_LEAST):
         return default, (
-            f", with {_threads(default)} instead of {recorded}, too many for {cores} core{'s' * (cores != 1)}: "
+            f", with {_threads(default)} instead of {recorded}, too many for {pluralize(cores, 'core')}: "
             "the last bits differ"
         )
     if most < recorded:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from vitreous.errors import ConfigError
+from vitreous.errors import ConfigError, pluralize
 from vitreous.model.config import ViTConfig, pair
 from vitreous.model.record import Record, attention_weights
 
@@ -144,9 +144,7 @@ def _layer_numbers(layers: Sequence[int] | None, depth: int) -> list[int]:
         return list(range(depth))
     if wrong := [layer for layer in layers if not -depth <= to_index(layer) < depth]:
         names = ", ".join(map(str, wrong))
-        raise ConfigError(
-            f"layers has {names}, the model has {depth} block{'s' * (depth != 1)}: use {-depth} to {depth - 1}"
-        )
+        raise ConfigError(f"layers has {names}, the model has {pluralize(depth, 'block')}: use {-depth} to {depth - 1}")
     numbers = [to_index(layer) % depth for layer in layers]
     if twice := sorted({number for number in numbers if numbers.count(number) > 1}):
         raise ConfigError(f"layers names block {', '.join(map(str, twice))} twice: name each once")

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from vitreous.data.sources.listing import pluralize
+from vitreous.errors import pluralize
 from vitreous.report.fonts import FontSet
 from vitreous.report.style import DARK, LIGHT, to_png
 

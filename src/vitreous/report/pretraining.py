@@ -18,7 +18,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vitreous.data.sources.listing import pluralize
+from vitreous.errors import pluralize
 from vitreous.files.text import json_text, json_values
 from vitreous.report.document import document, safe
 from vitreous.report.drawing import data_uri

@@ -15,7 +15,7 @@ from vitreous.checkpoint.hub import cached_commit, is_reachable
 from vitreous.checkpoint.pretrained import LICENCES, ROWS
 from vitreous.checkpoint.shipped import SHIPPED
 from vitreous.data.config import DataConfig
-from vitreous.data.sources.listing import pluralize
+from vitreous.errors import pluralize
 from vitreous.evaluate.scoring.metrics import Scores
 from vitreous.files.text import visible
 from vitreous.train.setup import Setup

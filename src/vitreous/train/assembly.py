@@ -13,7 +13,7 @@ from typing import Any
 import lightning
 import torch
 
-from vitreous.data.sources.listing import pluralize
+from vitreous.errors import pluralize
 from vitreous.evaluate.scoring.any_labels import scores_of
 from vitreous.runs.folder import RunDir
 from vitreous.train.config import parse_duration

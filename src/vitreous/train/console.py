@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from vitreous.data.sources.listing import pluralize
+from vitreous.errors import pluralize
 from vitreous.files.shell import shell_line
 from vitreous.files.text import printable, visible
 

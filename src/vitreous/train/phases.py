@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from vitreous.checkpoint.licence import describe_licence
 from vitreous.checkpoint.shipped import SHIPPED
-from vitreous.data.sources.listing import UNLABELLED, exclusion_line, pluralize
-from vitreous.errors import TrainingError
+from vitreous.data.sources.listing import UNLABELLED, exclusion_line
+from vitreous.errors import TrainingError, pluralize
 from vitreous.evaluate.scoring.any_labels import AnyScores, scores_of
 from vitreous.files.text import printable
 from vitreous.machine.threads import choose_threads

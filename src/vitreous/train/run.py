@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitreous.data.sources.listing import pluralize
-from vitreous.errors import UsageError
+from vitreous.errors import UsageError, pluralize
 from vitreous.evaluate.scoring.any_labels import AnyScores
 from vitreous.evaluate.trust.calibration import choose_temperature
 from vitreous.files.writing import atomic_write

@@ -18,9 +18,8 @@ from vitreous.accelerate.cost import Cost, cost
 from vitreous.accelerate.model import FastVisionTransformer, build
 from vitreous.data.batches.loaders import ImageLoaders
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.data.sources.listing import pluralize
 from vitreous.data.sources.opening import ImageData, Split, open_source
-from vitreous.errors import ConfigError
+from vitreous.errors import ConfigError, pluralize
 from vitreous.machine.allocator import keep_freed_memory
 from vitreous.machine.device import choose_device, choose_precision, describe_machine
 from vitreous.machine.threads import one_thread

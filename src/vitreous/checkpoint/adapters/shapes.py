@@ -10,8 +10,7 @@ from torch import Tensor
 
 from vitreous.checkpoint.adapters.common import Hints, State
 from vitreous.checkpoint.model_config import invalid_fields
-from vitreous.data.sources.listing import pluralize
-from vitreous.errors import CheckpointError, ConfigError
+from vitreous.errors import CheckpointError, ConfigError, pluralize
 from vitreous.model.config import ViTConfig, pair
 from vitreous.model.stems import ResNetStem
 

@@ -10,9 +10,8 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate
-from vitreous.data.sources.listing import pluralize
 from vitreous.engines.names import EngineName, PrecisionName
-from vitreous.errors import UsageError
+from vitreous.errors import UsageError, pluralize
 
 if TYPE_CHECKING:
     from vitreous.engines.base import Engine

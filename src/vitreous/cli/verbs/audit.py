@@ -24,7 +24,7 @@ from vitreous.cli.options.model import (
 from vitreous.cli.options.outputs import add_json_options, data_files, make_outputs, model_files, write_document
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate, print_table, progress_bar
-from vitreous.errors import UsageError
+from vitreous.errors import UsageError, pluralize
 from vitreous.files.text import printable, visible
 
 if TYPE_CHECKING:
@@ -138,7 +138,6 @@ def _refuse_idle(parser: Parser, options: Namespace) -> None:
 
 def _advice(result: Audit, options: Namespace) -> Iterator[str]:
     """Yield what to do about the images to leave out, with commands to copy."""
-    from vitreous.data.sources.listing import pluralize
     from vitreous.files.shell import shell_line
 
     count = len({result.images[n].name for finding in result.findings for n in finding.drop})

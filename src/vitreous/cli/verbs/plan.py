@@ -20,8 +20,7 @@ from vitreous.cli.verbs.train import (
     resolve,
 )
 from vitreous.cli.work.training import process_start
-from vitreous.data.sources.listing import pluralize
-from vitreous.errors import UsageError
+from vitreous.errors import UsageError, pluralize
 
 if TYPE_CHECKING:
     from vitreous.train.planning.plan import Plan

@@ -11,7 +11,7 @@ from vitreous.cli.options.outputs import add_json_options, data_files, make_outp
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate, progress_bar
 from vitreous.data.sources.urls import is_store, refuse_url
-from vitreous.errors import UsageError
+from vitreous.errors import UsageError, pluralize
 from vitreous.files.locating import expand_home
 from vitreous.files.text import visible
 
@@ -64,7 +64,6 @@ def run(argv: Sequence[str]) -> int:
     from vitreous.data.config import DataConfig
     from vitreous.data.shards.writing.destination import Destination, LocalDestination
     from vitreous.data.shards.writing.writer import write_shards
-    from vitreous.data.sources.listing import pluralize
 
     config = DataConfig(
         options.data, dir=options.data_dir or DataConfig.dir, exclude=options.exclude, strict=options.strict

@@ -11,8 +11,7 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 from vitreous.cli.options.model import MODEL_HELP, add_inference_options, add_threshold_option, load_model
 from vitreous.cli.options.parser import Parser
 from vitreous.cli.output.terminal import narrate
-from vitreous.data.sources.listing import pluralize
-from vitreous.errors import DataError, UsageError
+from vitreous.errors import DataError, UsageError, pluralize
 from vitreous.files.locating import expand_home
 from vitreous.files.text import visible
 

@@ -12,11 +12,11 @@ import torch
 
 from vitreous.checkpoint.licence import describe_licence
 from vitreous.checkpoint.shipped import LICENCE, shipped_file
-from vitreous.data.sources.listing import pluralize
 from vitreous.engines.cache import cache_folder
 from vitreous.engines.check import TOLERANCE, check_images
 from vitreous.engines.names import EngineName
 from vitreous.engines.opening import CONVERTERS, installed
+from vitreous.errors import pluralize
 from vitreous.machine.device import describe_machine, installed_versions, versions
 from vitreous.predictor.loading import load
 

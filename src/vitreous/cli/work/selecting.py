@@ -25,10 +25,10 @@ from vitreous.data.images.content import content_hash
 from vitreous.data.images.headers import UnreadableError
 from vitreous.data.images.reading import open_image_file, read_image
 from vitreous.data.shards.listing import find_shards
-from vitreous.data.sources.listing import UNLABELLED, Entry, Listing, first_ten, pluralize
+from vitreous.data.sources.listing import UNLABELLED, Entry, Listing, first_ten
 from vitreous.data.sources.opening import list_source
 from vitreous.data.sources.urls import is_store
-from vitreous.errors import ConfigError, DataError, UsageError
+from vitreous.errors import ConfigError, DataError, UsageError, pluralize
 from vitreous.evaluate.features.selection import Choice, by_coverage, by_margin, by_thresholds, by_typicality
 from vitreous.files.locating import is_below
 from vitreous.files.text import csv_cell, csv_line, json_text, visible

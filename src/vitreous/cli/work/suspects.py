@@ -19,9 +19,8 @@ from vitreous.audit.findings import Audit, Finding
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.cli.output.terminal import progress_bar
 from vitreous.cli.work.evaluating.scoring import is_trained_on, stack_results
-from vitreous.data.sources.listing import pluralize
 from vitreous.data.sources.opening import fingerprint_of
-from vitreous.errors import DataError
+from vitreous.errors import DataError, pluralize
 from vitreous.evaluate.features.confident import FOLDS, cross_validated, suspects
 from vitreous.files.text import visible
 from vitreous.predictor import Classifier

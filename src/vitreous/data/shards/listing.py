@@ -21,8 +21,8 @@ from vitreous.data.shards.parquet import PARQUET_SUFFIXES, has_images, read_parq
 from vitreous.data.shards.reader import ContainerReader
 from vitreous.data.shards.tar import read_samples
 from vitreous.data.sources.label_sets import SEPARATOR
-from vitreous.data.sources.listing import SPLIT_NAMES, UNLABELLED, Entry, Listing, first_ten, plain_name, pluralize
-from vitreous.errors import DataError
+from vitreous.data.sources.listing import SPLIT_NAMES, UNLABELLED, Entry, Listing, first_ten, plain_name
+from vitreous.errors import DataError, pluralize
 from vitreous.files.opening import open_regular
 
 __all__ = ["SUFFIXES", "ShardFolder", "find_shards", "images_of", "list_shards"]

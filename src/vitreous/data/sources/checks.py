@@ -13,9 +13,9 @@ import numpy.typing as npt
 from vitreous.data.config import DataConfig
 from vitreous.data.images.stored import ImagePath
 from vitreous.data.sources.folders import LAYOUT
-from vitreous.data.sources.listing import Entry, Listing, first_ten, ordered_classes, pluralize
+from vitreous.data.sources.listing import Entry, Listing, first_ten, ordered_classes
 from vitreous.data.sources.scan import Scanned
-from vitreous.errors import DataError
+from vitreous.errors import DataError, pluralize
 
 __all__ = ["check_readable", "label_all", "label_matrix", "refuse_several_labels"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from vitreous.data.images.stored import ImagePath
 from vitreous.data.sources.finding import find_images
-from vitreous.data.sources.listing import SPLIT_NAMES, Entry, Listing, first_ten, plain_name, pluralize
-from vitreous.errors import DataError
+from vitreous.data.sources.listing import SPLIT_NAMES, Entry, Listing, first_ten, plain_name
+from vitreous.errors import DataError, pluralize
 
 __all__ = ["LAYOUT", "label_by_folder", "list_folder"]
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitreous.data.sources.listing import first_ten, ordered_classes, plain_name, pluralize
+from vitreous.data.sources.listing import first_ten, ordered_classes, plain_name
 from vitreous.data.sources.tables import LISTS, TEXT_SUFFIXES
-from vitreous.errors import DataError
+from vitreous.errors import DataError, pluralize
 from vitreous.files.text import visible
 
 __all__ = ["SEPARATOR", "LabelSets", "label_sets"]

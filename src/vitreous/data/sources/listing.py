@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitreous.errors import DataError
+from vitreous.errors import DataError, pluralize
 from vitreous.files.opening import read_regular
 from vitreous.files.text import visible
 
@@ -30,7 +30,6 @@ __all__ = [
     "match_exclusions",
     "ordered_classes",
     "plain_name",
-    "pluralize",
     "read_list",
 ]
 
@@ -91,11 +90,6 @@ def first_ten(items: Sequence[object], separator: str = ", ") -> str:
     """Join the first ten items, and append how many more there are."""
     more = f" and {len(items) - 10:,} more" if len(items) > 10 else ""
     return separator.join(str(item) for item in items[:10]) + more
-
-
-def pluralize(count: int, what: str, plural: str | None = None) -> str:
-    """Return a count with its noun: ``1 image``, ``2 images``. ``plural`` is given if it is not formed with an s."""
-    return f"{count:,} {what if count == 1 else plural or what + 's'}"
 
 
 def match_exclusions(

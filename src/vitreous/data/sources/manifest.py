@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.data.sources.label_sets import SEPARATOR, LabelSets, label_sets
-from vitreous.data.sources.listing import SPLIT_NAMES, UNLABELLED, Entry, Listing, first_ten, plain_name, pluralize
+from vitreous.data.sources.listing import SPLIT_NAMES, UNLABELLED, Entry, Listing, first_ten, plain_name
 from vitreous.data.sources.tables import LISTS, TABLE_SUFFIXES, Choose, read_table
-from vitreous.errors import DataError
+from vitreous.errors import DataError, pluralize
 from vitreous.files.text import visible
 
 __all__ = ["MANIFEST_SUFFIXES", "list_manifest", "read_columns"]

@@ -23,14 +23,14 @@ from vitreous.data.sources.checks import check_readable, label_all, refuse_sever
 from vitreous.data.sources.folders import list_folder
 from vitreous.data.sources.image_data import ImageData, Split
 from vitreous.data.sources.known import KNOWN, PixelSet, load_known
-from vitreous.data.sources.listing import UNLABELLED, Listing, match_exclusions, pluralize
+from vitreous.data.sources.listing import UNLABELLED, Listing, match_exclusions
 from vitreous.data.sources.locating import find_source
 from vitreous.data.sources.manifest import list_manifest
 from vitreous.data.sources.scan import Progress, content_hash, scan, unopened
 from vitreous.data.sources.split import absent_classes, copies_across, held_out, hold_out_val
 from vitreous.data.sources.unlabelled import check_any_to_learn_from, list_unlabelled, with_unlabelled
 from vitreous.data.sources.urls import is_store
-from vitreous.errors import DataError
+from vitreous.errors import DataError, pluralize
 
 __all__ = ["ImageData", "Split", "fingerprint_of", "list_source", "open_source", "without_excluded"]
 

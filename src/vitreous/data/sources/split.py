@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vitreous.data.config import DataConfig
-from vitreous.data.sources.listing import first_ten, pluralize
-from vitreous.errors import DataError
+from vitreous.data.sources.listing import first_ten
+from vitreous.errors import DataError, pluralize
 
 __all__ = [
     "absent_classes",

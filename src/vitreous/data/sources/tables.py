@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from vitreous.data.sources.listing import first_ten, pluralize
-from vitreous.errors import DataError, MissingExtraError
+from vitreous.data.sources.listing import first_ten
+from vitreous.errors import DataError, MissingExtraError, pluralize
 from vitreous.files.opening import open_regular
 from vitreous.files.text import visible
 

@@ -14,9 +14,9 @@ from vitreous.data.images.stored import ImagePath
 from vitreous.data.sources.checks import check_readable
 from vitreous.data.sources.finding import find_images
 from vitreous.data.sources.image_data import ImageData, Split
-from vitreous.data.sources.listing import SPLIT_NAMES, UNLABELLED, Entry, Listing, first_ten, plain_name, pluralize
+from vitreous.data.sources.listing import SPLIT_NAMES, UNLABELLED, Entry, Listing, first_ten, plain_name
 from vitreous.data.sources.scan import Progress, content_hash, scan
-from vitreous.errors import DataError
+from vitreous.errors import DataError, pluralize
 
 __all__ = ["check_any_to_learn_from", "list_unlabelled", "with_unlabelled", "without_labels"]
 

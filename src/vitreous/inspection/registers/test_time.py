@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.accelerate.model import FastVisionTransformer, accelerate
-from vitreous.errors import ConfigError
+from vitreous.errors import ConfigError, pluralize
 from vitreous.inspection.passes import BATCH_SIZE, Images
 from vitreous.inspection.registers.neurons import RegisterNeuron, register_neurons
 from vitreous.model.mlp import Mlp
@@ -142,7 +142,7 @@ def _check(model: Any, by_block: dict[int, list[int]]) -> None:
         if not 0 <= block < depth or not all(0 <= index < width for index in indices):
             raise ConfigError(
                 f"block {block} with neurons {indices} does not exist: "
-                f"the model has {depth} block{'s' * (depth != 1)} of {width} neurons"
+                f"the model has {pluralize(depth, 'block')} of {width} neurons"
             )
         if type(model.blocks[block].mlp) is not Mlp:
             kind = type(model.blocks[block].mlp).__name__

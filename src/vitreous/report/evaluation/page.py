@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from vitreous.data.sources.listing import pluralize
+from vitreous.errors import pluralize
 from vitreous.files.text import html_text
 from vitreous.report.document import document, safe
 from vitreous.report.evaluation.charts import reliability_charts, risk_chart, score_title

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vitreous.data.sources.listing import pluralize
+from vitreous.errors import pluralize
 from vitreous.files.text import html_text
 from vitreous.report.document import safe
 from vitreous.report.evaluation.results import EvaluationResult

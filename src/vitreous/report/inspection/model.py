@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitreous.data.sources.listing import pluralize
+from vitreous.errors import pluralize
 from vitreous.inspection.attention_distance import AttentionDistance
 from vitreous.inspection.depth import DepthProbe
 from vitreous.inspection.filters import Filters

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitreous.data.sources.listing import pluralize
+from vitreous.errors import pluralize
 from vitreous.inspection.registers.effect import RegisterEffect
 from vitreous.report.inspection.charts import Chart, Series
 from vitreous.report.inspection.figures import chart_figure

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from vitreous.data.sources.listing import pluralize
+from vitreous.errors import pluralize
 from vitreous.files.text import html_text
 from vitreous.report.document import document, safe
 from vitreous.report.evaluation.robustness_section import robustness_content

@@ -20,11 +20,11 @@ import torch
 from vitreous.checkpoint.licence import recorded_licence
 from vitreous.data.images.stored import ImagePath
 from vitreous.data.sources.image_data import ImageData, Split
-from vitreous.data.sources.listing import UNLABELLED, first_ten, pluralize
+from vitreous.data.sources.listing import UNLABELLED, first_ten
 from vitreous.data.sources.opening import fingerprint_of
 from vitreous.data.sources.split import as_recorded
 from vitreous.engines.cache import digest
-from vitreous.errors import ConfigError, DataError
+from vitreous.errors import ConfigError, DataError, pluralize
 from vitreous.export.reading import is_exported
 from vitreous.predictions import Failure, Prediction
 from vitreous.predictor import Classifier, load

@@ -21,11 +21,10 @@ from vitreous.checkpoint.licence import recorded_licence
 from vitreous.checkpoint.opening import OpenOptions, open_with_details
 from vitreous.checkpoint.pretrained import find_row
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.data.sources.listing import pluralize
 from vitreous.engines.cache import digest
 from vitreous.engines.names import Precision
 from vitreous.engines.torch_engine import TorchEngine
-from vitreous.errors import ConfigError
+from vitreous.errors import ConfigError, pluralize
 from vitreous.machine.device import computes_bf16
 from vitreous.model.config import pair
 from vitreous.model.vit import VisionTransformer

@@ -15,8 +15,7 @@ from vitreous.checkpoint.memory_check import check_image
 from vitreous.checkpoint.opening import OpenOptions, open_with_details
 from vitreous.checkpoint.resize import Resample, resize_model
 from vitreous.data.config import PreprocessConfig
-from vitreous.data.sources.listing import pluralize
-from vitreous.errors import CheckpointError, ConfigError
+from vitreous.errors import CheckpointError, ConfigError, pluralize
 from vitreous.model.config import Size2d, ViTConfig, pair
 from vitreous.model.vit import VisionTransformer
 from vitreous.train.config import RunConfig

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.accelerate.model import FastVisionTransformer
-from vitreous.data.sources.listing import pluralize
-from vitreous.errors import ConfigError, MissingExtraError
+from vitreous.errors import ConfigError, MissingExtraError, pluralize
 from vitreous.model.vit import VisionTransformer
 from vitreous.train.config import TuneConfig
 

@@ -19,9 +19,9 @@ from vitreous.data.batches.dataset import MemoryDataset
 from vitreous.data.batches.sampler import OrderedSampler
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.data.rng import generator
-from vitreous.data.sources.listing import UNLABELLED, first_ten, ordered_classes, pluralize
+from vitreous.data.sources.listing import UNLABELLED, first_ten, ordered_classes
 from vitreous.data.sources.opening import ImageData, Split
-from vitreous.errors import TrainingError
+from vitreous.errors import TrainingError, pluralize
 from vitreous.evaluate.features.labelled import Labelled
 from vitreous.evaluate.features.logistic import fit_path
 from vitreous.evaluate.features.probes import probe_knn

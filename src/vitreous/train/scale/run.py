@@ -20,8 +20,7 @@ import torch
 from rich.console import Console
 
 from vitreous.data.batches.sampler import Share, TrainSampler
-from vitreous.data.sources.listing import pluralize
-from vitreous.errors import ConfigError, DataError, VitreousError
+from vitreous.errors import ConfigError, DataError, VitreousError, pluralize
 from vitreous.evaluate.scoring.any_labels import AnyScores
 from vitreous.evaluate.trust.calibration import choose_temperature
 from vitreous.machine.device import choose_device

@@ -18,9 +18,9 @@ from vitreous.checkpoint.model_file import ModelInfo, recalibrate, save_model
 from vitreous.cli.options.model import load_model
 from vitreous.cli.output.terminal import narrate
 from vitreous.cli.work.evaluating import scoring
-from vitreous.data.sources.listing import first_ten, pluralize
+from vitreous.data.sources.listing import first_ten
 from vitreous.data.sources.opening import ImageData, Split
-from vitreous.errors import ConfigError, DataError, UsageError
+from vitreous.errors import ConfigError, DataError, UsageError, pluralize
 from vitreous.evaluate.trust.selective import SelectionScore
 from vitreous.evaluate.trust.thresholds import Fit, Goals, answered, fit_thresholds, held
 from vitreous.files.html import html_table

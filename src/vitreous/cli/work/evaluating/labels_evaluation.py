@@ -21,9 +21,9 @@ from vitreous.cli.output.terminal import narrate, progress_bar
 from vitreous.cli.work.evaluating import gains, scoring
 from vitreous.cli.work.evaluating.calibrating import calibration_note
 from vitreous.cli.work.evaluating.evaluation_report import ReportPlan, plan_report
-from vitreous.data.sources.listing import pluralize
 from vitreous.data.sources.opening import ImageData
 from vitreous.data.sources.tables import LISTS
+from vitreous.errors import pluralize
 from vitreous.evaluate.multilabel.metrics import MultiLabelScores
 from vitreous.evaluate.multilabel.rule import LabelRule
 from vitreous.files.html import html_table

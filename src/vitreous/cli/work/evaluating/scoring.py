@@ -19,9 +19,8 @@ from torch import Tensor
 from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.cli.output.terminal import progress_bar
 from vitreous.data.config import DataConfig
-from vitreous.data.sources.listing import pluralize
 from vitreous.data.sources.opening import ImageData, Split, open_source
-from vitreous.errors import DataError, did_you_mean
+from vitreous.errors import DataError, did_you_mean, pluralize
 from vitreous.evaluate.scoring.metrics import Scores, most_confused
 from vitreous.evaluate.trust.calibration import Calibration
 from vitreous.files.text import printable, visible

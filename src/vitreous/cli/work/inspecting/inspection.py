@@ -22,8 +22,7 @@ from vitreous.cli.work.inspecting.map_comparison import FEWEST, affordable, comp
 from vitreous.cli.work.inspecting.register_comparison import add_register_maps, compare_registers
 from vitreous.data.images.inputs import ImageInput, strip_name, to_source
 from vitreous.data.images.reading import read_image
-from vitreous.data.sources.listing import pluralize
-from vitreous.errors import ConfigError, DataError, UsageError
+from vitreous.errors import ConfigError, DataError, UsageError, pluralize
 from vitreous.inspection.attention_distance import attention_distance
 from vitreous.inspection.depth import probe_by_depth
 from vitreous.inspection.explain import explain

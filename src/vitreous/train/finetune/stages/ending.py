@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitreous.data.sources.listing import pluralize
-from vitreous.errors import TrainingError
+from vitreous.errors import TrainingError, pluralize
 from vitreous.evaluate.trust.calibration import choose_temperature
 from vitreous.train.assembly import Session
 from vitreous.train.finetune.first_probe import finetune_report

@@ -11,8 +11,7 @@ import time
 
 import torch
 
-from vitreous.data.sources.listing import pluralize
-from vitreous.errors import TrainingError
+from vitreous.errors import TrainingError, pluralize
 from vitreous.machine.free_memory import memory_left
 from vitreous.machine.threads import torch_threads
 from vitreous.runs.folder import RunDir

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.accelerate.batch_parts import add_gradients, num_parts
-from vitreous.data.sources.listing import pluralize
-from vitreous.errors import OutputError, TrainingError
+from vitreous.errors import OutputError, TrainingError, pluralize
 from vitreous.machine.free_memory import memory_left
 from vitreous.runs.folder import RunDir
 from vitreous.runs.folder_content import remove_unfinished
