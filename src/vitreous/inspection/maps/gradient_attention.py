@@ -56,8 +56,9 @@ def rounding(model: VisionTransformer, images: Tensor, targets: Tensor) -> Tenso
     """Return how far the rounding of float32 may move the map of each image, as a share of its largest value, (B,).
 
     Only where the mean of the patches is read, a map starts from a difference: of each token's contribution from their
-    mean. If an image is plain, tokens are nearly equal, and their differences are little beside |z| |dL/dz|, by whose
-    size values are rounded. Measured in float32 beside float64, maps then differ by 0.1 to 1.2 times what is returned.
+    mean. In a plain image, tokens are nearly equal, and their differences are small beside ``|z| |dL/dz|``, which
+    decides how values are rounded. Measured in float32 beside float64, maps then differ by 0.1 to 1.2 times what is
+    returned.
 
     Args:
         model: In evaluation mode.
