@@ -22,7 +22,7 @@ from vitreous.data.preprocess import EvalPipeline
 from vitreous.report import style
 from vitreous.report.batch_figure import save_batch_figure
 from vitreous.report.figures import draw_curves
-from vitreous.report.pretraining import Figures, PretrainReport
+from vitreous.report.pretraining import Figures, PretrainReport, _neighbours, _reconstructions
 from vitreous.report.pretraining import _curves as draw_pretraining
 
 GAP = 6  # pixels that two texts side by side keep apart
@@ -135,6 +135,21 @@ def test_the_terms_of_a_pretraining_loss_can_be_told_apart_and_no_legend_hides_t
     assert len({line.get_color() for line in loss.lines}) == 2 + len(terms)
     if terms:
         assert loss.get_legend().get_window_extent().y1 < loss.get_window_extent().y0
+
+
+@pytest.mark.parametrize(("count", "others", "size"), [(8, 6, (8, 8, 1)), (1, 0, (48, 64, 3)), (3, 2, (64, 32, 3))])
+def test_images_of_a_pretraining_keep_their_texts_apart(count, others, size):
+    images = [np.full(size, 20 * n, np.uint8) for n in range(count)]
+    figures = Figures(images, [images[:others]] * count, [[1.0] * others] * count, images, images)
+    report = PretrainReport("run", "about", {}, [], figures)
+    _, figure, texts = draw_checked(lambda: _neighbours(report, style.LIGHT))
+    assert texts.count("1.00") == count * others
+    assert texts.count("most similar") == (others > 0)
+    assert len(figure.axes[0].images) == count * (1 + others)
+    _, figure, texts = draw_checked(lambda: _reconstructions(report, style.DARK))
+    assert {"image", "visible", "completed"} <= set(texts)
+    shown = [image.get_array().max() for image in figure.axes[0].images]
+    assert shown == [20 * n for n in range(count)] * 3
 
 
 def test_curves_without_data():

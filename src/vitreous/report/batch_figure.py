@@ -5,7 +5,6 @@ Shapes: B batch, C channels, H x W pixels, K classes.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.files.writing import atomic_write
 from vitreous.report.fonts import FontSet
+from vitreous.report.image_grid import draw_image_grid
 from vitreous.report.style import LIGHT
 
 __all__ = ["save_batch_figure"]
@@ -46,17 +46,15 @@ def save_batch_figure(
     height, width = images.shape[2:]
     fonts = FontSet(classes)
     columns = min(_COLUMNS, max(count, 4))
-    rows = max(1, math.ceil(count / columns))
-    size = (columns * _CELL + 0.3, rows * (_CELL * height / width + 0.42) + 0.5)
-    with LIGHT.applied(fonts, **{"font.size": 8, "axes.titlesize": 8, "axes.titlelocation": "center"}):
+    rows = [slice(first, first + columns) for first in range(0, count, columns)]
+    size = (columns * _CELL + 0.3, len(rows) * (_CELL * height / width + 0.42) + 0.5)
+    with LIGHT.applied(fonts, **{"font.size": 8}):
         figure = Figure(figsize=size, layout="constrained")
-        cells = figure.subplots(rows, columns, squeeze=False).ravel()
-        for axes in cells:
-            axes.set_axis_off()
         pixels = _denormalise(images[:count], pipeline)
-        for axes, image, target in zip(cells, pixels, targets[:count].cpu(), strict=False):
-            axes.imshow(image, interpolation="nearest" if max(image.shape[:2]) < 100 else "antialiased")
-            axes.set_title("\n".join(lines(target, classes, fonts)), y=-0.04, va="top", pad=0)
+        texts = ["\n".join(lines(target, classes, fonts)) for target in targets[:count].cpu()]
+        sampling = "nearest" if max(height, width) < 100 else "antialiased"
+        grid, captions = [[*pixels[row]] for row in rows], [texts[row] for row in rows]
+        draw_image_grid(figure.subplots(), grid, captions, space=0.42 / _CELL, interpolation=sampling)
         shown = f"{count} of {len(images)}" if count < len(images) else f"all {count}"
         title = f"A training batch as the model sees it: {shown} images, {width} x {height} pixels"
         figure.suptitle(title, fontsize=11)

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitreous.errors import pluralize
@@ -24,6 +23,7 @@ from vitreous.report.document import document, safe
 from vitreous.report.drawing import data_uri
 from vitreous.report.figures import PERCENT, draw_line, finish_axes
 from vitreous.report.fonts import FontSet
+from vitreous.report.image_grid import draw_image_grid
 from vitreous.report.run_report import write_files
 from vitreous.report.style import DARK, LIGHT, Theme, to_png
 
@@ -121,35 +121,19 @@ def _curves(report: PretrainReport, theme: Theme) -> bytes:
 
 def _reconstructions(report: PretrainReport, theme: Theme) -> bytes:
     shown = report.figures
-    rows = (("image", shown.images), ("visible", shown.visible), ("completed", shown.completed))
-    figure = Figure(figsize=(1.4 * len(shown.images) + 1, 4.8), layout="constrained")
-    grid = figure.subplots(3, len(shown.images), squeeze=False)
-    for row, (name, images) in zip(grid, rows, strict=True):
-        for axes, image in zip(row, images, strict=True):
-            _image(axes, image)
-        row[0].set_ylabel(name)
+    figure = Figure(figsize=(1.4 * max(len(shown.images), 3) + 0.4, 4.8), layout="constrained")
+    rows = (shown.images, shown.visible, shown.completed)
+    draw_image_grid(figure.subplots(), rows, names=("image", "visible", "completed"))
     return to_png(figure, "Reconstructions", _CAPTIONS["reconstructions"])
 
 
 def _neighbours(report: PretrainReport, theme: Theme) -> bytes:
     shown = report.figures
-    columns = 1 + max((len(row) for row in shown.neighbours), default=0)
-    figure = Figure(figsize=(1.4 * columns, 1.55 * len(shown.images) + 0.5), layout="constrained")
-    grid = figure.subplots(len(shown.images), columns, squeeze=False)
-    for row, image, others, values in zip(grid, shown.images, shown.neighbours, shown.similarities, strict=True):
-        for axes, each, value in zip(row, [image, *others], [None, *values], strict=True):
-            _image(axes, each)
-            if value is not None:
-                axes.set_xlabel(f"{value:.2f}", fontsize=9, color=theme.muted)
-    grid[0][0].set_title("image")
-    if columns > 1:
-        grid[0][1].set_title("most similar")
+    rows = [[image, *others] for image, others in zip(shown.images, shown.neighbours, strict=True)]
+    cosines = [["", *(f"{value:.2f}" for value in values)] for values in shown.similarities]
+    columns = max(len(row) for row in rows)
+    figure = Figure(figsize=(1.4 * max(columns, 3), 1.62 * len(rows) + 0.6), layout="constrained")
+    heads = ("image", "most similar")[:columns]
+    style: dict[str, Any] = {"fontsize": 9, "color": theme.muted}
+    draw_image_grid(figure.subplots(), rows, cosines, heads=heads, space=0.12, **style)
     return to_png(figure, "Nearest neighbours", _CAPTIONS["neighbours"])
-
-
-def _image(axes: Axes, pixels: Pixels) -> None:
-    axes.imshow(pixels if pixels.shape[2] == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=255)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_visible(False)
