@@ -25,6 +25,7 @@ _MAX_IMAGES = 40  # more would be too small to judge
 _COLUMNS = 8
 _CELL = 1.7  # inches
 _MIN_SHARE = 0.005  # share of a class below which it is not named
+_MAX_LINES = 3  # that have room below an image
 
 
 def save_batch_figure(
@@ -72,13 +73,15 @@ def _target_lines(target: Tensor, classes: Sequence[str], fonts: FontSet) -> lis
     """Return lines such as `daisy 0.7` and `+ tulips 0.3`, without the share that label smoothing gives every class."""
     if target.ndim == 0:
         return [fonts.shorten(classes[int(target)], 20)]
-    # A mix has at most two classes, so with more classes the lowest share is that of smoothing. With two it is unknown.
+    # The lowest share is that of smoothing, unless there are only two classes, which may both be in a mix.
     floor = float(target.min()) if len(classes) > 2 else 0.0
     shares = ((target.double() - floor) / (1 - floor * len(classes))).tolist()
     order = sorted((k for k, share in enumerate(shares) if share >= _MIN_SHARE), key=lambda k: -shares[k])
     if len(order) == 1:
         return [fonts.shorten(classes[order[0]], 20)]
-    return [f"{'+ ' if n else ''}{fonts.shorten(classes[k], 16)} {shares[k]:.2g}" for n, k in enumerate(order)]
+    return [
+        f"{'+ ' if n else ''}{fonts.shorten(classes[k], 16)} {shares[k]:.2g}" for n, k in enumerate(order[:_MAX_LINES])
+    ]
 
 
 def _label_lines(target: Tensor, classes: Sequence[str], fonts: FontSet) -> list[str]:

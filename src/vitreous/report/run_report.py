@@ -6,7 +6,8 @@ report.json (format_version 1; a number that is not finite is null)::
     recipe, seed, device, precision
     data            `facts.data`; `unlabelled` is there if images without a label were seen: {images, per_step, source,
                     fingerprint}, where source is that of `--unlabelled`, or null. After self-training it has, in place
-                    of per_step, `labelled`, the images that training saw, and `model` {name, digest, licence}
+                    of per_step, `labelled`, the images that training saw, and `models`, a list of {name, digest,
+                    licence}
     model           {parameters, flops}: number of parameters, and floating-point operations per image
     training        {epochs, selected_epoch, seconds: {phase: s}, extended_from, validated_in, selected_val}.
                     extended_from: numbers of epochs after which the run was finished earlier and then extended;

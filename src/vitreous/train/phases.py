@@ -156,8 +156,9 @@ def _announce_unlabelled(setup: Setup, view: Display) -> None:
         )
     if setup.predicted is not None:
         view.line("unlabelled", f" {setup.predicted.describe()}")
-        if "licence" in setup.predicted.model:
-            view.line("licence", f"of that model: {describe_licence(setup.predicted.model['licence'])}")
+        for model in setup.predicted.models:
+            if "licence" in model:
+                view.line("licence", f"of {model['name']}: {describe_licence(model['licence'])}")
 
 
 def _announce_teacher(distiller: Distiller, view: Display) -> None:

@@ -24,14 +24,14 @@ def recipe_text(config: RunConfig) -> str:
     teacher = config.distil.teacher and _absolute(config.distil.teacher)
     exclude = config.data.exclude and _absolute(config.data.exclude)
     unlabelled = config.aux.unlabelled and _absolute(config.aux.unlabelled)
-    labeller = config.aux.model and _absolute(config.aux.model)
+    labellers = tuple(map(_absolute, config.aux.model))
     config = replace(
         config,
         out=None,
         data=replace(config.data, source=source, exclude=exclude),
         tune=replace(config.tune, source=start),
         distil=replace(config.distil, teacher=teacher),
-        aux=replace(config.aux, unlabelled=unlabelled, model=labeller),
+        aux=replace(config.aux, unlabelled=unlabelled, model=labellers),
     )
     return "\n".join(_lines(config)) + "\n"
 

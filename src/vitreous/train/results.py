@@ -270,7 +270,7 @@ class RunWriter:
         if setup.distiller is not None:
             provenance["distilled_from"] = setup.distiller.teacher.to_dict()
         if setup.predicted is not None:
-            provenance["labelled_by"] = setup.predicted.model
+            provenance["labelled_by"] = list(setup.predicted.models)
         if self.extended:
             provenance["extended_from"] = list(self.extended)
         model = self.exported(weights)
@@ -283,7 +283,7 @@ class RunWriter:
 def _unlabelled(setup: Setup) -> dict[str, Any]:
     """Return what a run says of the images without a label that it has seen; nothing if there are none."""
     if setup.predicted is not None:
-        own = {"source": setup.config.aux.unlabelled, "model": setup.predicted.model}
+        own = {"source": setup.config.aux.unlabelled, "models": list(setup.predicted.models)}
         return {"unlabelled": setup.predicted.to_dict() | own}
     split, seen = setup.data.unlabelled, setup.data_module.num_beside
     if split is None or not seen:

@@ -6,7 +6,7 @@ Nothing is written to disk here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -82,13 +82,13 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
     precision = choose_precision(config.precision, device)
     if device.type == "cpu":
         keep_freed_memory()  # before the first thread starts
-    labeller, pretrained, data, predicted = None, None, None, None
+    labellers, pretrained, data, predicted = None, None, None, None
     if config.aux.method == "self-training":
-        from vitreous.train.auxiliary.self_training import open_labeller
+        from vitreous.train.auxiliary.self_training import open_labellers
 
-        labeller = open_labeller(config, device)
+        labellers = open_labellers(config, device)
     if config.tune.source == AUTO:
-        data, predicted = _open_and_label(config, labeller, view)
+        data, predicted = _open_and_label(config, labellers, view)
         config, explicit = choose_start(config, explicit, data, device, precision=precision, view=view)
     if config.tune.source is not None:  # before the data, which may take minutes to read: a wrong name fails at once
         config, explicit = expand_short_name(config, explicit)
@@ -105,7 +105,7 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
             targets = "features"
         config = replace(config, distil=replace(config.distil, teacher=teacher.name, targets=targets))
     if data is None:
-        data, predicted = _open_and_label(config, labeller, view)
+        data, predicted = _open_and_label(config, labellers, view)
     config = fit_to_data(config, data, explicit)
     pipeline, loading = make_loading(config, data)
     distiller = None
@@ -125,16 +125,16 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
 
 
 def _open_and_label(
-    config: RunConfig, labeller: Classifier | None, view: Display
+    config: RunConfig, labellers: Sequence[Classifier] | None, view: Display
 ) -> tuple[ImageData, Predicted | None]:
-    """Open the data, and have a model label images without a label if the run learns from that."""
+    """Open the data, and have models label images without a label if the run learns from that."""
     data = open_data(config, view)
-    if labeller is None:
+    if labellers is None:
         return data, None
     from vitreous.train.auxiliary.self_training import label_images
 
     with view.counting("labelling") as count:
-        return label_images(config, data, labeller, count)
+        return label_images(config, data, labellers, count)
 
 
 def _build_auxiliary(config: RunConfig, loading: ImageLoaders, several: bool) -> AuxTask | None:

@@ -51,7 +51,8 @@ def labeller(tmp_path_factory):
 
 
 def asked(runs, out, source, model, flip=0.0, **options):
-    aux = AuxConfig("self-training", model=str(model), min_probability=options.pop("min_probability", 0.0))
+    model = str(model) if not isinstance(model, list) else tuple(model)
+    aux = AuxConfig("self-training", model=model, min_probability=options.pop("min_probability", 0.0))
     aux = dataclasses.replace(aux, unlabelled=options.pop("unlabelled", None))
     rest = {"data": DataConfig(str(source)), "augment": AugmentConfig(flip=flip), "batch_size": 40} | options
     return runs.config(out, aux=aux, **rest)
@@ -95,6 +96,47 @@ def test_the_labels_are_the_models_predictions_and_go_to_train_alone(runs, tmp_p
     assert setup.data_module.num_beside == 0
 
 
+def probabilities_of(model, paths, classes):
+    """What `vitreous predict` says of all classes, (m, K)."""
+    found = vitreous.load(model, device="cpu", engine="torch").predict(paths, top_k=len(classes))
+    return np.array([[dict(each.top)[name] for name in classes] for each in found])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_training_learns_the_mean_probabilities_of_the_models(runs, tmp_path, digits, labeller, workers):
+    """Of given labels it learns what it learns without other images: the smoothed label."""
+    other = save_labeller(tmp_path / "other.safetensors", "0123456789", seed=1)
+    where = DataConfig(str(digits / "images.csv"), workers=workers, memory_gb=0.0 if workers else 4.0)
+    options = {"data": where, "label_smoothing": 0.1, "augment": AugmentConfig(flip=0.0)}
+    setup = set_up(asked(runs, tmp_path, None, [str(labeller), str(other)], **options))
+    train, classes = setup.data.splits["train"], setup.data.classes
+    count = len(train) - OTHERS
+    expected = np.mean([probabilities_of(each, train.paths[count:], classes) for each in (labeller, other)], axis=0)
+    np.testing.assert_allclose(train.soft_labels[count:], expected, atol=1e-3)  # float16
+    assert train.labels[count:].tolist() == expected.argmax(axis=1).tolist()
+    assert len(setup.predicted.models) == 2
+    setup.data_module.setup("fit")
+    seen = 0
+    for batch in setup.data_module.train_dataloader():
+        _, targets = setup.data_module.batch_augment.augment_batch(batch)
+        rows = batch["index"].numpy()
+        given = rows < count
+        smoothed = np.where(np.eye(10)[train.labels[rows[given]]], 0.91, 0.01)
+        np.testing.assert_allclose(targets[torch.from_numpy(given)], smoothed, atol=1e-3)
+        np.testing.assert_allclose(targets[torch.from_numpy(~given)], expected[rows[~given] - count], atol=1e-3)
+        seen += len(rows)
+    assert seen > OTHERS
+
+
+def test_labels_are_learnt_instead_of_probabilities_if_asked(runs, tmp_path, digits, labeller):
+    aux = AuxConfig("self-training", model=str(labeller), soft=False)
+    data = DataConfig(str(digits / "images.csv"))
+    setup = set_up(runs.config(tmp_path, aux=aux, data=data, augment=AugmentConfig(flip=0.0), batch_size=40))
+    assert setup.data.splits["train"].soft_labels is None
+    setup.data_module.setup("fit")
+    assert next(iter(setup.data_module.train_dataloader()))["labels"].dtype == torch.int64
+
+
 def test_improbable_predictions_are_left_out(runs, tmp_path, digits, labeller):
     setup = set_up(asked(runs, tmp_path, digits / "images.csv", labeller, min_probability=0.5))
     train = setup.data.splits["train"]
@@ -126,14 +168,14 @@ def test_a_second_model_learns_from_the_first_one(runs, tmp_path, digits, vitreo
 
 def test_the_report_and_the_model_file_name_the_model(runs, tmp_path, digits, labeller):
     _, said = runs.train(asked(runs, tmp_path / "run", digits / "images.csv", labeller, epochs=1))
-    assert "licence   of that model: MIT: commercial use allowed" in said
+    assert f"licence   of {labeller}: MIT: commercial use allowed" in " ".join(said.split(" "))
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     seen = report["data"]["unlabelled"]
     assert (seen["images"], seen["labelled"], seen["source"]) == (OTHERS, OTHERS, None)
-    assert seen["model"]["name"] == str(labeller)
+    assert [model["name"] for model in seen["models"]] == [str(labeller)]
     info = load_model(tmp_path / "run" / "model.safetensors")[1]
     assert info.provenance["data"]["unlabelled"] == seen
-    found = info.provenance["labelled_by"]
+    (found,) = info.provenance["labelled_by"]
     assert (found["name"], found["licence"], len(found["digest"])) == (str(labeller), "MIT", 64)
 
 
@@ -266,7 +308,7 @@ def test_models_and_data_that_do_not_fit_are_refused(runs, tmp_path, digits, lab
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": None}, "model is not set, but aux self-training needs a trained classifier"),
+        ({"model": ()}, "model is not set, but aux self-training needs a trained classifier"),
         ({"min_probability": 1.0}, r"min_probability is 1.0, it is a probability and must be in \[0, 1\)"),
         ({"min_probability": float("nan")}, "min_probability is nan"),
     ],

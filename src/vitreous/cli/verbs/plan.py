@@ -64,7 +64,7 @@ def run(argv: Sequence[str]) -> int:
     sources = [data_files(config.data.source, config.data.dir, config.data.exclude)]
     if config.aux.unlabelled:
         sources.append(data_files(config.aux.unlabelled))
-    models = map(model_files, (config.tune.source, config.distil.teacher, config.aux.model))
+    models = map(model_files, (config.tune.source, config.distil.teacher, *config.aux.model))
     files = make_outputs(typed, inputs=(*sources, *models))
     files.claim("--json", typed.get("json"))
     from vitreous.train.planning.plan import plan

@@ -155,7 +155,7 @@ def run_training(verb: str, argv: Sequence[str], configure: Configure) -> int:
             lambda: (word.partition("=")[2] for word in split_config_files(argv, {})[0]),
             data_files(config.data.source, config.data.dir, config.data.exclude),
             *([data_files(config.aux.unlabelled)] if config.aux.unlabelled else []),
-            *map(model_files, (config.tune.source, config.distil.teacher, config.aux.model)),
+            *map(model_files, (config.tune.source, config.distil.teacher, *config.aux.model)),
         ),
     )
     files.claim("--show-batch", batch_image)

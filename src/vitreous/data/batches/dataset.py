@@ -1,10 +1,11 @@
 """Datasets: from the plan of a batch to its pixels, from memory or from files.
 
 A batch is a dict with ``images`` uint8 (B, C, H, W), ``labels`` and ``index`` int64 (B,), and ``epoch``, ``step`` and
-``offset`` int. If an image may have several labels, ``labels`` are (B, K) of 0 and 1. A batch from memory that is still
-to be cropped also has ``boxes`` float32 (B, 4), and larger images: the device of the model cuts them faster than the
-loader. If each image has several crops, the batch has ``aspect`` float32 (B,) instead, the width over the height of the
-original images. If the images are needed uncropped too, it has both, or from files ``uncropped`` beside the crops.
+``offset`` int. If an image may have several labels, ``labels`` are (B, K) of 0 and 1; if training learns probabilities,
+they are these, float32 (B, K). A batch from memory that is still to be cropped also has ``boxes`` float32 (B, 4), and
+larger images: the device of the model cuts them faster than the loader. If each image has several crops, the batch has
+``aspect`` float32 (B,) instead, the width over the height of the original images. If the images are needed uncropped
+too, it has both, or from files ``uncropped`` beside the crops.
 Where several processes share a training batch, it also has ``positions``, a list of the positions of its images in the
 step, and ``whole``, the number of images in all processes. If images without a label come with it, ``unlabelled`` is a
 batch of them, without ``labels``.
@@ -58,7 +59,7 @@ class MemoryDataset(Dataset[Batch | VitreousError]):
         crop: RandomResizedCrop | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.labels, self.crop = split.labels, crop
+        self.split, self.crop = split, crop
         self.aspect = np.ones(len(split), dtype=np.float32)  # width / height of the original images, (n,)
         if split.arrays is not None:
             self.aspect[:] = split.arrays.shape[2] / split.arrays.shape[1]
@@ -73,14 +74,14 @@ class MemoryDataset(Dataset[Batch | VitreousError]):
         """Return the batch of a plan."""
         images = self.pixels.index_select(0, torch.from_numpy(plan.indices)).permute(0, 3, 1, 2)  # (B, C, H, W)
         if self.crop is None:
-            return _batch(plan, images.contiguous(), self.labels)
+            return _batch(plan, images.contiguous(), self.split)
         if self.crop.on_device:
-            return _batch(plan, images, self.labels) | {"aspect": torch.from_numpy(self.aspect[plan.indices])}
+            return _batch(plan, images, self.split) | {"aspect": torch.from_numpy(self.aspect[plan.indices])}
         draws = _draw(self.crop, plan)
         aspect = self.aspect[plan.indices]
         boxes = torch.from_numpy(self.crop.boxes(draws, aspect))
         whole = {"aspect": torch.from_numpy(aspect)} if self.crop.keeps_whole else {}
-        return _batch(plan, images, self.labels) | {"boxes": boxes, **whole}
+        return _batch(plan, images, self.split) | {"boxes": boxes, **whole}
 
     def _decode(self, split: Split, storage: EvalPipeline, progress: Progress | None) -> npt.NDArray[np.uint8]:
         """Fit all images to the stored size, in threads: Pillow releases the GIL."""
@@ -139,7 +140,7 @@ class StreamedDataset(Dataset[Batch | VitreousError]):
                     extra["uncropped"] = self._stack([whole for _, whole in cut if whole is not None])
         except VitreousError as error:
             return error
-        return _batch(plan, self._stack(images), self.split.labels) | extra
+        return _batch(plan, self._stack(images), self.split) | extra
 
     def _stack(self, images: list[npt.NDArray[np.uint8]]) -> Tensor:
         """Return images (H, W, C) as one tensor (B, C, H, W)."""
@@ -183,11 +184,11 @@ def _draw(crop: RandomResizedCrop, plan: BatchPlan) -> npt.NDArray[np.float32]:
     return crop.draw(plan.epoch, plan.step, plan.offset, plan.indices, positions)
 
 
-def _batch(plan: BatchPlan, images: Tensor, labels: npt.NDArray[np.int64]) -> Batch:
+def _batch(plan: BatchPlan, images: Tensor, split: Split) -> Batch:
     share = {} if plan.positions is None else {"positions": plan.positions.tolist(), "whole": plan.whole}
     return {
         "images": images,
-        "labels": torch.from_numpy(np.array(labels[plan.indices], dtype=np.int64)),
+        "labels": torch.from_numpy(split.labels_of(plan.indices)),
         "index": torch.from_numpy(plan.indices),
         "epoch": plan.epoch,
         "step": plan.step,

@@ -25,9 +25,16 @@ class Split:
     paths: list[ImagePath] | None = None  # None for pixels in memory
     arrays: npt.NDArray[np.uint8] | None = None  # pixels (n, H, W, C); None for files
     digests: tuple[str, ...] = ()  # content hash of each image; of its name and length for trusted files
+    soft_labels: npt.NDArray[np.float16] | None = None  # (n, K) probabilities that training learns instead of `labels`
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def labels_of(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return what training learns of B images: labels, int64 (B,) or (B, K), or probabilities, float32 (B, K)."""
+        if self.soft_labels is not None:
+            return self.soft_labels[indices].astype(np.float32)
+        return self.labels[indices].astype(np.int64)
 
     def image(self, index: int) -> Image.Image:
         """Return one image in mode RGB; raise DataError if its file can no longer be decoded."""

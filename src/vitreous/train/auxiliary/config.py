@@ -56,8 +56,9 @@ class AuxConfig:
             Rows of DATA that have no label, if it is a manifest, are used without this option.
         unlabelled_ratio: Unlabelled images in each step for each labelled one; 0 leaves them out. Self-training sees
             all images equally often.
-        model: The model of self-training, a classifier of the classes of the data: a model.safetensors, a run
-            directory, or a file, folder or hub id of any supported family.
+        model: The models of self-training, classifiers of the classes of the data, whose probabilities are averaged:
+            each a model.safetensors, a run directory, or a file, folder or hub id of any supported family.
+        soft: Whether self-training learns the predicted probabilities of all classes, or the predicted labels.
         min_probability: Least probability of a prediction of self-training; images below it are left out, in [0, 1).
     """
 
@@ -75,13 +76,15 @@ class AuxConfig:
     normalise: bool = False
     unlabelled: str | None = None
     unlabelled_ratio: float = 1.0
-    model: str | None = None
+    model: tuple[str, ...] = ()
+    soft: bool = True
     min_probability: float = 0.0
 
     def __post_init__(self) -> None:
         """Check choices and ranges, and report all problems in one error."""
+        object.__setattr__(self, "model", tuple([self.model] if isinstance(self.model, str) else self.model))
         problems = [*unknown_choices(self), *self._out_of_range()]
-        if self.method == "self-training" and self.model is None:
+        if self.method == "self-training" and not self.model:
             problems.append(
                 "aux.model is not set, but aux self-training needs a trained classifier that labels the images: train "
                 "one on the labelled images alone, and give its run directory, as in --aux.model runs/first"

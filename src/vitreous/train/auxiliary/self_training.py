@@ -1,7 +1,8 @@
-"""Labels that a trained model predicts once, before training, for images that have none (self-training).
+"""Labels that trained models predict once, before training, for images that have none (self-training).
 
-From then on these images are training images like any others: augmented, mixed and smoothed (arXiv 1911.04252, with one
-label for each image in place of a distribution). Validation and test keep the given labels.
+From then on these images are training images like any others, augmented and mixed (arXiv 1911.04252). What is learnt of
+them are the probabilities of all classes, averaged over the models; the label is the most probable class. Given labels
+are smoothed as usual. Validation and test have given labels alone.
 
 Shapes: n labelled and m unlabelled images, K classes.
 """
@@ -18,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from vitreous.checkpoint.licence import recorded_licence
+from vitreous.data.augment.mixing import smooth_targets
 from vitreous.data.images.stored import ImagePath
 from vitreous.data.sources.image_data import ImageData, Split
 from vitreous.data.sources.listing import UNLABELLED, first_ten
@@ -26,102 +28,118 @@ from vitreous.data.sources.split import as_recorded
 from vitreous.engines.cache import digest
 from vitreous.errors import ConfigError, DataError, pluralize
 from vitreous.export.reading import is_exported
-from vitreous.predictions import Failure, Prediction
+from vitreous.machine.device import choose_precision
+from vitreous.predictions import Failure
 from vitreous.predictor import Classifier, load
 from vitreous.train.auxiliary.task import no_unlabelled_images
 from vitreous.train.config import RunConfig
 
-__all__ = ["Predicted", "label_images", "open_labeller"]
+__all__ = ["Predicted", "label_images", "open_labellers"]
 
 _MOST_AT_ONCE = 64  # images that are predicted, and fetched from a store, together
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a run records of the labels that a model has predicted."""
+    """What a run records of the labels that models have predicted."""
 
     images: int  # m, before the least probability
     labelled: int  # those of them that training sees
-    model: dict[str, Any]  # name, digest of the weights, and licence if its origin states one
+    models: tuple[dict[str, Any], ...]  # name, digest of the weights, and licence if its origin states one
     fingerprint: str  # of the m images
     added: str  # hash of the names, contents and labels of those that training sees
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the report and the model file have beside the model."""
+        """Return what the report and the model file have beside the models."""
         return {"images": self.images, "labelled": self.labelled, "fingerprint": self.fingerprint}
 
     def describe(self) -> str:
         """Say in one line how many images have been labelled, and by what."""
         number = "all" if self.labelled == self.images else f"{self.labelled:,}"
-        return f"{pluralize(self.images, 'image')}, {number} labelled by {self.model['name']} and trained on"
+        names = " and ".join(model["name"] for model in self.models)
+        return f"{pluralize(self.images, 'image')}, {number} labelled by {names} and trained on"
 
 
-def open_labeller(config: RunConfig, device: torch.device) -> Classifier:
-    """Open the model of ``aux.model``.
+def open_labellers(config: RunConfig, device: torch.device) -> tuple[Classifier, ...]:
+    """Open the models of ``aux.model``, to compute in the precision of the run.
 
     Raises:
         CheckpointError: If the file cannot be used.
         ConfigError: If it is an exported file, or a model without classes.
     """
-    source = str(config.aux.model)
-    if is_exported(source):
-        raise ConfigError(f"aux.model '{source}' is an exported file: give the model that it was exported from")
-    classifier = load(source, device, engine="torch", tta=config.augment.flip > 0)
-    if not classifier.classes:
-        raise ConfigError(
-            f"aux.model '{source}' has no classification head: give a classifier of the classes of the data"
-        )
-    return classifier
+    classifiers = []
+    for source in config.aux.model:
+        if is_exported(source):
+            raise ConfigError(f"aux.model '{source}' is an exported file: give the model that it was exported from")
+        precision = choose_precision(config.precision, device)
+        classifiers.append(load(source, device, engine="torch", precision=precision, tta=config.augment.flip > 0))
+        if not classifiers[-1].classes:
+            raise ConfigError(
+                f"aux.model '{source}' has no classification head: give a classifier of the classes of the data"
+            )
+    return tuple(classifiers)
 
 
 def label_images(
-    config: RunConfig, data: ImageData, labeller: Classifier, progress: Callable[[int, int], None]
+    config: RunConfig, data: ImageData, labellers: Sequence[Classifier], progress: Callable[[int, int], None]
 ) -> tuple[ImageData, Predicted]:
-    """Have a model label the unlabelled images, and add them to the split `train`.
+    """Have models label the unlabelled images, and add them to the split `train`.
 
-    The prediction is that of `vitreous predict` in float32, averaged with the mirror image if the run flips images.
+    The prediction of each is that of `vitreous predict`, averaged with the mirror image if the run flips images.
 
     Args:
         config: The run, whose `aux.method` is `self-training`.
         data: With unlabelled images.
-        labeller: From :func:`open_labeller`.
+        labellers: From :func:`open_labellers`.
         progress: Called with (done, total).
 
     Raises:
-        ConfigError: If there are no unlabelled images, or the model does not have the classes of the data.
+        ConfigError: If there are no unlabelled images, or a model does not have the classes of the data.
         DataError: If an image can no longer be read, or the labelled images are no files.
     """
-    source, least = str(config.aux.model), config.aux.min_probability
+    aux = config.aux
     train, others = _check_data(config, data)
-    _check_classes(labeller, source, data)
-    predictions = list(_predict(labeller, others, min(_MOST_AT_ONCE, config.batch_size), progress))
-    kept = [n for n, each in enumerate(predictions) if data.several or each.probability >= least]
-    if not kept:
+    for labeller, source in zip(labellers, aux.model, strict=True):
+        _check_classes(labeller, source, data)
+    probabilities = _predict(labellers, others, data.classes, min(_MOST_AT_ONCE, config.batch_size), progress)  # (m, K)
+    highest = probabilities.max(axis=1)  # m
+    kept = np.flatnonzero(highest >= (0.0 if data.several else aux.min_probability))
+    if not len(kept):
         raise ConfigError(
-            f"no prediction of '{source}' reaches aux.min_probability {least:g}, the highest is "
-            f"{max(each.probability for each in predictions):.4g}: give a smaller one"
+            f"no prediction of '{' and '.join(aux.model)}' reaches aux.min_probability {aux.min_probability:g}, the "
+            f"highest is {highest.max():.4g}: give a smaller one"
         )
-    labels = _labels([predictions[n] for n in kept], data)
+    labels = _labels(probabilities[kept], labellers, data)
     names, digests = ([each[n] for n in kept] for each in (others.names, others.digests))
     added = hashlib.blake2b(repr([*zip(names, digests, labels.tolist(), strict=True)]).encode(), digest_size=16)
+    soft = None
+    if aux.soft:
+        given = smooth_targets(torch.from_numpy(train.labels), len(data.classes), config.label_smoothing).numpy()
+        soft = np.concatenate([given, probabilities[kept]]).astype(np.float16)
     joined = Split(
         np.concatenate([train.labels, labels]),
         (*train.names, *names),
         paths=[*(train.paths or []), *((others.paths or [])[n] for n in kept)],
         digests=(*train.digests, *digests),
+        soft_labels=soft,
     )
-    licence = recorded_licence(labeller.info.provenance)
     predicted = Predicted(
         images=len(others),
         labelled=len(kept),
-        model={"name": source, "digest": digest(labeller.model)} | ({"licence": licence} if licence else {}),
+        models=tuple(map(_record, labellers, aux.model)),
         fingerprint=fingerprint_of(others.names, [UNLABELLED] * len(others), others.digests),
         added=added.hexdigest(),
     )
-    seen = list(_held_out_and_seen(labeller, source, data))
+    seen = [note for pair in zip(labellers, aux.model, strict=True) for note in _held_out_and_seen(*pair, data)]
     splits = {**data.splits, "train": joined}
     order = data.order + predicted.added
     return replace(data, splits=splits, order=order, unlabelled=None, notes=[*data.notes, *seen]), predicted
+
+
+def _record(labeller: Classifier, source: str) -> dict[str, Any]:
+    """Return what a run records of a model."""
+    licence = recorded_licence(labeller.info.provenance)
+    return {"name": source, "digest": digest(labeller.model)} | ({"licence": licence} if licence else {})
 
 
 def _check_data(config: RunConfig, data: ImageData) -> tuple[Split, Split]:
@@ -179,14 +197,23 @@ def _held_out_and_seen(labeller: Classifier, source: str, data: ImageData) -> It
 
 
 def _predict(
-    labeller: Classifier, split: Split, batch_size: int, progress: Callable[[int, int], None]
-) -> Iterator[Prediction]:
-    """Yield a prediction for each image of a split of files, in order."""
-    for done, found in enumerate(labeller.predict_stream(_fetched(split, batch_size), 1, batch_size), start=1):
-        if isinstance(found, Failure):
-            raise DataError(f"the unlabelled image {split.names[done - 1]} can no longer be read: {found.reason}")
-        yield found
-        progress(done, len(split))
+    labellers: Sequence[Classifier],
+    split: Split,
+    classes: Sequence[str],
+    batch_size: int,
+    progress: Callable[[int, int], None],
+) -> npt.NDArray[np.float32]:
+    """Return the probability of each class for each image of a split of files, averaged over the models, (m, K)."""
+    total, place = np.zeros((len(split), len(classes)), np.float32), {name: n for n, name in enumerate(classes)}
+    for number, labeller in enumerate(labellers):
+        stream = labeller.predict_stream(_fetched(split, batch_size), len(classes), batch_size)
+        for row, found in enumerate(stream):
+            if isinstance(found, Failure):
+                raise DataError(f"the unlabelled image {split.names[row]} can no longer be read: {found.reason}")
+            for name, probability in found.top:
+                total[row, place[name]] += probability
+            progress(number * len(split) + row + 1, len(labellers) * len(split))
+    return np.divide(total, len(labellers), dtype=np.float32)
 
 
 def _fetched(split: Split, count: int) -> Iterator[ImagePath]:
@@ -196,12 +223,16 @@ def _fetched(split: Split, count: int) -> Iterator[ImagePath]:
         yield from (paths[n] for n in group)
 
 
-def _labels(predictions: Sequence[Prediction], data: ImageData) -> npt.NDArray[Any]:
-    """Return the labels as a split has them: (m,) indices of classes, or (m, K) of 0 and 1."""
-    place = {name: n for n, name in enumerate(data.classes)}
+def _labels(
+    probabilities: npt.NDArray[np.float32], labellers: Sequence[Classifier], data: ImageData
+) -> npt.NDArray[Any]:
+    """Return the labels as a split has them: (m,) indices of classes, or (m, K) of 0 and 1 by the mean thresholds."""
     if not data.several:
-        return np.array([place[each.label] for each in predictions], np.int64)
-    found = np.zeros((len(predictions), len(place)), np.int8)
-    for row, each in zip(found, predictions, strict=True):
-        row[[place[name] for name in each.labels or ()]] = 1
-    return found
+        return probabilities.argmax(axis=1)
+    rules = [
+        dict(zip(each.classes, each.info.multilabel.thresholds, strict=True))
+        for each in labellers
+        if each.info.multilabel
+    ]
+    thresholds = np.mean([[rule[name] for name in data.classes] for rule in rules], axis=0, dtype=np.float32)  # K
+    return (probabilities >= thresholds).astype(np.int8)
