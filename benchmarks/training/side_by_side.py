@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,32 +26,43 @@ class Training(NamedTuple):
     out: Path
 
 
+Step = Sequence[Training]
+"""Runs at the same time, on one core each, if there are several."""
+
+
 def results(runs: Sequence[Training], *, together: bool = False) -> list[dict[str, Any]]:
     """Train what is not finished yet, and return the score, epochs and seconds of each run, as :func:`last_results`."""
-    return last_results([[run] for run in runs], together=together)
+    return last_results([[[run]] for run in runs], together=together)
 
 
-def last_results(chains: Sequence[Sequence[Training]], *, together: bool = False) -> list[dict[str, Any]]:
-    """Train the runs of each chain one after another, and return what is known of each chain's last run.
+def last_results(chains: Sequence[Sequence[Step]], *, together: bool = False) -> list[dict[str, Any]]:
+    """Take the steps of each chain one after another, and return what is known of each chain's last run.
 
-    The score is the top-1 of the saved model on test, or without one on val; the seconds are those of all runs of the
+    The score is the top-1 of the saved model on test, or without one on val; the seconds are those of all steps of the
     chain. Finished runs are not repeated. If one of the chains that go together is finished already, nothing runs
     beside the other, and the two are not comparable: repeat both.
     """
-    for run in (run for chain in chains for run in chain):
-        _stored(run, together)  # a refusal comes before the first training
+    for step in (step for chain in chains for step in chain):
+        if together and len(step) > 1:
+            sys.exit(f"a chain has {len(step)} runs at the same time, on one core each: omit --together")
+        for run in step:
+            _stored(run, together or len(step) > 1)  # a refusal comes before the first training
     if not together:
         return [_last(chain, None) for chain in chains]
+    return _on_one_core_each(_last, chains)
+
+
+def _last(chain: Sequence[Step], core: int | None) -> dict[str, Any]:
+    steps = [_on_one_core_each(_result, step) if len(step) > 1 else [_result(step[0], core)] for step in chain]
+    return {**steps[-1][-1], "seconds": sum(max(each["seconds"] for each in step) for step in steps)}
+
+
+def _on_one_core_each(work: Callable[[Any, int], dict[str, Any]], of: Sequence[Any]) -> list[dict[str, Any]]:
     cores = sorted(os.sched_getaffinity(0))
-    if len(chains) > len(cores):
-        sys.exit(f"{len(chains)} runs at the same time need as many cores, and there are {len(cores)}")
-    with ThreadPoolExecutor(len(chains)) as pool:
-        return list(pool.map(_last, chains, cores))
-
-
-def _last(chain: Sequence[Training], core: int | None) -> dict[str, Any]:
-    found = [_result(run, core) for run in chain]
-    return {**found[-1], "seconds": sum(each["seconds"] for each in found)}
+    if len(of) > len(cores):
+        sys.exit(f"{len(of)} runs at the same time need as many cores, and there are {len(cores)}")
+    with ThreadPoolExecutor(len(of)) as pool:
+        return list(pool.map(work, of, cores))
 
 
 def _stored(run: Training, together: bool) -> dict[str, Any] | None:
