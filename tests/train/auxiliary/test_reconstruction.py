@@ -152,7 +152,7 @@ def test_a_killed_run_ends_in_the_same_bits_and_saves_no_decoder(runs, selected,
     assert torch.equal(*selected)
     model, info = load_model(tmp_path / "killed" / "model.safetensors")
     assert model.state_dict().keys() == build(config.model).state_dict().keys()
-    assert info.provenance["config"]["aux"] == dataclasses.asdict(AUX)
+    assert AuxConfig(**info.provenance["config"]["aux"]) == AUX
 
 
 def test_a_plan_counts_the_second_task(runs, tmp_path):
