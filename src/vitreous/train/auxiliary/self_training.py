@@ -28,7 +28,6 @@ from vitreous.data.sources.split import as_recorded
 from vitreous.engines.cache import digest
 from vitreous.errors import ConfigError, DataError, pluralize
 from vitreous.export.reading import is_exported
-from vitreous.machine.device import choose_precision
 from vitreous.predictions import Failure
 from vitreous.predictor import Classifier, load
 from vitreous.train.auxiliary.task import no_unlabelled_images
@@ -61,7 +60,7 @@ class Predicted:
 
 
 def open_labellers(config: RunConfig, device: torch.device) -> tuple[Classifier, ...]:
-    """Open the models of ``aux.model``, to compute in the precision of the run.
+    """Open the models of ``aux.model``.
 
     Raises:
         CheckpointError: If the file cannot be used.
@@ -71,8 +70,7 @@ def open_labellers(config: RunConfig, device: torch.device) -> tuple[Classifier,
     for source in config.aux.model:
         if is_exported(source):
             raise ConfigError(f"aux.model '{source}' is an exported file: give the model that it was exported from")
-        precision = choose_precision(config.precision, device)
-        classifiers.append(load(source, device, engine="torch", precision=precision, tta=config.augment.flip > 0))
+        classifiers.append(load(source, device, engine="torch", tta=config.augment.flip > 0))
         if not classifiers[-1].classes:
             raise ConfigError(
                 f"aux.model '{source}' has no classification head: give a classifier of the classes of the data"
@@ -85,7 +83,7 @@ def label_images(
 ) -> tuple[ImageData, Predicted]:
     """Have models label the unlabelled images, and add them to the split `train`.
 
-    The prediction of each is that of `vitreous predict`, averaged with the mirror image if the run flips images.
+    The prediction of each is that of `vitreous predict` in float32, averaged with the mirror image if the run flips images.
 
     Args:
         config: The run, whose `aux.method` is `self-training`.
