@@ -83,7 +83,7 @@ def label_images(
 ) -> tuple[ImageData, Predicted]:
     """Have models label the unlabelled images, and add them to the split `train`.
 
-    A prediction is that of `vitreous predict` in float32, averaged with that of the mirror image if the run flips images.
+    A prediction is that of `vitreous predict` in float32, with that of the mirror image if the run flips images.
 
     Args:
         config: The run, whose `aux.method` is `self-training`.
