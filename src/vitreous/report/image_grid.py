@@ -1,4 +1,4 @@
-"""Rows of images on one Matplotlib axes; an axes for each of 48 images takes a hundred times as long to draw.
+"""Rows of images on one Matplotlib axes; an axes for each of 56 images takes four times as long to draw.
 
 Shapes: H x W pixels, C channels.
 """
@@ -28,7 +28,7 @@ def draw_image_grid(
     interpolation: str = "antialiased",
     **text: Any,
 ) -> None:
-    """Draw images in rows, in units of their width: image n of a row begins at ``n * 1.06``.
+    """Draw images in rows; the unit of the axes is the width of an image.
 
     Args:
         axes: Loses its axis; the figure should have about the shape of the grid.

@@ -283,8 +283,7 @@ class RunWriter:
 def _unlabelled(setup: Setup) -> dict[str, Any]:
     """Return what a run says of the images without a label that it has seen; nothing if there are none."""
     if setup.predicted is not None:
-        own = {"source": setup.config.aux.unlabelled, "models": list(setup.predicted.models)}
-        return {"unlabelled": setup.predicted.to_dict() | own}
+        return {"unlabelled": setup.predicted.to_dict() | {"source": setup.config.aux.unlabelled}}
     split, seen = setup.data.unlabelled, setup.data_module.num_beside
     if split is None or not seen:
         return {}

@@ -82,7 +82,8 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
     precision = choose_precision(config.precision, device)
     if device.type == "cpu":
         keep_freed_memory()  # before the first thread starts
-    labellers, pretrained, data, predicted = None, None, None, None
+    labellers: Sequence[Classifier] = ()
+    pretrained, data, predicted = None, None, None
     if config.aux.method == "self-training":
         from vitreous.train.auxiliary.self_training import open_labellers
 
@@ -125,11 +126,11 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
 
 
 def _open_and_label(
-    config: RunConfig, labellers: Sequence[Classifier] | None, view: Display
+    config: RunConfig, labellers: Sequence[Classifier], view: Display
 ) -> tuple[ImageData, Predicted | None]:
     """Open the data, and have models label images without a label if the run learns from that."""
     data = open_data(config, view)
-    if labellers is None:
+    if not labellers:
         return data, None
     from vitreous.train.auxiliary.self_training import label_images
 

@@ -50,10 +50,9 @@ def labeller(tmp_path_factory):
     return save_labeller(tmp_path_factory.mktemp("labeller") / "model.safetensors", provenance=provenance)
 
 
-def asked(runs, out, source, model, flip=0.0, **options):
-    model = str(model) if not isinstance(model, list) else tuple(model)
-    aux = AuxConfig("self-training", model=model, min_probability=options.pop("min_probability", 0.0))
-    aux = dataclasses.replace(aux, unlabelled=options.pop("unlabelled", None))
+def asked(runs, out, source, *models, flip=0.0, **options):
+    own = {name: options.pop(name) for name in ("min_probability", "unlabelled", "soft") if name in options}
+    aux = AuxConfig("self-training", model=tuple(map(str, models)), **own)
     rest = {"data": DataConfig(str(source)), "augment": AugmentConfig(flip=flip), "batch_size": 40} | options
     return runs.config(out, aux=aux, **rest)
 
@@ -81,7 +80,7 @@ def write_rows(path, rows):
 @pytest.mark.parametrize("flip", [0.0, 0.5])
 def test_the_labels_are_the_models_predictions_and_go_to_train_alone(runs, tmp_path, digits, labeller, flip):
     without = set_up(runs.config(tmp_path, data=DataConfig(str(digits / "images.csv"))))
-    setup = set_up(asked(runs, tmp_path, digits / "images.csv", labeller, flip))
+    setup = set_up(asked(runs, tmp_path, digits / "images.csv", labeller, flip=flip))
     before, train = without.data.splits["train"], setup.data.splits["train"]
     assert len(train) == len(before) + OTHERS
     assert train.names[: len(before)] == before.names
@@ -108,7 +107,7 @@ def test_training_learns_the_mean_probabilities_of_the_models(runs, tmp_path, di
     other = save_labeller(tmp_path / "other.safetensors", "0123456789", seed=1)
     where = DataConfig(str(digits / "images.csv"), workers=workers, memory_gb=0.0 if workers else 4.0)
     options = {"data": where, "label_smoothing": 0.1, "augment": AugmentConfig(flip=0.0)}
-    setup = set_up(asked(runs, tmp_path, None, [str(labeller), str(other)], **options))
+    setup = set_up(asked(runs, tmp_path, None, labeller, other, **options))
     train, classes = setup.data.splits["train"], setup.data.classes
     count = len(train) - OTHERS
     expected = np.mean([probabilities_of(each, train.paths[count:], classes) for each in (labeller, other)], axis=0)
@@ -129,9 +128,7 @@ def test_training_learns_the_mean_probabilities_of_the_models(runs, tmp_path, di
 
 
 def test_labels_are_learnt_instead_of_probabilities_if_asked(runs, tmp_path, digits, labeller):
-    aux = AuxConfig("self-training", model=str(labeller), soft=False)
-    data = DataConfig(str(digits / "images.csv"))
-    setup = set_up(runs.config(tmp_path, aux=aux, data=data, augment=AugmentConfig(flip=0.0), batch_size=40))
+    setup = set_up(asked(runs, tmp_path, digits / "images.csv", labeller, soft=False))
     assert setup.data.splits["train"].soft_labels is None
     setup.data_module.setup("fit")
     assert next(iter(setup.data_module.train_dataloader()))["labels"].dtype == torch.int64
@@ -168,7 +165,7 @@ def test_a_second_model_learns_from_the_first_one(runs, tmp_path, digits, vitreo
 
 def test_the_report_and_the_model_file_name_the_model(runs, tmp_path, digits, labeller):
     _, said = runs.train(asked(runs, tmp_path / "run", digits / "images.csv", labeller, epochs=1))
-    assert f"licence   of {labeller}: MIT: commercial use allowed" in " ".join(said.split(" "))
+    assert f"licence   of {labeller}: MIT: commercial use allowed" in said
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     seen = report["data"]["unlabelled"]
     assert (seen["images"], seen["labelled"], seen["source"]) == (OTHERS, OTHERS, None)
@@ -181,7 +178,7 @@ def test_the_report_and_the_model_file_name_the_model(runs, tmp_path, digits, la
 
 def test_a_killed_run_ends_in_the_same_bits(runs, selected, tmp_path, digits, labeller):
     for name in ("whole", "killed"):
-        config = asked(runs, tmp_path / name, digits / "images.csv", labeller, 0.5)
+        config = asked(runs, tmp_path / name, digits / "images.csv", labeller, flip=0.5)
         if name == "killed":
             runs.broken_off(config, 5)
         with pytest.raises(runs.Killed):
@@ -278,6 +275,9 @@ def test_images_with_several_labels_get_those_above_their_thresholds(runs, tmp_p
     names = [{setup.data.classes[n] for n in np.flatnonzero(row)} for row in train.labels[-count:]]
     assert names == [set(each.labels) for each in expected]
     assert {len(each) for each in names} > {1}
+    np.testing.assert_allclose(
+        train.soft_labels[-count:], probabilities_of(path, train.paths[-count:], setup.data.classes), atol=1e-3
+    )
     with pytest.raises(ConfigError, match=r"min_probability is 0\.5, but images have several labels"):
         set_up(asked(runs, tmp_path, source, path, min_probability=0.5, unlabelled=str(others)))
 

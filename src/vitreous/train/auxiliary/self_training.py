@@ -49,8 +49,9 @@ class Predicted:
     added: str  # hash of the names, contents and labels of those that training sees
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the report and the model file have beside the models."""
-        return {"images": self.images, "labelled": self.labelled, "fingerprint": self.fingerprint}
+        """Return what the report and the model file have."""
+        counts = {"images": self.images, "labelled": self.labelled}
+        return counts | {"fingerprint": self.fingerprint, "models": list(self.models)}
 
     def describe(self) -> str:
         """Say in one line how many images have been labelled, and by what."""
@@ -101,7 +102,7 @@ def label_images(
         _check_classes(labeller, source, data)
     probabilities = _predict(labellers, others, data.classes, min(_MOST_AT_ONCE, config.batch_size), progress)  # (m, K)
     highest = probabilities.max(axis=1)  # m
-    kept = np.flatnonzero(highest >= (0.0 if data.several else aux.min_probability))
+    kept = np.flatnonzero(highest >= aux.min_probability)  # which is 0 if an image may have several labels
     if not len(kept):
         raise ConfigError(
             f"no prediction of '{' and '.join(aux.model)}' reaches aux.min_probability {aux.min_probability:g}, the "
