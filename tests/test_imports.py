@@ -283,25 +283,20 @@ def test_the_model_names_only_torch_and_pure_parts_of_the_standard_library():
     assert {file: names for file, names in found.items() if names} == {}
 
 
-@pytest.fixture(params=modules(SRC).items(), ids=lambda item: item[0])
-def module(request) -> tuple[Path, ast.Module]:
-    """Each module of the package: its file and its syntax tree."""
-    path = request.param[1]
-    return path, tree_of(path)
+def test_modules_open_with_what_lives_there():
+    assert [name for name, path in modules(SRC).items() if not ast.get_docstring(tree_of(path))] == []
 
 
-def test_modules_open_with_what_lives_there(module):
-    assert ast.get_docstring(module[1])
+def test_files_stay_short():
+    lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in modules(SRC).items()}
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_FILE_LINES} == {}
 
 
-def test_files_stay_short(module):
-    assert len(module[0].read_text(encoding="utf-8").splitlines()) <= MAX_FILE_LINES
-
-
-def test_functions_stay_short(module):
+def test_functions_stay_short():
     lengths = {
-        f"{node.name} (line {node.lineno})": (node.end_lineno or node.lineno) - node.lineno + 1
-        for node in ast.walk(module[1])
+        f"{name}.{node.name} (line {node.lineno})": (node.end_lineno or node.lineno) - node.lineno + 1
+        for name, path in modules(SRC).items()
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     assert {name: lines for name, lines in lengths.items() if lines > MAX_FUNCTION_LINES} == {}
@@ -319,10 +314,13 @@ def test_only_the_command_line_prints_and_exits():
     assert talk == []
 
 
-@pytest.mark.parametrize("file", sorted((SRC.parent / "benchmarks").rglob("*.py")), ids=lambda path: path.name)
-def test_benchmarks_import_what_exists(file):
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vitreous"):
-            module = importlib.import_module(node.module)
-            for name in (each.name for each in node.names):
-                assert hasattr(module, name) or importlib.util.find_spec(f"{node.module}.{name}"), (node.module, name)
+def test_benchmarks_import_what_exists():
+    missing = []
+    for file in sorted((SRC.parent / "benchmarks").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vitreous"):
+                module = importlib.import_module(node.module)
+                for name in (each.name for each in node.names):
+                    if not (hasattr(module, name) or importlib.util.find_spec(f"{node.module}.{name}")):
+                        missing.append(f"{file}: {node.module}.{name}")
+    assert missing == []

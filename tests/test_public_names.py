@@ -9,6 +9,7 @@ import inspect
 import pkgutil
 import re
 import types
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,18 @@ import pytest
 import vitreous
 from reference_pages.names import name_pages
 
-REFERENCE = "\n".join(name_pages().values())
-MODULES = ["vitreous"] + [
-    info.name for info in pkgutil.walk_packages(vitreous.__path__, "vitreous.") if not info.name.endswith("__main__")
-]
+
+@cache
+def modules() -> list[types.ModuleType]:
+    """Return every module of the package; the package is the first."""
+    names = (info.name for info in pkgutil.walk_packages(vitreous.__path__, "vitreous."))
+    return [vitreous, *(importlib.import_module(name) for name in names if not name.endswith("__main__"))]
+
+
+@cache
+def reference() -> str:
+    """Return the pages of the reference."""
+    return "\n".join(name_pages().values())
 
 
 def documented(value: object) -> bool:
@@ -29,78 +38,85 @@ def documented(value: object) -> bool:
     return bool(text.strip()) and not generated
 
 
-@pytest.fixture(params=MODULES)
-def module(request) -> types.ModuleType:
-    """Each module of the package."""
-    return importlib.import_module(request.param)
+def public(module: types.ModuleType) -> list[str]:
+    """Return the names in a module's `__all__`."""
+    return list(getattr(module, "__all__", []))
 
 
-def test_public_names_exist(module):
-    exported = list(getattr(module, "__all__", []))
-    assert len(exported) == len(set(exported)), "__all__ lists a name twice"
-    assert [name for name in exported if not hasattr(module, name)] == []
-
-
-def test_public_names_belong_to_their_subpackage(module):
-    """A name may be public twice within a subpackage (`model.vit` re-exports its configuration), never in another."""
-    if module is vitreous:
-        return  # see test_the_package_exports_its_public_names
-    package = ".".join(module.__name__.split(".")[:2])
-    foreign = {
-        name: value.__module__
-        for name in getattr(module, "__all__", [])
-        if isinstance(value := getattr(module, name), type | types.FunctionType)
-        and value.__module__ != package
-        and not value.__module__.startswith(f"{package}.")
-    }
-    assert foreign == {}
-
-
-def test_public_names_are_documented(module):
-    undocumented = []
-    for name in getattr(module, "__all__", []):
-        value = getattr(module, name)
-        if not isinstance(value, type | types.FunctionType):
-            continue
-        if not documented(value):
-            undocumented.append(name)
-        members = vars(value).items() if isinstance(value, type) else ()
-        undocumented += [
-            f"{name}.{member}"
-            for member, function in members
-            if not member.startswith("_")
-            and isinstance(function, types.FunctionType | property | classmethod | staticmethod)
-            and not documented(getattr(value, member))
+def test_public_names_exist_once():
+    wrong = {
+        module.__name__: [
+            name for name in public(module) if not hasattr(module, name) or public(module).count(name) > 1
         ]
+        for module in modules()
+    }
+    assert {module: names for module, names in wrong.items() if names} == {}
+
+
+def test_public_names_belong_to_their_subpackage():
+    """A name may be public twice within a subpackage (`model.vit` re-exports its configuration), never in another."""
+    foreign = []
+    for module in modules()[1:]:  # of the first: test_the_package_exports_its_public_names
+        package = ".".join(module.__name__.split(".")[:2])
+        foreign += [
+            f"{module.__name__}.{name} is of {value.__module__}"
+            for name in public(module)
+            if isinstance(value := getattr(module, name), type | types.FunctionType)
+            and value.__module__ != package
+            and not value.__module__.startswith(f"{package}.")
+        ]
+    assert foreign == []
+
+
+def test_public_names_are_documented():
+    undocumented = []
+    for module in modules():
+        for name in public(module):
+            value = getattr(module, name)
+            if not isinstance(value, type | types.FunctionType):
+                continue
+            if not documented(value):
+                undocumented.append(f"{module.__name__}.{name}")
+            members = vars(value).items() if isinstance(value, type) else ()
+            undocumented += [
+                f"{module.__name__}.{name}.{member}"
+                for member, function in members
+                if not member.startswith("_")
+                and isinstance(function, types.FunctionType | property | classmethod | staticmethod)
+                and not documented(getattr(value, member))
+            ]
     assert undocumented == []
 
 
-def test_public_definitions_are_in_all(module):
-    """A class or function without a leading underscore is listed in `__all__`."""
-    if not hasattr(module, "__all__"):
-        return
-    defined = {
-        name
+def test_public_definitions_are_in_all():
+    """A class or function without a leading underscore is listed in `__all__`, where a module has one."""
+    missing = [
+        f"{module.__name__}.{name}"
+        for module in modules()
+        if hasattr(module, "__all__")
         for name, value in vars(module).items()
         if not name.startswith("_")
         and isinstance(value, type | types.FunctionType)
         and value.__module__ == module.__name__
-    }
-    assert defined - set(module.__all__) == set()
+        and name not in module.__all__
+    ]
+    assert missing == []
 
 
-def test_public_names_are_in_the_reference(module):
-    if module is vitreous:
-        return  # see tests/test_reference.py
-    found = re.search(rf"automodule:: {re.escape(module.__name__)}\n   :members: (.*)", REFERENCE)
-    listed = found[1].split(", ") if found else []
-    listed += re.findall(rf"py:data:: (.*)\n   :module: {re.escape(module.__name__)}\n", REFERENCE)
-    assert sorted(listed) == sorted(getattr(module, "__all__", []))
+def test_public_names_are_in_the_reference():
+    wrong = {}
+    for module in modules()[1:]:  # of the first: tests/test_reference.py
+        found = re.search(rf"automodule:: {re.escape(module.__name__)}\n   :members: (.*)", reference())
+        listed = found[1].split(", ") if found else []
+        listed += re.findall(rf"py:data:: (.*)\n   :module: {re.escape(module.__name__)}\n", reference())
+        if sorted(listed) != sorted(public(module)):
+            wrong[module.__name__] = set(listed) ^ set(public(module))
+    assert wrong == {}
 
 
-def test_constants_in_the_reference_say_what_they_are(module):
-    begin = rf"py:data:: (.*)\n   :module: {re.escape(module.__name__)}\n"
-    blocks = re.findall(rf"{begin}   :value: .*\n\n(.*)\n", REFERENCE)
+def test_constants_in_the_reference_say_what_they_are():
+    blocks = re.findall(r"py:data:: (.*)\n   :module: .*\n   :value: .*\n\n(.*)\n", reference())
+    assert blocks
     assert [name for name, text in blocks if not text.strip()] == []
 
 

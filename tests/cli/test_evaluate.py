@@ -128,6 +128,14 @@ def test_no_training_image_is_scored_after_the_folder_changed(vitreous, digits, 
     assert {path.name for path in data.splits["val"].paths} == held
     run = vitreous("evaluate", "run", "digits-folder", "--json=-")
     assert json.loads(run.stdout)["scores"]["n"] == len(held)
+    for path in held:  # now it is another folder at the same path
+        next(digits.rglob(path)).unlink()
+    count = len(list(digits.rglob("*.png")))
+    run = vitreous("evaluate", "run", "digits-folder", "--json=-")
+    assert json.loads(run.stdout)["scores"]["n"] == count
+    assert "digits-folder has none of the images that the model's training held out: taken as other data" in run.stderr
+    run = vitreous("calibrate", "run", "digits-folder", "--precision=0.5", "--out=c.safetensors")
+    assert "the model was trained on images" not in run.stderr
 
 
 def test_splits_and_unreadable_files(vitreous, model_file, digits, tmp_path):

@@ -193,7 +193,7 @@ def test_models_and_values_that_do_not_fit_are_refused():
     for build_task, message in (
         (lambda: ReconstructionTask(RunConfig(model=axial, aux=AUX)), "aux mae encodes visible patches alone"),
         (lambda: task_of(PatchStem(), aux=dataclasses.replace(AUX, mask=0.01)), "hides none of 16 patches"),
-        (lambda: task_of(PatchStem(), aux=dataclasses.replace(AUX, decoder_width=9)), "decoder_width is 9"),
+        (lambda: task_of(PatchStem(), aux=dataclasses.replace(AUX, decoder_width=9)), r"aux\.decoder_width is 9"),
         (lambda: AuxConfig("mae", mask=1.0), "^aux.mask is 1.0"),
         (lambda: AuxConfig(weight=1.0), "^aux.weight is 1.0"),
         (lambda: AuxConfig(end=0.0), "end is 0.0, it is a fraction of the run"),

@@ -141,11 +141,10 @@ def _target(options: Namespace, located: Located) -> Path:
 
 def _choose_split(info: ModelInfo, data: ImageData, source: str, requested: str | None) -> tuple[str, Split]:
     """Return the split to calibrate on, which must not have trained the model."""
-    trained_on = scoring.is_trained_on(info, data.fingerprint) or scoring.is_training_source(info, source)
     name = requested or next((name for name in ("val", "all", "test") if name in data.splits), None)
     if name is None:
         raise DataError(f"{data.name} has only a train split: name it with --split train if the model never saw it")
-    if trained_on and name in ("train", "all"):
+    if name in ("train", "all") and scoring.may_have_trained(info, source, data):
         raise DataError(
             f"the model was trained on images of {data.name}, {name}: on these it is surer than on new ones, so no "
             "promise would hold. Give --split val, or other labelled images"

@@ -20,6 +20,7 @@ from vitreous.checkpoint.model_file import ModelInfo
 from vitreous.cli.output.terminal import progress_bar
 from vitreous.data.config import DataConfig
 from vitreous.data.sources.opening import ImageData, Split, open_source
+from vitreous.data.sources.split import as_recorded
 from vitreous.errors import DataError, did_you_mean, pluralize
 from vitreous.evaluate.scoring.metrics import Scores, most_confused
 from vitreous.evaluate.trust.calibration import Calibration
@@ -33,9 +34,9 @@ __all__ = [
     "data_notes",
     "images_of",
     "is_trained_on",
-    "is_training_source",
     "label_sets_by_name",
     "labels_by_name",
+    "may_have_trained",
     "open_data",
     "score_tables",
     "split_as_trained",
@@ -60,13 +61,14 @@ def open_data(
     """Open labelled images, with the split of the model's training if they are the data it was trained on.
 
     Other data without splits is used as a whole, unless a split is requested. If images were added or moved since the
-    training, val is what the training held out, as far as the model file records it. ``folder`` holds the known
-    datasets; None is that of the training, or the default. ``cache_gb`` GiB of shards from a store are kept. Images may
-    have ``several`` labels only if that is given. Rows of a manifest without a label are ``unlabelled``.
+    training, val is what the training held out, as far as the model file records it; data of the same name that has
+    none of these images is other data, with a note. ``folder`` holds the known datasets; None is that of the training,
+    or the default. ``cache_gb`` GiB of shards from a store are kept. Images may have ``several`` labels only if that is
+    given. Rows of a manifest without a label are ``unlabelled``.
     """
     read = partial(_open, several=several, unlabelled=unlabelled)
     trained = _section(_section(info.provenance, "config"), "data")
-    is_same_source = is_training_source(info, source)
+    is_same_source = _is_training_source(info, source)
     if folder is None and is_same_source and isinstance(trained.get("dir"), str):
         folder = trained["dir"]
     config = DataConfig(source=source, dir=folder or DataConfig.dir, cache_gb=cache_gb)
@@ -74,14 +76,16 @@ def open_data(
     if isinstance(trained.get("exclude"), str):
         as_trained = replace(as_trained, exclude=trained["exclude"])
     if split != "all" and is_same_source:
-        return read(as_trained, record=_section(info.provenance, "data").get("held_out"))
-    if split in ("train", "val"):
-        data = read(config)
-        return read(as_trained) if is_trained_on(info, data.fingerprint) else data  # the folder was moved
-    data = read(config, hold_out=False)
-    return (
-        read(as_trained) if split is None and "all" in data.splits and is_trained_on(info, data.fingerprint) else data
-    )
+        data = read(as_trained, record=_held_out(info))
+        if may_have_trained(info, source, data):
+            return data
+    data = read(config, hold_out=split in ("train", "val"))
+    is_split = split in ("train", "val") or (split is None and "all" in data.splits)
+    if is_split and is_trained_on(info, data.fingerprint):  # the folder was moved
+        return read(as_trained)
+    if is_same_source and not may_have_trained(info, source, data):
+        data.notes.append(f"{data.name} has none of the images that the model's training held out: taken as other data")
+    return data
 
 
 def split_as_trained(config: DataConfig, info: ModelInfo) -> DataConfig:
@@ -244,7 +248,24 @@ def is_trained_on(info: ModelInfo, fingerprint: str) -> bool:
     return bool(_section(info.provenance, "data").get("fingerprint") == fingerprint)
 
 
-def is_training_source(info: ModelInfo, source: str) -> bool:
+def may_have_trained(info: ModelInfo, source: str, data: ImageData) -> bool:
+    """Whether the model file records the training on these images, or on others of the same source.
+
+    Images may have been added or moved since. Data that has none of the images that the training held out is other
+    data, such as another folder at the same relative path.
+    """
+    if is_trained_on(info, data.fingerprint):
+        return True
+    record = _held_out(info)
+    has_recorded = not record or any(as_recorded(record, split.digests).any() for split in data.splits.values())
+    return has_recorded and _is_training_source(info, source)
+
+
+def _held_out(info: ModelInfo) -> object:
+    return _section(info.provenance, "data").get("held_out")
+
+
+def _is_training_source(info: ModelInfo, source: str) -> bool:
     """Whether the model file records that the model was trained on this folder, manifest or known dataset."""
     return _is_same_source(source, str(_section(_section(info.provenance, "config"), "data").get("source", "")))
 

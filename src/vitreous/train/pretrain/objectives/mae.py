@@ -198,8 +198,9 @@ class MaeDecoder(nn.Module):
         super().__init__()
         width = options.decoder_width or config.width // 2
         if width % options.decoder_heads or width % 4:
+            group, heads = options.group, options.decoder_heads
             raise ConfigError(
-                f"decoder_width is {width}, it must be a multiple of 4 and of decoder_heads, {options.decoder_heads}"
+                f"{group}.decoder_width is {width}, it must be a multiple of 4 and of {group}.decoder_heads, {heads}"
             )
         shape = ViTConfig(
             image_size=config.image_size,
