@@ -35,14 +35,17 @@ NAMES = {
 
 
 @contextmanager
-def saved_figures() -> Iterator[list[Figure]]:
-    """Collect the figures that are saved within the block."""
-    saved: list[Figure] = []
-    save = Figure.savefig
+def saved_figures() -> Iterator[dict[Figure, None]]:
+    """Collect the figures that are drawn within the block."""
+    saved: dict[Figure, None] = {}
+    draw = FigureCanvasAgg.draw
+
+    def record(self: FigureCanvasAgg) -> None:
+        saved[self.figure] = None
+        draw(self)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            Figure, "savefig", lambda self, *args, **kwargs: saved.append(self) or save(self, *args, **kwargs)
-        )
+        patch.setattr(FigureCanvasAgg, "draw", record)
         yield saved
 
 
@@ -122,6 +125,14 @@ def test_curves(lr, epochs):
     scores = {"top1": 1.0, "macro_f1": 1.0}
     _, _, texts = draw_checked(lambda: draw_curves(history(epochs, lr), epochs, scores, "bf16"))
     assert "Learning rate" in texts
+
+
+def test_the_terms_of_a_second_task_have_a_legend_below():
+    rows = [{**row, "train_classification": 1.0, "train_reconstruction": 0.5} for row in history(9, 1e-3)]
+    _, figure, texts = draw_checked(lambda: draw_curves(rows, 9))
+    assert {"train", "validation", "train, labels", "train, reconstruction", "saved epoch"} <= set(texts)
+    loss = figure.axes[0]
+    assert loss.get_legend().get_window_extent().y1 < loss.get_window_extent().y0
 
 
 @pytest.mark.parametrize("terms", [("agreement", "scale", "shape", "center"), ("teacher entropy", "divergence"), ()])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,7 +14,7 @@ from vitreous.errors import pluralize
 from vitreous.report.fonts import FontSet
 from vitreous.report.style import DARK, LIGHT, to_png
 
-__all__ = ["PERCENT", "draw_curves", "draw_line", "finish_axes"]
+__all__ = ["PERCENT", "draw_curves", "draw_line", "finish_axes", "put_legend_below", "subplots_of_curves"]
 
 PERCENT = FuncFormatter(lambda share, _: f"{round(100 * share, 2):g} %")
 """Formats a share as a percentage."""
@@ -48,8 +48,8 @@ def draw_curves(
     theme = DARK if dark else LIGHT
     in_precision = "" if precision == "float32" else f" in {precision}"
     with theme.applied(FontSet([])):
-        figure = Figure(figsize=(12.5, 4.2), layout="constrained")
-        loss, score, rate = figure.subplots(1, 3, width_ratios=[1.2, 1.2, 0.9])
+        has_terms = any(_points(history, key) for key, _, _ in _TERMS)
+        loss, score, rate = subplots_of_curves((1.2, 1.2, 0.9), below=0.4 if has_terms else 0.0)
         draw_line(loss, history, "train_loss", "train", color=theme.orange)
         draw_line(loss, history, "val_log_loss", "validation", color=theme.blue)
         for key, label, line in _TERMS:
@@ -69,7 +69,10 @@ def draw_curves(
                 style: dict[str, Any] = {"color": theme.red, "linestyle": ":", "linewidth": 1.6, "zorder": 0}
                 axes.axvline(selected_epoch, label="saved epoch", **style)
             finish_axes(axes, with_legend=axes is not rate)
-        return to_png(figure, _curves_title(history, selected_epoch, saved, precision))
+        if has_terms:
+            put_legend_below(loss)
+        title = _curves_title(history, selected_epoch, saved, precision)
+        return to_png(cast(Figure, loss.figure), title, crop=False)
 
 
 def _number(value: Any) -> float | None:
@@ -87,6 +90,18 @@ def _points(history: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float,
     return [(epoch, value) for epoch, value in pairs if epoch is not None and value is not None]
 
 
+def subplots_of_curves(widths: Sequence[float], below: float = 0.0) -> list[Axes]:
+    """Return axes side by side, in a figure with room for their labels, and for so many inches more below them.
+
+    A constrained layout would take more time than all else.
+    """
+    width, height = 12.5, 4.2 + below
+    sides = {"left": 0.75 / width, "right": 1 - 0.2 / width, "wspace": 0.2}
+    margins = {**sides, "bottom": (0.6 + below) / height, "top": 1 - 0.72 / height}
+    figure = Figure(figsize=(width, height))
+    return list(figure.subplots(1, len(widths), width_ratios=widths, gridspec_kw=margins))
+
+
 def finish_axes(axes: Axes, *, with_legend: bool = True) -> None:
     """Give axes that have epochs below a grid and, if they show anything, a legend."""
     axes.set_xlabel("epoch")
@@ -94,6 +109,11 @@ def finish_axes(axes: Axes, *, with_legend: bool = True) -> None:
     axes.grid(axis="y", linewidth=0.8)
     if with_legend and axes.get_legend_handles_labels()[1]:
         axes.legend(loc="best")
+
+
+def put_legend_below(axes: Axes) -> None:
+    """Put the legend below axes that have too many lines for one among them."""
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3, fontsize=9, columnspacing=1.0)
 
 
 def draw_line(axes: Axes, history: Sequence[Mapping[str, Any]], key: str, label: str, **style: Any) -> None:

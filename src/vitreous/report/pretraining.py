@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from vitreous.errors import pluralize
 from vitreous.files.text import json_text, json_values
 from vitreous.report.document import document, safe
 from vitreous.report.drawing import data_uri
-from vitreous.report.figures import PERCENT, draw_line, finish_axes
+from vitreous.report.figures import PERCENT, draw_line, finish_axes, put_legend_below, subplots_of_curves
 from vitreous.report.fonts import FontSet
 from vitreous.report.image_grid import draw_image_grid
 from vitreous.report.run_report import write_files
@@ -94,10 +94,9 @@ def _both(draw: Any, report: PretrainReport) -> tuple[bytes, bytes]:
 
 
 def _curves(report: PretrainReport, theme: Theme) -> bytes:
-    figure = Figure(figsize=(12.5, 4.2), layout="constrained")
-    loss, probe, rank = figure.subplots(1, 3)
     terms = [name for name in (report.history[-1] if report.history else {}) if name.startswith("val_")]
     terms = [name for name in terms if name != "val_loss" and not name.startswith(("val_knn", "val_linear"))]
+    loss, probe, rank = subplots_of_curves((1, 1, 1), below=0.4 if terms else 0.0)
     draw_line(loss, report.history, "train_loss", "train", color=theme.orange)
     draw_line(loss, report.history, "val_loss", "validation", color=theme.blue)
     styles = ((theme.green, "--"), (theme.red, ":"), (theme.muted, "-."), (theme.text, (0, (1, 3))))
@@ -114,9 +113,10 @@ def _curves(report: PretrainReport, theme: Theme) -> bytes:
     rank.set(title="Dimensions that the features use")
     for axes in (loss, probe, rank):
         finish_axes(axes)
-    if terms:  # too many lines for a legend among them
-        loss.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3, fontsize=9, columnspacing=1.0)
-    return to_png(figure, f"{pluralize(len(report.history), 'epoch')} of pretraining", report.about)
+    if terms:
+        put_legend_below(loss)
+    title = f"{pluralize(len(report.history), 'epoch')} of pretraining"
+    return to_png(cast(Figure, loss.figure), title, report.about, crop=False)
 
 
 def _reconstructions(report: PretrainReport, theme: Theme) -> bytes:

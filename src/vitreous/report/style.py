@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from vitreous.report.fonts import FontSet
@@ -83,10 +84,17 @@ DARK = Theme(
 """The colours on a dark background."""
 
 
-def to_png(figure: Figure, title: str, description: str = "") -> bytes:
-    """Add a bold title at the top left and encode as PNG, with title and description in the metadata."""
+def to_png(figure: Figure, title: str, description: str = "", *, crop: bool = True) -> bytes:
+    """Add a bold title at the top left and encode as PNG, with title and description in the metadata.
+
+    ``crop`` cuts off what is empty around the figure, which draws it twice.
+    """
     figure.suptitle(title, x=0.01, ha="left", fontsize=14, weight="bold")
     memory = io.BytesIO()
     metadata = {"Title": title, "Description": description} if description else {"Title": title}
-    figure.savefig(memory, format="png", dpi=_DPI, bbox_inches="tight", pad_inches=0.15, metadata=metadata)
+    if crop:
+        figure.savefig(memory, format="png", dpi=_DPI, bbox_inches="tight", pad_inches=0.15, metadata=metadata)
+    else:
+        figure.set_dpi(_DPI)
+        FigureCanvasAgg(figure).print_png(memory, metadata=metadata)
     return memory.getvalue()
