@@ -49,6 +49,7 @@ def changed(config: object, *shown: str) -> list[str]:
         value, usual = getattr(config, name), getattr(default, name)
         if isinstance(value, Part):
             found += [f"{name} {value.kind}"] * (value.kind != usual.kind)
+        if dataclasses.is_dataclass(value):
             found += [f"{name}.{option}" for option in changed(value)]
         elif value != usual:
             found.append(f"{name} {written(value)}")

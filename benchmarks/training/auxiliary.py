@@ -37,7 +37,7 @@ def main() -> None:
     options = parser.parse_args()
     both, task = ["--recipe", options.recipe, *shlex.split(options.both)], f"aux {options.method}"
     kinds = {
-        "plain": [*both, *shlex.split(options.plain)],
+        "plain": [*both, "--aux", "none", *shlex.split(options.plain)],
         task: [*both, "--aux", options.method, *shlex.split(options.aux)],
     }
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}

@@ -9,7 +9,7 @@ from PIL import Image
 
 from vitreous.cli.options.start import starts_from_shipped
 from vitreous.cli.verbs.train import configure
-from vitreous.errors import UsageError
+from vitreous.errors import ConfigError, UsageError
 from vitreous.train.recipe_file import recipe_text
 
 
@@ -44,6 +44,15 @@ def test_options_decide_the_start(folder, words, recipe):
     config, _, _ = configure([str(folder), *words])
     assert config.recipe == recipe
     assert config.tune.source == ("shipped" if recipe == "start" else None)
+
+
+def test_random_weights_have_a_second_task_unless_options_say_otherwise(folder):
+    words = [str(folder), "--start", "none"]
+    assert configure(words)[0].aux.method == "auto"
+    assert configure([*words, "--aux", "none"])[0].aux.method == "none"
+    assert configure([*words, "--aux.mask", "0.6"])[0].aux.mask == 0.6
+    with pytest.raises(ConfigError, match=r"aux\.method is auto, which learns from labelled images alone: set it"):
+        configure([*words, "--unlabelled", str(folder)])
 
 
 def test_known_datasets_keep_their_recipes():

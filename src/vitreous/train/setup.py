@@ -108,6 +108,10 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
     if data is None:
         data, predicted = _open_and_label(config, labellers, view)
     config = fit_to_data(config, data, explicit)
+    if config.aux.method == "auto":
+        from vitreous.train.auxiliary.task import settle
+
+        config = settle(config)
     pipeline, loading = make_loading(config, data)
     distiller = None
     if config.distil.teacher is not None:

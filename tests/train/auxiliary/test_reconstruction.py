@@ -22,10 +22,12 @@ from vitreous.model.stems import ConvStem, PatchStem
 from vitreous.runs.state_file import read_state
 from vitreous.train.auxiliary.config import AuxConfig
 from vitreous.train.auxiliary.reconstruction import ReconstructionTask
+from vitreous.train.auxiliary.task import settle
 from vitreous.train.config import RunConfig, TuneConfig
 from vitreous.train.console import Display
 from vitreous.train.distil.config import DistilConfig
 from vitreous.train.planning.plan import _step_flops
+from vitreous.train.pretrain.objectives.mae import MaeDecoder
 from vitreous.train.setup import prepare
 
 AUX = AuxConfig("mae", decoder_width=8, decoder_depth=1, decoder_heads=2)
@@ -186,6 +188,30 @@ def test_a_configuration_that_contradicts_the_second_task_is_refused(options, me
     with pytest.raises(ConfigError, match=message):
         RunConfig(aux=AUX, **options)
     RunConfig(aux=AuxConfig(), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"devices": 2},
+        {"tune": TuneConfig(source="x")},
+        {"distil": DistilConfig(teacher="x")},
+        {"compile": True},
+        {"model": dataclasses.replace(MODEL, patch_size=16)},  # a single patch, which cannot be hidden
+        {"model": MODEL.with_options({"attention": {"kind": "axial"}, "pool": {"kind": "mean"}})},
+    ],
+    ids=str,
+)
+def test_an_automatic_task_yields_to_what_does_not_go_with_it(options):
+    config = RunConfig(aux=AuxConfig("auto", mask=0.6), model=MODEL)
+    assert settle(config).aux == AuxConfig("mae", mask=0.6, unlabelled_ratio=0.0)
+    assert settle(dataclasses.replace(config, **options)).aux.method == "none"
+
+
+def test_a_decoder_fits_its_heads_whatever_the_width_of_the_encoder():
+    for width, decoder in ((20, 8), (30, 16), (128, 64), (2, 4)):
+        config = dataclasses.replace(MODEL, width=width)
+        assert MaeDecoder(config, AuxConfig("mae").mae).width == decoder
 
 
 def test_models_and_values_that_do_not_fit_are_refused():

@@ -92,7 +92,7 @@ def _other_models(typed: Mapping[str, Any], stored: Mapping[str, Any]) -> Iterat
     if {**stored.get("tune", {}), **typed.get("tune", {})}.get("source"):
         yield "--tune.source"
     task = {**stored.get("aux", {}), **typed.get("aux", {})}.get("method")
-    if task not in (None, "none", "self-training"):
+    if task not in (None, "none", "auto", "self-training"):
         yield f"--aux {task}"
 
 

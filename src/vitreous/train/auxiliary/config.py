@@ -33,7 +33,8 @@ class AuxConfig:
     threshold of 0.95, which models trained with label smoothing seldom reach, and begins at once.
 
     Args:
-        method: The task. `none`: classification alone. `mae`: a small decoder, which is not saved, predicts the hidden
+        method: The task. `none`: classification alone. `auto`: mae on the labelled images where a run from random
+            weights allows it, else none. `mae`: a small decoder, which is not saved, predicts the hidden
             patches of each training image from what the encoder makes of the others. `fixmatch`: if the model is
             confident about an unlabelled image, its prediction becomes the label of the augmented image.
             `self-training`: another model, trained before, labels the unlabelled images once, and they are trained on
@@ -48,7 +49,7 @@ class AuxConfig:
         begin: Fraction of the run after which fixmatch uses the unlabelled images, in [0, 1): early predictions
             are poor.
         mask: Fraction of the patches that are hidden, in (0, 1).
-        decoder_width: Width of the decoder, a multiple of 4 and of its heads. None: half that of the encoder.
+        decoder_width: Width of the decoder, a multiple of 4 and of its heads. None: about half that of the encoder.
         decoder_depth: Blocks of the decoder.
         decoder_heads: Attention heads of the decoder.
         normalise: Whether the targets are normalised patch by patch, instead of being plain pixels.
@@ -62,7 +63,7 @@ class AuxConfig:
         min_probability: Least probability of a prediction of self-training; images below it are left out, in [0, 1).
     """
 
-    method: Literal["none", "mae", "fixmatch", "self-training"] = "none"
+    method: Literal["none", "auto", "mae", "fixmatch", "self-training"] = "none"
     weight: float = 0.9
     classify: Literal["visible", "whole"] = "visible"
     end: float = 0.5
@@ -101,7 +102,7 @@ class AuxConfig:
             check_address(self.unlabelled)
         if problems:
             raise ConfigError("; ".join(problems))
-        if self.method == "mae":
+        if self.method in ("auto", "mae"):
             _ = self.mae  # which checks its own ranges
 
     def _out_of_range(self) -> Iterator[str]:

@@ -39,7 +39,23 @@ from vitreous.train.pretrain.objectives.mae import (
     patch_targets,
 )
 
-__all__ = ["ReconstructionTask"]
+__all__ = ["ReconstructionTask", "check_model"]
+
+
+def check_model(config: RunConfig) -> None:
+    """Refuse a run whose model does not go with the task.
+
+    Raises:
+        ConfigError: If patches of the model cannot be left out, or the mask hides none of them.
+    """
+    check_dropping(config.model, "aux mae")
+    sides = list(zip(pair(config.model.image_size), pair(config.model.patch_size), strict=True))
+    shares = (*config.augment.small_first, 1.0)
+    least = min(math.prod(round(side * share) // patch for side, patch in sides) for share in shares)
+    if count_visible(least, config.aux.mask) == least:
+        raise ConfigError(
+            f"aux.mask is {config.aux.mask}, which hides none of {least} patches: use a larger one, or smaller patches"
+        )
 
 
 class ReconstructionTask(AuxTask):
@@ -52,7 +68,7 @@ class ReconstructionTask(AuxTask):
         several: Whether an image may have several labels, which makes no difference here.
 
     Raises:
-        ConfigError: If patches of the model cannot be left out, or the mask hides none of them.
+        ConfigError: As :func:`check_model`.
     """
 
     names = ("classification", "reconstruction", "unlabelled")
@@ -66,17 +82,9 @@ class ReconstructionTask(AuxTask):
         several: bool = False,
     ) -> None:
         super().__init__(config, per_step)
+        check_model(config)
         self.loss, model = loss, config.model
-        check_dropping(model, "aux mae")
         self.patch, self.keeps_apart = pair(model.patch_size), model.stem.has_patch_kernel
-        shares = (*config.augment.small_first, 1.0)
-        sides = list(zip(pair(model.image_size), self.patch, strict=True))
-        least = min(math.prod(round(side * share) // patch for side, patch in sides) for share in shares)
-        if count_visible(least, self.options.mask) == least:
-            raise ConfigError(
-                f"aux.mask is {self.options.mask}, which hides none of {least} patches: use a larger one, or smaller "
-                "patches"
-            )
         self.decoder = MaeDecoder(model, self.options.mae)
 
     def add_gradients(self, module: TrainingModule, batch: Mapping[str, Any], progress: float, terms: Terms) -> Tensor:

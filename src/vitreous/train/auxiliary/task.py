@@ -7,8 +7,10 @@ Shapes: B labelled images, K classes.
 
 from __future__ import annotations
 
+import contextlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -21,13 +23,13 @@ from vitreous.errors import ConfigError
 from vitreous.train.config import RunConfig
 from vitreous.train.multilabel.losses import TargetLoss
 
-__all__ = ["TASKS", "AuxTask", "Terms", "TrainingModule", "add_terms", "build_task", "no_unlabelled_images"]
+__all__ = ["TASKS", "AuxTask", "Terms", "TrainingModule", "add_terms", "build_task", "no_unlabelled_images", "settle"]
 
 TASKS = {
     "mae": "vitreous.train.auxiliary.reconstruction:ReconstructionTask",
     "fixmatch": "vitreous.train.auxiliary.pseudo_labels:PseudoLabelTask",
 }
-"""Values of the option `aux.method`, besides `none`, with their classes."""
+"""Values of the option `aux.method`, besides `none` and `auto`, with their classes."""
 
 Terms = dict[tuple[str, int], tuple[Tensor, int]]
 """Mean of a term of the loss in a part of a batch, detached, and the number of its images; by name and first image."""
@@ -154,11 +156,28 @@ def no_unlabelled_images(config: RunConfig) -> ConfigError:
     )
 
 
+def settle(config: RunConfig) -> RunConfig:
+    """Return a configuration whose `aux.method` is not `auto`: mae on the labelled images, or none if mae is refused.
+
+    A run that continues from another model has no second task: what it is worth there was not measured.
+    """
+    if config.aux.method != "auto":
+        return config
+    if config.tune.source is None:
+        from vitreous.train.auxiliary.reconstruction import check_model
+
+        with contextlib.suppress(ConfigError):
+            settled = replace(config, aux=replace(config.aux, method="mae", unlabelled_ratio=0.0))
+            check_model(settled)
+            return settled
+    return replace(config, aux=replace(config.aux, method="none"))
+
+
 def build_task(config: RunConfig, per_step: tuple[int, int], loss: TargetLoss, *, several: bool) -> AuxTask:
     """Build the second task of a run.
 
     Args:
-        config: The run, whose `aux.method` is not `none`.
+        config: The run, whose `aux.method` is in :data:`TASKS`.
         per_step: Labelled and unlabelled images of a step.
         loss: Of logits and targets.
         several: Whether an image may have several labels.

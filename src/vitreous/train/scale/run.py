@@ -115,11 +115,14 @@ def _prepare(config: RunConfig, device: torch.device, explicit: Collection[str],
     def refuse() -> None:
         if config.distil.teacher is not None:  # under torchrun, which the configuration does not know of
             raise ConfigError("a run with a teacher uses one process: start it without torchrun")
-        if config.aux.method != "none":
+        if config.aux.method not in ("none", "auto"):
             raise ConfigError(f"a run with aux {config.aux.method} uses one process: start it without torchrun")
 
     team.together(refuse)
     config = replace(config, devices=1, nodes=1, strategy="auto")  # not of the run: any other may resume it
+    if config.aux.method == "auto":
+        view.line("aux", "a second task needs one process: there is none. A run with one cannot resume as this one")
+        config = replace(config, aux=replace(config.aux, method="none"))
     if config.tune.mode == AUTO:  # stages choose by the time of one process
         view.line("tune", "stages need one process: all weights are trained. A run in stages cannot resume as this one")
         config = replace(config, tune=replace(config.tune, mode="full"))

@@ -61,7 +61,7 @@ class MaeConfig:
 
     Args:
         mask: Fraction of the patches that are hidden, in (0, 1).
-        decoder_width: Width of the decoder, a multiple of 4 and of its heads. None: half that of the encoder.
+        decoder_width: Width of the decoder, a multiple of 4 and of its heads. None: about half that of the encoder.
         decoder_depth: Blocks of the decoder.
         decoder_heads: Attention heads of the decoder.
         normalise: Whether the targets are normalised patch by patch, which the paper found better than plain pixels.
@@ -196,9 +196,10 @@ class MaeDecoder(nn.Module):
 
     def __init__(self, config: ViTConfig, options: MaeConfig) -> None:
         super().__init__()
-        width = options.decoder_width or config.width // 2
-        if width % options.decoder_heads or width % 4:
-            group, heads = options.group, options.decoder_heads
+        group, heads = options.group, options.decoder_heads
+        step = math.lcm(4, heads)
+        width = options.decoder_width or max(round(config.width / 2 / step), 1) * step
+        if width % step:
             raise ConfigError(
                 f"{group}.decoder_width is {width}, it must be a multiple of 4 and of {group}.decoder_heads, {heads}"
             )
