@@ -325,9 +325,7 @@ def _device_problems(config: RunConfig) -> Iterator[str]:
         which = "one GPU" if ":" in config.device else "the one GPU of a Mac"
         several = f"devices {config.devices}" if config.devices > 1 else f"nodes {config.nodes}"
         yield f"device {config.device} is {which}, but {several} need more: use device auto, cuda or cpu"
-    if config.strategy == "fsdp" and (
-        config.distil.teacher or config.aux.method not in ("none", "auto") or config.device == "mps"
-    ):
+    if config.strategy == "fsdp" and (config.distil.teacher or config.aux.is_named or config.device == "mps"):
         yield "strategy fsdp does not go with a teacher, aux or device mps: omit it"
 
 

@@ -109,7 +109,7 @@ def prepare(config: RunConfig, explicit: Collection[str], view: Display) -> Setu
         data, predicted = _open_and_label(config, labellers, view)
     config = fit_to_data(config, data, explicit)
     if config.aux.method == "auto":
-        from vitreous.train.auxiliary.task import settle
+        from vitreous.train.auxiliary.reconstruction import settle
 
         config = settle(config)
     pipeline, loading = make_loading(config, data)

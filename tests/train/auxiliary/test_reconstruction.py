@@ -21,8 +21,7 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.stems import ConvStem, PatchStem
 from vitreous.runs.state_file import read_state
 from vitreous.train.auxiliary.config import AuxConfig
-from vitreous.train.auxiliary.reconstruction import ReconstructionTask
-from vitreous.train.auxiliary.task import settle
+from vitreous.train.auxiliary.reconstruction import ReconstructionTask, settle
 from vitreous.train.config import RunConfig, TuneConfig
 from vitreous.train.console import Display
 from vitreous.train.distil.config import DistilConfig

@@ -140,6 +140,11 @@ class AuxConfig:
         return self.method == "self-training" or (self.has_task and self.unlabelled_ratio > 0)
 
     @property
+    def is_named(self) -> bool:
+        """Whether a method is asked for by its name."""
+        return self.method not in ("none", "auto")
+
+    @property
     def has_task(self) -> bool:
         """Whether a second task changes the loss."""
         return self.method in ("mae", "fixmatch")

@@ -13,8 +13,10 @@ K classes, V = values of a patch.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -39,7 +41,7 @@ from vitreous.train.pretrain.objectives.mae import (
     patch_targets,
 )
 
-__all__ = ["ReconstructionTask", "check_model"]
+__all__ = ["ReconstructionTask", "check_model", "settle"]
 
 
 def check_model(config: RunConfig) -> None:
@@ -56,6 +58,21 @@ def check_model(config: RunConfig) -> None:
         raise ConfigError(
             f"aux.mask is {config.aux.mask}, which hides none of {least} patches: use a larger one, or smaller patches"
         )
+
+
+def settle(config: RunConfig) -> RunConfig:
+    """Return a configuration whose `aux.method` is not `auto`: mae on the labelled images, or none if mae is refused.
+
+    A run that continues from another model has no second task: what it is worth there was not measured.
+    """
+    if config.aux.method != "auto":
+        return config
+    if config.tune.source is None:
+        with contextlib.suppress(ConfigError):
+            settled = replace(config, aux=replace(config.aux, method="mae", unlabelled_ratio=0.0))
+            check_model(settled)
+            return settled
+    return replace(config, aux=replace(config.aux, method="none"))
 
 
 class ReconstructionTask(AuxTask):

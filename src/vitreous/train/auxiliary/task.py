@@ -7,10 +7,8 @@ Shapes: B labelled images, K classes.
 
 from __future__ import annotations
 
-import contextlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -23,7 +21,7 @@ from vitreous.errors import ConfigError
 from vitreous.train.config import RunConfig
 from vitreous.train.multilabel.losses import TargetLoss
 
-__all__ = ["TASKS", "AuxTask", "Terms", "TrainingModule", "add_terms", "build_task", "no_unlabelled_images", "settle"]
+__all__ = ["TASKS", "AuxTask", "Terms", "TrainingModule", "add_terms", "build_task", "no_unlabelled_images"]
 
 TASKS = {
     "mae": "vitreous.train.auxiliary.reconstruction:ReconstructionTask",
@@ -154,23 +152,6 @@ def no_unlabelled_images(config: RunConfig) -> ConfigError:
         f"aux {method} learns from images without a label, and of {given} none is left: those of val or test, those "
         "that are also in DATA, and those that cannot be read are left out. Name others with `--unlabelled`"
     )
-
-
-def settle(config: RunConfig) -> RunConfig:
-    """Return a configuration whose `aux.method` is not `auto`: mae on the labelled images, or none if mae is refused.
-
-    A run that continues from another model has no second task: what it is worth there was not measured.
-    """
-    if config.aux.method != "auto":
-        return config
-    if config.tune.source is None:
-        from vitreous.train.auxiliary.reconstruction import check_model
-
-        with contextlib.suppress(ConfigError):
-            settled = replace(config, aux=replace(config.aux, method="mae", unlabelled_ratio=0.0))
-            check_model(settled)
-            return settled
-    return replace(config, aux=replace(config.aux, method="none"))
 
 
 def build_task(config: RunConfig, per_step: tuple[int, int], loss: TargetLoss, *, several: bool) -> AuxTask:

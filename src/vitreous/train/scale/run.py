@@ -115,7 +115,7 @@ def _prepare(config: RunConfig, device: torch.device, explicit: Collection[str],
     def refuse() -> None:
         if config.distil.teacher is not None:  # under torchrun, which the configuration does not know of
             raise ConfigError("a run with a teacher uses one process: start it without torchrun")
-        if config.aux.method not in ("none", "auto"):
+        if config.aux.is_named:
             raise ConfigError(f"a run with aux {config.aux.method} uses one process: start it without torchrun")
 
     team.together(refuse)
