@@ -61,12 +61,10 @@ def check_model(config: RunConfig) -> None:
 
 
 def settle(config: RunConfig) -> RunConfig:
-    """Return a configuration whose `aux.method` is not `auto`: mae on the labelled images, or none if mae is refused.
+    """Decide an `aux.method` of `auto`: mae on the labelled images, or none if mae is refused.
 
     A run that continues from another model has no second task: what it is worth there was not measured.
     """
-    if config.aux.method != "auto":
-        return config
     if config.tune.source is None:
         with contextlib.suppress(ConfigError):
             settled = replace(config, aux=replace(config.aux, method="mae", unlabelled_ratio=0.0))
