@@ -368,9 +368,11 @@ def test_a_run_directory_is_locked_until_its_run_ends(tmp_path):
 
 
 LIVING = """
-import json, sys, time
+import json, os, sys, time
 for beats in range(99):
-    open(sys.argv[1], "w").write(json.dumps({"host": "elsewhere", "beats": beats}))
+    with open(sys.argv[1] + ".new", "w") as file:  # a holder replaces all of it with one write: it is never seen empty
+        json.dump({"host": "elsewhere", "beats": beats}, file)
+    os.replace(file.name, sys.argv[1])
     time.sleep(0.2)
 """
 
