@@ -21,7 +21,8 @@ from vitreous.runs.state_file import read_state, write_state
 from vitreous.train.config import OptimConfig
 from vitreous.train.console import Display
 from vitreous.train.loop.module import VitModule
-from vitreous.train.resume.replay import REPLAY, _backward, replay
+from vitreous.train.resume.repetition import _backward
+from vitreous.train.resume.replay import REPLAY, replay
 from vitreous.train.run import run
 
 TINY = ViTConfig(image_size=8, patch_size=4, in_channels=1, num_classes=10, width=16, depth=2, heads=2, mlp_dim=32)

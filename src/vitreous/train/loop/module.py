@@ -152,7 +152,7 @@ class VitModule(lightning.LightningModule):
         """Start to watch for non-finite values. Lightning has moved the weights to their device by now."""
         if self.device.type == "cpu":
             keep_freed_memory()
-        self._watch = FiniteWatch(self.model)
+        self._watch = FiniteWatch(self.model, auxiliary=self.auxiliary)
         parameters = {name for name, _ in self.model.named_parameters()}
         self._buffer_names = [name for name in self.model.state_dict() if name not in parameters]
 

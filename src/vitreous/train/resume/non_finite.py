@@ -16,6 +16,7 @@ __all__ = ["FiniteWatch", "NonFiniteStepError", "Step"]
 
 _CUDA_INTERVAL = 16  # steps per check on CUDA, where each check waits for the device
 _COPY_INTERVAL = 16  # minimum number of steps between two copies of good weights
+_MODEL, _AUXILIARY = "model", "auxiliary"  # the modules that are watched
 
 
 @dataclass
@@ -39,6 +40,7 @@ class NonFiniteStepError(NonFiniteError):
     batches: Sequence[dict[str, Any]]  # as they were loaded (vitreous.data.batches.dataset), on the CPU
     good: dict[str, Tensor]  # a state dict from at most 32 steps before, which gave a finite loss and gradient
     weights: dict[str, Tensor]  # the state dict before the step; on CUDA, where it is overwritten by then, `good`
+    auxiliary: dict[str, Tensor]  # the state dict of a second task, empty without one, from the same time as `weights`
     behind: int  # updates between `weights` and the step
     progress: float  # share of the run that was complete, in [0, 1]
 
@@ -52,11 +54,16 @@ class FiniteWatch:
     On the CPU each step is checked before its update. On CUDA a check waits for the device, so several steps are
     checked together. About every 16 steps the weights are copied, if they gave a finite loss and gradient. The weights
     of the failing step are no substitute: they did not, even if they are finite themselves.
+
+    Args:
+        model: The model in training.
+        interval: Steps per check. None: 1 on the CPU, 16 on CUDA.
+        auxiliary: A second task that is trained with it.
     """
 
-    def __init__(self, model: nn.Module, interval: int | None = None) -> None:
+    def __init__(self, model: nn.Module, interval: int | None = None, auxiliary: nn.Module | None = None) -> None:
         on_cuda = next(model.parameters()).device.type == "cuda"
-        self.model = model
+        self._watched = nn.ModuleDict({_MODEL: model} | ({} if auxiliary is None else {_AUXILIARY: auxiliary}))
         self.interval = interval or (_CUDA_INTERVAL if on_cuda else 1)
         self._pending: list[Step] = []
         self._good = self._copy()
@@ -83,18 +90,20 @@ class FiniteWatch:
             self._good, self._since_copy = self._copy(), 0
 
     def _copy(self) -> dict[str, Tensor]:
-        return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        return {name: value.detach().clone() for name, value in self._watched.state_dict().items()}
 
     def _fail(self, index: int, loss: float, norm: float) -> None:
         bad = self._pending[index]
         problem = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
         good = {name: value.cpu() for name, value in self._good.items()}
         not_updated = self.interval == 1  # the model still holds the weights of the failing step
+        weights = self._before_step(good) if not_updated else good
         raise NonFiniteStepError(
             f"{problem} in epoch {bad.epoch + 1}, step {bad.step}, at learning rate {bad.lr:.3g}",
-            batches=[_labelled(each) for each in bad.batches],
-            good=good,
-            weights=self._before_step(good) if not_updated else good,
+            batches=[_on_cpu(each) for each in bad.batches],
+            good=_part(good, _MODEL),
+            weights=_part(weights, _MODEL),
+            auxiliary=_part(weights, _AUXILIARY),
             behind=0 if not_updated else self._since_copy + index,
             progress=bad.progress,
         )
@@ -104,14 +113,24 @@ class FiniteWatch:
 
         Running statistics that are no longer finite are those of the last copy: training does not read them.
         """
-        learned = {name for name, _ in self.model.named_parameters()}
+        learned = {name for name, _ in self._watched.named_parameters()}
         return {
             name: value.cpu() if name in learned or bool(value.isfinite().all()) else good[name]
             for name, value in self._copy().items()
         }
 
 
-def _labelled(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the labelled images of a batch on the CPU: a replay repeats the step without a second task."""
-    own = {name: value for name, value in batch.items() if name != "unlabelled"}
-    return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in own.items()}
+def _part(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return what a state dict of several modules has of one of them."""
+    return {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
+
+
+def _on_cpu(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a batch, and the unlabelled images that come with it, on the CPU."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.cpu()
+        return _on_cpu(value) if isinstance(value, Mapping) else value
+
+    return {name: moved(value) for name, value in batch.items()}

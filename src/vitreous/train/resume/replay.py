@@ -6,16 +6,13 @@ epoch and the step.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import warnings
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitreous.accelerate.cost import forward_bytes
 from vitreous.accelerate.model import build
@@ -24,16 +21,18 @@ from vitreous.checkpoint.model_file import build_on_meta
 from vitreous.data.augment.pipeline import BatchAugment
 from vitreous.data.config import AugmentConfig
 from vitreous.data.preprocess import EvalPipeline
-from vitreous.data.rng import model_seed
 from vitreous.errors import CheckpointError
 from vitreous.machine.free_memory import memory_left
 from vitreous.model.config import ViTConfig, pair
 from vitreous.runs.state_file import read_state, write_state
+from vitreous.train.auxiliary.config import AuxConfig
+from vitreous.train.auxiliary.task import AuxTask, build_task
 from vitreous.train.config import RunConfig, TuneConfig
 from vitreous.train.finetune.trainable import choose_trained, class_weights, freeze_modules
 from vitreous.train.multilabel.config import LabelsConfig
-from vitreous.train.multilabel.losses import choose_loss
+from vitreous.train.multilabel.losses import TargetLoss, choose_loss
 from vitreous.train.resume.non_finite import NonFiniteStepError
+from vitreous.train.resume.repetition import Repetition
 from vitreous.train.setup import Setup
 
 __all__ = ["REPLAY", "Finding", "replay", "write_replay"]
@@ -60,7 +59,7 @@ def write_replay(path: Path, setup: Setup, error: NonFiniteStepError) -> None:
     write_state(
         path,
         {
-            "replay": 3,
+            "replay": 4,
             "step": str(error),
             "model": model.to_dict(),
             "augment": dataclasses.asdict(config.augment),
@@ -77,7 +76,7 @@ def write_replay(path: Path, setup: Setup, error: NonFiniteStepError) -> None:
             "teacher": config.distil.teacher,
             "views": config.distil.views if config.distil.teacher is not None else None,
             "labels": dataclasses.asdict(config.labels) if setup.data.several else None,
-            "auxiliary": config.aux.method if config.aux.has_task else None,
+            "auxiliary": _second_task(setup, error),
             "weights": error.weights,
             "batches": error.batches,
         },
@@ -90,13 +89,21 @@ def _pretraining(config: RunConfig) -> dict[str, Any] | None:
     return {name: value for name, value in dataclasses.asdict(config).items() if name in own} if own else None
 
 
+def _second_task(setup: Setup, error: NonFiniteStepError) -> dict[str, Any] | None:
+    """Return what a second task is built from, and its weights; None without one."""
+    if setup.auxiliary is None:
+        return None
+    options, per_step = dataclasses.asdict(setup.config.aux), setup.auxiliary.per_step
+    return {"options": options, "per_step": per_step, "weights": error.auxiliary}
+
+
 def replay(path: Path) -> Finding:
     """Repeat a step in float32 on the CPU, and find the module where the first value that is not finite arises.
 
     A step that is finite in float32 is repeated in bfloat16 if the run computed in it.
     """
     stored = read_state(path)
-    if not isinstance(stored, dict) or stored.get("replay") != 3:
+    if not isinstance(stored, dict) or stored.get("replay") != 4:
         raise CheckpointError(f"'{path}' is not a replay file, or another version of vitreous wrote it")
     try:
         notes = []
@@ -105,22 +112,25 @@ def replay(path: Path) -> Finding:
                 f"the weights are from {stored['behind']} updates before the step: on a GPU the run checks several "
                 "steps at once, and later updates have overwritten the step's own weights"
             )
-        if teacher := stored.get("teacher"):
+        if teacher := stored["teacher"]:
             notes.append(f"the step is repeated without the teacher '{teacher}', on the labels alone")
-        if task := stored.get("auxiliary"):
-            notes.append(f"the step is repeated without the second task, {task}, on the labelled images alone")
-        found = _repeat(*_restore(stored), stored)
+        if stored["auxiliary"] is not None and stored["auxiliary"]["options"]["method"] == "fixmatch":
+            notes.append(
+                "pseudo-labels are those of the trained weights: the step's own may be those of their moving average"
+            )
+        found = _repetition(stored).run(stored["batches"], stored["progress"])
         if found is None and stored["precision"] != "float32":
-            found = _repeat(*_restore(stored), stored, torch.bfloat16)
+            found = _repetition(stored, torch.bfloat16).run(stored["batches"], stored["progress"])
             if found is not None:
                 notes.append(f"the step is finite in float32: the failure needs {stored['precision']}")
-        module, text = found or (None, "every output and every gradient is finite in this replay")
-        return Finding(stored["step"], module, text, tuple(notes))
+        text = "every output and every gradient is finite in this replay" if found is None else found.text
+        return Finding(stored["step"], None if found is None else found.module, text, tuple(notes))
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise CheckpointError(f"'{path}' cannot be replayed: {error}") from error
 
 
-def _restore(stored: Mapping[str, Any]) -> tuple[nn.Module, BatchAugment]:
+def _repetition(stored: Mapping[str, Any], precision: torch.dtype | None = None) -> Repetition:
+    """Build what repeats the step, with the weights before it."""
     config = _config(stored)
     pipeline = EvalPipeline.from_dict(stored["pipeline"])
     model: nn.Module
@@ -133,14 +143,44 @@ def _restore(stored: Mapping[str, Any]) -> tuple[nn.Module, BatchAugment]:
             claimed = restore_objective(stored["pretrain"], build(config), pipeline)
         _check_weights(claimed, stored)
         model = restore_objective(stored["pretrain"], build(config), pipeline)
-    try:
-        model.load_state_dict(stored["weights"])
-    except RuntimeError as error:
-        raise ValueError("the weights do not fit the model") from error
+    _load(model, stored)
     freeze_modules(model)
     augment, smoothing = AugmentConfig(**_fields(stored["augment"])), stored["label_smoothing"]
-    views = stored.get("views")  # files of earlier versions lack it
-    return model, BatchAugment(augment, pipeline, stored["classes"], stored["seed"], smoothing, views=views)
+    labels = stored["labels"]
+    loss = choose_loss(LabelsConfig(**(labels or {})), labels is not None)
+    return Repetition(
+        model,
+        BatchAugment(augment, pipeline, stored["classes"], stored["seed"], smoothing, views=stored["views"]),
+        accumulate=len(stored["batches"]),
+        class_weights=stored["class_weights"],
+        loss=loss if stored["pretrain"] is None else None,
+        task=_restore_task(stored, config, loss),
+        precision=precision,
+    )
+
+
+def _restore_task(stored: Mapping[str, Any], model: ViTConfig, loss: TargetLoss) -> AuxTask | None:
+    """Build the second task, if the step had one, with its weights."""
+    own = stored["auxiliary"]
+    if own is None:
+        return None
+    config = RunConfig(
+        model=model, augment=AugmentConfig(**_fields(stored["augment"])), aux=AuxConfig(**own["options"])
+    )
+    built: dict[str, Any] = {"per_step": tuple(own["per_step"]), "loss": loss, "several": stored["labels"] is not None}
+    with torch.device("meta"):
+        claimed = build_task(config, **built)
+    _check_weights(claimed, own)
+    task = build_task(config, **built)
+    _load(task, own)
+    return task
+
+
+def _load(module: nn.Module, stored: Mapping[str, Any]) -> None:
+    try:
+        module.load_state_dict(stored["weights"])
+    except RuntimeError as error:
+        raise ValueError("the weights do not fit the model") from error
 
 
 def _config(stored: Mapping[str, Any]) -> ViTConfig:
@@ -153,7 +193,8 @@ def _config(stored: Mapping[str, Any]) -> ViTConfig:
         raise ValueError(reason)
     _check_weights(build_on_meta(config), stored)
     size = pair(stored["pipeline"]["size"])
-    images = max((len(batch["images"]) for batch in stored["batches"]), default=0)
+    batches = [each for batch in stored["batches"] for each in (batch, batch.get("unlabelled")) if each is not None]
+    images = max((len(batch["images"]) for batch in batches), default=0)
     needed, left = config.depth * forward_bytes(config, size, images), memory_left()
     if left is not None and needed > left:
         raise ValueError(f"the step needs about {needed:,} bytes of memory, but {left:,} are free")
@@ -171,112 +212,3 @@ def _check_weights(model: nn.Module, stored: Mapping[str, Any]) -> None:
 def _fields(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Turn lists back into tuples, which JSON lacks."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
-
-
-def _repeat(
-    model: nn.Module,
-    augment: BatchAugment,
-    stored: Mapping[str, Any],
-    precision: torch.dtype | None = None,
-) -> tuple[str, str] | None:
-    """Repeat the step without its update; return the module where it fails and a line about it, or None."""
-    for name, value in model.state_dict().items():
-        if not _is_finite(value):
-            return name, f"the weights of {name} are not finite before the step"
-    parts = len(stored["batches"])
-    for batch in stored["batches"]:
-        if stored["pretrain"] is not None:
-            views, targets = cast(Any, model).views(batch, augment, stored["progress"]), None
-        else:
-            images, targets = augment.augment_batch(batch, stored["progress"])
-            views = (images,)
-        if not all(map(_is_finite, views)):
-            return "images", "the augmented images are not finite: check --augment and --preprocess.std"
-        torch.manual_seed(model_seed(augment.seed, batch))
-        autocast: Any = (
-            torch.autocast("cpu", precision, cache_enabled=False) if precision is not None else contextlib.nullcontext()
-        )
-        with _hooked(model) as first:
-            with autocast:
-                output = model(views[0]) if targets is not None else model(views).loss
-            if first.output is not None:
-                return first.output, f"the output of {first.output} is the first that is not finite"
-            loss = (output if targets is None else _loss(output.float(), targets, stored)) / parts
-            if not _is_finite(loss):
-                size = (
-                    f"logits up to {output.abs().max():.3g}" if targets is not None else "it arises in the loss itself"
-                )
-                return "loss", f"all outputs are finite, the loss is {loss.item()}: {size}"
-            operation = _backward(loss)
-        if source := first.gradient or operation:
-            return source, f"the gradient at {source} is the first, going backwards from the loss, that is not finite"
-    return _check_gradients(model)
-
-
-def _loss(logits: Tensor, targets: Tensor, stored: Mapping[str, Any]) -> Tensor:
-    """Return the mean loss of logits and targets, (B, K) each."""
-    labels = stored.get("labels")
-    loss = choose_loss(LabelsConfig(**(labels or {})), labels is not None)
-    return loss(logits, targets, weight=stored["class_weights"])
-
-
-def _check_gradients(model: nn.Module) -> tuple[str, str] | None:
-    """Check the parameters' gradients, last layer first, and then their norm."""
-    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    for name in reversed(grads):
-        if not _is_finite(grads[name]):
-            return name.rpartition(".")[0], f"the gradient of the parameter {name} is not finite"
-    norm = torch.nn.utils.get_total_norm(list(grads.values()))
-    if _is_finite(norm):
-        return None
-    largest = max(grads, key=lambda name: float(grads[name].abs().max()))
-    size = float(grads[largest].abs().max())
-    text = f"all gradients are finite, but their norm overflows: that of {largest} has values up to {size:.3g}"
-    return largest.rpartition(".")[0], text
-
-
-def _backward(loss: Tensor) -> str | None:
-    """Compute the gradients under torch's anomaly detection; return the operation that it reports, if any."""
-    try:
-        with torch.autograd.set_detect_anomaly(True), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Error detected in", UserWarning)  # the error itself names the operation
-            loss.backward()
-    except RuntimeError as error:
-        if "returned nan values" not in str(error):
-            raise
-        return str(error).partition("'")[2].partition("'")[0]
-    return None
-
-
-@dataclasses.dataclass
-class _FirstNonFinite:
-    """Names of the modules that gave the first output and received the first gradient that is not finite."""
-
-    output: str | None = None
-    gradient: str | None = None
-
-
-@contextlib.contextmanager
-def _hooked(model: nn.Module) -> Iterator[_FirstNonFinite]:
-    """Check the output of every module, and the gradient that it receives, while the context is open."""
-    first = _FirstNonFinite()
-
-    def forward(label: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        if first.output is None and isinstance(output, Tensor):
-            if not _is_finite(output):
-                first.output = label
-            elif output.requires_grad:
-                output.register_hook(lambda gradient: backward(gradient, label))
-
-    def backward(gradient: Tensor, label: str) -> None:
-        if first.gradient is None and not _is_finite(gradient):
-            first.gradient = label
-
-    with contextlib.ExitStack() as hooks:
-        for name, module in model.named_modules():
-            hooks.enter_context(module.register_forward_hook(partial(forward, name or "the model")))
-        yield first
-
-
-def _is_finite(value: Tensor) -> bool:
-    return not value.is_floating_point() or bool(value.isfinite().all())
