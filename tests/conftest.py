@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from vitreous.cli.main import main
+from vitreous.machine.cores import num_cores
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -29,6 +30,11 @@ from running import runs, selected  # noqa: E402, F401  fixtures
 # for something that never comes.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Ask for one worker more than there are cores: tests wait for processes, servers and the clock."""
+    return num_cores() + 1
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -24,7 +24,7 @@ _MOST_THREADS = 4  # with more threads, splitting was not measured
 
 def convert(model: VisionTransformer, size: tuple[int, int], folder: Path) -> None:
     """Write a model's graph for images of one size and batches of any size; weights stay float32."""
-    import openvino
+    from vitreous.machine.openvino_package import openvino
 
     example = torch.zeros(EXAMPLES, model.config.in_channels, *size)
     program = trace(_JoinedOutputs(model).eval(), example)

@@ -58,7 +58,7 @@ def write(
     file: Path,
 ) -> list[Path]:
     """Write a graph as :func:`vitreous.export.onnx_file.write` does; the file ends in ``.xml``, with a .bin beside."""
-    import openvino
+    from vitreous.machine.openvino_package import openvino
 
     example = torch.zeros(EXAMPLES, pipeline.channels, *pipeline.size)
     model = to_openvino(trace(core, example))
@@ -82,7 +82,7 @@ class Runner:
     """
 
     def __init__(self, file: Path, taps: Sequence[str] = ()) -> None:
-        import openvino
+        from vitreous.machine.openvino_package import openvino
 
         self.name = f"openvino {openvino.get_version().partition('-')[0]}"
         with open(file, "rb") as start:
@@ -116,7 +116,7 @@ def read_unmapped(file: Path) -> Any:
 
     The runtime that reads it computes nothing, so it may end before the process; :func:`core` must not.
     """
-    import openvino
+    from vitreous.machine.openvino_package import openvino
 
     reader = openvino.Core()
     reader.set_property({"ENABLE_MMAP": False})
@@ -131,6 +131,6 @@ def core() -> Any:
     thread frees the runtime, the next signal that Python handles in the first thread (Ctrl-C, or a data loader worker
     that exits) crashes the process. Seen with OpenVINO 2026.4.1.
     """
-    import openvino
+    from vitreous.machine.openvino_package import openvino
 
     return openvino.Core()

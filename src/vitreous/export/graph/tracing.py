@@ -63,7 +63,7 @@ def forget_machine(converted: Any) -> None:
 
 def to_openvino(program: ExportedProgram) -> Any:
     """Convert a program to an OpenVINO model (:class:`openvino.Model`)."""
-    import openvino
+    from vitreous.machine.openvino_package import openvino
 
     with quiet():
         return openvino.convert_model(program)

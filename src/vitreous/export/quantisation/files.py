@@ -50,7 +50,7 @@ class Int8:
         return files
 
     def _change_openvino(self, files: list[Path]) -> None:
-        import openvino
+        from vitreous.machine.openvino_package import openvino
 
         self.result = self._quantised(read_unmapped(files[0]), OPENVINO)
         self.result.graph.set_rt_info(self.result.rest, list(REST))

@@ -113,8 +113,8 @@ def _move_to_attention(quantiser: Any) -> None:
 
 
 def _multiply_constant(node: Any, index: int, factors: NDArray[np.float32]) -> None:
-    from openvino import opset13
+    from vitreous.machine.openvino_package import openvino
 
     value = constant(node.input_value(index))
     assert value is not None
-    node.input(index).replace_source_output(opset13.constant((value * factors).astype(np.float32)).output(0))
+    node.input(index).replace_source_output(openvino.opset13.constant((value * factors).astype(np.float32)).output(0))

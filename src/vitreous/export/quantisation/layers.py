@@ -115,7 +115,7 @@ def restore(graph: Any, original: Any, units: Collection[Unit]) -> Any:
 
 def _restore_layer(node: Any, original: Any) -> None:
     """Have an operation read what its quantisers read, and use its original weight and bias."""
-    from openvino import opset13
+    from vitreous.machine.openvino_package import openvino
 
     weight = _weight(original)
     for index in range(1 if weight is not None else len(node.inputs())):
@@ -126,13 +126,13 @@ def _restore_layer(node: Any, original: Any) -> None:
     if factors is not None:  # the activation is still multiplied by these, one for each input channel
         inputs_last = node.get_type_name() == "MatMul" and node.get_attributes()["transpose_b"]
         weight = weight / (factors.reshape(-1) if inputs_last else factors.reshape(-1, 1))
-    node.input(1).replace_source_output(opset13.constant(weight).output(0))
+    node.input(1).replace_source_output(openvino.opset13.constant(weight).output(0))
     _restore_bias(node, original)
 
 
 def _before_quantiser(output: Any) -> Any:
     """Return the output without the quantiser that it comes from, if any."""
-    from openvino.utils.node_factory import NodeFactory
+    from vitreous.machine.openvino_package import openvino
 
     node = output.get_node()
     if node.get_type_name() == "FakeQuantize":
@@ -140,7 +140,8 @@ def _before_quantiser(output: Any) -> Any:
     if node.get_type_name() not in MOVING or _quantiser(output) is None:
         return output
     moved = [_before_quantiser(node.input_value(0)), *node.input_values()[1:]]
-    copy = NodeFactory(node.get_type_info().version_id).create(node.get_type_name(), moved, node.get_attributes())
+    factory = openvino.utils.node_factory.NodeFactory(node.get_type_info().version_id)
+    copy = factory.create(node.get_type_name(), moved, node.get_attributes())
     return copy.output(output.get_index())
 
 
@@ -154,11 +155,11 @@ def _smoothing(output: Any) -> NDArray[np.float32] | None:
 
 def _restore_bias(node: Any, original: Any) -> None:
     """Undo NNCF's bias correction of a layer: its bias is the constant that is added to its output."""
-    from openvino import opset13
+    from vitreous.machine.openvino_package import openvino
 
     add, source = _bias(node), _bias(original)
     if add is not None and source is not None:
-        add.replace_source_output(opset13.constant(constant(source.get_source_output())).output(0))
+        add.replace_source_output(openvino.opset13.constant(constant(source.get_source_output())).output(0))
 
 
 def _bias(node: Any) -> Any:

@@ -34,8 +34,7 @@ def read(file: Path) -> Any:
     Raises:
         OutputError: If OpenVINO cannot express the graph.
     """
-    import openvino
-    from openvino.passes import ConstantFolding, Manager
+    from vitreous.machine.openvino_package import openvino
 
     try:
         whole = read_unmapped(file)
@@ -47,8 +46,8 @@ def read(file: Path) -> Any:
     parameter = openvino.opset13.parameter(pixels.get_partial_shape(), pixels.get_element_type(), PIXELS)
     pixels.replace(parameter.output(0))  # NNCF does not know all operations of the resize
     graph = openvino.Model(whole.get_results(), [parameter], PIXELS)
-    folding = Manager()
-    folding.register_pass(ConstantFolding())  # a weight may be a part of a larger one
+    folding = openvino.passes.Manager()
+    folding.register_pass(openvino.passes.ConstantFolding())  # a weight may be a part of a larger one
     folding.run_passes(graph)
     return graph
 

@@ -60,6 +60,7 @@ def make_loggers(names: Sequence[str], folder: Path) -> list[Logger]:
     if missing:
         extras = ",".join(missing)
         raise MissingExtraError(f"{' and '.join(missing)} not installed: pip install 'vitreous[{extras}]'")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # MLflow would report its use to its makers
     from lightning.pytorch import loggers  # imports every logger package that is installed
 
     mlflow_uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
