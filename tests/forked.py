@@ -19,6 +19,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
         *("vitreous.train.run", "vitreous.report.run_report", "vitreous.predictor"),
+        *("vitreous.train.assembly", "torch._dynamo"),
         *("torch.distributed.fsdp", "torch.distributed.checkpoint", "sklearn.datasets"),
     ]
 )

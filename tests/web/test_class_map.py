@@ -62,7 +62,7 @@ def test_a_graph_that_does_not_run_is_refused() -> None:
     [
         {"registers": 1},
         {"pool": Mean(), "class_token": False, "attention": AxialConfig(), "depth": 1},
-        {"pool": AttentionPool(), "position": Rope2d(), "attention": AttentionConfig(qk_norm=True)},
+        {"pool": AttentionPool(), "position": Rope2d(), "attention": AttentionConfig(qk_norm=True), "depth": 1},
         {"pool": SequencePool(), "position": Relative(), "block": BlockConfig(layer_scale=0.5), "depth": 1},
     ],
     ids=["cls", "mean-axial", "map-rope", "seq-relative"],
