@@ -25,9 +25,10 @@ import sys
 import numpy as np
 from vitreous.cli.main import main
 from vitreous.export.quantisation.calibration import quantised
-from vitreous.machine.openvino_package import openvino
+from vitreous.machine.openvino_package import import_openvino
 
 assert main(["predict", *sys.argv[1:], "--engine", "openvino", "--device", "cpu"]) == 0
+openvino = import_openvino()
 ops = openvino.opset13
 x = ops.parameter([1, 8], np.float32, "x")
 graph = openvino.Model([ops.matmul(x, ops.constant(np.eye(8, dtype=np.float32)), False, False)], [x])

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from vitreous.engines.names import Precision
 from vitreous.export.graph.tracing import EXAMPLES, to_openvino, trace
 from vitreous.export.openvino_file import core
+from vitreous.machine.openvino_package import import_openvino
 from vitreous.model.vit import VisionTransformer
 
 __all__ = ["Graph", "convert"]
@@ -24,7 +25,7 @@ _MOST_THREADS = 4  # with more threads, splitting was not measured
 
 def convert(model: VisionTransformer, size: tuple[int, int], folder: Path) -> None:
     """Write a model's graph for images of one size and batches of any size; weights stay float32."""
-    from vitreous.machine.openvino_package import openvino
+    openvino = import_openvino()
 
     example = torch.zeros(EXAMPLES, model.config.in_channels, *size)
     program = trace(_JoinedOutputs(model).eval(), example)

@@ -16,6 +16,7 @@ from vitreous.errors import CheckpointError
 from vitreous.export.graph.core import Core
 from vitreous.export.graph.openvino_resize import MODES, prepend_resize
 from vitreous.export.graph.tracing import EXAMPLES, to_openvino, trace
+from vitreous.machine.openvino_package import import_openvino
 
 __all__ = [
     "ENGINE",
@@ -58,7 +59,7 @@ def write(
     file: Path,
 ) -> list[Path]:
     """Write a graph as :func:`vitreous.export.onnx_file.write` does; the file ends in ``.xml``, with a .bin beside."""
-    from vitreous.machine.openvino_package import openvino
+    openvino = import_openvino()
 
     example = torch.zeros(EXAMPLES, pipeline.channels, *pipeline.size)
     model = to_openvino(trace(core, example))
@@ -82,7 +83,7 @@ class Runner:
     """
 
     def __init__(self, file: Path, taps: Sequence[str] = ()) -> None:
-        from vitreous.machine.openvino_package import openvino
+        openvino = import_openvino()
 
         self.name = f"openvino {openvino.get_version().partition('-')[0]}"
         with open(file, "rb") as start:
@@ -116,7 +117,7 @@ def read_unmapped(file: Path) -> Any:
 
     The runtime that reads it computes nothing, so it may end before the process; :func:`core` must not.
     """
-    from vitreous.machine.openvino_package import openvino
+    openvino = import_openvino()
 
     reader = openvino.Core()
     reader.set_property({"ENABLE_MMAP": False})
@@ -131,6 +132,6 @@ def core() -> Any:
     thread frees the runtime, the next signal that Python handles in the first thread (Ctrl-C, or a data loader worker
     that exits) crashes the process. Seen with OpenVINO 2026.4.1.
     """
-    from vitreous.machine.openvino_package import openvino
+    openvino = import_openvino()
 
     return openvino.Core()

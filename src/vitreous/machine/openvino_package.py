@@ -1,18 +1,29 @@
 """OpenVINO, imported so that it does not report to its maker.
 
 The packages openvino and nncf tell a server of Google that they were imported and used, and keep a number of the user
-in his home folder, unless the package openvino_telemetry is missing: they catch that and do without. Here it is missing
-for them. Where a program has imported it before, its own choice stays.
+in his home folder, unless the package openvino_telemetry is missing: they catch that and do without.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
-sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # Python's mark of what cannot be imported
+__all__ = ["import_openvino"]
 
-import openvino  # noqa: E402
-import openvino.passes  # noqa: E402
-import openvino.utils.node_factory  # noqa: E402
 
-__all__ = ["openvino"]
+def import_openvino() -> Any:
+    """Return the module ``openvino``, with its submodules ``passes`` and ``utils.node_factory``.
+
+    From then on openvino_telemetry is missing in this process, unless the program has imported it before: then its own
+    choice stays.
+
+    Raises:
+        ImportError: If OpenVINO is not installed.
+    """
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # Python's mark of what is missing
+    import openvino
+    import openvino.passes
+    import openvino.utils.node_factory
+
+    return openvino

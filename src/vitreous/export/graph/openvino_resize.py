@@ -13,6 +13,7 @@ import numpy as np
 from vitreous.data.preprocess import EvalPipeline
 from vitreous.export.graph.core import PIXELS
 from vitreous.export.graph.geometry import Arithmetic, Geometry, first_pass, geometry
+from vitreous.machine.openvino_package import import_openvino
 
 __all__ = ["MODES", "prepend_resize"]
 
@@ -50,8 +51,7 @@ _DO = Arithmetic(
 
 def prepend_resize(model: Any, pipeline: EvalPipeline) -> Any:
     """Return a model whose input is ``images``, uint8 (B, h, w, C), in front of one that takes pixels (B, C, H, W)."""
-    from vitreous.machine.openvino_package import openvino
-
+    openvino = import_openvino()
     op = openvino.opset15
 
     images = op.parameter([-1, -1, -1, pipeline.channels], np.uint8, name="images")
@@ -81,31 +81,23 @@ def prepend_resize(model: Any, pipeline: EvalPipeline) -> Any:
 
 
 def _compute(kind: str, *values: _Number | int) -> _Number:
-    from vitreous.machine.openvino_package import openvino
-
-    op = openvino.opset15
+    op = import_openvino().opset15
     return _Number(getattr(op, kind)(*(_node(value) for value in values)))
 
 
 def _node(value: _Number | int) -> Any:
-    from vitreous.machine.openvino_package import openvino
-
-    op = openvino.opset15
+    op = import_openvino().opset15
     return value.node if isinstance(value, _Number) else op.constant(np.array([value], np.int64))
 
 
 def _vector(*numbers: _Number | int) -> Any:
-    from vitreous.machine.openvino_package import openvino
-
-    op = openvino.opset15
+    op = import_openvino().opset15
     return op.concat([_node(number) for number in numbers], 0)
 
 
 def _window(planes: Any, start: tuple[Any, Any], size: tuple[Any, Any]) -> Any:
     """Cut a window out of (B, C, h, w)."""
-    from vitreous.machine.openvino_package import openvino
-
-    op = openvino.opset15
+    op = import_openvino().opset15
     (top, left), (height, width) = start, size
     last = _vector(top + height, left + width)
     return op.slice(planes, _vector(top, left), last, np.array([1, 1]), np.array([2, 3]))
@@ -113,9 +105,7 @@ def _window(planes: Any, start: tuple[Any, Any], size: tuple[Any, Any]) -> Any:
 
 def _pad(planes: Any, at: Geometry, pipeline: EvalPipeline) -> Any:
     """Pad (B, C, *at.resized), float32, with the mean colour: subtracted before, and added after."""
-    from vitreous.machine.openvino_package import openvino
-
-    op = openvino.opset15
+    op = import_openvino().opset15
     height, width = pipeline.size
     colour = np.array(pipeline.padding, np.float32).reshape(1, -1, 1, 1)
     bottom, right = height - at.resized[0] - at.pad_top, width - at.resized[1] - at.pad_left

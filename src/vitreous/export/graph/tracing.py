@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from vitreous.machine.openvino_package import import_openvino
+
 __all__ = ["EXAMPLES", "ONNX_OPSET", "forget_machine", "quiet", "to_onnx", "to_openvino", "trace"]
 
 EXAMPLES = 2
@@ -63,7 +65,7 @@ def forget_machine(converted: Any) -> None:
 
 def to_openvino(program: ExportedProgram) -> Any:
     """Convert a program to an OpenVINO model (:class:`openvino.Model`)."""
-    from vitreous.machine.openvino_package import openvino
+    openvino = import_openvino()
 
     with quiet():
         return openvino.convert_model(program)

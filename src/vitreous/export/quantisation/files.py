@@ -13,6 +13,7 @@ from vitreous.errors import OutputError, UsageError
 from vitreous.export.openvino_file import REST, read_unmapped
 from vitreous.export.quantisation.quantise import MAX_DROP, Quantised, quantise
 from vitreous.export.quantisation.running import OPENVINO, Runtime, Top1
+from vitreous.machine.openvino_package import import_openvino
 
 __all__ = ["INT8_FORMS", "Int8"]
 
@@ -50,7 +51,7 @@ class Int8:
         return files
 
     def _change_openvino(self, files: list[Path]) -> None:
-        from vitreous.machine.openvino_package import openvino
+        openvino = import_openvino()
 
         self.result = self._quantised(read_unmapped(files[0]), OPENVINO)
         self.result.graph.set_rt_info(self.result.rest, list(REST))

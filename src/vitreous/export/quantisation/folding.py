@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitreous.export.quantisation.layers import SMOOTH, constant
+from vitreous.machine.openvino_package import import_openvino
 
 __all__ = ["fold"]
 
@@ -113,7 +114,7 @@ def _move_to_attention(quantiser: Any) -> None:
 
 
 def _multiply_constant(node: Any, index: int, factors: NDArray[np.float32]) -> None:
-    from vitreous.machine.openvino_package import openvino
+    openvino = import_openvino()
 
     value = constant(node.input_value(index))
     assert value is not None

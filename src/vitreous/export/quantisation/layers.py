@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitreous.machine.openvino_package import import_openvino
+
 __all__ = ["MOVING", "SMOOTH", "Unit", "constant", "float_layers", "layer_names", "quantised_units", "restore"]
 
 SMOOTH = "nncf_smooth_quant"
@@ -115,7 +117,7 @@ def restore(graph: Any, original: Any, units: Collection[Unit]) -> Any:
 
 def _restore_layer(node: Any, original: Any) -> None:
     """Have an operation read what its quantisers read, and use its original weight and bias."""
-    from vitreous.machine.openvino_package import openvino
+    openvino = import_openvino()
 
     weight = _weight(original)
     for index in range(1 if weight is not None else len(node.inputs())):
@@ -132,7 +134,7 @@ def _restore_layer(node: Any, original: Any) -> None:
 
 def _before_quantiser(output: Any) -> Any:
     """Return the output without the quantiser that it comes from, if any."""
-    from vitreous.machine.openvino_package import openvino
+    openvino = import_openvino()
 
     node = output.get_node()
     if node.get_type_name() == "FakeQuantize":
@@ -155,7 +157,7 @@ def _smoothing(output: Any) -> NDArray[np.float32] | None:
 
 def _restore_bias(node: Any, original: Any) -> None:
     """Undo NNCF's bias correction of a layer: its bias is the constant that is added to its output."""
-    from vitreous.machine.openvino_package import openvino
+    openvino = import_openvino()
 
     add, source = _bias(node), _bias(original)
     if add is not None and source is not None:

@@ -21,6 +21,7 @@ from vitreous.export.graph.core import PIXELS
 from vitreous.export.graph.onnx_builder import Graph
 from vitreous.export.openvino_file import read_unmapped
 from vitreous.export.quantisation.layers import MOVING, SMOOTH, constant
+from vitreous.machine.openvino_package import import_openvino
 
 __all__ = ["computed_in_float", "quantised_model", "read"]
 
@@ -34,7 +35,7 @@ def read(file: Path) -> Any:
     Raises:
         OutputError: If OpenVINO cannot express the graph.
     """
-    from vitreous.machine.openvino_package import openvino
+    openvino = import_openvino()
 
     try:
         whole = read_unmapped(file)
