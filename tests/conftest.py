@@ -24,6 +24,9 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 # busy core are many times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# No telemetry where tests import OpenVINO themselves (vitreous.machine.openvino_package).
+sys.modules.setdefault("openvino_telemetry", None)
+
 from running import runs, selected  # noqa: E402, F401  fixtures
 
 # Shells start what runs in the background with Ctrl-C ignored, and children inherit that: tests that send it would wait

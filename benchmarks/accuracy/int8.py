@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import openvino
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -30,7 +29,10 @@ from vitreous.engines import openvino_engine
 from vitreous.evaluate.trust.calibration import expected_calibration_error
 from vitreous.export.quantisation.quantise import MAX_DROP, quantise
 from vitreous.export.quantisation.running import Top1, logits_of
+from vitreous.machine.openvino_package import import_openvino
 from vitreous.predictor import Classifier, load
+
+openvino = import_openvino()
 
 BATCH = 64
 Labelled = tuple[list[np.ndarray], np.ndarray]  # batches of normalised images (B, C, H, W), and all labels (n,)

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import openvino
 import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
@@ -33,6 +32,9 @@ from vitreous.export.openvino_file import core
 from vitreous.export.quantisation.calibration import SETTINGS, quantised
 from vitreous.export.quantisation.folding import fold
 from vitreous.machine.device import computes_bf16
+from vitreous.machine.openvino_package import import_openvino
+
+openvino = import_openvino()
 
 SIDE = 224
 TIMM = {"Ti/16": "vit_tiny_patch16_224", "S/16": "vit_small_patch16_224", "B/16": "vit_base_patch16_224"}

@@ -68,7 +68,7 @@ def python(code, *words, folder, proxy):
 
 
 def test_openvino_and_nncf_report_nothing(tmp_path, proxy):
-    """Left alone, OpenVINO tells a server that it was imported, and keeps a number of the user in his home folder."""
+    """Left alone, OpenVINO reports that it was imported, and keeps an identifier of the user in the home folder."""
     address, heard = proxy
     (tmp_path / "home").mkdir()
     alone = python("import openvino, time; time.sleep(1)", folder=tmp_path / "home", proxy=address)
@@ -89,7 +89,7 @@ def test_openvino_and_nncf_report_nothing(tmp_path, proxy):
 
 
 def test_one_module_imports_openvino():
-    """Any other could be the first to import it, before it is made silent."""
+    """Any other could be the first to import it, with its telemetry."""
     found = []
     for file in Path(vitreous.__file__).parent.rglob("*.py"):
         nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))

@@ -1,7 +1,7 @@
-"""OpenVINO, imported so that it does not report to its maker.
+"""OpenVINO without its telemetry.
 
-The packages openvino and nncf tell a server of Google that they were imported and used, and keep a number of the user
-in his home folder, unless the package openvino_telemetry is missing: they catch that and do without.
+The packages openvino and nncf report each import and use to Google Analytics, and keep an identifier of the user in
+the home folder, unless the package openvino_telemetry is missing: they catch that and do without.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_a_module_of_the_decoder_is_named(broken_off, accumulate):
 
 
 def test_images_without_a_label_are_repeated(broken_off):
-    """The mean of the labelled images is finite in a file whose decoder is mended and unlabelled images are not."""
+    """With a mended decoder, a step fails by its unlabelled images alone."""
     file = broken_off(MAE, "auxiliary.decoder.predict.weight")
     stored = read_state(file)
     mended = {name: value.clamp(-1, 1) for name, value in stored["auxiliary"]["weights"].items()}
